@@ -1,0 +1,34 @@
+# Everything runs from .venv, which is made from nothing but Python 3.11 to 3.13.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lab bench check clean
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
+	  { echo "nbdist needs Python 3.11 to 3.13; say which one: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m notebooks.run notebooks/00_tour.ipynb
+
+test: $(READY) check
+	@$(BIN)/python -m pytest
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+lab: $(READY)
+	$(BIN)/jupyter lab notebooks/00_tour.ipynb
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks all
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,54 @@
+"""Train on many machines from one notebook.
+
+In a notebook: `%load_ext nbdist`, `%dist_start 4 hosts`, `%%dist_run`.
+In Python: `with nbdist.Cluster(hosts=4) as cluster: run = cluster.run(cell)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nbdist.errors import (
+    CellError,
+    NbdistError,
+    NoClusterError,
+    StartError,
+    TransferError,
+    UsageError,
+    WorkerError,
+)
+
+if TYPE_CHECKING:
+    from nbdist.magics import load_ipython_extension, unload_ipython_extension
+    from nbdist.session import Cluster, Run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CellError",
+    "Cluster",
+    "NbdistError",
+    "NoClusterError",
+    "Run",
+    "StartError",
+    "TransferError",
+    "UsageError",
+    "WorkerError",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
+
+_HOME = {
+    "Cluster": "nbdist.session",
+    "Run": "nbdist.session",
+    "load_ipython_extension": "nbdist.magics",
+    "unload_ipython_extension": "nbdist.magics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs ipyparallel when it is first used, not on import (PEP 562)."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'nbdist' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The engines: started, wired, watched, ended."""

@@ -1,0 +1,248 @@
+"""The running cluster: ipyparallel's controller and one engine for each rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import ipyparallel
+from traitlets.config import Config
+
+from nbdist.cluster import environment, hosts
+from nbdist.cluster.launch import (
+    COORDINATOR,
+    COORDINATOR_TARGET,
+    SeedEngineSetLauncher,
+    SeedProcess,
+    engine_name,
+    repeat_until,
+)
+from nbdist.errors import StartError, WorkerError
+from nbdist.records import RANK_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from nbdist.records import ClusterRequest
+
+CONTROLLER_ARGS = (
+    "--HeartMonitor.period=500",
+    "--HeartMonitor.max_heartmonitor_misses=20",
+    # A busy machine answers late; the defaults (5 s and 10 s) then lose engines for good:
+    # https://github.com/ipython/ipyparallel/issues/700
+    "--IPController.registration_timeout=300",
+    "--IPController.broadcast_scheduler_depth=0",
+    "--nodb",
+)
+ENGINE_ARGS = (
+    "--IPEngine.timeout=60",
+    "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
+    "--IPEngine.max_heartbeat_misses=30",
+    "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
+)
+PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
+_LOOPBACK = "127.0.0.1"
+_log = logging.getLogger(__name__)
+
+
+class Engines:
+    """Controller, seed and engines of one cluster.
+
+    Args:
+        request: what was asked for.
+        folder: for connection files and logs; must exist.
+        timeout_s: bound on each phase of the start.
+    """
+
+    def __init__(self, request: ClusterRequest, folder: Path, timeout_s: float) -> None:
+        self.request = request
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._client: Any = None
+        self._engine_ids: dict[int, int] = {}
+        self._former_ids: set[int] = set()
+        self._sent: list[Any] = []
+        log = logging.getLogger("nbdist.ipyparallel")
+        self._cluster = ipyparallel.Cluster(
+            profile_dir=str(folder),
+            load_profile=False,
+            config=Config(),
+            log=log,
+            cluster_id="nbdist",
+            delay=0,
+            engine_launcher_class=SeedEngineSetLauncher,
+            controller_args=list(CONTROLLER_ARGS),
+            n=request.hosts,
+        )
+        self._seed = SeedProcess(
+            [*request.frameworks, *PRELOADED], environment.shared(request), folder / "log"
+        )
+
+    @property
+    def world_size(self) -> int:
+        return self.request.hosts
+
+    # Starting.
+
+    def start_controller(self) -> str:
+        """Start ipyparallel's controller; the seed imports meanwhile."""
+        self._cluster.start_controller_sync()
+        self._seed.guard(self._cluster.controller.pid)
+        try:
+            self._client = self._cluster.connect_client_sync()
+        except Exception as error:
+            raise StartError(f"the controller did not answer: {error}") from error
+        return f"pid {self._cluster.controller.pid}"
+
+    def await_imports(self) -> str:
+        """Wait until the seed has imported the frameworks."""
+        versions = self._seed.wait_event("ready", self._timeout_s)["versions"]
+        return ", ".join(f"{name} {versions[name]}" for name in self.request.frameworks)
+
+    def launch(self) -> str:
+        """Fork the engines."""
+        request = self.request
+        self._cluster.start_engines_sync(
+            request.hosts,
+            seed=self._seed,
+            rank_env=environment.of_ranks(request),
+            rank_cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
+            engine_args=[*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"],
+        )
+        return f"pids {' '.join(str(self.pids()[rank]) for rank in range(request.hosts))}"
+
+    def connect(self) -> str:
+        """Wait until every engine has registered, and learn which rank it is.
+
+        The hub still lists engines that were killed a moment ago; it never gives their ids again.
+        """
+
+        def registered() -> bool:
+            self.raise_for_dead()
+            return len(self._fresh_ids()) >= self.world_size
+
+        if not repeat_until(registered, self._timeout_s):
+            count = len(self._fresh_ids())
+            raise StartError(
+                f"{count} of {self.world_size} engines registered in {self._timeout_s:g} s"
+            )
+        fresh = sorted(self._fresh_ids())
+        ranks = self._gather(self._client[fresh].apply_async(os.getenv, RANK_VARIABLE), fresh)
+        self._engine_ids = {int(rank): engine for rank, engine in zip(ranks, fresh, strict=True)}
+        return f"{len(ranks)} of {self.world_size}"
+
+    def _fresh_ids(self) -> set[int]:
+        return set(self._client.ids) - self._former_ids
+
+    def start_coordinator(self) -> str:
+        """Start JAX's coordination service in a process of its own.
+
+        Returns:
+            Its address, host:port.
+        """
+        mark = self._seed.count()
+        args = {"host": _LOOPBACK, "world_size": self.world_size}
+        self._seed.spawn(COORDINATOR, COORDINATOR_TARGET, args, {})
+        address: str = self._seed.wait_event("coordinator", self._timeout_s, since=mark)["address"]
+        return address
+
+    def restart(self) -> None:
+        """Kill every engine; `launch` and `connect` come next."""
+        if COORDINATOR in self._seed.pids():
+            self._seed.signal(COORDINATOR, signal.SIGKILL)
+            self._seed.wait_gone([COORDINATOR], self._timeout_s)
+        self._cluster.stop_engines_sync()
+        self._former_ids |= set(self._client.ids) | set(self._engine_ids.values())
+        self._engine_ids = {}
+
+    def stop(self) -> None:
+        """End everything; safe to call at any point of a start, and when parts have died."""
+        if self._client is not None:
+            self._client.close()
+        try:
+            self._cluster.stop_engines_sync()
+        except StartError as error:  # the seed died, and its children with it
+            _log.warning("engines had to be left to the system: %s", error)
+        self._cluster.stop_controller_sync()
+        self._seed.close()
+
+    # Using.
+
+    def pids(self) -> dict[int, int]:
+        """The pid of every rank that runs."""
+        running = self._seed.pids()
+        names = {rank: engine_name(rank) for rank in range(self.world_size)}
+        return {rank: running[name] for rank, name in names.items() if name in running}
+
+    def dead(self) -> list[int]:
+        """The ranks whose process has ended."""
+        running = self.pids()
+        return [rank for rank in range(self.world_size) if rank not in running]
+
+    def raise_for_dead(self) -> None:
+        """Raises StartError with the log of the first rank that died."""
+        dead = self.dead()
+        if dead:
+            tail = self.log_tail(dead[0])
+            raise StartError(f"rank {dead[0]} died while it was started; its log says:\n{tail}")
+
+    def log_tail(self, rank: int, lines: int = 20) -> str:
+        return self._seed.log_tail(engine_name(rank), lines)
+
+    def interrupt(self, ranks: Iterable[int]) -> None:
+        """SIGINT: stops Python, not a collective."""
+        for rank in ranks:
+            self._seed.signal(engine_name(rank), signal.SIGINT)
+
+    def execute(self, code: str, ranks: Sequence[int]) -> Any:
+        """Send code to ranks; returns ipyparallel's AsyncResult, in the order of `ranks`."""
+        self._forget()
+        answer = self._view(ranks).execute(code, silent=True, block=False)
+        self._sent.append(answer)
+        return answer
+
+    def _forget(self) -> None:
+        """The client keeps every request it ever sent; nobody reads the settled ones."""
+        for answer in [answer for answer in self._sent if answer.ready()]:
+            self._client.purge_local_results(answer)
+            self._sent.remove(answer)
+        self._client.history.clear()
+
+    def apply(
+        self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Call an importable function on ranks, all at once.
+
+        Returns:
+            What each rank returned, in the order of `ranks`.
+
+        Raises:
+            StartError: a rank died meanwhile, or the time is over.
+            WorkerError: the function raised; names the first rank, and what it said.
+        """
+        chosen = list(range(self.world_size)) if ranks is None else list(ranks)
+        return self._gather(self._view(chosen).apply_async(function, *args), chosen)
+
+    def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
+        deadline = time.monotonic() + self._timeout_s
+        while not answer.wait(0.1):
+            self.raise_for_dead()
+            if time.monotonic() > deadline:
+                raise StartError(f"no answer from the engines within {self._timeout_s:g} s")
+        outcomes = list(answer.get(return_exceptions=True))
+        for rank, outcome in zip(ranks, outcomes, strict=True):
+            if isinstance(outcome, ipyparallel.RemoteError):
+                raise WorkerError(f"rank {rank}: {outcome.ename}: {outcome.evalue}")
+        return outcomes
+
+    def _view(self, ranks: Sequence[int]) -> Any:
+        lost = [rank for rank in ranks if rank in self.dead()]
+        if lost:
+            raise WorkerError(
+                f"rank {', '.join(map(str, lost))} is dead: type %dist_restart for new workers"
+            )
+        return self._client[[self._engine_ids[rank] for rank in ranks]]

@@ -1,0 +1,44 @@
+"""The environment of the engines: what all share, and what is each rank's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.cluster import hosts
+from nbdist.records import RANK_VARIABLE
+
+if TYPE_CHECKING:
+    from nbdist.records import ClusterRequest
+
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+
+
+def shared(request: ClusterRequest) -> dict[str, str]:
+    """What must be set before a framework is imported; the user's own `--env` wins."""
+    first = "tensorflow" if "tensorflow" in request.frameworks else "jax"
+    values = {
+        "KERAS_BACKEND": first,
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+        # Engines and frameworks may share a GPU: none takes all of its memory at once.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    if request.cpus_per_worker:
+        values |= dict.fromkeys(_THREADS, str(request.cpus_per_worker))
+    return values | request.env
+
+
+def of_ranks(request: ClusterRequest) -> list[dict[str, str]]:
+    """What differs from rank to rank, in rank order."""
+    gpus = hosts.visible_gpus()
+    shares = hosts.divide_gpus(gpus, request.hosts, request.devices_per_host)
+    own = [{RANK_VARIABLE: str(rank)} for rank in range(request.hosts)]
+    if gpus:
+        for values, share in zip(own, shares, strict=True):
+            values["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+    return own

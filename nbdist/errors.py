@@ -1,0 +1,85 @@
+"""Every error that nbdist raises.
+
+    NbdistError
+    ├── UsageError          what was typed cannot be done; nothing was started
+    ├── NoClusterError      a cell or a question came before %dist_start
+    ├── StartError          the cluster could not be started; what was started is gone
+    ├── TransferError       an object could not be pushed or pulled
+    ├── WorkerError         a rank died, or can take no cell
+    └── CellError           the user's cell raised on a rank
+
+Each says what happened, with the value, and what to type next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class NbdistError(Exception):
+    """The root of the tree."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows these lines: the message, not the frames of this library."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UsageError(NbdistError):
+    """What was typed cannot be done. Nothing was started or changed."""
+
+
+class NoClusterError(UsageError):
+    """A magic was used before a cluster was started."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(
+            f"{asked} needs running workers, and there are none: type %dist_start 4 hosts"
+        )
+
+
+class StartError(NbdistError):
+    """The cluster could not be started. Whatever had been started was ended again."""
+
+
+class TransferError(NbdistError):
+    """An object could not be moved between the notebook and the workers."""
+
+
+class WorkerError(NbdistError):
+    """A rank died or can take no cell."""
+
+
+class CellError(NbdistError):
+    """The user's cell raised on a rank.
+
+    Attributes:
+        rank: the first rank that raised.
+        ename: the name of the exception's class there.
+        evalue: its message.
+        traceback: the formatted traceback, cut to the frames from the user's cell on.
+        notes: one line each about the other ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        host: str,
+        ename: str,
+        evalue: str,
+        traceback: Sequence[str],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.rank = rank
+        self.host = host
+        self.ename = ename
+        self.evalue = evalue
+        self.traceback = tuple(traceback)
+        self.notes = tuple(notes)
+        super().__init__("\n".join([f"{ename} on rank {rank}@{host}: {evalue}", *self.notes]))
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self.traceback, "", str(self)]

@@ -1,0 +1,181 @@
+"""What the user types: parsed here, done by `session`."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from nbdist.cells.grammar import STRATEGIES
+from nbdist.cluster import hosts
+from nbdist.completion import option_matcher
+from nbdist.errors import NoClusterError, UsageError
+from nbdist.session import Cluster
+from nbdist.views.surface import show_once
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+@magics_class
+class DistMagics(Magics):
+    """The `%dist_...` magics; one cluster for each notebook."""
+
+    shell: Any
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._started: Cluster | None = None
+
+    def _cluster(self, asked: str) -> Cluster:
+        if self._started is None:
+            raise NoClusterError(asked)
+        return self._started
+
+    @magic_arguments()
+    @argument("hosts", nargs="*", help="How many hosts: `4 hosts`, or just `4`.")
+    @argument("-n", "--number", type=int, help="The same as a number.")
+    @argument(
+        "-f",
+        "--framework",
+        choices=hosts.FRAMEWORK_CHOICES,
+        help="What the workers load; all that is installed if left out.",
+    )
+    @argument(
+        "--devices-per-host",
+        type=int,
+        default=0,
+        metavar="K",
+        help="Visible GPUs of each worker, or virtual CPU devices (JAX) where there is no GPU.",
+    )
+    @argument(
+        "--cpus-per-worker", type=int, default=0, metavar="K", help="Cores each worker stays on."
+    )
+    @argument(
+        "--env", action="append", default=[], metavar="K=V", help="A variable of the workers."
+    )
+    @line_magic
+    def dist_start(self, line: str) -> None:
+        """Start workers on this machine, and wait until every one has answered."""
+        args = parse_argstring(self.dist_start, line)
+        if self._started is not None:
+            raise UsageError(
+                f"{self._started!r} is running: type %dist_restart for fresh workers, "
+                "or %dist_stop first"
+            )
+        self._started = Cluster(
+            hosts=hosts.count_hosts(args.hosts, args.number),
+            framework=args.framework,
+            devices_per_host=args.devices_per_host,
+            cpus_per_worker=args.cpus_per_worker,
+            env=hosts.parse_env(args.env),
+        )
+
+    @magic_arguments()
+    @argument("-t", "--ranks", help="Ranks to run on, as in 0,2:4, for cells without collectives.")
+    @argument("--strategy", choices=STRATEGIES, help="The strategy whose scope the cell runs in.")
+    @argument("-o", "--output", metavar="NAME", help="Keep the run under this name.")
+    @cell_magic
+    def dist_run(self, line: str, cell: str) -> None:
+        """Run the cell once on every worker, inside the strategy's scope."""
+        args = parse_argstring(self.dist_run, line)
+        run = self._cluster("%%dist_run").run(
+            cell,
+            ranks=args.ranks,
+            strategy=args.strategy,
+            label=self.shell.execution_count,
+            header=f"%%dist_run {line}",
+        )
+        if args.output:
+            self.shell.user_ns[args.output] = run
+
+    @magic_arguments()
+    @line_magic
+    def dist_status(self, line: str) -> None:
+        """Show every worker: where it runs, its devices, its memory, what it does."""
+        parse_argstring(self.dist_status, line)
+        show_once(self._cluster("%dist_status").status())
+
+    @magic_arguments()
+    @line_magic
+    def dist_stop(self, line: str) -> None:
+        """End every worker."""
+        parse_argstring(self.dist_stop, line)
+        self._cluster("%dist_stop").stop()
+        self._started = None
+
+    @magic_arguments()
+    @line_magic
+    def dist_restart(self, line: str) -> None:
+        """Replace every worker by a fresh one, whatever it is stuck in."""
+        parse_argstring(self.dist_restart, line)
+        self._cluster("%dist_restart").restart()
+
+    @magic_arguments()
+    @argument("rank", nargs="?", type=int, default=0, help="The rank; 0 if left out.")
+    @line_magic
+    def dist_logs(self, line: str) -> None:
+        """Show all that a worker wrote."""
+        args = parse_argstring(self.dist_logs, line)
+        sys.stdout.write(self._cluster("%dist_logs").logs(args.rank))
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="Names in the notebook.")
+    @argument("-t", "--ranks", help="Only to these ranks, as in 0,2:4.")
+    @line_magic
+    def dist_push(self, line: str) -> None:
+        """Copy objects of the notebook to the workers, under the same names."""
+        args = parse_argstring(self.dist_push, line)
+        cluster = self._cluster("%dist_push")
+        missing = [name for name in args.names if name not in self.shell.user_ns]
+        if missing:
+            raise UsageError(f"no such name in the notebook: {', '.join(missing)}; define it first")
+        cluster.push({name: self.shell.user_ns[name] for name in args.names}, ranks=args.ranks)
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="Names on the workers.")
+    @argument("-r", "-t", "--ranks", help="Only from these ranks, as in 0,2:4.")
+    @argument("-o", "--output", metavar="NAME", help="The name in the notebook.")
+    @line_magic
+    def dist_pull(self, line: str) -> None:
+        """Copy objects of the workers to the notebook.
+
+        From one rank the object itself, from several a list in rank order.
+        """
+        args = parse_argstring(self.dist_pull, line)
+        if args.output and len(args.names) > 1:
+            raise UsageError(f"-o {args.output} names one object, and {len(args.names)} are pulled")
+        pulled = self._cluster("%dist_pull").pull(args.names, ranks=args.ranks)
+        for name in args.names:
+            values = [objects[name] for objects in pulled.values()]
+            self.shell.user_ns[args.output or name] = values[0] if len(values) == 1 else values
+
+    def end(self) -> None:
+        """End the cluster with the notebook."""
+        if self._started is not None:
+            self._started.stop()
+            self._started = None
+
+
+_loaded: dict[int, tuple[DistMagics, Any]] = {}
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext nbdist`."""
+    magics = DistMagics(shell)
+    shell.register_magics(magics)
+    matcher = option_matcher(shell)
+    shell.Completer.custom_matchers.append(matcher)
+    atexit.register(magics.end)
+    _loaded[id(shell)] = (magics, matcher)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """`%unload_ext nbdist`: ends the cluster."""
+    magics, matcher = _loaded.pop(id(shell))
+    magics.end()
+    atexit.unregister(magics.end)
+    shell.Completer.custom_matchers.remove(matcher)

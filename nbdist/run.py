@@ -1,0 +1,231 @@
+"""A cell while it runs, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nbdist.errors import CellError, WorkerError
+from nbdist.records import CellEnded, Display, Metrics, Speech
+from nbdist.views import labels
+from nbdist.views.metrics import MetricTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nbdist.cluster.engines import Engines
+    from nbdist.settings import Settings
+    from nbdist.views.cell import CellView
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell that has run.
+
+    Attributes:
+        number: counts the cells of the cluster from 1.
+        metrics: every scalar that a rank reported, in the order they came.
+        results: the text of the last expression's value, by rank.
+    """
+
+    number: int
+    metrics: tuple[Metrics, ...] = ()
+    results: Mapping[int, str] = field(default_factory=dict)
+
+    def table(self, name: str = "loss") -> MetricTable:
+        """One metric by rank and epoch.
+
+        Raises:
+            KeyError: no rank reported it; names those that were reported.
+        """
+        names = dict.fromkeys(n for m in self.metrics for n in (*m.own, *m.shared))
+        if name not in names:
+            raise KeyError(f"{name!r} was not reported; there are: {', '.join(names) or 'none'}")
+        return MetricTable(self.metrics, name, f"{name} by rank")
+
+    def last(self, name: str) -> float:
+        """The metric's last value: as reduced over the ranks, or else their mean."""
+        shared = [m.shared[name] for m in self.metrics if name in m.shared]
+        if shared:
+            return shared[-1]
+        own = {m.rank: m.own[name] for m in self.metrics if name in m.own}
+        if not own:
+            raise KeyError(f"{name!r} was not reported")
+        return sum(own.values()) / len(own)
+
+
+class CellWatch:
+    """Follows one cell on its ranks until all are done, or one has raised.
+
+    Args:
+        number: the cell's number.
+        host_of: the host of each rank that runs it.
+        engines: to send it, interrupt it and see who dies.
+        view: shows what the ranks say.
+        settings: the bounds on waiting.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        host_of: Mapping[int, str],
+        engines: Engines,
+        view: CellView,
+        settings: Settings,
+    ) -> None:
+        self.metrics: list[Metrics] = []
+        self.results: dict[int, str] = {}
+        self.running = set(host_of)
+        self._number = number
+        self._host_of = host_of
+        self._engines = engines
+        self._view = view
+        self._settings = settings
+        self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
+        self._ended: dict[int, CellEnded] = {}
+        self._over = False
+
+    def hear(self, record: Speech) -> None:
+        """On the receiver's thread: take in what a rank says.
+
+        Of a cell that is over, only the end of ranks that were stuck in it still matters.
+        """
+        if isinstance(record, CellEnded) and record.cell == self._number:
+            self.running.discard(record.rank)
+        if not self._over:
+            self._heard.put(record)
+
+    def follow(self, code: str) -> None:
+        """Send the cell and show it until it is over.
+
+        Raises:
+            CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
+        """
+        try:
+            answer = self._engines.execute(code, sorted(self.running))
+        except WorkerError:
+            self.running.clear()
+            raise
+        try:
+            while self.running and not self._first_failure():
+                self._show_for(_POLL_S)
+                self._check_alive(answer)
+            self._stop_others()
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        finally:
+            self._over = True
+            self._drain()
+            self._view.flush(everything=True)
+        self._raise_failure()
+
+    def _show_for(self, seconds: float) -> None:
+        """Take in what is there, waiting for at most `seconds` for the first of it."""
+        with contextlib.suppress(queue.Empty):
+            self._take(self._heard.get(timeout=seconds))
+        self._drain()
+        self._view.flush()
+
+    def _drain(self) -> None:
+        while not self._heard.empty():
+            self._take(self._heard.get())
+
+    def _take(self, record: Speech) -> None:
+        if isinstance(record, CellEnded):
+            if record.cell == self._number:
+                self._ended[record.rank] = record
+            return
+        if record.rank not in self._host_of:
+            return
+        if isinstance(record, Metrics):
+            self.metrics.append(record)
+        elif isinstance(record, Display) and record.result:
+            self.results[record.rank] = str(record.data.get("text/plain", ""))
+        self._view.add(record)
+
+    def _first_failure(self) -> CellEnded | None:
+        return next((e for e in self._ended.values() if e.status == "error"), None)
+
+    def _check_alive(self, answer: Any) -> None:
+        """A rank that died, or whose engine skipped the cell, will never say that it ended."""
+        dead = [rank for rank in self._engines.dead() if rank in self.running]
+        if dead:
+            self._interrupt()
+            self.running.difference_update(dead)
+            log = self._engines.log_tail(dead[0], lines=5)
+            raise WorkerError(
+                f"rank {labels.ranks(dead)} died in the cell: type %dist_restart for new workers"
+                + (f"\nThe last lines of its engine's log:\n{log}" if log else "")
+            )
+        if answer.ready() and self.running:
+            self._check_skipped(answer)
+
+    def _check_skipped(self, answer: Any) -> None:
+        """Every engine has replied; the records of those that ran the cell are under way."""
+        deadline = time.monotonic() + self._settings.dispatch_timeout_s
+        while self.running and time.monotonic() < deadline:
+            if "aborted" in answer.status:
+                break
+            self._show_for(_POLL_S)
+        if self.running:
+            skipped = sorted(self.running)
+            self.running.clear()
+            raise WorkerError(
+                f"rank {labels.ranks(skipped)} skipped the cell (status "
+                f"{', '.join(set(answer.status))}): something else raised on its engine just "
+                "before; run the cell again"
+            )
+
+    def _stop_others(self) -> None:
+        """After a failure: interrupt the ranks that still run, and give them a moment."""
+        self._await_end(self._settings.cell_grace_s, interrupt=bool(self.running))
+
+    def _interrupt(self) -> None:
+        self._await_end(self._settings.interrupt_grace_s, interrupt=True)
+
+    def _await_end(self, seconds: float, *, interrupt: bool) -> None:
+        if interrupt:
+            self._engines.interrupt(sorted(self.running))
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            self._show_for(_POLL_S)
+
+    def _raise_failure(self) -> None:
+        first = self._first_failure()
+        if first is None or first.failure is None:
+            return
+        failure = first.failure
+        raise CellError(
+            rank=first.rank,
+            host=self._host_of[first.rank],
+            ename=failure.ename,
+            evalue=failure.evalue,
+            traceback=failure.traceback,
+            notes=self._notes(first),
+        )
+
+    def _notes(self, first: CellEnded) -> list[str]:
+        """What became of the other ranks, one line for each kind of end."""
+        kinds: dict[str, list[int]] = {}
+        for rank, ended in self._ended.items():
+            if rank != first.rank:
+                kinds.setdefault(_end_of(ended, first), []).append(rank)
+        stuck = self._host_of.keys() - self._ended.keys()
+        if stuck:
+            kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
+        return [f"rank {labels.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
+
+
+def _end_of(ended: CellEnded, first: CellEnded) -> str:
+    if ended.failure is None:
+        return "stopped" if ended.status == "interrupted" else "finished"
+    assert first.failure is not None
+    if ended.failure.same == first.failure.same:
+        return "the same error"
+    return f"{ended.failure.ename}: {ended.failure.evalue}"

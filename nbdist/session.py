@@ -1,0 +1,388 @@
+"""The one composer of the stages, and the plain-Python API: `Cluster` and `Run`."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import cloudpickle
+import msgspec
+import psutil
+from jupyter_core.paths import jupyter_runtime_dir
+
+from nbdist.cells.grammar import parse_cell, parse_ranks
+from nbdist.cluster import hosts as host_rules
+from nbdist.cluster import wiring
+from nbdist.cluster.engines import Engines
+from nbdist.errors import TransferError, UsageError, WorkerError
+from nbdist.records import (
+    ClusterRequest,
+    Device,
+    Phase,
+    StrategyName,
+    WorkerHello,
+    WorkerIdentity,
+    WorkerState,
+)
+from nbdist.run import CellWatch, Run
+from nbdist.settings import Settings
+from nbdist.telemetry.logs import OutputLogs
+from nbdist.telemetry.stream import Receiver
+from nbdist.views.cell import CellView
+from nbdist.views.surface import new_surface
+from nbdist.views.workers import StartPicture, StatusPicture
+from nbdist.worker import setup, transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nbdist.records import Speech
+
+__all__ = ["Cluster", "Run"]
+
+_STRATEGY_OF: dict[str, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
+
+
+class Cluster:
+    """Engines on this machine, one for each host, wired for the frameworks.
+
+    Args:
+        hosts: number of hosts.
+        framework: `tensorflow`, `jax` or `both`; left out, all that are installed.
+        devices_per_host: virtual CPU devices under JAX, or GPUs of each engine.
+        cpus_per_worker: cores that each engine stays on.
+        env: further environment of the engines.
+        settings: left out, they are read from the environment.
+
+    Raises:
+        UsageError: what was asked for cannot be had; nothing was started.
+        StartError: the start failed; whatever had been started is gone.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        *,
+        framework: str | None = None,
+        devices_per_host: int = 0,
+        cpus_per_worker: int = 0,
+        env: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings.from_environment()
+        self.request = ClusterRequest(
+            hosts=hosts,
+            frameworks=host_rules.choose_frameworks(framework),
+            devices_per_host=devices_per_host,
+            cpus_per_worker=cpus_per_worker,
+            env=dict(env or {}),
+        )
+        host_rules.check(self.request, self.settings.worker_memory_bytes)
+        self._hellos: dict[int, WorkerHello] = {}
+        self._devices: dict[int, tuple[Device, ...]] = {}
+        self._cells = 0
+        self._watches: tuple[CellWatch, ...] = ()
+        self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return (
+            f"<nbdist.Cluster of {self.world_size} workers: {', '.join(self.request.frameworks)}>"
+        )
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.request.hosts
+
+    # Starting and stopping.
+
+    def _start(self) -> None:
+        self._folder = Path(jupyter_runtime_dir()) / "nbdist" / secrets.token_hex(6)
+        (self._folder / "log").mkdir(parents=True, mode=0o700)
+        (self._folder / "security").mkdir(mode=0o700)
+        self._logs = OutputLogs(self._folder / "log")
+        self._receiver = Receiver(self._hear)
+        phases = _Phases(f"nbdist: starting {self.world_size} workers on this machine")
+        with contextlib.ExitStack() as undo, phases:
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            undo.callback(self._logs.close)
+            undo.callback(self._receiver.close)
+            self._engines = Engines(self.request, self._folder, self.settings.start_timeout_s)
+            undo.callback(self._engines.stop)
+            phases.run("controller", self._engines.start_controller)
+            phases.run("framework loaded", self._engines.await_imports)
+            self._bring_up(phases)
+            self._ended = undo.pop_all()
+
+    def _bring_up(self, phases: _Phases) -> None:
+        """From forked engines to ranks that have answered."""
+        phases.run("launched", self._engines.launch)
+        phases.run("connected", self._engines.connect)
+        phases.run("workers ready", self._meet)
+        if "tensorflow" in self.request.frameworks:
+            phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
+        if "jax" in self.request.frameworks:
+            phases.run("collectives ready (JAX)", self._wire_pjrt)
+        phases.finish(f"nbdist: {self.world_size} workers are ready", self.workers(measure=False))
+
+    def _meet(self) -> str:
+        hellos = self._engines.apply(setup.hello, self.request.frameworks)
+        self._hellos = {hello.rank: hello for hello in hellos}
+        identities = {
+            rank: WorkerIdentity(
+                rank=rank, world_size=self.world_size, stream=self._receiver.address
+            )
+            for rank in self._hellos
+        }
+        self._engines.apply(setup.become, identities)
+        return ", ".join(sorted({hello.host for hello in hellos}))
+
+    def _wire_mirrored(self) -> str:
+        ports = self._engines.apply(setup.reserve_port)
+        wired = wiring.mirrored([f"127.0.0.1:{port}" for port in ports])
+        devices = self._engines.apply(setup.build_mirrored, wired)
+        self._devices = dict(enumerate(devices))
+        return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
+
+    def _wire_pjrt(self) -> str:
+        address = self._engines.start_coordinator()
+        virtual = 0 if host_rules.visible_gpus() else self.request.devices_per_host
+        wired = wiring.pjrt(address, self.world_size, virtual)
+        devices = self._engines.apply(setup.build_pjrt, wired)
+        self._devices = dict(enumerate(devices))
+        return f"mesh of {sum(map(len, devices))} devices over {self.world_size} processes"
+
+    def restart(self) -> None:
+        """Replace every engine by a fresh one; what the cells defined is lost.
+
+        Works whatever the engines are stuck in. The frameworks are not imported again.
+        """
+        phases = _Phases(f"nbdist: restarting {self.world_size} workers")
+        with contextlib.ExitStack() as undo, phases:
+            undo.push(self._ended.pop_all())
+            self._watches = ()
+            phases.run("old workers ended", self._engines.restart)
+            self._bring_up(phases)
+            self._ended = undo.pop_all()
+
+    def stop(self) -> None:
+        """End every process of the cluster. May be called more than once."""
+        self._ended.close()
+
+    # Cells.
+
+    def run(
+        self,
+        cell: str,
+        *,
+        ranks: str | None = None,
+        strategy: str | None = None,
+        label: int = 0,
+        header: str = "",
+    ) -> Run:
+        """Run a cell once on every rank, showing what the ranks say while they run.
+
+        Args:
+            cell: the code.
+            ranks: the ranks to run on, as in `0,2:4`; left out, all. On fewer than all, the cell
+                runs outside of a strategy's scope: a collective would wait for the others.
+            strategy: `mirrored` or `pjrt`; left out, that of the first framework.
+            label: the notebook's execution count, for tracebacks.
+            header: the line above the cell in the notebook, if it has one.
+
+        Raises:
+            UsageError: the cell is no Python, or the options are wrong; nothing ran.
+            WorkerError: a rank died, or is still busy with another cell.
+            CellError: the cell raised.
+            KeyboardInterrupt: the kernel was interrupted; the ranks were too.
+        """
+        chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+        request = parse_cell(
+            cell,
+            number=self._cells + 1,
+            label=label or self._cells + 1,
+            strategy=self._strategy(strategy) if len(chosen) == self.world_size else None,
+            header=header,
+        )
+        self._refuse_busy(chosen)
+        self._cells += 1
+        host_of = {rank: self._hellos[rank].host for rank in chosen}
+        view = CellView(host_of, self.settings.fold_wait_s, self.settings.shown_output_bytes)
+        watch = CellWatch(self._cells, host_of, self._engines, view, self.settings)
+        self._watches = (*(w for w in self._watches if w.running), watch)
+        function = setup.RUN_ASYNC if request.awaits else setup.RUN
+        call = f"{'await ' if request.awaits else ''}{function}({msgspec.json.encode(request)!r})"
+        watch.follow(call)
+        return Run(number=self._cells, metrics=tuple(watch.metrics), results=dict(watch.results))
+
+    def _strategy(self, name: str | None) -> StrategyName:
+        built = {_STRATEGY_OF[framework]: framework for framework in self.request.frameworks}
+        for strategy in built:
+            if name in (None, strategy):
+                return strategy
+        for framework, strategy in _STRATEGY_OF.items():
+            if name == strategy:
+                raise UsageError(
+                    f"--strategy {name} needs {framework}, and the workers run "
+                    f"{', '.join(built.values())}: type %dist_stop, then "
+                    f"%dist_start {self.world_size} hosts --framework both"
+                )
+        choices = ", ".join(_STRATEGY_OF.values())
+        raise UsageError(f"unknown strategy {name!r}: choose from {choices}")
+
+    def _refuse_busy(self, chosen: Sequence[int]) -> None:
+        busy = [rank for rank in chosen if rank in self._busy()]
+        if busy:
+            raise WorkerError(
+                f"rank {', '.join(map(str, busy))} is still in an earlier cell: wait for it "
+                "(%dist_status), or type %dist_restart for new workers"
+            )
+
+    def _busy(self) -> frozenset[int]:
+        return frozenset(rank for watch in self._watches for rank in watch.running)
+
+    def _hear(self, record: Speech) -> None:
+        """On the receiver's thread: keep the text, and tell whoever follows a cell."""
+        self._logs.take(record)
+        for watch in self._watches:
+            watch.hear(record)
+
+    # Objects.
+
+    def push(self, objects: Mapping[str, object], ranks: str | None = None) -> None:
+        """Bind objects under their names on ranks.
+
+        Raises:
+            TransferError: an object cannot be pickled; none was sent.
+        """
+        payload = self._pickle(objects)
+        self._apply(transfer.put, payload, ranks=ranks)
+
+    def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
+        """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
+
+        Raises:
+            TransferError: a name does not exist on a rank, or an object cannot be pickled.
+        """
+        chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+        missing = self._apply(transfer.missing, list(names), ranks=ranks)
+        lacking = {rank: lost for rank, lost in zip(chosen, missing, strict=True) if lost}
+        if lacking:
+            text = "; ".join(f"rank {rank}: {', '.join(lost)}" for rank, lost in lacking.items())
+            raise TransferError(
+                f"no such name on the workers ({text}): define it in a %%dist_run cell"
+            )
+        payloads = self._apply(transfer.get, list(names), ranks=ranks)
+        return {rank: cloudpickle.loads(p) for rank, p in zip(chosen, payloads, strict=True)}
+
+    def _apply(self, function: Callable[..., Any], argument: Any, ranks: str | None) -> list[Any]:
+        chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+        self._refuse_busy(chosen)
+        try:
+            return self._engines.apply(function, argument, ranks=chosen)
+        except WorkerError as error:
+            raise TransferError(str(error)) from None
+
+    def _pickle(self, objects: Mapping[str, object]) -> bytes:
+        faults = []
+        for name, value in objects.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
+                faults.append(f"{name} ({type(value).__name__}) cannot be pickled: {error}")
+        if faults:
+            raise TransferError(
+                "\n".join(faults) + "\nNothing was pushed: create it in a %%dist_run cell instead"
+            )
+        return bytes(cloudpickle.dumps(dict(objects)))
+
+    # Looking.
+
+    def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
+        """Every rank, as it is now.
+
+        Args:
+            measure: also read how much memory each takes.
+        """
+        pids, busy = self._engines.pids(), self._busy()
+        states = []
+        for rank, hello in sorted(self._hellos.items()):
+            alive = rank in pids
+            state = "dead" if not alive else "busy" if rank in busy else "idle"
+            states.append(
+                WorkerState(
+                    rank=rank,
+                    host=hello.host,
+                    pid=hello.pid,
+                    versions=hello.versions,
+                    devices=self._devices.get(rank, ()),
+                    state=state,
+                    memory_bytes=_resident_bytes(hello.pid) if measure and alive else 0,
+                )
+            )
+        return tuple(states)
+
+    def status(self) -> StatusPicture:
+        """The workers as a picture."""
+        workers = self.workers()
+        counts = {
+            state: sum(w.state == state for w in workers) for state in ("idle", "busy", "dead")
+        }
+        text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        return StatusPicture(title=f"nbdist: {len(workers)} workers, {text}", workers=workers)
+
+    def logs(self, rank: int) -> str:
+        """All that a rank wrote in cells, and the end of what its engine wrote beside them."""
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
+        text = self._logs.read(rank)
+        beside = self._engines.log_tail(rank)
+        return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
+
+
+class _Phases:
+    """Shows each phase of a start while it happens."""
+
+    def __init__(self, title: str) -> None:
+        self._surface = new_surface()
+        self._picture = StartPicture(title)
+
+    def run(self, name: str, work: Callable[[], str | None]) -> None:
+        self._show(under_way=name)
+        started = time.perf_counter()
+        detail = work() or ""
+        phase = Phase(name=name, seconds=time.perf_counter() - started, detail=detail)
+        self._show(done=(*self._picture.done, phase), under_way="")
+
+    def finish(self, title: str, workers: tuple[WorkerState, ...]) -> None:
+        seconds = sum(phase.seconds for phase in self._picture.done)
+        self._show(title=f"{title} ({seconds:.1f} s)", workers=workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._show(failed=True)
+
+    def _show(self, **changes: Any) -> None:
+        self._picture = StartPicture(**{**self._picture.__dict__, **changes})
+        self._surface.show(self._picture)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        size: int = psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
+    return size

@@ -1,0 +1,1 @@
+"""What the ranks say, on its way to the notebook."""

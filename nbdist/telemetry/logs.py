@@ -1,0 +1,56 @@
+"""The whole text that every rank wrote, one file each."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TextIO
+
+from nbdist.records import Display, Output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nbdist.records import Speech
+
+
+class OutputLogs:
+    """Appends what ranks write; nothing is ever shortened.
+
+    Args:
+        folder: where the files go, one for each rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, TextIO] = {}
+        self._lock = threading.Lock()
+
+    def take(self, record: Speech) -> None:
+        """Append the record's text, if it is text or has a text form."""
+        if isinstance(record, Output):
+            self._append(record.rank, record.text)
+        elif isinstance(record, Display) and "text/plain" in record.data:
+            self._append(record.rank, f"{record.data['text/plain']}\n")
+
+    def _append(self, rank: int, text: str) -> None:
+        with self._lock:
+            if rank not in self._files:
+                self._files[rank] = self.path(rank).open("a", encoding="utf-8")
+            self._files[rank].write(text)
+
+    def path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.out"
+
+    def read(self, rank: int) -> str:
+        """All that the rank has written."""
+        with self._lock:
+            if rank in self._files:
+                self._files[rank].flush()
+        path = self.path(rank)
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def close(self) -> None:
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()

@@ -1,0 +1,130 @@
+"""What a running cell shows: text folded over ranks, displays, metrics."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+from IPython.display import display
+
+from nbdist.records import Display, MimeBundle, Output, StreamName
+from nbdist.views import labels
+from nbdist.views.fold import Folder
+from nbdist.views.metrics import MetricsLines
+from nbdist.views.tail import Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nbdist.records import Metrics
+
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of text that a rank wrote, without its end."""
+
+    stream: StreamName
+    text: str
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A rich display, or the value of the cell's last expression."""
+
+    data: MimeBundle
+    metadata: MimeBundle
+    result: bool
+    display_id: str = ""
+    update: bool = False
+
+
+class CellView:
+    """Shows one cell's records as they come.
+
+    Called from the notebook's main thread only, so that output belongs to the cell.
+
+    Args:
+        host_of: the host of each rank that runs the cell.
+        fold_wait_s: see `Settings`.
+        shown_output_bytes: see `Settings`.
+    """
+
+    def __init__(
+        self, host_of: Mapping[int, str], fold_wait_s: float, shown_output_bytes: int
+    ) -> None:
+        self._host_of = host_of
+        self._folder: Folder[Line | Shown] = Folder(host_of, fold_wait_s)
+        self._partial: dict[tuple[int, StreamName], str] = {}
+        self._metrics = MetricsLines(host_of)
+        self._tail = Tail(shown_output_bytes)
+
+    def add(self, record: Output | Display | Metrics) -> None:
+        """Take in a record; `flush` shows it."""
+        if isinstance(record, Output):
+            self._add_text(record)
+        elif isinstance(record, Display):
+            if not record.update:
+                self._end_lines(record.rank)
+            # A display that is updated later stays its rank's own: it is not folded.
+            own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
+            shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
+            self._folder.add(record.rank, shown)
+        else:
+            self._metrics.add(record)
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Show what can be shown; with `everything`, all that there is."""
+        if everything:
+            for rank in self._host_of:
+                self._end_lines(rank)
+        for folded in self._folder.take(everything=everything):
+            if isinstance(folded.item, Line):
+                self._show_line(folded.ranks, folded.item)
+            else:
+                self._show(folded.ranks, folded.item)
+        for line in self._metrics.take(everything=everything):
+            self._tail.write("stdout", line + "\n")
+        self._tail.flush(everything=everything)
+
+    def _add_text(self, record: Output) -> None:
+        key = (record.rank, record.stream)
+        *lines, rest = (self._partial.get(key, "") + record.text).split("\n")
+        for line in lines:
+            self._folder.add(
+                record.rank, Line(record.stream, _OVERWRITTEN.sub("", line.rstrip("\r")))
+            )
+        self._partial[key] = _OVERWRITTEN.sub("", rest)
+
+    def _end_lines(self, rank: int) -> None:
+        """Show text without a line end as a line: something else comes after it."""
+        for key in [key for key in self._partial if key[0] == rank]:
+            rest = self._partial.pop(key)
+            if rest:
+                self._folder.add(rank, Line(key[1], rest))
+
+    def _label(self, ranks: tuple[int, ...]) -> str:
+        return labels.places(ranks, self._host_of)
+
+    def _show_line(self, ranks: tuple[int, ...], line: Line) -> None:
+        self._tail.write(line.stream, f"{self._label(ranks)} {line.text}\n")
+
+    def _show(self, ranks: tuple[int, ...], shown: Shown) -> None:
+        plain = str(shown.data.get("text/plain", ""))
+        if set(shown.data) <= {"text/plain"} and not shown.display_id:
+            mark = "Out: " if shown.result else ""
+            between = "\n" if "\n" in plain else ""
+            self._tail.write("stdout", f"{self._label(ranks)} {mark}{between}{plain}\n")
+            return
+        self._tail.flush(everything=True)
+        if not shown.update:
+            sys.stdout.write(f"{self._label(ranks)}\n")
+            sys.stdout.flush()
+        display(
+            shown.data,
+            raw=True,
+            metadata=shown.metadata,
+            display_id=shown.display_id or None,
+            update=shown.update,
+        )

@@ -1,0 +1,61 @@
+"""Small pieces of HTML in the colours of the notebook's own theme."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FONT = (
+    "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.5;"
+    "color:var(--jp-ui-font-color1,#212121)"
+)
+_FAINT = "color:var(--jp-ui-font-color2,#616161)"
+_RULE = "border-bottom:1px solid var(--jp-border-color2,#e0e0e0)"
+
+
+def box(title: str, *parts: str) -> str:
+    """A block with a title line."""
+    head = f'<div style="font-weight:600;margin-bottom:4px">{escape(title)}</div>'
+    return f'<div style="{_FONT};padding:2px 0">{head}{"".join(parts)}</div>'
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """A table; the columns in `numbers` are set to the right, in figures of one width."""
+
+    def cell(tag: str, column: int, text: str, style: str) -> str:
+        align = "right;font-variant-numeric:tabular-nums" if column in numbers else "left"
+        style = f"text-align:{align};padding:2px 14px 2px 0;{style}"
+        return f'<{tag} style="{style}">{escape(text)}</{tag}>'
+
+    head = "".join(
+        cell("th", i, t, f"font-weight:500;{_FAINT};{_RULE}") for i, t in enumerate(header)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(cell("td", i, text, "background:none") for i, text in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        '<table style="border-collapse:collapse;margin:4px 0;border:none">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def text_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
+) -> list[str]:
+    """The same table as lines of text."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            text.rjust(width) if i in numbers else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join(padded).rstrip()
+
+    return [line(header), line(["-" * width for width in widths]), *(line(row) for row in rows)]

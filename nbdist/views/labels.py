@@ -1,0 +1,31 @@
+"""How ranks and amounts are written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """`0,2-4` for 0, 2, 3, 4."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def places(numbers: Iterable[int], host_of: Mapping[int, str]) -> str:
+    """`[0-3@host]`; without the host where the ranks are on several."""
+    chosen = sorted(numbers)
+    hosts = {host_of[number] for number in chosen}
+    return f"[{ranks(chosen)}@{hosts.pop()}]" if len(hosts) == 1 else f"[{ranks(chosen)}]"
+
+
+def memory(size_bytes: float) -> str:
+    """`362 MB`, `1.4 GB`; decimal units."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"

@@ -1,0 +1,124 @@
+"""Reported scalars as lines while a cell runs, and as a table afterwards."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nbdist.views import html
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from nbdist.records import Metrics
+
+STEP_INTERVAL_S = 0.5
+
+
+class MetricsLines:
+    """One line for each epoch, once every rank has reported it; for steps, a few a second.
+
+    Args:
+        ranks: the ranks that run the cell.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = frozenset(ranks)
+        self._open: dict[tuple[int, int], dict[int, Metrics]] = {}
+        self._skipped = 0
+        self._step_shown_at = 0.0
+
+    def add(self, metrics: Metrics) -> None:
+        group = self._open.setdefault((metrics.epoch, metrics.step), {})
+        group[metrics.rank] = metrics
+
+    def take(self, *, everything: bool = False) -> Iterator[str]:
+        """The lines that are complete; with `everything`, also those that miss ranks."""
+        for key in list(self._open):
+            group = self._open[key]
+            if everything or group.keys() == self._ranks:
+                del self._open[key]
+                if key[1] < 0 or self._may_show_step():
+                    yield describe(group)
+        if everything and self._skipped:
+            yield f"({self._skipped} steps between are in the run's metrics)"
+
+    def _may_show_step(self) -> bool:
+        now = time.monotonic()
+        if now - self._step_shown_at < STEP_INTERVAL_S:
+            self._skipped += 1
+            return False
+        self._step_shown_at = now
+        return True
+
+
+def describe(group: Mapping[int, Metrics]) -> str:
+    """`epoch 2  loss 0.412 [0.41 0.42]  accuracy 0.88  1.2 s` for what the ranks reported.
+
+    A value that was reduced over the ranks stands alone; where ranks have values of their own,
+    these follow in brackets in rank order, after the reduced one or else their mean.
+    """
+    first = next(iter(group.values()))
+    every = dict.fromkeys(n for m in group.values() for n in (*m.shared, *m.own))
+    names = sorted(every, key=lambda name: name != "loss")
+    parts = [_where(first)]
+    for name in names:
+        own = [m.own[name] for _, m in sorted(group.items()) if name in m.own]
+        whole = first.shared.get(name, sum(own) / len(own) if own else float("nan"))
+        alike = len(own) < 2 or all(value == own[0] for value in own)
+        each = "" if alike else f" [{' '.join(f'{value:.4g}' for value in own)}]"
+        parts.append(f"{name} {whole:.4g}{each}")
+    parts.append(f"{max(m.time_s for m in group.values()):.1f} s")
+    return "  ".join(part for part in parts if part)
+
+
+def _where(metrics: Metrics) -> str:
+    epoch = f"epoch {metrics.epoch}" if metrics.epoch >= 0 else ""
+    step = f"step {metrics.step}" if metrics.step >= 0 else ""
+    return f"{epoch} {step}".strip()
+
+
+class MetricTable:
+    """One metric by rank and epoch (or step); for a front end and as text.
+
+    Args:
+        metrics: what the ranks reported.
+        name: the metric.
+        title: the line above the table.
+    """
+
+    def __init__(self, metrics: Sequence[Metrics], name: str, title: str) -> None:
+        self._title = title
+        chosen = [m for m in metrics if name in m.own or name in m.shared]
+        by_epoch = any(m.epoch >= 0 for m in chosen)
+        self._columns = list(dict.fromkeys(m.epoch if by_epoch else m.step for m in chosen))
+        self._values: dict[int, dict[int, float]] = {}
+        for m in chosen:
+            column = m.epoch if by_epoch else m.step
+            value = m.own.get(name, m.shared.get(name))
+            if value is not None:
+                self._values.setdefault(m.rank, {})[column] = value
+        self._header = ["rank", *(f"{'epoch' if by_epoch else 'step'} {c}" for c in self._columns)]
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [str(rank), *(_figure(values.get(column)) for column in self._columns)]
+            for rank, values in sorted(self._values.items())
+        ]
+
+    def lines(self) -> list[str]:
+        return [self._title, *html.text_table(self._header, self._rows(), range(len(self._header)))]
+
+    def html(self) -> str:
+        table = html.table(self._header, self._rows(), range(len(self._header)))
+        return html.box(self._title, table)
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

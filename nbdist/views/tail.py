@@ -1,0 +1,78 @@
+"""Writes a cell's text to the notebook without flooding it.
+
+Text is written as it comes until a limit. What comes after is shown as a tail that is replaced in
+place, a few times a second; the whole stays in the workers' logs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from nbdist.views.surface import Surface, new_surface
+
+if TYPE_CHECKING:
+    from nbdist.records import StreamName
+
+TAIL_LINES = 20
+TAIL_INTERVAL_S = 0.5
+_LINE_LIMIT = 400
+
+
+class Tail:
+    """A cell's text.
+
+    Args:
+        limit_bytes: how much is written before the tail begins.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
+        self._hidden = 0
+        self._last: deque[str] = deque(maxlen=TAIL_LINES)
+        self._surface: Surface = new_surface()
+        self._shown_at = 0.0
+        self._changed = False
+
+    def write(self, stream: StreamName, text: str) -> None:
+        """Write whole lines."""
+        self._left -= len(text)
+        if self._left >= 0:
+            (sys.stderr if stream == "stderr" else sys.stdout).write(text)
+            return
+        for line in text.splitlines():
+            self._hidden += 1
+            self._last.append(line[:_LINE_LIMIT])
+        self._changed = True
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Hand on what was written; the tail at most every `TAIL_INTERVAL_S`."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        now = time.monotonic()
+        if self._changed and (everything or now - self._shown_at >= TAIL_INTERVAL_S):
+            self._surface.show(_TailPicture(self._hidden, tuple(self._last)))
+            self._shown_at = now
+            self._changed = False
+
+
+@dataclass(frozen=True)
+class _TailPicture:
+    hidden: int
+    last: tuple[str, ...]
+
+    def _head(self) -> str:
+        return (
+            f"… {self.hidden:,} more lines, the last {len(self.last)} here; %dist_logs RANK has all"
+        )
+
+    def html(self) -> str:
+        head = f'<em style="color:var(--jp-ui-font-color2,#616161)">{escape(self._head())}</em>'
+        return f"<pre>{head}\n{escape(chr(10).join(self.last))}</pre>"
+
+    def lines(self) -> list[str]:
+        return [self._head(), *self.last]

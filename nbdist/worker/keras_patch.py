@@ -1,0 +1,62 @@
+"""Keras 3 cannot `fit` under MultiWorkerMirroredStrategy; two functions are mended here.
+
+`TensorFlowTrainer._maybe_symbolic_build` hands a PerReplica batch to code that wants tensors, and
+`reduce_per_replica` averages scalar losses over an axis they do not have
+(https://github.com/keras-team/keras/issues/20585). Seen with Keras 3.15.1 and TensorFlow 2.21.0;
+`tests/worker/test_keras_patch.py` fails when the patch is no longer needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+PATCHED_SERIES = "3.15."
+_log = logging.getLogger(__name__)
+_reduce_upstream = keras_trainer.reduce_per_replica
+_build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
+
+
+def apply() -> None:
+    """Mend the versions that were tested; say so, and leave it, where the version is another."""
+    if not keras.__version__.startswith(PATCHED_SERIES):
+        _log.warning(
+            "Keras %s is not mended: only %sx was tested", keras.__version__, PATCHED_SERIES
+        )
+        return
+    keras_trainer.reduce_per_replica = _reduce_per_replica
+    keras_trainer.TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
+
+
+def _reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+    """Reduce scalars over replicas; `concat` and `first` are right upstream."""
+    chosen = "mean" if reduction == "auto" else reduction
+    if not _spans_workers(strategy) or chosen not in ("mean", "sum"):
+        return _reduce_upstream(values, strategy, reduction)
+    return tree.map_structure(lambda v: strategy.reduce(chosen.upper(), v, axis=None), values)
+
+
+def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Build from what the first local replica gets."""
+    strategy = self._distribute_strategy
+    if iterator is None or strategy is None or not _spans_workers(strategy):
+        _build_upstream(self, iterator, data_batch)
+        return
+    _, _, batches = next(iter(iterator))
+    batch = tf.nest.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], next(batches)
+    )
+    with strategy.scope():
+        self._symbolic_build(data_batch=batch)
+
+
+def _spans_workers(strategy: Any) -> bool:
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )

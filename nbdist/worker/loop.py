@@ -1,0 +1,161 @@
+"""Runs a cell on a rank and tells the notebook how it went."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nbdist.records import CellEnded, CellRequest, Display, Failure
+from nbdist.worker import state
+from nbdist.worker.shell import engine_shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, TracebackType
+
+
+class _Program(msgspec.Struct, frozen=True):
+    """A compiled cell: its statements, and its last expression if that is to be shown."""
+
+    filename: str
+    body: CodeType
+    value: CodeType | None
+
+
+def run(payload: bytes) -> None:
+    """Run a cell without top-level `await`; never raises."""
+    request = msgspec.json.decode(payload, type=CellRequest)
+    _Cell(request).run()
+
+
+async def run_async(payload: bytes) -> None:
+    """Run a cell with top-level `await`; never raises."""
+    request = msgspec.json.decode(payload, type=CellRequest)
+    await _Cell(request).run_async()
+
+
+class _Cell:
+    """One cell on one rank, from its text to its `CellEnded`."""
+
+    def __init__(self, request: CellRequest) -> None:
+        self._request = request
+        self._worker = state.current()
+        self._shell = engine_shell()
+        self._worker.begin_cell(request.number)
+
+    def run(self) -> None:
+        try:
+            with self._strategy(), _interruptible():
+                program = self._compile()
+                exec(program.body, self._shell.user_ns)  # noqa: S102 - the user's own cell
+                if program.value is not None:
+                    self._show(eval(program.value, self._shell.user_ns))  # noqa: S307
+                self._shell.events.trigger("post_execute")
+        except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
+            self._end(error)
+        else:
+            self._end(None)
+
+    async def run_async(self) -> None:
+        try:
+            with self._strategy():
+                program = self._compile()
+                await _evaluate(program.body, self._shell.user_ns)
+                if program.value is not None:
+                    self._show(await _evaluate(program.value, self._shell.user_ns))
+                self._shell.events.trigger("post_execute")
+        except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
+            self._end(error)
+        else:
+            self._end(None)
+
+    @contextlib.contextmanager
+    def _strategy(self) -> Iterator[None]:
+        name = self._request.strategy
+        with self._worker.scope(name):
+            if name is not None:
+                self._shell.user_ns["strategy"] = self._worker.strategies[name]
+            yield
+
+    def _compile(self) -> _Program:
+        """Compile under a name that IPython's tracebacks show as `Cell In[label]`."""
+        source = self._shell.transform_cell(self._request.source)
+        filename = self._shell.compile.cache(source, self._request.label, self._request.source)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._request.awaits else 0
+        tree = ast.parse(source, filename)
+        value = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not _ends_silent(source):
+            last = ast.Expression(tree.body.pop().value)
+            value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
+        body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
+        return _Program(filename, body, value)
+
+    def _show(self, value: object) -> None:
+        if value is None:
+            return
+        data, metadata = self._shell.display_formatter.format(value)
+        record = Display(data=data, metadata=metadata, result=True, **self._worker.said())
+        self._worker.say(record)
+
+    def _end(self, error: BaseException | None) -> None:
+        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        failure = None if error is None or interrupted else self._describe(error)
+        ended = CellEnded(
+            status="interrupted" if interrupted else "error" if failure else "ok",
+            seconds=self._worker.seconds(),
+            failure=failure,
+            **self._worker.said(),
+        )
+        self._worker.end_cell()
+        self._worker.say(ended, urgent=True)
+
+    def _describe(self, error: BaseException) -> Failure:
+        traceback = _from_cell_on(error.__traceback__)
+        try:
+            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, traceback)
+        except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
+            lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
+        message = _message(error)
+        place = traceback.tb_lineno if traceback else 0
+        same = f"{type(error).__name__}:{place}"
+        return Failure(type(error).__name__, message, tuple(lines), same)
+
+
+async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
+    result = eval(code, namespace)  # noqa: S307 - the user's own cell
+    return await result if inspect.iscoroutine(result) else result
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interrupt may stop the user's code; it must not lose the record that says so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ends_silent(source: str) -> bool:
+    """A cell that ends in `;` shows no value, as in IPython."""
+    return source.rstrip().endswith(";")
+
+
+def _from_cell_on(traceback: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of this module in front of the user's cell."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as trouble:  # noqa: BLE001 - an exception whose own str raises
+        return f"(its message could not be shown: {trouble!r})"

@@ -1,0 +1,101 @@
+"""MultiWorkerMirroredStrategy on one rank. The only module of ours that imports TensorFlow.
+
+The private calls of TensorFlow that the product leans on are all here:
+`tensorflow.python.eager.context._reset_context` and the state of its context.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from nbdist.records import Device
+from nbdist.worker import keras_patch, state
+
+if TYPE_CHECKING:
+    from nbdist.records import MirroredWiring
+
+_held_ports: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """Find a free port and keep it until the strategy is built.
+
+    The socket is bound and never listens. TensorFlow's server may bind the same port because
+    both ask for SO_REUSEPORT (`TF_GRPC_REUSE_PORT=1`); a stranger cannot.
+
+    Returns:
+        The port's number.
+    """
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"
+    held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind(("::", 0))
+    _held_ports.append(held)
+    port: int = held.getsockname()[1]
+    return port
+
+
+def build(wiring: MirroredWiring) -> tuple[Device, ...]:
+    """Build the strategy together with all other ranks; blocks until they are there.
+
+    An op that ran before (in a startup file, say) would make TensorFlow refuse with "Collective
+    ops must be configured at program startup": the context it made is dropped first. Variables
+    and datasets made before are lost by that.
+
+    Returns:
+        The devices that this rank's replicas run on.
+    """
+    worker = state.current()
+    os.environ["TF_CONFIG"] = wiring.tf_config
+    if worker.strategies.pop("mirrored", None) is not None or _context_exists():
+        gc.collect()
+        context._reset_context()
+    _grow_gpu_memory()
+    keras_patch.apply()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    while _held_ports:
+        _held_ports.pop().close()
+    _prove_collectives(strategy)
+    worker.strategies["mirrored"] = strategy
+    return _devices()
+
+
+def _prove_collectives(strategy: tf.distribute.Strategy) -> None:
+    """One all-reduce over every replica, so that the links are up before a cell needs them."""
+    ones = strategy.run(lambda: tf.constant(1))
+    total = int(strategy.reduce("SUM", ones, axis=None))
+    if total != strategy.num_replicas_in_sync:
+        raise RuntimeError(
+            f"an all-reduce of ones over {strategy.num_replicas_in_sync} replicas gave {total}"
+        )
+
+
+def _context_exists() -> bool:
+    return context.context()._context_handle is not None
+
+
+def _grow_gpu_memory() -> None:
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _devices() -> tuple[Device, ...]:
+    gpus = tf.config.list_physical_devices("GPU")
+    found = gpus or tf.config.list_physical_devices("CPU")
+    return tuple(
+        Device(platform=device.device_type.lower(), kind=_kind(device), name=device.name)
+        for device in found
+    )
+
+
+def _kind(device: object) -> str:
+    details = tf.config.experimental.get_device_details(device)
+    kind: str = details.get("device_name", "cpu")
+    return kind

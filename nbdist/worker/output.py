@@ -1,0 +1,100 @@
+"""What a cell writes and displays on an engine, turned into records."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ipykernel.iostream import OutStream
+from IPython.core.displaypub import DisplayPublisher
+
+from nbdist.records import Display, MimeBundle, Output, StreamName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import Speech
+
+
+class RankStream(io.TextIOBase):
+    """Standard output or error of a rank: every write becomes a record at once."""
+
+    def __init__(
+        self, stream: StreamName, said: Callable[[], dict[str, Any]], say: Callable[[Speech], None]
+    ) -> None:
+        self._stream: StreamName = stream
+        self._said = said
+        self._say = say
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def write(self, text: str) -> int:
+        if text:
+            self._say(Output(stream=self._stream, text=text, **self._said()))
+        return len(text)
+
+
+class EngineStream(OutStream):  # type: ignore[misc]
+    """ipykernel's stream for an engine that has no rank yet, leaving the file descriptors alone."""
+
+    def __init__(self, session: Any, pub_thread: Any, name: str) -> None:
+        super().__init__(session, pub_thread, name, watchfd=False)
+
+
+def watch_descriptor(write: Callable[[str], int]) -> None:
+    """Pass on what child processes and C libraries write to descriptor 1, from now on.
+
+    Descriptor 2 stays the engine's log: what a process says when it is aborted is found there.
+    """
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.close(writer)
+
+    def pump() -> None:
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        while chunk := os.read(reader, 1 << 16):
+            write(decode(chunk))
+
+    threading.Thread(target=pump, name="nbdist-stdout", daemon=True).start()
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """`display(...)` on a rank: a record, not a message to the controller."""
+
+    def __init__(
+        self, said: Callable[[], dict[str, Any]], say: Callable[[Speech], None], **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+        self._said = said
+        self._say = say
+
+    def publish(
+        self,
+        data: MimeBundle,
+        metadata: MimeBundle | None = None,
+        source: str | None = None,
+        *,
+        transient: MimeBundle | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        del source
+        display_id = str((transient or {}).get("display_id", ""))
+        record = Display(
+            data=data, metadata=metadata or {}, display_id=display_id, update=update, **self._said()
+        )
+        self._say(record)
+
+    def set_parent(self, parent: object) -> None:
+        """Ipykernel names the request that runs; a record names the cell instead."""
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Other ranks share the output: a rank cannot clear it."""
+        del wait

@@ -1,0 +1,111 @@
+"""JAX across processes on one rank: the processes joined, the mesh, the strategy.
+
+The coordination service is not hosted by a rank (see `worker/coordinator.py`), so that no rank's
+death takes it along. JAX's public `jax.distributed.initialize` cannot do that, nor keep the
+client from aborting the process when a peer dies; the private calls it would make are here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax._src import distributed
+from jax._src.lib import _jax
+
+from nbdist.records import Device
+from nbdist.worker import state
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from nbdist.records import PjrtWiring
+
+HEARTBEAT_TIMEOUT_S = 30
+_CONNECT_TIMEOUT_S = 60
+_SHUTDOWN_TIMEOUT_S = 5
+
+
+class PjRTStrategy:
+    """Every device of every rank in one mesh.
+
+    Attributes:
+        mesh: `jax.sharding.Mesh` with the axis `data` over all devices, in global view.
+    """
+
+    def __init__(self) -> None:
+        self.mesh = jax.make_mesh(
+            (jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+        )
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of devices that the data axis spans."""
+        size: int = self.mesh.size
+        return size
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """Within it, `jax.jit` and `jax.P` mean this mesh."""
+        scope: contextlib.AbstractContextManager[object] = jax.set_mesh(self.mesh)
+        return scope
+
+
+def build(wiring: PjrtWiring) -> tuple[Device, ...]:
+    """Join the other processes and start the backend; blocks until all are there.
+
+    Returns:
+        This rank's own devices.
+    """
+    _configure(wiring)
+    _join(wiring)
+    strategy = PjRTStrategy()
+    _prove_collectives(strategy.mesh)
+    state.current().strategies["pjrt"] = strategy
+    return tuple(
+        Device(
+            platform=device.platform,
+            kind=device.device_kind,
+            name=str(device),
+            memory_bytes=(device.memory_stats() or {}).get("bytes_limit"),
+        )
+        for device in jax.local_devices()
+    )
+
+
+def _prove_collectives(mesh: jax.sharding.Mesh) -> None:
+    """One all-reduce over every device, so that the links are up before a cell needs them."""
+    with jax.set_mesh(mesh):
+        ones = jax.jit(lambda: jnp.ones(mesh.size), out_shardings=jax.P("data"))()
+        total = int(jax.jit(jnp.sum, out_shardings=jax.P())(ones))
+    if total != mesh.size:
+        raise RuntimeError(f"an all-reduce of ones over {mesh.size} devices gave {total}")
+
+
+def _configure(wiring: PjrtWiring) -> None:
+    jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if wiring.cpu_devices:
+        jax.config.update("jax_num_cpu_devices", wiring.cpu_devices)
+    if wiring.cpu_devices > 1:
+        # Fewer threads than devices in flight deadlock gloo's collectives (docs/facts.md).
+        os.environ["NPROC"] = str(max(16, 4 * wiring.cpu_devices))
+
+
+def _join(wiring: PjrtWiring) -> None:
+    shared = distributed.global_state
+    shared.process_id = wiring.rank
+    shared.num_processes = wiring.world_size
+    shared.coordinator_address = wiring.address
+    shared.client = _jax.get_distributed_runtime_client(
+        wiring.address,
+        wiring.rank,
+        init_timeout=_CONNECT_TIMEOUT_S,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
+        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        use_compression=True,
+        shutdown_on_destruction=False,
+    )
+    shared.client.connect()

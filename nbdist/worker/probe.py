@@ -1,0 +1,91 @@
+"""The engine's end of the stream: a thread that sends what the rank says.
+
+Records are batched (at most 20 messages a second unless a batch is full) and pushed over a
+CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, as it
+would on a pipe.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+if TYPE_CHECKING:
+    from nbdist.records import Speech, StreamAddress
+
+BATCH_INTERVAL_S = 0.05
+PENDING_LIMIT_BYTES = 16 << 20
+_LINGER_MS = 2000
+_BATCHES_UNDER_WAY = 4
+
+
+class Probe:
+    """Sends records in the order they were said, from any thread."""
+
+    def __init__(self, address: StreamAddress) -> None:
+        self._address = address
+        self._encoder = msgspec.msgpack.Encoder()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._urgent = False
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._pump, name="nbdist-probe", daemon=True)
+        self._thread.start()
+
+    def say(self, record: Speech, *, urgent: bool = False) -> None:
+        """Queue a record; an urgent one takes all that is pending with it at once.
+
+        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent.
+        """
+        frame = self._encoder.encode(record)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._pending_bytes < PENDING_LIMIT_BYTES or self._closing
+            )
+            first = not self._pending
+            self._pending.append(frame)
+            self._pending_bytes += len(frame)
+            self._urgent |= urgent
+            if first or urgent:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what is pending and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(2 * _LINGER_MS / 1000 + 1)
+
+    def _pump(self) -> None:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        socket.linger = _LINGER_MS
+        socket.immediate = True  # nothing is queued for a notebook that is not there
+        socket.sndhwm = _BATCHES_UNDER_WAY
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = self._address.server_key
+        socket.connect(self._address.url)
+        with socket:
+            while (batch := self._take()) is not None and self._await_room(socket):
+                socket.send_multipart(batch)
+
+    def _await_room(self, socket: zmq.Socket[bytes]) -> bool:
+        """Wait as long as it takes, but not once the probe is being closed."""
+        while not socket.poll(_LINGER_MS, zmq.POLLOUT):
+            if self._closing:
+                return False
+        return True
+
+    def _take(self) -> list[bytes] | None:
+        """The next batch; None when the probe is closed and nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            self._changed.wait_for(lambda: self._urgent or self._closing, BATCH_INTERVAL_S)
+            batch, self._pending = self._pending, []
+            self._pending_bytes = 0
+            self._urgent = False
+            self._changed.notify_all()
+            return batch or None

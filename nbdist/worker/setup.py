@@ -1,0 +1,95 @@
+"""What the session asks of a fresh engine, one call each, by ipyparallel's `apply`.
+
+The frameworks' modules are imported by the call that needs them: an engine without JAX never
+imports ours that lean on it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from nbdist.records import RANK_VARIABLE, WorkerHello
+from nbdist.worker import loop, state
+from nbdist.worker.shell import engine_shell
+
+if TYPE_CHECKING:
+    from nbdist.records import (
+        Device,
+        Framework,
+        MirroredWiring,
+        PjrtWiring,
+        StrategyName,
+        WorkerIdentity,
+    )
+
+RUN = "_nbdist_run"
+RUN_ASYNC = "_nbdist_run_async"
+_PACKAGES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax",)}
+
+
+def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
+    """Who this engine is and what it has."""
+    versions = {"python": platform.python_version()}
+    for framework in frameworks:
+        for package in _PACKAGES[framework]:
+            versions[package] = importlib.metadata.version(package)
+    rank = int(os.environ[RANK_VARIABLE])
+    return WorkerHello(rank=rank, host=socket.gethostname(), pid=os.getpid(), versions=versions)
+
+
+def become(identities: dict[int, WorkerIdentity]) -> None:
+    """Take the rank: from here on output goes to the notebook, and cells can run."""
+    worker = state.become(identities[int(os.environ[RANK_VARIABLE])])
+    namespace = {"rank": worker.rank, "world_size": worker.world_size, "report": worker.report}
+    engine_shell().push(namespace, interactive=False)
+    engine_shell().push({RUN: loop.run, RUN_ASYNC: loop.run_async}, interactive=False)
+    # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
+    engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
+
+
+def reserve_port() -> int:
+    """Find and hold a port for TensorFlow's server."""
+    from nbdist.worker import mirrored
+
+    return mirrored.reserve_port()
+
+
+def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
+    """Build MultiWorkerMirroredStrategy; every rank has to be asked at once."""
+    from nbdist.worker import mirrored
+
+    devices = mirrored.build(wiring[state.current().rank])
+    _prepare_keras()
+    _offer("mirrored")
+    return devices
+
+
+def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
+    """Join JAX's processes and make the mesh; every rank has to be asked at once."""
+    from nbdist.worker import pjrt
+
+    devices = pjrt.build(wiring[state.current().rank])
+    _prepare_keras()
+    _offer("pjrt")
+    engine_shell().push({"mesh": state.current().strategies["pjrt"].mesh}, interactive=False)
+    return devices
+
+
+def _offer(name: StrategyName) -> None:
+    """`strategy` is the one that was built first, until a cell asks for another."""
+    strategies = state.current().strategies
+    if len(strategies) == 1:
+        engine_shell().push({"strategy": strategies[name]}, interactive=False)
+
+
+def _prepare_keras() -> None:
+    if importlib.util.find_spec("keras") is not None:
+        from nbdist.worker import keras_report
+
+        keras_report.apply()

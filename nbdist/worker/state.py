@@ -1,0 +1,112 @@
+"""What this engine is: its rank, its probe, its strategies. One per process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from nbdist.records import Metrics
+from nbdist.worker.output import RankDisplayPublisher, RankStream, watch_descriptor
+from nbdist.worker.probe import Probe
+from nbdist.worker.shell import engine_shell
+
+if TYPE_CHECKING:
+    from nbdist.records import Speech, StrategyName, WorkerIdentity
+
+
+class Worker:
+    """One rank. Created when the engine is told who it is."""
+
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self.rank = identity.rank
+        self.world_size = identity.world_size
+        self.cell = 0
+        self.strategies: dict[StrategyName, Any] = {}
+        self._probe = Probe(identity.stream)
+        self._reported_steps = 0
+        self._cell_started = time.perf_counter()
+
+    def say(self, record: Speech, *, urgent: bool = False) -> None:
+        self._probe.say(record, urgent=urgent)
+
+    def said(self) -> dict[str, Any]:
+        """The fields that every record begins with."""
+        return {"rank": self.rank, "cell": self.cell}
+
+    def begin_cell(self, number: int) -> None:
+        self.cell = number
+        self._reported_steps = 0
+        self._cell_started = time.perf_counter()
+
+    def end_cell(self) -> None:
+        """Output that threads write from here on belongs to no cell."""
+        self.cell = 0
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._cell_started
+
+    def report(self, epoch: int = -1, step: int | None = None, **metrics: Any) -> None:
+        """Show scalars of this rank in the notebook, live.
+
+        Args:
+            epoch: the epoch they belong to, counting from 1; left out, there is none.
+            step: the step they belong to; left out, reports without an epoch are counted.
+            **metrics: named scalars; anything that `float` takes.
+        """
+        if step is None:
+            self._reported_steps += 1
+            step = -1 if epoch >= 0 else self._reported_steps
+        own = {name: _scalar(name, value) for name, value in metrics.items()}
+        self.say(Metrics(epoch=epoch, step=step, time_s=self.seconds(), own=own, **self.said()))
+
+    def report_epoch(self, epoch: int, own: dict[str, float], shared: dict[str, float]) -> None:
+        """Show an epoch's scalars: this rank's own, and those reduced over all ranks."""
+        said = self.said()
+        seconds = self.seconds()
+        self.say(Metrics(epoch=epoch, step=-1, time_s=seconds, own=own, shared=shared, **said))
+
+    def scope(self, strategy: StrategyName | None) -> contextlib.AbstractContextManager[object]:
+        """The scope of the strategy, or of none; raises LookupError when it was not built."""
+        if strategy is None:
+            return contextlib.nullcontext()
+        if strategy not in self.strategies:
+            raise LookupError(f"strategy {strategy!r} is not built on rank {self.rank}")
+        scope: contextlib.AbstractContextManager[object] = self.strategies[strategy].scope()
+        return scope
+
+    def take_over_output(self) -> None:
+        """From here on, what this process prints and displays goes to the notebook."""
+        shell = engine_shell()
+        sys.stdout = RankStream("stdout", self.said, self.say)
+        watch_descriptor(sys.stdout.write)
+        sys.stderr = RankStream("stderr", self.said, self.say)
+        shell.display_pub = RankDisplayPublisher(self.said, self.say, parent=shell)
+
+
+def _scalar(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"report({name}={value!r}): not a scalar ({error})") from None
+
+
+_worker: Worker | None = None
+
+
+def become(identity: WorkerIdentity) -> Worker:
+    """Make this process the rank that `identity` names, and its output the notebook's."""
+    global _worker  # noqa: PLW0603 - a process is one rank; requests that come later must find it
+    if _worker is not None:
+        raise RuntimeError(f"this engine is rank {_worker.rank} already")
+    _worker = Worker(identity)
+    _worker.take_over_output()
+    return _worker
+
+
+def current() -> Worker:
+    """The rank that this process is."""
+    if _worker is None:
+        raise RuntimeError("this engine has not been told its rank")
+    return _worker

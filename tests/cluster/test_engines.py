@@ -1,0 +1,90 @@
+"""ipyparallel's own traps, each with the cure that is leant on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nbdist.cluster import engines as engines_module
+from nbdist.cluster import environment
+from nbdist.cluster.engines import Engines
+from nbdist.errors import StartError
+from nbdist.records import ClusterRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FREEZE_S = 7.0  # longer than the 5 s for which an engine waits by default
+
+
+def bring_up(folder: Path, *, freeze: bool) -> list[int]:
+    """Start one engine; with `freeze`, the controller answers nothing for a while meanwhile."""
+    (folder / "log").mkdir()
+    (folder / "security").mkdir()
+    engines = Engines(ClusterRequest(hosts=1, frameworks=()), folder, timeout_s=25)
+    try:
+        engines.start_controller()
+        engines.await_imports()
+        controller = engines._cluster.controller.pid
+        if freeze:
+            os.kill(controller, signal.SIGSTOP)
+            threading.Timer(FREEZE_S, os.kill, (controller, signal.SIGCONT)).start()
+        started = time.monotonic()
+        engines.launch()
+        engines.connect()
+        assert not freeze or time.monotonic() - started > FREEZE_S - 1
+        return engines.apply(os.getpid)
+    finally:
+        engines.stop()
+
+
+def test_a_controller_that_is_slow_to_answer_loses_no_engine(tmp_path: Path) -> None:
+    assert len(bring_up(tmp_path, freeze=True)) == 1
+
+
+def test_without_the_cure_the_engine_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uncured = [a for a in engines_module.ENGINE_ARGS if not a.startswith("--IPEngine.timeout")]
+    monkeypatch.setattr(engines_module, "ENGINE_ARGS", tuple(uncured))
+    with pytest.raises(StartError, match="rank 0 died while it was started") as error:
+        bring_up(tmp_path, freeze=True)
+    assert "Registration timed out" in str(error.value)
+
+
+def test_an_engine_that_cannot_start_is_shown_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        engines_module, "ENGINE_ARGS", (*engines_module.ENGINE_ARGS, "--IPEngine.timeout=soon")
+    )
+    with pytest.raises(StartError, match="rank 0 died") as error:
+        bring_up(tmp_path, freeze=False)
+    assert "timeout" in str(error.value)
+
+
+def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = environment.of_ranks
+    monkeypatch.setattr(environment, "of_ranks", lambda request: real(request)[::-1])
+    (tmp_path / "log").mkdir()
+    (tmp_path / "security").mkdir()
+    engines = Engines(ClusterRequest(hosts=2, frameworks=()), tmp_path, timeout_s=25)
+    try:
+        engines.start_controller()
+        engines.await_imports()
+        for _ in range(3):  # restarts give new ids
+            engines.launch()
+            engines.connect()
+            assert engines.apply(os.getenv, "NBDIST_RANK") == ["0", "1"]
+            engines.restart()
+        assert min(engines._former_ids) < 2
+        assert max(engines._former_ids) >= 4
+    finally:
+        engines.stop()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.cluster import environment, hosts
+from nbdist.errors import UsageError
+from nbdist.records import ClusterRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def request(**changes: object) -> ClusterRequest:
+    return ClusterRequest(**{"hosts": 2, "frameworks": ("jax",), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "number"), [(["4", "hosts"], None), (["4"], None), ([], 4), (["hosts"], 4)]
+)
+def test_three_ways_to_say_four_hosts(words: list[str], number: int | None) -> None:
+    assert hosts.count_hosts(words, number) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "says"),
+    [
+        ([], None, "how many hosts"),
+        (["gpu1", "gpu2:8"], None, "unknown hosts 'gpu1 gpu2:8'"),
+        (["4"], 3, "-n 3 and '4'"),
+        (["$(reboot)"], None, r"unknown hosts '\$\(reboot\)'"),
+    ],
+)
+def test_unknown_hosts_say_what_to_type(words: list[str], number: int | None, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
+        hosts.count_hosts(words, number)
+    assert "4 hosts" in str(error.value) or "one of them" in str(error.value)
+
+
+@pytest.mark.parametrize("count", [0, -3, 10_000])
+def test_no_hosts_or_far_too_many_are_refused(count: int) -> None:
+    with pytest.raises(UsageError, match=f"{count} hosts .*type a number"):
+        hosts.check(request(hosts=count), 400_000_000)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as error:
+        hosts.check(request(hosts=0, cpus_per_worker=9999, devices_per_host=-1), 1)
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts.importlib.util, "find_spec", lambda name: name == "jax" or None)
+    assert hosts.choose_frameworks(None) == ("jax",)
+    with pytest.raises(UsageError, match=r'tensorflow cannot.*%pip install "nbdist\[tensorflow\]"'):
+        hosts.choose_frameworks("both")
+
+
+def test_an_unknown_framework_names_the_choices() -> None:
+    with pytest.raises(UsageError, match="'torch': choose from tensorflow, jax, both"):
+        hosts.choose_frameworks("torch")
+
+
+def test_env_words() -> None:
+    assert hosts.parse_env(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
+    with pytest.raises(UsageError, match=r"'C' '=d': type NAME=VALUE"):
+        hosts.parse_env(["A=1", "C", "=d"])
+
+
+@given(st.integers(0, 16), st.integers(1, 16))
+def test_gpus_are_divided_so_that_no_rank_is_without(count: int, ranks: int) -> None:
+    gpus = [str(i) for i in range(count)]
+    shares = hosts.divide_gpus(gpus, ranks, 0)
+    assert len(shares) == ranks
+    if count >= ranks:
+        assert sorted(g for share in shares for g in share) == sorted(gpus)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    elif count:
+        assert all(len(share) == 1 for share in shares)
+
+
+def test_gpus_by_number_for_each() -> None:
+    assert hosts.divide_gpus(["0", "1", "2", "3"], 2, 1) == [("0",), ("1",)]
+
+
+def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in program answers: the machines that test this have no GPU."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0\necho 1\necho 2\necho 3\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert hosts.visible_gpus() == ("0", "1", "2", "3")
+    own = environment.of_ranks(request())
+    assert [values["CUDA_VISIBLE_DEVICES"] for values in own] == ["0,1", "2,3"]
+    with pytest.raises(UsageError, match="need 6 GPUs, and 4 are visible"):
+        hosts.check(request(devices_per_host=3), 1)
+
+
+def test_only_gpus_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    assert hosts.visible_gpus() == ("2", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert hosts.visible_gpus() == ()
+
+
+def test_the_users_environment_wins() -> None:
+    assert environment.shared(request(env={"KERAS_BACKEND": "torch"}))["KERAS_BACKEND"] == "torch"
+    assert environment.shared(request(cpus_per_worker=1))["OMP_NUM_THREADS"] == "1"
+
+
+def test_cores_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts.os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    assert hosts.divide_cores(3, 2) == [(0, 1), (2, 3), (0, 1)]
+    assert hosts.divide_cores(2, 0) == [(), ()]

@@ -1,0 +1,120 @@
+"""A real Jupyter kernel, as a front end sees it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from jupyter_client.manager import KernelManager
+
+TIMEOUT_S = 120
+
+
+@dataclass
+class Execution:
+    """What came of one cell."""
+
+    status: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    plain: list[str] = field(default_factory=list)
+    ename: str = ""
+    traceback: str = ""
+    sent_bytes: int = 0
+    messages: int = 0
+
+    def check(self) -> Self:
+        assert self.status == "ok", f"{self.status}: {self.traceback or self.stderr}"
+        return self
+
+
+class Kernel:
+    """Starts an ipykernel and runs cells in it.
+
+    Args:
+        command: another way to start it, as in a kernel specification.
+    """
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        spec = self.manager.kernel_spec
+        assert spec is not None
+        spec.argv[0] = sys.executable
+
+    def __enter__(self) -> Self:
+        self.manager.start_kernel()
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel()
+        self.manager.cleanup_resources()
+
+    def send(self, code: str) -> str:
+        """Queue a cell; `collect` has what comes of it."""
+        return self.client.execute(code)
+
+    def run(self, code: str) -> Execution:
+        return self.collect(self.send(code))
+
+    def collect(self, request: str) -> Execution:
+        """Take in all messages of a cell until it is idle and answered."""
+        done = Execution()
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            message = self._next(deadline)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            done.messages += 1
+            done.sent_bytes += len(json.dumps(message["content"], default=str))
+            if self._take(done, message):
+                break
+        done.status = self.reply(request)["status"]
+        return done
+
+    def complete(self, code: str) -> Any:
+        """What the kernel offers at the end of `code`."""
+        return self.reply(self.client.complete(code, len(code)))
+
+    def wait_for_text(self, request: str, text: str) -> None:
+        """Wait until a running cell has shown `text` on standard output."""
+        seen = ""
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in seen:
+            message = self._next(deadline)
+            if message["parent_header"].get("msg_id") == request:
+                seen += message["content"].get("text", "")
+
+    def _next(self, deadline: float) -> Any:
+        return self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+
+    def reply(self, request: str) -> Any:
+        """The content of the kernel's answer to a request."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if reply["parent_header"].get("msg_id") == request:
+                return reply["content"]
+        raise queue.Empty
+
+    @staticmethod
+    def _take(done: Execution, message: Any) -> bool:
+        """Note one message; True when the kernel is idle again."""
+        content, kind = message["content"], message["msg_type"]
+        if kind == "stream" and content["name"] == "stdout":
+            done.stdout += content["text"]
+        elif kind == "stream":
+            done.stderr += content["text"]
+        elif kind in ("display_data", "update_display_data", "execute_result"):
+            done.plain.append(content["data"].get("text/plain", ""))
+        elif kind == "error":
+            done.ename = content["ename"]
+            done.traceback = "\n".join(content["traceback"])
+        return kind == "status" and content["execution_state"] == "idle"

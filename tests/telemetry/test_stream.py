@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from nbdist.records import Output, Speech, StreamAddress
+from nbdist.telemetry.logs import OutputLogs
+from nbdist.telemetry.stream import Receiver
+from nbdist.worker.probe import PENDING_LIMIT_BYTES, Probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKERS, RECORDS = 16, 2000
+
+
+class Heard:
+    """Collects records until there are as many as were expected."""
+
+    def __init__(self, expected: int) -> None:
+        self.records: list[Speech] = []
+        self._expected = expected
+        self._all = threading.Event()
+
+    def __call__(self, record: Speech) -> None:
+        self.records.append(record)
+        if len(self.records) >= self._expected:
+            self._all.set()
+
+    def wait(self) -> None:
+        assert self._all.wait(30), f"{len(self.records)} of {self._expected} arrived"
+
+
+def text(rank: int, number: int) -> Output:
+    return Output(rank=rank, cell=1, stream="stdout", text=f"{number}\n")
+
+
+def test_every_record_arrives_in_each_ranks_order() -> None:
+    heard = Heard(WORKERS * RECORDS)
+    with Receiver(heard) as receiver:
+        probes = [Probe(receiver.address) for _ in range(WORKERS)]
+        for number in range(RECORDS):
+            for rank, probe in enumerate(probes):
+                probe.say(text(rank, number))
+        heard.wait()
+        for probe in probes:
+            probe.close()
+    for rank in range(WORKERS):
+        own = [r.text for r in heard.records if isinstance(r, Output) and r.rank == rank]
+        assert own == [f"{number}\n" for number in range(RECORDS)]
+
+
+def test_without_the_key_nothing_can_be_said() -> None:
+    heard = Heard(1)
+    with Receiver(heard) as receiver:
+        wrong, _ = zmq.curve_keypair()
+        strangers = [
+            zmq.Context.instance().socket(zmq.PUSH),
+            zmq.Context.instance().socket(zmq.PUSH),
+        ]
+        strangers[1].curve_publickey, strangers[1].curve_secretkey = zmq.curve_keypair()
+        strangers[1].curve_serverkey = wrong
+        for stranger in strangers:
+            stranger.connect(receiver.address.url)
+            stranger.send(msgspec.msgpack.encode(text(9, 9)))
+        known = Probe(receiver.address)
+        known.say(text(0, 0))
+        heard.wait()
+        known.close()
+        for stranger in strangers:
+            stranger.close(linger=0)
+    assert [r.rank for r in heard.records] == [0]
+
+
+def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
+    heard = Heard(1)
+    with Receiver(heard) as receiver:
+        public, secret = zmq.curve_keypair()
+        socket = zmq.Context.instance().socket(zmq.PUSH)
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+        socket.curve_serverkey = receiver.address.server_key
+        socket.connect(receiver.address.url)
+        socket.send_multipart([b"\xc1 no record", msgspec.msgpack.encode(text(3, 0))])
+        heard.wait()
+        socket.close()
+    assert [r.rank for r in heard.records] == [3]
+
+
+def test_a_writer_waits_when_nobody_reads() -> None:
+    """Text is never lost: with no receiver, `say` blocks instead of dropping."""
+    public, _ = zmq.curve_keypair()
+    probe = Probe(StreamAddress(url="tcp://127.0.0.1:1", server_key=public))
+    big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
+    finished = threading.Event()
+
+    def write() -> None:
+        for _ in range(3):
+            probe.say(big)
+        finished.set()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    assert not finished.wait(1)
+    probe.close()
+    assert finished.wait(10), "closing the probe lets writers go"
+    writer.join()
+
+
+def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
+    logs = OutputLogs(tmp_path)
+    for number in range(1000):
+        for rank in range(2):
+            logs.take(text(rank, number))
+    assert logs.read(1) == "".join(f"{number}\n" for number in range(1000))
+    assert logs.read(5) == ""
+    logs.close()

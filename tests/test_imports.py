@@ -1,0 +1,42 @@
+"""What an import of ours costs is decided by what it pulls in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"tensorflow", "jax", "jaxlib", "keras", "numpy", "ipyparallel", "ipywidgets", "sklearn"}
+
+
+def loaded_after(code: str) -> set[str]:
+    program = f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert not HEAVY & loaded_after("import nbdist")
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "jax", "keras"])
+def test_the_notebook_side_never_loads_a_framework(name: str) -> None:
+    assert name not in loaded_after("import nbdist.magics, nbdist.session")
+
+
+def test_every_public_name_is_there() -> None:
+    import nbdist
+
+    for name in nbdist.__all__:
+        assert getattr(nbdist, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import nbdist
+
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = nbdist.nothing_of_the_kind  # type: ignore[attr-defined]

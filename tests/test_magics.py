@@ -1,0 +1,192 @@
+"""The magics, in an IPython shell and in a real notebook kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from IPython.core.error import UsageError as IPythonUsageError
+
+import nbdist
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from tests.kernels import Kernel
+
+NEED_A_CLUSTER = {
+    "dist_status": "",
+    "dist_stop": "",
+    "dist_restart": "",
+    "dist_logs": "0",
+    "dist_push": "a",
+    "dist_pull": "a",
+}
+
+
+@pytest.mark.parametrize("magic", NEED_A_CLUSTER)
+def test_a_magic_before_the_start_says_what_to_type(shell: InteractiveShell, magic: str) -> None:
+    shell.user_ns["a"] = 1
+    with pytest.raises(nbdist.NoClusterError, match=f"%{magic} needs .* %dist_start 4 hosts"):
+        shell.run_line_magic(magic, NEED_A_CLUSTER[magic])
+
+
+def test_a_cell_before_the_start_says_what_to_type(shell: InteractiveShell) -> None:
+    with pytest.raises(nbdist.NoClusterError, match="%%dist_run needs"):
+        shell.run_cell_magic("dist_run", "", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "how many hosts"),
+        ("gpu1 gpu2", "unknown hosts 'gpu1 gpu2'"),
+        ("0", "0 hosts is too few"),
+        ("10000 hosts", "10000 hosts need about"),
+        ("2 --env NOVALUE", "'NOVALUE': type NAME=VALUE"),
+    ],
+)
+def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: str) -> None:
+    with pytest.raises(nbdist.UsageError, match=says):
+        shell.run_line_magic("dist_start", line)
+    with pytest.raises(nbdist.NoClusterError):
+        shell.run_line_magic("dist_status", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("4 --no-such-option", "unrecognized arguments: --no-such-option"),
+        ("4 --framework torch", "choose from"),
+        ("-n many", "invalid int value: 'many'"),
+    ],
+)
+def test_bad_options_are_usage_errors(shell: InteractiveShell, line: str, says: str) -> None:
+    with pytest.raises(IPythonUsageError, match=re.escape(says)):
+        shell.run_line_magic("dist_start", line)
+
+
+def test_help_shows_the_options(shell: InteractiveShell) -> None:
+    text = shell.magics_manager.magics["line"]["dist_start"].__doc__
+    assert "--devices-per-host" in text
+    assert "virtual CPU devices" in text
+
+
+# In a real kernel; two workers were started in it by the fixture.
+
+
+def test_a_cell_is_shown_by_rank(kernel: Kernel) -> None:
+    done = kernel.run("%%dist_run\nprint('hi')\nrank").check()
+    assert re.search(r"^\[0-1@.+\] hi$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\[1@.+\] Out: 1$", done.stdout, re.MULTILINE)
+
+
+def test_rich_displays_reach_the_front_end(kernel: Kernel) -> None:
+    done = kernel.run(
+        "%%dist_run -t 1\nfrom IPython.display import HTML, display\n"
+        "handle = display(HTML('<i>first</i>'), display_id=True)\nhandle.update(HTML('then'))"
+    ).check()
+    assert done.plain == ["<IPython.core.display.HTML object>"] * 2
+
+
+def test_a_second_start_says_what_runs(kernel: Kernel) -> None:
+    done = kernel.run("%dist_start 3")
+    assert done.ename == "UsageError"
+    assert "of 2 workers: jax> is running" in done.traceback
+    assert "%dist_restart" in done.traceback
+
+
+def test_status_push_pull_and_logs(kernel: Kernel) -> None:
+    kernel.run("a = [1, 2]\n%dist_push a").check()
+    kernel.run("%%dist_run\nb = a + [rank]").check()
+    assert kernel.run("%dist_pull b -r 1 -o c\nc").check().plain == ["[1, 2, 1]"]
+    assert kernel.run("%dist_pull b\nb").check().plain == ["[[1, 2, 0], [1, 2, 1]]"]
+    kernel.run("%%dist_run\nprint('for the log')").check()
+    assert "for the log" in kernel.run("%dist_logs 1").check().stdout
+    assert "2 workers, 2 idle" in kernel.run("%dist_status").check().plain[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "ename", "says"),
+    [
+        ("%dist_push nothing", "UsageError", "no such name in the notebook: nothing"),
+        ("%dist_pull nothing", "TransferError", "rank 0: nothing; rank 1: nothing"),
+        ("%dist_pull a b -o c", "UsageError", "-o c names one object, and 2 are pulled"),
+        ("import threading; x = threading.Lock()\n%dist_push x", "TransferError", "x (lock)"),
+        ("%%dist_run -t 5\n1", "UsageError", "there is no rank 5"),
+        ("%%dist_run --strategy mirrored\n1", "UsageError", "needs tensorflow"),
+        ("%%dist_run\n \n", "UsageError", "the cell is empty"),
+        ("%dist_logs 9", "UsageError", "no rank 9"),
+    ],
+)
+def test_bad_input_is_one_error(kernel: Kernel, code: str, ename: str, says: str) -> None:
+    done = kernel.run(code)
+    assert (done.status, done.ename) == ("error", ename)
+    assert says in done.traceback
+    assert "Traceback" not in done.traceback
+
+
+def test_the_run_is_kept_under_a_name(kernel: Kernel) -> None:
+    kernel.run("%%dist_run -o run\nreport(epoch=1, loss=rank)").check()
+    assert kernel.run("run.last('loss')").check().plain == ["0.5"]
+    assert "epoch 1" in kernel.run("run.table('loss')").check().plain[0]
+
+
+def test_an_error_is_red_and_stops_the_queue(kernel: Kernel) -> None:
+    first = kernel.send("%%dist_run\nx = 1\nif rank == 1:\n    x / 0")
+    queued = kernel.client.execute("ran = True")
+    done = kernel.collect(first)
+    assert (done.status, done.ename) == ("error", "CellError")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.traceback)
+    assert re.search(r"Cell In\[\d+\], line 4", text)
+    assert re.search(r"ZeroDivisionError on rank 1@\S+: division by zero", text)
+    assert kernel.reply(queued)["status"] == "aborted"
+
+
+def test_an_interrupt_of_the_kernel_stops_the_workers(kernel: Kernel) -> None:
+    request = kernel.send(
+        "%%dist_run\nimport time\nprint('in')\nhung = True\ntime.sleep(100)\nhung = 0"
+    )
+    kernel.wait_for_text(request, "in")
+    kernel.manager.interrupt_kernel()
+    done = kernel.collect(request)
+    assert done.ename == "KeyboardInterrupt"
+    assert "Out: True" in kernel.run("%%dist_run\nhung").check().stdout
+
+
+def test_4000_lines_of_each_rank_cost_the_browser_little_and_lose_nothing(kernel: Kernel) -> None:
+    done = kernel.run(
+        "%%dist_run\nfor i in range(8000):\n    print(f'{rank} counts {i:06d}')"
+    ).check()
+    assert done.sent_bytes < 1_000_000
+    log = kernel.run("%dist_logs 1").check().stdout
+    assert [line for line in log.splitlines() if " counts " in line] == [
+        f"1 counts {i:06d}" for i in range(8000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offers"),
+    [
+        ("%dist_start 4 --f", {"--framework"}),
+        ("%dist_start 4 --framework ", {"tensorflow", "jax", "both"}),
+        ("%dist_start --framework t", {"tensorflow"}),
+        ("%%dist_run --s", {"--strategy"}),
+        ("%%dist_run --strategy p", {"pjrt"}),
+    ],
+)
+def test_options_and_choices_are_completed(kernel: Kernel, typed: str, offers: set[str]) -> None:
+    reply = kernel.complete(typed)
+    assert offers <= set(reply["matches"])
+    assert typed[reply["cursor_start"] : reply["cursor_end"]] == typed.split(" ")[-1]
+
+
+def test_a_plain_interrupt_outside_of_cells_is_left_alone() -> None:
+    """The test process itself: no handler of ours stays behind."""
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        threading.Event().wait(5)

@@ -1,0 +1,86 @@
+"""The `await` that hangs an engine, with the cure and without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nbdist
+from nbdist.worker import ipykernel_patch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AWAITS = "import asyncio\nawait asyncio.sleep(0.01)"
+UNCURED_ENGINE = "tests.worker.test_ipykernel_patch:uncured_engine"
+
+
+def uncured_engine(args: dict[str, object], announce: object) -> None:
+    """An engine as ours, without the patch."""
+    from ipyparallel.engine.app import IPEngine
+
+    IPEngine.launch_instance(argv=args["argv"])
+
+
+@pytest.fixture
+def uncured(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
+    from nbdist.cluster import launch
+
+    monkeypatch.setattr(launch, "ENGINE_TARGET", UNCURED_ENGINE)
+    with nbdist.Cluster(hosts=1, framework="jax") as running:
+        yield running
+
+
+def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
+    answer = cluster._engines._view([0]).execute(AWAITS, silent=False, block=False)
+    assert answer.wait(10)
+    assert answer.status == ["ok"]
+
+
+def test_without_the_cure_it_never_answers(uncured: nbdist.Cluster) -> None:
+    """When this fails, ipykernel has mended it: take the patch out."""
+    answer = uncured._engines._view([0]).execute(AWAITS, silent=False, block=False)
+    assert not answer.wait(5)
+
+
+def interrupt_in_a_storm(cluster: nbdist.Cluster) -> bool:
+    """Send SIGINT all the time while requests that are not the user's code are handled.
+
+    Returns:
+        Whether the engine lived and answered every request.
+    """
+    pid = cluster.workers()[0].pid
+    view = cluster._engines._view([0])
+    answers = []
+    for _ in range(150):
+        answers.append(view.apply_async(sum, range(2000)))
+        for _ in range(5):
+            try:
+                os.kill(pid, signal.SIGINT)
+            except ProcessLookupError:
+                return False
+            time.sleep(0.001)
+    return all(answer.wait(5) for answer in answers)
+
+
+def test_interrupts_lose_no_reply(cluster: nbdist.Cluster) -> None:
+    assert interrupt_in_a_storm(cluster)
+    assert cluster.run("rank", ranks="0").results == {0: "0"}
+
+
+def test_without_the_cure_interrupts_do_harm(
+    uncured: nbdist.Cluster,
+) -> None:
+    """When this fails, ipykernel has mended it: take the patch out."""
+    assert not interrupt_in_a_storm(uncured)
+
+
+def test_other_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipykernel_patch.ipykernel, "version_info", (8, 0, 0))
+    before = dict(vars(ipykernel_patch.IPythonParallelKernel))
+    ipykernel_patch.apply()
+    assert dict(vars(ipykernel_patch.IPythonParallelKernel)) == before

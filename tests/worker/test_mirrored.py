@@ -1,0 +1,188 @@
+"""TensorFlow on real engines: wiring, and Keras against one process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zmq
+
+import nbdist
+from nbdist.cluster import wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = textwrap.dedent("""
+    import keras, numpy as np
+    from sklearn.datasets import load_digits
+    digits = load_digits()
+    images = (digits.data[:960] / 16).astype("float32")
+    labels = digits.target[:960]
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="tanh"),
+                              keras.layers.Dense(10)])
+    model.compile(
+        optimizer=OPTIMIZER,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"])
+    history = model.fit(images, labels, batch_size=96, epochs=3, shuffle=False,
+                        validation_data=(images[:192], labels[:192]), verbose=0)
+    outcome = {
+        "history": history.history,
+        "evaluate": model.evaluate(images, labels, batch_size=96, verbose=0),
+        "predict": np.asarray(model.predict(images[:96], batch_size=96, verbose=0)).tolist(),
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
+""")
+OPTIMIZERS = {
+    "sgd": "keras.optimizers.SGD(0.1, momentum=0.9)",
+    "adam": "keras.optimizers.Adam(0.01)",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=3, framework="tensorflow") as running:
+        yield running
+
+
+def one_process(code: str) -> Any:
+    """What the same code gives in plain TensorFlow, in a process of its own."""
+    program = f"{code}\nimport json; print(json.dumps(outcome))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def close(ours: Any, reference: Any) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(reference), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
+    code = MODEL.replace("OPTIMIZER", OPTIMIZERS[name])
+    reference = one_process(code)
+    cluster.run(code)
+    outcomes = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+    for outcome in outcomes:
+        for metric, values in reference["history"].items():
+            close(outcome["history"][metric], values)
+        close(outcome["evaluate"], reference["evaluate"])
+        close(outcome["predict"], reference["predict"])
+        for ours, theirs in zip(outcome["weights"], reference["weights"], strict=True):
+            close(ours, theirs)
+
+
+def test_fit_shows_each_epoch_with_each_workers_loss(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace(", verbose=0)", ")", 1)
+    run = cluster.run(code)
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
+    history = cluster.pull(["outcome"], ranks="0")[0]["outcome"]["history"]
+    for epoch in (1, 2, 3):
+        of_epoch = [m for m in run.metrics if m.epoch == epoch]
+        own = [m.own["loss"] for m in of_epoch]
+        assert len(set(own)) == 3, "each rank saw other samples"
+        close(np.mean(own), history["loss"][epoch - 1])
+        assert {m.shared["loss"] for m in of_epoch} == {history["loss"][epoch - 1]}
+        assert "val_accuracy" in of_epoch[0].shared
+
+
+def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
+    """When this fails, Keras has mended it: take the patch out."""
+    undo = (
+        "from nbdist.worker import keras_patch as p\n"
+        "p.keras_trainer.reduce_per_replica = p._reduce_upstream\n"
+        "p.keras_trainer.TensorFlowTrainer._maybe_symbolic_build = p._build_upstream\n"
+    )
+    cluster.run(undo)
+    try:
+        with pytest.raises(nbdist.CellError):
+            cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]))
+    finally:
+        cluster.restart()
+
+
+def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        "from nbdist.worker import keras_patch as p\n"
+        "p.keras_trainer.reduce_per_replica = p._reduce_upstream\n"
+        "p.PATCHED_SERIES, kept = '9.9.', p.PATCHED_SERIES\n"
+        "p.apply()\n"
+        "untouched = p.keras_trainer.reduce_per_replica is p._reduce_upstream\n"
+        "p.PATCHED_SERIES = kept\np.apply()\nuntouched"
+    )
+    assert set(run.results.values()) == {"True"}
+
+
+def test_tf_config_names_every_worker_and_the_chief_is_index_0(cluster: nbdist.Cluster) -> None:
+    cluster.run("import os, json\nconfig = json.loads(os.environ['TF_CONFIG'])")
+    configs = [objects["config"] for objects in cluster.pull(["config"]).values()]
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
+    assert len({json.dumps(config["cluster"]) for config in configs}) == 1
+    assert len(set(configs[0]["cluster"]["worker"])) == 3
+    run = cluster.run("strategy.cluster_resolver.task_id == 0")
+    assert run.results == {0: "True", 1: "False", 2: "False"}
+
+
+def test_a_cell_is_inside_the_scope_of_its_strategy(cluster: nbdist.Cluster) -> None:
+    cell = "import tensorflow as tf\ntf.distribute.get_strategy() is strategy"
+    assert set(cluster.run(cell).results.values()) == {"True"}
+    assert set(cluster.run(cell, ranks="0").results.values()) == {"False"}
+
+
+def test_a_reserved_port_cannot_be_taken_by_a_stranger(cluster: nbdist.Cluster) -> None:
+    cluster.run("from nbdist.worker import mirrored\nport = mirrored.reserve_port()", ranks="0")
+    port = cluster.pull(["port"], ranks="0")[0]["port"]
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))
+    cluster.run("mirrored._held_ports.pop().close()", ranks="0")
+
+
+BUILD_AFTER_AN_OP = """
+import tensorflow as tf
+from nbdist.records import MirroredWiring, StreamAddress, WorkerIdentity
+from nbdist.worker import mirrored, state
+state._worker = state.Worker(WorkerIdentity(
+    rank=0, world_size=1, stream=StreamAddress(url="tcp://127.0.0.1:1", server_key=KEY)))
+tf.constant(1) + 1
+port = mirrored.reserve_port()
+outcome = mirrored.build(MirroredWiring(tf_config=CONFIG % port))[0].platform
+"""
+
+
+def test_an_op_before_the_strategy_is_mended() -> None:
+    key, _ = zmq.curve_keypair()
+    config = json.dumps(
+        {"cluster": {"worker": ["127.0.0.1:%d"]}, "task": {"type": "worker", "index": 0}}
+    )
+    code = f"KEY = {key!r}\nCONFIG = {config!r}\n{BUILD_AFTER_AN_OP}"
+    assert one_process(code) == "cpu"
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        one_process(
+            code.replace("tf.constant(1) + 1", "mirrored._context_exists = bool; tf.constant(1)")
+        )
+    assert "Collective ops must be configured at program startup" in error.value.stderr
+
+
+def test_wiring_is_the_same_for_all_but_the_index() -> None:
+    wired = wiring.mirrored(["a:1", "b:2"])
+    assert json.loads(wired[1].tf_config) == {
+        "cluster": {"worker": ["a:1", "b:2"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    joined = wiring.pjrt("h:9", 2, cpu_devices=4)
+    assert [(w.rank, w.world_size) for w in joined.values()] == [(0, 2), (1, 2)]
+    assert {(w.address, w.cpu_devices) for w in joined.values()} == {("h:9", 4)}
