@@ -137,19 +137,20 @@ class Phase(Record, frozen=True):
     detail: str = ""
 
 
-class StreamAddress(Record, frozen=True):
-    """Where engines send what they say; `server_key` is the CURVE public key (Z85)."""
+class SocketAddress(Record, frozen=True):
+    """A socket of the notebook's that engines connect to; `server_key` is its CURVE key (Z85)."""
 
     url: str
     server_key: bytes
 
 
 class WorkerIdentity(Record, frozen=True):
-    """A rank as it is told who it is."""
+    """A rank as it is told who it is, where it speaks to and where its cells come from."""
 
     rank: int
     world_size: int
-    stream: StreamAddress
+    stream: SocketAddress
+    dispatch: SocketAddress
 
 
 class WorkerHello(Record, frozen=True):

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbdist.errors import CellError, WorkerError
 from nbdist.records import CellEnded, Display, Metrics, Speech
@@ -14,7 +14,7 @@ from nbdist.views import labels
 from nbdist.views.metrics import MetricTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from nbdist.cluster.engines import Engines
     from nbdist.settings import Settings
@@ -100,21 +100,24 @@ class CellWatch:
         if not self._over:
             self._heard.put(record)
 
-    def follow(self, code: str) -> None:
+    def follow(self, send: Callable[[Sequence[int]], None]) -> None:
         """Send the cell and show it until it is over.
+
+        Args:
+            send: sends it to ranks.
 
         Raises:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
         try:
-            answer = self._engines.execute(code, sorted(self.running))
+            send(sorted(self.running))
         except WorkerError:
             self.running.clear()
             raise
         try:
             while self.running and not self._first_failure():
                 self._show_for(_POLL_S)
-                self._check_alive(answer)
+                self._check_alive()
             self._stop_others()
         except KeyboardInterrupt:
             self._interrupt()
@@ -152,8 +155,8 @@ class CellWatch:
     def _first_failure(self) -> CellEnded | None:
         return next((e for e in self._ended.values() if e.status == "error"), None)
 
-    def _check_alive(self, answer: Any) -> None:
-        """A rank that died, or whose engine skipped the cell, will never say that it ended."""
+    def _check_alive(self) -> None:
+        """A rank that died will never say that it ended."""
         dead = [rank for rank in self._engines.dead() if rank in self.running]
         if dead:
             self._interrupt()
@@ -162,24 +165,6 @@ class CellWatch:
             raise WorkerError(
                 f"rank {labels.ranks(dead)} died in the cell: type %dist_restart for new workers"
                 + (f"\nThe last lines of its engine's log:\n{log}" if log else "")
-            )
-        if answer.ready() and self.running:
-            self._check_skipped(answer)
-
-    def _check_skipped(self, answer: Any) -> None:
-        """Every engine has replied; the records of those that ran the cell are under way."""
-        deadline = time.monotonic() + self._settings.dispatch_timeout_s
-        while self.running and time.monotonic() < deadline:
-            if "aborted" in answer.status:
-                break
-            self._show_for(_POLL_S)
-        if self.running:
-            skipped = sorted(self.running)
-            self.running.clear()
-            raise WorkerError(
-                f"rank {labels.ranks(skipped)} skipped the cell (status "
-                f"{', '.join(set(answer.status))}): something else raised on its engine just "
-                "before; run the cell again"
             )
 
     def _stop_others(self) -> None:

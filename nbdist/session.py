@@ -6,17 +6,18 @@ import contextlib
 import secrets
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import cloudpickle
-import msgspec
 import psutil
 from jupyter_core.paths import jupyter_runtime_dir
 
 from nbdist.cells.grammar import parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import wiring
+from nbdist.cluster.dispatch import Dispatcher
 from nbdist.cluster.engines import Engines
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.records import (
@@ -112,11 +113,13 @@ class Cluster:
         (self._folder / "security").mkdir(mode=0o700)
         self._logs = OutputLogs(self._folder / "log")
         self._receiver = Receiver(self._hear)
+        self._dispatcher = Dispatcher()
         phases = _Phases(f"nbdist: starting {self.world_size} workers on this machine")
         with contextlib.ExitStack() as undo, phases:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             undo.callback(self._logs.close)
             undo.callback(self._receiver.close)
+            undo.callback(self._dispatcher.close)
             self._engines = Engines(self.request, self._folder, self.settings.start_timeout_s)
             undo.callback(self._engines.stop)
             phases.run("controller", self._engines.start_controller)
@@ -140,11 +143,15 @@ class Cluster:
         self._hellos = {hello.rank: hello for hello in hellos}
         identities = {
             rank: WorkerIdentity(
-                rank=rank, world_size=self.world_size, stream=self._receiver.address
+                rank=rank,
+                world_size=self.world_size,
+                stream=self._receiver.address,
+                dispatch=self._dispatcher.address,
             )
             for rank in self._hellos
         }
         self._engines.apply(setup.become, identities)
+        self._dispatcher.meet(identities, self.settings.start_timeout_s)
         return ", ".join(sorted({hello.host for hello in hellos}))
 
     def _wire_mirrored(self) -> str:
@@ -214,15 +221,13 @@ class Cluster:
             strategy=self._strategy(strategy) if len(chosen) == self.world_size else None,
             header=header,
         )
-        self._refuse_busy(chosen)
+        self._refuse_unready(chosen)
         self._cells += 1
         host_of = {rank: self._hellos[rank].host for rank in chosen}
         view = CellView(host_of, self.settings.fold_wait_s, self.settings.shown_output_bytes)
         watch = CellWatch(self._cells, host_of, self._engines, view, self.settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
-        function = setup.RUN_ASYNC if request.awaits else setup.RUN
-        call = f"{'await ' if request.awaits else ''}{function}({msgspec.json.encode(request)!r})"
-        watch.follow(call)
+        watch.follow(partial(self._dispatcher.send, request))
         return Run(number=self._cells, metrics=tuple(watch.metrics), results=dict(watch.results))
 
     def _strategy(self, name: str | None) -> StrategyName:
@@ -240,7 +245,8 @@ class Cluster:
         choices = ", ".join(_STRATEGY_OF.values())
         raise UsageError(f"unknown strategy {name!r}: choose from {choices}")
 
-    def _refuse_busy(self, chosen: Sequence[int]) -> None:
+    def _refuse_unready(self, chosen: Sequence[int]) -> None:
+        self._engines.refuse_dead(chosen)
         busy = [rank for rank in chosen if rank in self._busy()]
         if busy:
             raise WorkerError(
@@ -287,7 +293,7 @@ class Cluster:
 
     def _apply(self, function: Callable[..., Any], argument: Any, ranks: str | None) -> list[Any]:
         chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
-        self._refuse_busy(chosen)
+        self._refuse_unready(chosen)
         try:
             return self._engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 import nbdist
-from nbdist.cluster.launch import repeat_until
 from nbdist.settings import Settings
 
 if TYPE_CHECKING:
@@ -196,21 +195,21 @@ def test_an_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank").results[0] == "0"
 
 
-def test_a_cell_that_an_engine_skipped_is_no_success(cluster: nbdist.Cluster) -> None:
-    """After an error, ipykernel aborts what is queued: ipyparallel calls that a success."""
+@pytest.mark.parametrize("cell", ["rank", "import asyncio\nawait asyncio.sleep(0, rank)"])
+def test_a_cell_is_not_skipped_because_something_else_failed(
+    cluster: nbdist.Cluster, cell: str
+) -> None:
+    """After an error, ipykernel aborts what is queued; ipyparallel calls that a success."""
     view = cluster._engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
-    with pytest.raises(nbdist.WorkerError, match=r"rank 0 skipped the cell \(status .*aborted"):
-        cluster.run("1", ranks="0")
-    failing.wait(10)
-    assert repeat_until(lambda: not cluster._engines._client.outstanding, 10)
-    assert cluster.run("rank", ranks="0").results == {0: "0"}
+    assert cluster.run(cell, ranks="0").results == {0: "0"}
+    assert failing.wait(10)
 
 
 def test_ipyparallels_own_answer_to_a_skipped_cell_is_still_success(
     cluster: nbdist.Cluster,
 ) -> None:
-    """The trap itself: when this fails, the check for 'aborted' is no longer needed."""
+    """The trap itself: what our own way to the engines (`cluster/dispatch.py`) spares us."""
     view = cluster._engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
     skipped = view.execute("1", silent=False)
@@ -292,10 +291,11 @@ def test_a_strategy_that_is_not_there(cluster: nbdist.Cluster, strategy: str, sa
         cluster.run("1", strategy=strategy)
 
 
-def test_requests_are_not_kept(cluster: nbdist.Cluster) -> None:
+def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
+    before = len(cluster._engines._client.history)
     for _ in range(5):
         cluster.run("1")
-    assert len(cluster._engines._client.history) <= 2 * cluster.world_size
+    assert len(cluster._engines._client.history) == before
 
 
 def test_a_rank_stuck_in_a_collective_and_the_way_out(cluster: nbdist.Cluster) -> None:

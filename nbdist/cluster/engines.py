@@ -37,12 +37,14 @@ CONTROLLER_ARGS = (
     "--IPController.registration_timeout=300",
     "--IPController.broadcast_scheduler_depth=0",
     "--nodb",
+    "--log-level=WARN",  # by default the hub writes a line for each request
 )
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
     "--IPEngine.max_heartbeat_misses=30",
     "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
+    "--log-level=WARN",
 )
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 _LOOPBACK = "127.0.0.1"
@@ -65,7 +67,6 @@ class Engines:
         self._client: Any = None
         self._engine_ids: dict[int, int] = {}
         self._former_ids: set[int] = set()
-        self._sent: list[Any] = []
         log = logging.getLogger("nbdist.ipyparallel")
         self._cluster = ipyparallel.Cluster(
             profile_dir=str(folder),
@@ -113,7 +114,7 @@ class Engines:
             rank_cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
             engine_args=[*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"],
         )
-        return f"pids {' '.join(str(self.pids()[rank]) for rank in range(request.hosts))}"
+        return f"pids {' '.join(map(str, self.pids().values()))}"
 
     def connect(self) -> str:
         """Wait until every engine has registered, and learn which rank it is.
@@ -198,20 +199,6 @@ class Engines:
         for rank in ranks:
             self._seed.signal(engine_name(rank), signal.SIGINT)
 
-    def execute(self, code: str, ranks: Sequence[int]) -> Any:
-        """Send code to ranks; returns ipyparallel's AsyncResult, in the order of `ranks`."""
-        self._forget()
-        answer = self._view(ranks).execute(code, silent=True, block=False)
-        self._sent.append(answer)
-        return answer
-
-    def _forget(self) -> None:
-        """The client keeps every request it ever sent; nobody reads the settled ones."""
-        for answer in [answer for answer in self._sent if answer.ready()]:
-            self._client.purge_local_results(answer)
-            self._sent.remove(answer)
-        self._client.history.clear()
-
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> list[Any]:
@@ -239,10 +226,14 @@ class Engines:
                 raise WorkerError(f"rank {rank}: {outcome.ename}: {outcome.evalue}")
         return outcomes
 
-    def _view(self, ranks: Sequence[int]) -> Any:
-        lost = [rank for rank in ranks if rank in self.dead()]
+    def refuse_dead(self, ranks: Sequence[int]) -> None:
+        """Raises WorkerError when one of these ranks is dead."""
+        lost = [rank for rank in self.dead() if rank in ranks]
         if lost:
             raise WorkerError(
                 f"rank {', '.join(map(str, lost))} is dead: type %dist_restart for new workers"
             )
+
+    def _view(self, ranks: Sequence[int]) -> Any:
+        self.refuse_dead(ranks)
         return self._client[[self._engine_ids[rank] for rank in ranks]]

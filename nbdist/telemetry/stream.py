@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import zmq
 
-from nbdist.records import Speech, StreamAddress
+from nbdist.records import SocketAddress, Speech
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class Receiver:
         self._socket.curve_publickey = public
         self._socket.curve_server = True
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.address = StreamAddress(url=f"tcp://127.0.0.1:{port}", server_key=public)
+        self.address = SocketAddress(url=f"tcp://127.0.0.1:{port}", server_key=public)
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         self._stop.bind(f"inproc://nbdist-receiver-{id(self)}")

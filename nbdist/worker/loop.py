@@ -10,14 +10,19 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import zmq
+from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.records import CellEnded, CellRequest, Display, Failure
 from nbdist.worker import state
+from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, TracebackType
+
+    from nbdist.records import SocketAddress
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -28,22 +33,36 @@ class _Program(msgspec.Struct, frozen=True):
     value: CodeType | None
 
 
-def run(payload: bytes) -> None:
-    """Run a cell without top-level `await`; never raises."""
-    request = msgspec.json.decode(payload, type=CellRequest)
-    _Cell(request).run()
+def take_cells(address: SocketAddress) -> None:
+    """Run every cell that comes from `address`, on this thread's event loop: the engine's own.
+
+    ipykernel's requests are handled on the same loop, so that one thing runs at a time.
+    """
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    connect(socket, address)
+    stream = ZMQStream(socket)
+    stream.on_recv(_take)
+    stream.send(str(state.current().rank).encode())
 
 
-async def run_async(payload: bytes) -> None:
-    """Run a cell with top-level `await`; never raises."""
-    request = msgspec.json.decode(payload, type=CellRequest)
-    await _Cell(request).run_async()
+def _take(frames: list[bytes]) -> None:
+    cell = _Cell(msgspec.msgpack.decode(frames[0], type=CellRequest))
+    if cell.awaits:
+        task = asyncio.ensure_future(cell.run_async())
+        _awaiting.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(_awaiting.discard)
+    else:
+        cell.run()
+
+
+_awaiting: set[asyncio.Task[None]] = set()
 
 
 class _Cell:
     """One cell on one rank, from its text to its `CellEnded`."""
 
     def __init__(self, request: CellRequest) -> None:
+        self.awaits = request.awaits
         self._request = request
         self._worker = state.current()
         self._shell = engine_shell()
@@ -64,7 +83,7 @@ class _Cell:
 
     async def run_async(self) -> None:
         try:
-            with self._strategy():
+            with self._strategy(), _cancellable():
                 program = self._compile()
                 await _evaluate(program.body, self._shell.user_ns)
                 if program.value is not None:
@@ -139,6 +158,20 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _cancellable() -> Iterator[None]:
+    """An interrupt cancels the task that awaits; Python between two awaits runs to the next."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
 
 

@@ -14,18 +14,26 @@ import msgspec
 import zmq
 
 if TYPE_CHECKING:
-    from nbdist.records import Speech, StreamAddress
+    from nbdist.records import SocketAddress, Speech
 
 BATCH_INTERVAL_S = 0.05
 PENDING_LIMIT_BYTES = 16 << 20
 _LINGER_MS = 2000
+_URGENT_WAIT_S = 1.0
 _BATCHES_UNDER_WAY = 4
+
+
+def connect(socket: zmq.Socket[bytes], address: SocketAddress) -> None:
+    """Connect to a socket of the notebook's, encrypted."""
+    socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+    socket.curve_serverkey = address.server_key
+    socket.connect(address.url)
 
 
 class Probe:
     """Sends records in the order they were said, from any thread."""
 
-    def __init__(self, address: StreamAddress) -> None:
+    def __init__(self, address: SocketAddress) -> None:
         self._address = address
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[bytes] = []
@@ -37,9 +45,11 @@ class Probe:
         self._thread.start()
 
     def say(self, record: Speech, *, urgent: bool = False) -> None:
-        """Queue a record; an urgent one takes all that is pending with it at once.
+        """Queue a record.
 
-        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent.
+        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent. An urgent record takes all
+        that is pending with it at once: the caller waits until it has been handed to ZeroMQ, and
+        so lets the sending thread run, which would else wait for the interpreter's lock.
         """
         frame = self._encoder.encode(record)
         with self._changed:
@@ -52,6 +62,8 @@ class Probe:
             self._urgent |= urgent
             if first or urgent:
                 self._changed.notify_all()
+            if urgent:
+                self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
 
     def close(self) -> None:
         """Send what is pending and end the thread."""
@@ -65,9 +77,7 @@ class Probe:
         socket.linger = _LINGER_MS
         socket.immediate = True  # nothing is queued for a notebook that is not there
         socket.sndhwm = _BATCHES_UNDER_WAY
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        socket.curve_serverkey = self._address.server_key
-        socket.connect(self._address.url)
+        connect(socket, self._address)
         with socket:
             while (batch := self._take()) is not None and self._await_room(socket):
                 socket.send_multipart(batch)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
         WorkerIdentity,
     )
 
-RUN = "_nbdist_run"
-RUN_ASYNC = "_nbdist_run_async"
 _PACKAGES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax",)}
 
 
@@ -45,12 +43,13 @@ def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
 
 def become(identities: dict[int, WorkerIdentity]) -> None:
     """Take the rank: from here on output goes to the notebook, and cells can run."""
-    worker = state.become(identities[int(os.environ[RANK_VARIABLE])])
+    identity = identities[int(os.environ[RANK_VARIABLE])]
+    worker = state.become(identity)
     namespace = {"rank": worker.rank, "world_size": worker.world_size, "report": worker.report}
     engine_shell().push(namespace, interactive=False)
-    engine_shell().push({RUN: loop.run, RUN_ASYNC: loop.run_async}, interactive=False)
     # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
+    loop.take_cells(identity.dispatch)
 
 
 def reserve_port() -> int:

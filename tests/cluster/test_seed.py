@@ -27,6 +27,7 @@ def sleep(args: dict[str, float], announce: object) -> None:
     import time
 
     announce({"event": "hello", "variable": os.environ.get("SAID", "")})  # type: ignore[operator]
+    print("a line for the log", flush=True)
     time.sleep(args["seconds"])
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from nbdist.records import Output, Speech, StreamAddress
+from nbdist.records import Output, SocketAddress, Speech
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.stream import Receiver
 from nbdist.worker.probe import PENDING_LIMIT_BYTES, Probe
@@ -92,7 +92,7 @@ def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
 def test_a_writer_waits_when_nobody_reads() -> None:
     """Text is never lost: with no receiver, `say` blocks instead of dropping."""
     public, _ = zmq.curve_keypair()
-    probe = Probe(StreamAddress(url="tcp://127.0.0.1:1", server_key=public))
+    probe = Probe(SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
     big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
     finished = threading.Event()
 

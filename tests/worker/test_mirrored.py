@@ -153,10 +153,11 @@ def test_a_reserved_port_cannot_be_taken_by_a_stranger(cluster: nbdist.Cluster) 
 
 BUILD_AFTER_AN_OP = """
 import tensorflow as tf
-from nbdist.records import MirroredWiring, StreamAddress, WorkerIdentity
+from nbdist.records import MirroredWiring, SocketAddress, WorkerIdentity
 from nbdist.worker import mirrored, state
-state._worker = state.Worker(WorkerIdentity(
-    rank=0, world_size=1, stream=StreamAddress(url="tcp://127.0.0.1:1", server_key=KEY)))
+nowhere = SocketAddress(url="tcp://127.0.0.1:1", server_key=KEY)
+state._worker = state.Worker(
+    WorkerIdentity(rank=0, world_size=1, stream=nowhere, dispatch=nowhere))
 tf.constant(1) + 1
 port = mirrored.reserve_port()
 outcome = mirrored.build(MirroredWiring(tf_config=CONFIG % port))[0].platform

@@ -1,0 +1,1 @@
+"""What nbdist costs, each time beside a peer in the same run: `python -m benchmarks NAME`."""
