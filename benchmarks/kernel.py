@@ -40,16 +40,19 @@ class Kernel:
         self._manager.cleanup_resources()
 
     def run(self, code: str) -> Outcome:
-        """Run a cell to its end and count what it sent; an error raises."""
+        """Run a cell to its end and count all that the kernel sent meanwhile; an error raises.
+
+        ipyparallel streams from a thread, under headers of its own: every message counts.
+        """
         request = self._client.execute(code)
         stdout, sent, messages = "", 0, 0
         while True:
             message: Any = self._client.get_iopub_msg(timeout=TIMEOUT_S)
-            if message["parent_header"].get("msg_id") != request:
-                continue
             content, kind = message["content"], message["msg_type"]
             messages += 1
             sent += len(json.dumps(content, default=str))
+            if message["parent_header"].get("msg_id") != request:
+                continue
             if kind == "error":
                 raise RuntimeError("\n".join(content["traceback"]))
             if kind == "stream" and content["name"] == "stdout":

@@ -16,6 +16,10 @@ CELLS = {
     "different on every rank": (
         f"import os\nfor i in range({LINES}):\n    print(f'step {{i:05d}} in {{os.getpid()}}')"
     ),
+    "different on every rank, one each ms": (
+        f"import os, time\nfor i in range({LINES}):\n"
+        "    print(f'step {i:05d} in {os.getpid()}', flush=True)\n    time.sleep(0.001)"
+    ),
 }
 LIMIT_BYTES = 2_000_000
 

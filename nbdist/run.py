@@ -140,11 +140,10 @@ class CellWatch:
             self._take(self._heard.get())
 
     def _take(self, record: Speech) -> None:
+        if record.cell != self._number:
+            return  # of an earlier cell, or of none: it is in the logs
         if isinstance(record, CellEnded):
-            if record.cell == self._number:
-                self._ended[record.rank] = record
-            return
-        if record.rank not in self._host_of:
+            self._ended[record.rank] = record
             return
         if isinstance(record, Metrics):
             self.metrics.append(record)

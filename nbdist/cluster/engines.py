@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nbdist.records import ClusterRequest
 
 CONTROLLER_ARGS = (
-    "--HeartMonitor.period=500",
-    "--HeartMonitor.max_heartmonitor_misses=20",
+    "--HeartMonitor.period=250",  # an engine is registered at its first beat
+    "--HeartMonitor.max_heartmonitor_misses=40",
     # A busy machine answers late; the defaults (5 s and 10 s) then lose engines for good:
     # https://github.com/ipython/ipyparallel/issues/700
     "--IPController.registration_timeout=300",
@@ -42,7 +42,7 @@ CONTROLLER_ARGS = (
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
-    "--IPEngine.max_heartbeat_misses=30",
+    "--IPEngine.max_heartbeat_misses=40",
     "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
     "--log-level=WARN",
 )

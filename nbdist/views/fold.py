@@ -38,6 +38,7 @@ class Folder(Generic[Item]):
 
     def __init__(self, ranks: Iterable[int], wait_s: float) -> None:
         self._queues: dict[int, deque[tuple[float, Item]]] = {rank: deque() for rank in ranks}
+        self._shown = dict.fromkeys(self._queues, 0)
         self._wait_s = wait_s
 
     def add(self, rank: int, item: Item) -> None:
@@ -54,18 +55,21 @@ class Folder(Generic[Item]):
             together = tuple(rank for rank, (_, item) in heads.items() if item == leader)
             for rank in together:
                 self._queues[rank].popleft()
+                self._shown[rank] += 1
             yield Folded(together, leader)
 
     def _leader(self, heads: dict[int, Item]) -> Item:
         """The head to show next: one that no other rank is still going to say, if there is one.
 
-        When rank 0 alone says A before all say B, A goes first, so that B stays whole.
+        When rank 0 alone says A before all say B, A goes first, so that B stays whole. Else the
+        ranks take turns, so that what they say at the same place stays together.
         """
-        for item in heads.values():
+        turns = sorted(heads, key=lambda rank: (self._shown[rank], rank))
+        for item in (heads[rank] for rank in turns):
             behind = (rank for rank, head in heads.items() if head != item)
             if not any(self._says_later(rank, item) for rank in behind):
                 return item
-        return next(iter(heads.values()))
+        return heads[turns[0]]
 
     def _says_later(self, rank: int, item: Item) -> bool:
         queue = self._queues[rank]

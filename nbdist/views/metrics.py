@@ -121,4 +121,4 @@ class MetricTable:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return "" if value is None else f"{value:#.4g}"

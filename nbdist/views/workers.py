@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _HEADER = ("rank", "host", "pid", "devices", "memory", "state")
 _NUMBERS = (0, 2, 4)
 _NAME_WIDTH = 30
+_DONE = ("✓", "var(--jp-success-color1,#388e3c)")
+_UNDER_WAY = ("…", "var(--jp-info-color1,#0288d1)")
+_FAILED = ("✗", "var(--jp-error-color1,#d32f2f)")
 
 
 @dataclass(frozen=True)
@@ -44,23 +47,15 @@ class StartPicture:
     workers: tuple[WorkerState, ...] = field(default=())
 
     def html(self) -> str:
-        rows = [
-            f"<div>{_mark('✓', '--jp-success-color1', '#388e3c')} {escape(phase.name)} "
-            f'<span style="font-variant-numeric:tabular-nums">{phase.seconds:.1f} s</span> '
-            f"{_faint(phase.detail, 'span')}</div>"
-            for phase in self.done
-        ]
+        rows = [_phase_row(phase) for phase in self.done]
         if self.under_way:
-            sign = (
-                ("✗", "--jp-error-color1", "#d32f2f")
-                if self.failed
-                else ("…", "--jp-info-color1", "#0288d1")
-            )
-            rows.append(f"<div>{_mark(*sign)} {escape(self.under_way)}</div>")
+            rows.append(_row_of(_FAILED if self.failed else _UNDER_WAY, self.under_way, "", ""))
+        style = "display:grid;grid-template-columns:auto auto auto 1fr;column-gap:10px"
+        parts = [f'<div style="{style}">{"".join(rows)}</div>']
         if self.workers:
             table = html.table(_HEADER[:4], [_row(w)[:4] for w in self.workers], _NUMBERS[:2])
-            rows += [table, _faint(_versions(self.workers))]
-        return html.box(self.title, *rows)
+            parts += [table, _faint(_versions(self.workers))]
+        return html.box(self.title, *parts)
 
     def lines(self) -> list[str]:
         text = [
@@ -105,9 +100,18 @@ def _versions(workers: tuple[WorkerState, ...]) -> str:
     return "versions differ: " + "; ".join(f"rank {ranks}: {text}" for text, ranks in texts)
 
 
-def _mark(sign: str, variable: str, colour: str) -> str:
-    style = f"color:var({variable},{colour});display:inline-block;width:1.2em"
-    return f'<span style="{style}">{sign}</span>'
+def _phase_row(phase: Phase) -> str:
+    return _row_of(_DONE, phase.name, f"{phase.seconds:.1f} s", phase.detail)
+
+
+def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:
+    """Four cells of a grid."""
+    mark, colour = sign
+    figures = "text-align:right;font-variant-numeric:tabular-nums"
+    return (
+        f'<span style="color:{colour}">{mark}</span><span>{escape(name)}</span>'
+        f'<span style="{figures}">{seconds}</span>{_faint(detail, "span")}'
+    )
 
 
 def _faint(text: str, tag: str = "div") -> str:

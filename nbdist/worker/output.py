@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import ctypes
 import io
 import os
+import secrets
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.records import Speech
+
+_SETTLE_S = 1.0
 
 
 class RankStream(io.TextIOBase):
@@ -48,21 +52,49 @@ class EngineStream(OutStream):  # type: ignore[misc]
         super().__init__(session, pub_thread, name, watchfd=False)
 
 
-def watch_descriptor(write: Callable[[str], int]) -> None:
-    """Pass on what child processes and C libraries write to descriptor 1, from now on.
+class DescriptorTap:
+    """Passes on what child processes and C libraries write to descriptor 1.
 
     Descriptor 2 stays the engine's log: what a process says when it is aborted is found there.
+
+    Args:
+        write: gets the text, on a thread of the tap's own.
     """
-    reader, writer = os.pipe()
-    os.dup2(writer, 1)
-    os.close(writer)
 
-    def pump() -> None:
+    def __init__(self, write: Callable[[str], int]) -> None:
+        self._write = write
+        self._mark = b"\0" + secrets.token_hex(8).encode() + b"\0"
+        self._marked = threading.Event()
+        self._stdio = ctypes.CDLL(None)
+        self._reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(writer)
+        threading.Thread(target=self._pump, name="nbdist-stdout", daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait until all that was written so far has been passed on."""
+        self._stdio.fflush(None)
+        self._marked.clear()
+        os.write(1, self._mark)
+        self._marked.wait(_SETTLE_S)
+
+    def _pump(self) -> None:
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        while chunk := os.read(reader, 1 << 16):
-            write(decode(chunk))
+        kept = b""
+        while chunk := os.read(self._reader, 1 << 16):
+            *whole, kept = (kept + chunk).split(self._mark)
+            kept, ready = _split_before(kept, self._mark)
+            self._write(decode(b"".join(whole) + ready))
+            if whole:
+                self._marked.set()
 
-    threading.Thread(target=pump, name="nbdist-stdout", daemon=True).start()
+
+def _split_before(data: bytes, mark: bytes) -> tuple[bytes, bytes]:
+    """Keep back what may be the beginning of `mark`; returns (kept, ready)."""
+    for length in range(min(len(mark) - 1, len(data)), 0, -1):
+        if data.endswith(mark[:length]):
+            return data[-length:], data[:-length]
+    return b"", data
 
 
 class RankDisplayPublisher(DisplayPublisher):

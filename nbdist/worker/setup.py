@@ -82,6 +82,7 @@ def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
 
 def _offer(name: StrategyName) -> None:
     """`strategy` is the one that was built first, until a cell asks for another."""
+    state.current().end_cell()  # what the libraries printed meanwhile belongs to no cell
     strategies = state.current().strategies
     if len(strategies) == 1:
         engine_shell().push({"strategy": strategies[name]}, interactive=False)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nbdist.records import Metrics
-from nbdist.worker.output import RankDisplayPublisher, RankStream, watch_descriptor
+from nbdist.worker.output import DescriptorTap, RankDisplayPublisher, RankStream
 from nbdist.worker.probe import Probe
 from nbdist.worker.shell import engine_shell
 
@@ -25,6 +25,7 @@ class Worker:
         self.cell = 0
         self.strategies: dict[StrategyName, Any] = {}
         self._probe = Probe(identity.stream)
+        self._stdout = RankStream("stdout", self.said, self.say)
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
 
@@ -42,6 +43,7 @@ class Worker:
 
     def end_cell(self) -> None:
         """Output that threads write from here on belongs to no cell."""
+        self._tap.settle()
         self.cell = 0
 
     def seconds(self) -> float:
@@ -78,9 +80,9 @@ class Worker:
 
     def take_over_output(self) -> None:
         """From here on, what this process prints and displays goes to the notebook."""
+        self._tap = DescriptorTap(self._stdout.write)
         shell = engine_shell()
-        sys.stdout = RankStream("stdout", self.said, self.say)
-        watch_descriptor(sys.stdout.write)
+        sys.stdout = self._stdout
         sys.stderr = RankStream("stderr", self.said, self.say)
         shell.display_pub = RankDisplayPublisher(self.said, self.say, parent=shell)
 

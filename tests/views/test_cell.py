@@ -100,8 +100,8 @@ def test_a_table_of_a_metric_by_rank() -> None:
     assert table.lines()[1:] == [
         "rank  epoch 1  epoch 2",
         "----  -------  -------",
-        "   0      0.5      0.1",
-        "   1     0.25",
+        "   0   0.5000   0.1000",
+        "   1   0.2500",
     ]
     assert "<table" in table._repr_html_()
 

@@ -29,6 +29,11 @@ def test_a_line_of_one_rank_does_not_part_the_others() -> None:
     ]
 
 
+def test_what_ranks_say_at_the_same_place_stays_together() -> None:
+    said = {0: ["a0", "b0"], 1: ["a1", "b1"]}
+    assert [line for _, line in fold(said)] == ["a0", "a1", "b0", "b1"]
+
+
 def test_nothing_is_shown_while_a_rank_may_still_say_the_same() -> None:
     folder: Folder[str] = Folder([0, 1], wait_s=60)
     folder.add(0, "a")

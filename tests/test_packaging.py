@@ -1,0 +1,45 @@
+"""The wheel holds what is needed and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import nbdist
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([sys.executable, *command, str(folder), str(ROOT)], check=True, timeout=120)
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_every_module_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "nbdist").rglob("*.py")}
+    packed = set(wheel.namelist())
+    assert sources <= packed
+    assert not {name for name in packed if name.startswith(("tests", "benchmarks", "notebooks"))}
+
+
+def test_the_metadata_is_true(wheel: zipfile.ZipFile) -> None:
+    name = next(name for name in wheel.namelist() if name.endswith("METADATA"))
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    assert metadata["Version"] == nbdist.__version__
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert {"tensorflow", "jax", "all", "lab"} <= set(metadata.get_all("Provides-Extra", []))
+    assert metadata["Requires-Python"] in (">=3.11,<3.14", "<3.14,>=3.11")
+
+
+def test_exact_versions_are_pinned_without_an_address() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all("==" in line and "/" not in line and "@" not in line for line in lines)
+    assert {"tensorflow", "jax", "ipyparallel"} <= {line.split("==")[0] for line in lines}
