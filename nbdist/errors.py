@@ -6,6 +6,7 @@
     ├── StartError          the cluster could not be started; what was started is gone
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
+    ├── StepError           on a rank: a step cell cannot be run with what is there
     └── CellError           the user's cell raised on a rank
 
 Each says what happened, with the value, and what to type next.
@@ -52,6 +53,13 @@ class WorkerError(NbdistError):
     """A rank died or can take no cell."""
 
 
+class StepError(NbdistError):
+    """A step cell cannot be run with the names, data or values that a rank has.
+
+    Raised on the rank; the notebook sees a `CellError` with its message.
+    """
+
+
 class CellError(NbdistError):
     """The user's cell raised on a rank.
 
@@ -82,4 +90,4 @@ class CellError(NbdistError):
         super().__init__("\n".join([f"{ename} on rank {rank}@{host}: {evalue}", *self.notes]))
 
     def _render_traceback_(self) -> list[str]:
-        return [*self.traceback, "", str(self)]
+        return [*self.traceback, "", str(self)] if self.traceback else [str(self)]

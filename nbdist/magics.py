@@ -13,6 +13,7 @@ from nbdist.cells.grammar import STRATEGIES
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
+from nbdist.records import StepOptions
 from nbdist.session import Cluster
 from nbdist.views.surface import show_once
 
@@ -78,14 +79,25 @@ class DistMagics(Magics):
     @argument("-t", "--ranks", help="Ranks to run on, as in 0,2:4, for cells without collectives.")
     @argument("--strategy", choices=STRATEGIES, help="The strategy whose scope the cell runs in.")
     @argument("-o", "--output", metavar="NAME", help="Keep the run under this name.")
+    @argument(
+        "--data",
+        metavar="NAME",
+        help="The cell is the body of a training step, run once for each batch of this data set: "
+        "arrays, a tf.data.Dataset, an iterable or a function that makes one.",
+    )
+    @argument("--batch", type=int, default=0, metavar="N", help="Samples in a global batch.")
+    @argument("--epochs", type=int, default=1, metavar="N", help="Passes through the data.")
+    @argument("--steps", type=int, default=0, metavar="N", help="End after so many steps.")
+    @argument("--shuffle", type=int, metavar="SEED", help="Shuffle arrays, the same on all ranks.")
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
-        """Run the cell once on every worker, inside the strategy's scope."""
+        """Run the cell once on every worker, or once for each batch, in the strategy's scope."""
         args = parse_argstring(self.dist_run, line)
         run = self._cluster("%%dist_run").run(
             cell,
             ranks=args.ranks,
             strategy=args.strategy,
+            step=_step_options(args),
             label=self.shell.execution_count,
             header=f"%%dist_run {line}",
         )
@@ -158,6 +170,23 @@ class DistMagics(Magics):
         if self._started is not None:
             self._started.stop()
             self._started = None
+
+
+def _step_options(args: Any) -> StepOptions | None:
+    """What `%%dist_run --data` asks for; options that need `--data` are refused without."""
+    if args.data is not None:
+        return StepOptions(
+            data=args.data,
+            epochs=args.epochs,
+            batch=args.batch,
+            shuffle=args.shuffle,
+            steps=args.steps,
+        )
+    given = {"--batch": args.batch, "--steps": args.steps, "--shuffle": args.shuffle is not None}
+    idle = [name for name, value in (given | {"--epochs": args.epochs != 1}).items() if value]
+    if idle:
+        raise UsageError(f"{', '.join(idle)} without --data: name the data set of the step")
+    return None
 
 
 _loaded: dict[int, tuple[DistMagics, Any]] = {}

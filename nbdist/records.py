@@ -18,6 +18,9 @@ MimeBundle = dict[str, object]
 RANK_VARIABLE = "NBDIST_RANK"
 """The environment variable that tells an engine its rank."""
 
+BATCH_NAME = "batch"
+"""What a step cell calls the element it is given."""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A plain frozen record; never sent over the stream by itself."""
@@ -89,8 +92,51 @@ Speech = Output | Display | Metrics | CellEnded
 # What a cell is (kernel → engine).
 
 
+class StepProgram(Record, frozen=True):
+    """A cell as the body of a step; lines count from 1, the magic's own.
+
+    Attributes:
+        body: the function's lines from the second on; it returns (report, carried values).
+        reads: names that it takes from the namespace, with the line of their first use.
+        carried: names that it reads and then assigns.
+        carried_lines: the first line of each.
+        report: the text of the expression that it reports.
+    """
+
+    body: str
+    reads: dict[str, int]
+    carried: tuple[str, ...]
+    carried_lines: dict[str, int]
+    report: str
+
+
+class StepOptions(Record, frozen=True):
+    """How a step is to be run, as it was asked for.
+
+    Attributes:
+        data: the name of the data set on the ranks.
+        epochs: how often the data are gone through.
+        batch: samples in a global batch; 0 when the data's elements are batches already.
+        shuffle: seed of the order of the samples; None leaves them in their order.
+        steps: steps after which the run ends; 0 is no limit.
+    """
+
+    data: str
+    epochs: int = 1
+    batch: int = 0
+    shuffle: int | None = None
+    steps: int = 0
+
+
+class StepRequest(Record, frozen=True):
+    """A step and how it is to be run."""
+
+    program: StepProgram
+    options: StepOptions
+
+
 class CellRequest(Record, frozen=True):
-    """A cell to run once on each rank.
+    """A cell to run once on each rank, or, with `step`, once for each batch.
 
     Attributes:
         number: the cell's number within the cluster; counts from 1.
@@ -105,6 +151,7 @@ class CellRequest(Record, frozen=True):
     label: int
     strategy: StrategyName | None
     awaits: bool
+    step: StepRequest | None = None
 
 
 # How a cluster is made.

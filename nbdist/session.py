@@ -24,6 +24,7 @@ from nbdist.records import (
     ClusterRequest,
     Device,
     Phase,
+    StepOptions,
     StrategyName,
     WorkerHello,
     WorkerIdentity,
@@ -194,16 +195,21 @@ class Cluster:
         *,
         ranks: str | None = None,
         strategy: str | None = None,
+        step: StepOptions | None = None,
         label: int = 0,
         header: str = "",
     ) -> Run:
         """Run a cell once on every rank, showing what the ranks say while they run.
+
+        With `step`, the cell is the body of a training step and runs once for each batch of the
+        data: `batch` is the element, and the last expression, or `loss`, is what it reports.
 
         Args:
             cell: the code.
             ranks: the ranks to run on, as in `0,2:4`; left out, all. On fewer than all, the cell
                 runs outside of a strategy's scope: a collective would wait for the others.
             strategy: `mirrored` or `pjrt`; left out, that of the first framework.
+            step: run the cell as a step, with these data.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -214,12 +220,17 @@ class Cluster:
             KeyboardInterrupt: the kernel was interrupted; the ranks were too.
         """
         chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+        if step is not None and len(chosen) < self.world_size:
+            raise UsageError(
+                f"--ranks {ranks} with --data: a step runs on all ranks; leave one out"
+            )
         request = parse_cell(
             cell,
             number=self._cells + 1,
             label=label or self._cells + 1,
             strategy=self._strategy(strategy) if len(chosen) == self.world_size else None,
             header=header,
+            step=step,
         )
         self._refuse_unready(chosen)
         self._cells += 1

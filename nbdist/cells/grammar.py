@@ -8,14 +8,21 @@ from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from nbdist.cells.program import compile_step
 from nbdist.errors import UsageError
-from nbdist.records import CellRequest, StrategyName
+from nbdist.records import CellRequest, StepOptions, StepRequest, StrategyName
 
 STRATEGIES: tuple[StrategyName, ...] = ("mirrored", "pjrt")
 
 
 def parse_cell(
-    source: str, *, number: int, label: int, strategy: StrategyName | None, header: str = ""
+    source: str,
+    *,
+    number: int,
+    label: int,
+    strategy: StrategyName | None,
+    header: str = "",
+    step: StepOptions | None = None,
 ) -> CellRequest:
     """A request for a cell.
 
@@ -25,12 +32,15 @@ def parse_cell(
         label: the notebook's execution count.
         strategy: the strategy whose scope it runs in.
         header: the magic's line above the body, kept so that line numbers are the notebook's.
+        step: the cell is the body of a step, to be run with these options.
 
     Raises:
-        UsageError: the cell is empty or no Python, with the line.
+        UsageError: the cell is empty, no Python or no step, with the line.
     """
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
+    if step is not None:
+        return _step_request(source, step, number=number, label=label, strategy=strategy)
     numbered = f"# {header}\n{source}" if header else source
     return CellRequest(
         number=number,
@@ -38,6 +48,30 @@ def parse_cell(
         label=label,
         strategy=strategy,
         awaits=_awaits(numbered),
+    )
+
+
+def _step_request(
+    source: str, step: StepOptions, *, number: int, label: int, strategy: StrategyName | None
+) -> CellRequest:
+    faults = [
+        f"--{name} {value}: type a number from {least}"
+        for name, value, least in (
+            ("epochs", step.epochs, 1),
+            ("batch", step.batch, 0),
+            ("steps", step.steps, 0),
+            ("shuffle", step.shuffle or 0, 0),
+        )
+        if value < least
+    ]
+    if not step.data.isidentifier():
+        faults.append(f"--data {step.data}: type the name of a data set on the workers")
+    if faults:
+        raise UsageError("\n".join(faults))
+    numbered = f"# the head of the step\n{source}"
+    request = StepRequest(program=compile_step(numbered, carries=strategy == "pjrt"), options=step)
+    return CellRequest(
+        number=number, source=numbered, label=label, strategy=strategy, awaits=False, step=request
     )
 
 

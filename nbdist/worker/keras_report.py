@@ -62,11 +62,11 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         own = self._own or _own_loss(self.model)
-        state.current().report_epoch(epoch + 1, own=own, shared=_scalars(logs))
+        state.current().report_values(epoch + 1, -1, own=own, shared=_scalars(logs))
 
     def on_test_end(self, logs: Any = None) -> None:
         if not self._fitting and logs:
-            state.current().report_epoch(-1, own={}, shared=_scalars(logs))
+            state.current().report_values(-1, -1, own={}, shared=_scalars(logs))
 
 
 def _scalars(logs: Any) -> dict[str, float]:

@@ -13,16 +13,18 @@ import msgspec
 import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
+from nbdist.errors import NbdistError
 from nbdist.records import CellEnded, CellRequest, Display, Failure
-from nbdist.worker import state
+from nbdist.worker import state, steps
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType, TracebackType
 
-    from nbdist.records import SocketAddress
+    from nbdist.records import SocketAddress, StepRequest
+    from nbdist.worker.steps import Stepper
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -71,15 +73,21 @@ class _Cell:
     def run(self) -> None:
         try:
             with self._strategy(), _interruptible():
-                program = self._compile()
-                exec(program.body, self._shell.user_ns)  # noqa: S102 - the user's own cell
-                if program.value is not None:
-                    self._show(eval(program.value, self._shell.user_ns))  # noqa: S307
-                self._shell.events.trigger("post_execute")
+                if self._request.step is None:
+                    self._run_once()
+                else:
+                    self._run_steps(self._request.step)
         except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
             self._end(error)
         else:
             self._end(None)
+
+    def _run_once(self) -> None:
+        program = self._compile()
+        exec(program.body, self._shell.user_ns)  # noqa: S102 - the user's own cell
+        if program.value is not None:
+            self._show(eval(program.value, self._shell.user_ns))  # noqa: S307
+        self._shell.events.trigger("post_execute")
 
     async def run_async(self) -> None:
         try:
@@ -93,6 +101,29 @@ class _Cell:
             self._end(error)
         else:
             self._end(None)
+
+    def _run_steps(self, request: StepRequest) -> None:
+        namespace = self._shell.user_ns
+        steps.check_names(request, namespace)
+        stepper = self._stepper(request, namespace)
+        steps.run(self._worker, request, namespace, stepper)
+
+    def _stepper(self, request: StepRequest, namespace: dict[str, Any]) -> Stepper:
+        strategy = self._worker.strategies[self._request.strategy or "mirrored"]
+        if self._request.strategy == "pjrt":
+            from nbdist.worker.pjrt_step import PjrtStep
+
+            return PjrtStep(request, self._define, namespace, strategy.mesh)
+        from nbdist.worker.mirrored_step import MirroredStep
+
+        return MirroredStep(request, self._define, strategy)
+
+    def _define(self, source: str) -> Callable[..., Any]:
+        """A function of the user's namespace, whose source tracers and tracebacks find."""
+        filename = self._shell.compile.cache(source, self._request.label)
+        scope: dict[str, Callable[..., Any]] = {}
+        exec(compile(source, filename, "exec", dont_inherit=True), self._shell.user_ns, scope)  # noqa: S102
+        return scope["step"]
 
     @contextlib.contextmanager
     def _strategy(self) -> Iterator[None]:
@@ -136,14 +167,23 @@ class _Cell:
 
     def _describe(self, error: BaseException) -> Failure:
         traceback = _from_cell_on(error.__traceback__)
+        if isinstance(error, NbdistError):  # it says what to type: our own frames would not help
+            return _failure(error, [], traceback)
         try:
             lines = self._shell.InteractiveTB.structured_traceback(type(error), error, traceback)
         except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
             lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
-        message = _message(error)
-        place = traceback.tb_lineno if traceback else 0
-        same = f"{type(error).__name__}:{place}"
-        return Failure(type(error).__name__, message, tuple(lines), same)
+        return _failure(error, lines, traceback)
+
+
+def _failure(error: BaseException, lines: list[str], traceback: TracebackType | None) -> Failure:
+    place = traceback.tb_lineno if traceback else 0
+    return Failure(
+        ename=type(error).__name__,
+        evalue=_message(error),
+        traceback=tuple(lines),
+        same=f"{type(error).__name__}:{place}",
+    )
 
 
 async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:

@@ -61,13 +61,14 @@ class Worker:
             self._reported_steps += 1
             step = -1 if epoch >= 0 else self._reported_steps
         own = {name: _scalar(name, value) for name, value in metrics.items()}
-        self.say(Metrics(epoch=epoch, step=step, time_s=self.seconds(), own=own, **self.said()))
+        self.report_values(epoch, step, own=own, shared={})
 
-    def report_epoch(self, epoch: int, own: dict[str, float], shared: dict[str, float]) -> None:
-        """Show an epoch's scalars: this rank's own, and those reduced over all ranks."""
-        said = self.said()
-        seconds = self.seconds()
-        self.say(Metrics(epoch=epoch, step=-1, time_s=seconds, own=own, shared=shared, **said))
+    def report_values(
+        self, epoch: int, step: int, *, own: dict[str, float], shared: dict[str, float]
+    ) -> None:
+        """Show scalars: this rank's own, and those that are the same on all ranks."""
+        said, seconds = self.said(), self.seconds()
+        self.say(Metrics(epoch=epoch, step=step, time_s=seconds, own=own, shared=shared, **said))
 
     def scope(self, strategy: StrategyName | None) -> contextlib.AbstractContextManager[object]:
         """The scope of the strategy, or of none; raises LookupError when it was not built."""

@@ -1,0 +1,171 @@
+"""A cell that is the body of a training step: checked, and rewritten as a function.
+
+Line numbers stay those of the notebook: the magic's own line becomes the function's head, every
+logical line is indented where it stands, and the last expression becomes what is returned.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import tokenize
+from typing import TYPE_CHECKING
+
+from nbdist.cells.names import Names
+from nbdist.errors import UsageError
+from nbdist.records import BATCH_NAME, StepProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REFUSED = {
+    ast.Return: "`return` ends a function, and a step is none: end the cell with what it reports",
+    ast.Yield: "`yield` has no place in a step",
+    ast.YieldFrom: "`yield from` has no place in a step",
+    ast.Await: "`await` has no place in a step: nothing in it can be waited for",
+    ast.AsyncFor: "`async for` has no place in a step",
+    ast.AsyncWith: "`async with` has no place in a step",
+    ast.Global: "`global` has no place in a step: a name that is read and then assigned is carried",
+    ast.Nonlocal: "`nonlocal` has no place at the top of a cell",
+}
+_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def compile_step(source: str, *, carries: bool) -> StepProgram:
+    """Read a cell as the body of a step.
+
+    Args:
+        source: the cell; its first line is the magic's, as a comment.
+        carries: whether names that are read and then assigned may be carried from step to step.
+
+    Raises:
+        UsageError: the cell cannot be a step; every fault is named with its line.
+    """
+    tree = _parse(source)
+    names = Names([BATCH_NAME])
+    names.scan(tree.body)
+    carried = sorted(
+        name for name in names.read if name in names.bound and name not in vars(builtins)
+    )
+    faults = sorted([*_misplaced(tree), *_carry_faults(names, carried, carries=carries)])
+    report = _report(tree, names)
+    if report is None:
+        last = max(1, len(source.splitlines()))
+        faults.append(
+            (last, "the cell reports nothing: end it with a scalar or a dict of scalars, or `loss`")
+        )
+    if faults:
+        raise UsageError("\n".join(f"line {line}: {text}" for line, text in faults))
+    assert report is not None
+    reads = {
+        name: line
+        for name, line in names.read.items()
+        if name not in carried and not hasattr(builtins, name)
+    }
+    return StepProgram(
+        body=_rewrite(source, _reported(tree, names), carried),
+        reads=reads,
+        carried=tuple(carried),
+        carried_lines={name: names.read[name] for name in carried},
+        report=report,
+    )
+
+
+def _parse(source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        if line[:1] in ("%", "!", "?") or line[-1:] == "?":
+            raise UsageError(
+                f"line {error.lineno}: IPython's `{line}` has no place in a step: "
+                "put it into a cell of its own"
+            ) from None
+        raise UsageError(f"line {error.lineno}: {error.msg}: {line}") from None
+
+
+def _misplaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """What would mean something else, or nothing, inside of a function."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if type(node) in _REFUSED and isinstance(node, (ast.stmt, ast.expr)):
+            yield node.lineno, _REFUSED[type(node)]
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            yield (
+                node.lineno,
+                f"`from {node.module} import *` cannot be followed: name what is used",
+            )
+        if not isinstance(node, _OWN_SCOPE):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _carry_faults(names: Names, carried: list[str], *, carries: bool) -> Iterator[tuple[int, str]]:
+    for name in carried:
+        if name in names.deleted:
+            yield names.deleted[name], f"`del {name}`: it is carried to the next step"
+        elif not carries:
+            text = (
+                f"`{name}` is read before it is assigned, and is no state under the mirrored "
+                "strategy: keep it in a tf.Variable or a metric made in an earlier cell"
+            )
+            yield names.read[name], text
+
+
+def _reported(tree: ast.Module, names: Names) -> ast.Expr | None:
+    """The last expression, if it is what the step reports.
+
+    A name or a dict always is. Anything else, such as a call of the optimizer, is only when the
+    cell surely assigns no `loss`.
+    """
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr):
+        return None
+    plain = isinstance(last.value, (ast.Name, ast.Dict))
+    return last if plain or not names.is_sure("loss") else None
+
+
+def _report(tree: ast.Module, names: Names) -> str | None:
+    """The text of what the step reports; None when there is nothing."""
+    last = _reported(tree, names)
+    if last is not None:
+        return ast.unparse(last.value)
+    return "loss" if names.is_sure("loss") else None
+
+
+def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
+    """The body, indented, with its end returned; the line of the head is left out."""
+    lines = source.splitlines()
+    state = f", ({''.join(f'{name}, ' for name in carried)})"
+    if last is not None:  # the statement's own place: it has the brackets around it
+        _insert(lines, last.end_lineno, last.end_col_offset, f"){state}")
+        _insert(lines, last.lineno, last.col_offset, "return (")
+    starts = _logical_lines(source)
+    body = [
+        f"    {line}" if number in starts else line
+        for number, line in enumerate(lines[1:], start=2)
+    ]
+    if last is None:
+        body.append(f"    return (loss){state}")
+    return "\n".join(body) + "\n"
+
+
+def _insert(lines: list[str], line: int | None, column_bytes: int | None, text: str) -> None:
+    """Insert at a place of ast's, which counts columns in bytes of UTF-8."""
+    assert line is not None
+    encoded = lines[line - 1].encode()
+    lines[line - 1] = encoded[:column_bytes].decode() + text + encoded[column_bytes:].decode()
+
+
+def _logical_lines(source: str) -> set[int]:
+    """The physical lines on which a statement begins; others may lie inside of a string."""
+    starts, fresh = set(), True
+    skipped = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NEWLINE:
+            fresh = True
+        elif fresh and token.type not in skipped:
+            starts.add(token.start[0])
+            fresh = False
+    return starts

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import ast
+import builtins
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbdist.cells.names import Names
+from nbdist.cells.program import compile_step
+from nbdist.errors import UsageError
+
+if TYPE_CHECKING:
+    from nbdist.records import StepProgram
+
+HEAD = "# %%dist_run --data train\n"
+
+
+def step(body: str, *, carries: bool = True) -> StepProgram:
+    return compile_step(HEAD + textwrap.dedent(body), carries=carries)
+
+
+def call(program: StepProgram, batch: object, **namespace: object) -> object:
+    """Run the rewritten step once; carried names are its parameters."""
+    head = f"def step({', '.join((*program.carried, 'batch'))}):\n"
+    scope = dict(namespace)
+    exec(head + program.body, scope)
+    return scope["step"](*(namespace[name] for name in program.carried), batch)  # type: ignore[operator]
+
+
+# What is read and carried.
+
+
+@pytest.mark.parametrize(
+    ("body", "reads", "carried"),
+    [
+        ("loss = f(batch)", {"f"}, ()),
+        ("total = total + batch\nloss = total", set(), ("total",)),
+        ("total += batch\nloss = total", set(), ("total",)),
+        ("a, *rest = batch\nloss = a + b", {"b"}, ()),
+        ("if flag:\n    x = 1\nloss = x", {"flag"}, ("x",)),
+        ("if flag:\n    x = 1\nelse:\n    x = 2\nloss = x", {"flag"}, ()),
+        ("for i in batch:\n    x = i\nloss = x", set(), ("x",)),
+        ("loss = sum(w * i for i in batch)", {"w"}, ()),
+        ("loss = sum([(last := i) for i in batch]) + last", set(), ("last",)),
+        ("def g(x, k=k0):\n    y = x * w\n    return y + k\nloss = g(batch)", {"k0", "w"}, ()),
+        ("loss = (lambda x: x * w)(batch)", {"w"}, ()),
+        ("import math as m\nloss = m.floor(batch)", set(), ()),
+        ("with tape as t:\n    y = 1\nloss = t", {"tape"}, ()),
+        ("try:\n    x = f(batch)\nexcept E as e:\n    x = 0\nloss = 1.0", {"E", "f"}, ()),
+        ("sum = sum(batch)\nloss = sum", set(), ()),
+        ("x: int = 3\nloss = x", set(), ()),
+        ("x = 1\ndel x\nloss = 1.0", set(), ()),
+        ("class A:\n    z = w\nloss = A.z", {"w"}, ()),
+        ("match batch:\n    case [a, *b]:\n        pass\nloss = 1.0", set(), ()),
+    ],
+)
+def test_names(body: str, reads: set[str], carried: tuple[str, ...]) -> None:
+    program = step(body)
+    assert set(program.reads) == reads
+    assert program.carried == carried
+
+
+def test_reads_know_their_line() -> None:
+    assert step("x = 1\nloss = f(x)").reads == {"f": 3}
+
+
+# What comes of it.
+
+
+@pytest.mark.parametrize(
+    ("body", "report"),
+    [
+        ("loss = batch * 2", 14),
+        ("loss = batch * 2\nloss", 14),
+        ("y = batch\n{'a': y,\n 'b': y + 1}", {"a": 7, "b": 8}),
+        ("é = batch; 'ü' and é + 1", 8),
+        ("(batch +\n  1)", 8),
+        ("x = '''one\ntwo'''\nlen(x) + batch", 14),
+        ("if batch:\n    x = '''a\n  b'''\nelse:\n    x = ''\nloss = len(x)", 5),
+        ("batch  # a comment", 7),
+        ("batch;", 7),
+        ("loss = batch\nprint('a call is no report')", 7),
+        ("abs(-batch)", 7),
+    ],
+)
+def test_the_last_expression_is_what_the_step_reports(body: str, report: object) -> None:
+    assert call(step(body), 7) == (report, ())
+
+
+def test_carried_names_come_back() -> None:
+    program = step("a, b = b, a + batch\nloss = a")
+    assert call(program, 5, a=1, b=2) == (2, (2, 6))
+
+
+def test_errors_keep_their_line() -> None:
+    program = step("x = 1\n\n# a comment\ny = '''\n\n'''\nloss = x / 0")
+    with pytest.raises(ZeroDivisionError) as error:
+        call(program, 0)
+    assert error.traceback[-1].lineno + 1 == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return batch", "line 2: `return`"),
+        ("x = 1\nyield x", "line 3: `yield`"),
+        ("loss = await f()", "line 2: `await`"),
+        ("global w\nloss = w", "line 2: `global`"),
+        ("from math import *\nloss = pi", "line 2: `from math import \\*`"),
+        ("%time x = 1\nloss = 1", "line 2: IPython's `%time x = 1`"),
+        ("!ls\nloss = 1", "line 2: IPython's `!ls`"),
+        ("x = batch", "line 2: the cell reports nothing"),
+        ("if batch:\n    loss = 1.0", "line 3: the cell reports nothing"),
+        ("n = n + 1\ndel n\nloss = 1", "line 3: `del n`: it is carried"),
+        ("loss = = 1", "line 2: invalid syntax"),
+        ("return 1\nglobal x\nloss = 1", "line 2: .*\nline 3: "),
+    ],
+)
+def test_what_cannot_be_a_step_is_refused_at_its_line(body: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        step(body)
+
+
+def test_a_function_inside_may_return_and_yield() -> None:
+    assert call(step("def f():\n    yield batch\n    return\nloss = next(f())"), 3) == (3, ())
+
+
+def test_the_mirrored_strategy_carries_no_plain_names() -> None:
+    with pytest.raises(UsageError, match=r"line 2: `n` is read before.*tf.Variable"):
+        step("n = n + 1\nloss = n", carries=False)
+
+
+# Against Python itself.
+
+NAMES = st.sampled_from("abcd")
+SIMPLE = st.one_of(
+    NAMES,
+    st.builds("({} + {})".format, NAMES, NAMES),
+    st.builds("[{1} + {0} for {0} in [1, {1}]][0]".format, NAMES, NAMES),
+    st.builds("(lambda {0}: {0} + {1})({1})".format, NAMES, NAMES),
+    st.builds("({} := {})".format, NAMES, NAMES),
+    st.builds("({} if {} > 1 else {})".format, NAMES, NAMES, NAMES),
+)
+
+
+def indent(text: str) -> str:
+    return textwrap.indent(text, "    ")
+
+
+def blocks(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    body = st.lists(inner, min_size=1, max_size=3).map("\n".join).map(indent)
+    return st.one_of(
+        st.builds("if {} > 1:\n{}\nelse:\n{}".format, NAMES, body, body),
+        st.builds("for {} in range(2):\n{}".format, NAMES, body),
+        st.builds("try:\n{}\nexcept ValueError as {}:\n{}".format, body, NAMES, body),
+        st.builds("def f({0}={1}):\n    return {0} + {2}\nf()".format, NAMES, NAMES, NAMES),
+    )
+
+
+STATEMENTS = st.recursive(
+    st.one_of(
+        st.builds("{} = {}".format, NAMES, SIMPLE),
+        st.builds("{}, {} = {}, {}".format, NAMES, NAMES, SIMPLE, SIMPLE),
+        st.builds("{} += {}".format, NAMES, SIMPLE),
+    ),
+    blocks,
+    max_leaves=8,
+)
+
+
+class Recording(dict[str, object]):
+    """A namespace that notes which names are read before they are bound, and which are bound."""
+
+    def __init__(self) -> None:
+        super().__init__(__builtins__=builtins)
+        self.read: set[str] = set()
+        self.bound: set[str] = set()
+
+    def __missing__(self, name: str) -> object:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        self.read.add(name)
+        return 1
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self.bound.add(name)
+        super().__setitem__(name, value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join))
+def test_the_reading_covers_what_python_reads_and_binds(source: str) -> None:
+    names = Names()
+    names.scan(ast.parse(source).body)
+    ran = Recording()
+    try:
+        exec(compile(source, "<cell>", "exec"), ran)
+    except NameError:  # the name of a handler is gone after it
+        return
+    assert ran.read <= names.read.keys()
+    assert ran.bound <= names.bound
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.builds("{} = {}".format, NAMES, st.one_of(NAMES, st.just("1"))), min_size=1).map(
+        "\n".join
+    )
+)
+def test_without_branches_the_reading_is_exact(source: str) -> None:
+    names = Names()
+    names.scan(ast.parse(source).body)
+    ran = Recording()
+    exec(compile(source, "<cell>", "exec"), ran)
+    assert ran.read == set(names.read)
+    assert ran.bound == names.bound

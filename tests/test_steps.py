@@ -1,0 +1,214 @@
+"""Step cells: the numbers of one device, for any number of workers; and what is refused."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests import references as ref
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=request.param) as running:
+        running.run(ref.DATA)
+        yield running
+
+
+@cache
+def tensorflow_by_hand(optimizer: str, step: str) -> dict[str, Any]:
+    setup = ref.TF_MODEL.replace("OPTIMIZER", ref.OPTIMIZERS[optimizer])
+    return ref.by_hand(setup, ref.TF_STEP[step], ref.TF_WEIGHTS)
+
+
+@cache
+def jax_by_hand() -> dict[str, Any]:
+    return ref.by_hand(ref.JAX_MODEL, ref.JAX_STEP, ref.JAX_WEIGHTS)
+
+
+OPTIONS = StepOptions(data="train", epochs=ref.EPOCHS, batch=ref.BATCH)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def losses(run: nbdist.Run) -> list[float]:
+    """The mean over ranks of every step's loss."""
+    steps: dict[int, list[float]] = {}
+    for m in run.metrics:
+        if m.step > 0:
+            steps.setdefault(m.step, []).append(m.shared.get("loss", m.own.get("loss", np.nan)))
+    return [float(np.mean(values)) for _, values in sorted(steps.items())]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "step"),
+    [
+        ("sgd", "Keras's own loss"),
+        ("adam", "a loss of one's own"),
+        ("adamw, clipped", "Keras's own loss"),
+    ],
+)
+def test_mirrored_gives_the_numbers_of_one_device(
+    cluster: nbdist.Cluster, optimizer: str, step: str
+) -> None:
+    reference = tensorflow_by_hand(optimizer, step)
+    cluster.run(ref.TF_MODEL.replace("OPTIMIZER", ref.OPTIMIZERS[optimizer]))
+    run = cluster.run(ref.TF_STEP[step], step=OPTIONS, strategy="mirrored")
+    same(losses(run), reference["losses"])
+    cluster.run(f"weights = {ref.TF_WEIGHTS}")
+    for objects in cluster.pull(["weights"]).values():
+        for ours, theirs in zip(objects["weights"], reference["weights"], strict=True):
+            same(ours, theirs)
+
+
+def test_pjrt_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
+    """Adam with clipping, a key that is split in every step, a counter, a constant array."""
+    reference = jax_by_hand()
+    cluster.run(ref.JAX_MODEL, strategy="pjrt")
+    run = cluster.run(ref.JAX_STEP, step=OPTIONS, strategy="pjrt")
+    same(losses(run), reference["losses"])
+    cluster.run(f"weights = {ref.JAX_WEIGHTS}", strategy="pjrt")
+    for objects in cluster.pull(["weights"]).values():
+        for ours, theirs in zip(objects["weights"], reference["weights"], strict=True):
+            same(ours, theirs)
+    assert set(cluster.run("int(count)", strategy="pjrt").results.values()) == {"22"}
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+@pytest.mark.parametrize("shuffle", [None, 7])
+def test_every_sample_is_seen_once_in_each_epoch(
+    cluster: nbdist.Cluster, strategy: str, shuffle: int | None
+) -> None:
+    """A batch that is given whole to every replica counts once: the mean is over replicas."""
+    cluster.run("import numpy as np\nids = np.arange(1001.0)\nimport tensorflow as tf, jax")
+    options = StepOptions(data="ids", epochs=2, batch=ref.BATCH, shuffle=shuffle)
+    reduce = "tf.reduce_sum" if strategy == "mirrored" else "jax.numpy.sum"
+    run = cluster.run(f"total = {reduce}(batch)\ntotal", step=options, strategy=strategy)
+    for epoch in (1, 2):
+        ranks = {m.rank for m in run.metrics}
+        shared = [m for m in run.metrics if m.epoch == epoch and m.step > 0]
+        sums = {
+            rank: [m.own or m.shared for m in shared if m.rank == rank] for rank in sorted(ranks)
+        }
+        whole = [i for i in range(11) if i == 10]
+        if strategy == "pjrt":
+            assert sum(v["total"] for v in sums[0]) == pytest.approx(1001 * 500)
+            continue
+        cut = sum(v["total"] for values in sums.values() for v in values[:10])
+        last = {values[i]["total"] for values in sums.values() for i in whole}
+        assert len(last) == 1, "each rank has the whole of the last batch"
+        assert cut + last.pop() == pytest.approx(1001 * 500)
+
+
+def test_a_run_has_its_epochs_and_steps(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("import numpy as np\nnumbers = np.arange(12.0)\nimport jax.numpy as jnp")
+    options = StepOptions(data="numbers", epochs=2, batch=4, steps=5)
+    run = cluster.run("loss = jnp.mean(batch)", step=options, strategy="pjrt")
+    assert losses(run) == [1.5, 5.5, 9.5, 1.5, 5.5]
+    assert run.table("loss").lines()[-1].split()[1:] == ["5.500", "3.500"]
+    assert "epoch 2  loss 3.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("define", "batch"),
+    [
+        ("stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32))", 4),
+        ("stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32)).batch(4)", 0),
+        ("def stream():\n    for i in range(10):\n        yield np.float32(i)", 4),
+        ("stream = [np.float32(i) for i in range(10)]", 4),
+    ],
+)
+def test_what_can_be_data(cluster: nbdist.Cluster, define: str, batch: int) -> None:
+    cluster.run(f"import numpy as np, tensorflow as tf, jax.numpy as jnp\n{define}")
+    options = StepOptions(data="stream", epochs=2, batch=batch)
+    run = cluster.run("loss = jnp.sum(batch)", step=options, strategy="pjrt")
+    assert losses(run) == [6.0, 22.0, 17.0] * 2
+
+
+BAD = [
+    ("loss = batch.mean()", {"data": "nowhere"}, "not defined on the workers: `nowhere`"),
+    ("loss = thing(batch)", {}, r"`thing` \(line 2\)"),
+    ("loss = batch.mean()", {"data": "scalars", "batch": 0}, "say how many samples with --batch"),
+    ("loss = batch.mean()", {"data": "nothing"}, "the data are empty"),
+    ("loss = batch.mean()", {"data": "none_at_all"}, "the data are empty"),
+    ("loss = batch[0].mean()", {"data": "uneven"}, r"different numbers of samples: \[3, 4\]"),
+    ("loss = batch.mean()", {"data": "once", "epochs": 2}, "can be gone through once"),
+    ("loss = batch.mean()", {"data": "number"}, "--data number is a int"),
+    ("loss = batch", {}, r"reports `loss` of shape \(\d+,\): report scalars"),
+    ("state = state[:1]\nloss = state.sum()", {}, r"`state` \(line 2\) is carried .* changes"),
+]
+
+
+@pytest.mark.parametrize(("cell", "options", "says"), BAD)
+def test_bad_input_is_named(
+    cluster: nbdist.Cluster, cell: str, options: dict[str, Any], says: str
+) -> None:
+    cluster.run(
+        "import numpy as np\nscalars = np.arange(8.0)\nnothing = np.zeros((0,))\nnone_at_all = []\n"
+        "uneven = np.zeros(3), np.zeros(4)\nonce = iter([np.zeros(4)])\nnumber = 7\n"
+        "state = np.zeros(3)"
+    )
+    chosen = StepOptions(**{"data": "scalars", "batch": 4, **options})
+    with pytest.raises(nbdist.CellError, match=says):
+        cluster.run(cell, step=chosen, strategy="pjrt")
+    assert cluster.run("1").results[0] == "1"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"epochs": 0, "steps": -1}, "--epochs 0: type a number from 1\n--steps -1"),
+        ({"data": "a b"}, "--data a b: type the name"),
+    ],
+)
+def test_bad_options_run_nothing(
+    cluster: nbdist.Cluster, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(nbdist.UsageError, match=says):
+        cluster.run("loss = 1", step=StepOptions(**{"data": "x", **options}), strategy="pjrt")
+
+
+def test_an_error_in_a_step_points_at_the_cells_line(cluster: nbdist.Cluster) -> None:
+    cluster.run("import numpy as np\nscalars = np.arange(8.0)\nimport tensorflow as tf")
+    options = StepOptions(data="scalars", batch=4)
+    with pytest.raises(nbdist.CellError) as error:
+        cluster.run("x = batch\nloss = x / {}['no']", step=options, strategy="pjrt", label=4)
+    assert re.search(r"In\[4\].*line 3", plain("\n".join(error.value.traceback)))
+    with pytest.raises(nbdist.CellError, match="line 3, in step"):
+        cluster.run("x = batch\nloss = tf.reshape(x, (3,))", step=options, strategy="mirrored")
+
+
+def test_control_flow_that_depends_on_the_data(cluster: nbdist.Cluster) -> None:
+    """AutoGraph turns Python's `if` and `while` on tensors into the graph's own."""
+    cluster.run("import numpy as np, tensorflow as tf\nones = np.ones(8)")
+    cell = """
+total = tf.reduce_sum(batch)
+halvings = 0
+while total > 1.0:
+    total = total / 2
+    halvings += 1
+if halvings > 100:
+    result = tf.constant(0)
+else:
+    result = tf.constant(1)
+{"loss": total, "result": result}
+"""
+    run = cluster.run(cell, step=StepOptions(data="ones", batch=8), strategy="mirrored")
+    assert run.last("result") == 1.0
