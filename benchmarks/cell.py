@@ -6,8 +6,9 @@ import json
 from statistics import median
 from typing import TYPE_CHECKING
 
+from benchmarks import both
 from benchmarks.case import Case
-from benchmarks.kernel import BOTH_CLUSTERS, STOP_BOTH, Kernel
+from tests.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +27,9 @@ print(json.dumps({{name: values[{WARM_UP}:] for name, values in times.items()}})
 
 def cases() -> Iterator[Case]:
     with Kernel() as kernel:
-        kernel.run(BOTH_CLUSTERS)
-        times = json.loads(kernel.run(MEASURE).stdout.splitlines()[-1])
-        kernel.run(STOP_BOTH)
+        kernel.run(both.START).check()
+        times = json.loads(kernel.run(MEASURE).check().stdout.splitlines()[-1])
+        kernel.run(both.STOP).check()
     yield Case(
         "trivial cell, 4 engines, against %%px",
         median(times["ours"]),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks import both
 from benchmarks.case import Case
-from benchmarks.kernel import BOTH_CLUSTERS, STOP_BOTH, Kernel
+from tests.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,10 +27,10 @@ LIMIT_BYTES = 2_000_000
 
 def cases() -> Iterator[Case]:
     with Kernel() as kernel:
-        kernel.run(BOTH_CLUSTERS)
+        kernel.run(both.START).check()
         for name, cell in CELLS.items():
-            ours = kernel.run(f"%%dist_run\n{cell}").sent_bytes
-            peer = kernel.run(f"%%px\n{cell}").sent_bytes
+            ours = kernel.run(f"%%dist_run\n{cell}").check().sent_bytes
+            peer = kernel.run(f"%%px\n{cell}").check().sent_bytes
             yield Case(
                 f"4 x {LINES} lines, {name}",
                 ours,
@@ -38,4 +39,4 @@ def cases() -> Iterator[Case]:
                 target=LIMIT_BYTES / peer,
                 runs=1,
             )
-        kernel.run(STOP_BOTH)
+        kernel.run(both.STOP).check()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-_MAGIC = re.compile(r"^%{1,2}(dist_\w+)\s")
+_MAGIC = re.compile(r"^\s*%{1,2}(dist_\w+)\s")
 
 
 def option_matcher(shell: InteractiveShell) -> Any:
@@ -28,7 +28,7 @@ def option_matcher(shell: InteractiveShell) -> Any:
         magic = kinds["cell"].get(found[1]) or kinds["line"].get(found[1])
         if magic is None:
             return {"completions": []}
-        words = context.line_with_cursor[: context.cursor_position].split(" ")
+        words = re.split(r"\s", context.text_until_cursor.lstrip())
         completions = list(_complete(magic.parser._actions, words))
         return {
             "completions": completions,

@@ -32,7 +32,7 @@ class DistMagics(Magics):
         self._started: Cluster | None = None
 
     def _cluster(self, asked: str) -> Cluster:
-        if self._started is None:
+        if self._started is None or not self._started.running:
             raise NoClusterError(asked)
         return self._started
 
@@ -62,7 +62,7 @@ class DistMagics(Magics):
     def dist_start(self, line: str) -> None:
         """Start workers on this machine, and wait until every one has answered."""
         args = parse_argstring(self.dist_start, line)
-        if self._started is not None:
+        if self._started is not None and self._started.running:
             raise UsageError(
                 f"{self._started!r} is running: type %dist_restart for fresh workers, "
                 "or %dist_stop first"
@@ -93,16 +93,21 @@ class DistMagics(Magics):
     def dist_run(self, line: str, cell: str) -> None:
         """Run the cell once on every worker, or once for each batch, in the strategy's scope."""
         args = parse_argstring(self.dist_run, line)
-        run = self._cluster("%%dist_run").run(
-            cell,
-            ranks=args.ranks,
-            strategy=args.strategy,
-            step=_step_options(args),
-            label=self.shell.execution_count,
-            header=f"%%dist_run {line}",
-        )
-        if args.output:
-            self.shell.user_ns[args.output] = run
+        cluster = self._cluster("%%dist_run")
+        _check_name(args.output)
+        before = cluster.last_run
+        try:
+            cluster.run(
+                cell,
+                ranks=args.ranks,
+                strategy=args.strategy,
+                step=_step_options(args),
+                label=self.shell.execution_count,
+                header=f"%%dist_run {line}",
+            )
+        finally:  # of a run that failed, what it had reported is kept too
+            if args.output and cluster.last_run is not before:
+                self.shell.user_ns[args.output] = cluster.last_run
 
     @magic_arguments()
     @line_magic
@@ -158,6 +163,7 @@ class DistMagics(Magics):
         From one rank the object itself, from several a list in rank order.
         """
         args = parse_argstring(self.dist_pull, line)
+        _check_name(args.output)
         if args.output and len(args.names) > 1:
             raise UsageError(f"-o {args.output} names one object, and {len(args.names)} are pulled")
         pulled = self._cluster("%dist_pull").pull(args.names, ranks=args.ranks)
@@ -170,6 +176,11 @@ class DistMagics(Magics):
         if self._started is not None:
             self._started.stop()
             self._started = None
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and not name.isidentifier():
+        raise UsageError(f"-o {name}: type a name that Python can use")
 
 
 def _step_options(args: Any) -> StepOptions | None:

@@ -14,13 +14,14 @@ from nbdist.views import labels
 from nbdist.views.metrics import MetricTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from nbdist.cluster.engines import Engines
     from nbdist.settings import Settings
     from nbdist.views.cell import CellView
 
 _POLL_S = 0.05
+_INTERRUPT_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -89,35 +90,35 @@ class CellWatch:
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._over = False
+        self._interrupted = False
+        self._failed: CellEnded | None = None
 
     def hear(self, record: Speech) -> None:
         """On the receiver's thread: take in what a rank says.
 
         Of a cell that is over, only the end of ranks that were stuck in it still matters.
         """
-        if isinstance(record, CellEnded) and record.cell == self._number:
-            self.running.discard(record.rank)
         if not self._over:
             self._heard.put(record)
+        if isinstance(record, CellEnded) and record.cell == self._number:
+            self.running.discard(record.rank)  # last: who sees it gone finds its record
 
-    def follow(self, send: Callable[[Sequence[int]], None]) -> None:
+    def follow(self, send: Callable[[int], None]) -> None:
         """Send the cell and show it until it is over.
 
         Args:
-            send: sends it to ranks.
+            send: sends it to a rank.
 
         Raises:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
-        try:
-            send(sorted(self.running))
-        except WorkerError:
-            self.running.clear()
-            raise
+        self._send(send)
         try:
             while self.running and not self._first_failure():
                 self._show_for(_POLL_S)
                 self._check_alive()
+            self._drain()
+            self._failed = self._first_failure()
             self._stop_others()
         except KeyboardInterrupt:
             self._interrupt()
@@ -127,6 +128,18 @@ class CellWatch:
             self._drain()
             self._view.flush(everything=True)
         self._raise_failure()
+
+    def _send(self, send: Callable[[int], None]) -> None:
+        """When not all ranks can be reached, those that were are stopped again."""
+        unsent = sorted(self.running)
+        try:
+            while unsent:
+                send(unsent[0])
+                del unsent[0]
+        except BaseException:
+            self.running.difference_update(unsent)
+            self._interrupt()
+            raise
 
     def _show_for(self, seconds: float) -> None:
         """Take in what is there, waiting for at most `seconds` for the first of it."""
@@ -152,7 +165,9 @@ class CellWatch:
         self._view.add(record)
 
     def _first_failure(self) -> CellEnded | None:
-        return next((e for e in self._ended.values() if e.status == "error"), None)
+        """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""
+        failed = ("error",) if self._interrupted else ("error", "interrupted")
+        return next((e for e in self._ended.values() if e.status in failed), None)
 
     def _check_alive(self) -> None:
         """A rank that died will never say that it ended."""
@@ -174,14 +189,18 @@ class CellWatch:
         self._await_end(self._settings.interrupt_grace_s, interrupt=True)
 
     def _await_end(self, seconds: float, *, interrupt: bool) -> None:
-        if interrupt:
-            self._engines.interrupt(sorted(self.running))
+        """Wait for the ranks; one that had not begun when it was interrupted is so again."""
+        self._interrupted |= interrupt
         deadline = time.monotonic() + seconds
+        again = 0.0
         while self.running and time.monotonic() < deadline:
+            if interrupt and time.monotonic() >= again:
+                self._engines.interrupt(sorted(self.running))
+                again = time.monotonic() + _INTERRUPT_AGAIN_S
             self._show_for(_POLL_S)
 
     def _raise_failure(self) -> None:
-        first = self._first_failure()
+        first = self._failed
         if first is None or first.failure is None:
             return
         failure = first.failure
@@ -207,7 +226,7 @@ class CellWatch:
 
 
 def _end_of(ended: CellEnded, first: CellEnded) -> str:
-    if ended.failure is None:
+    if ended.failure is None or ended.status == "interrupted":
         return "stopped" if ended.status == "interrupted" else "finished"
     assert first.failure is not None
     if ended.failure.same == first.failure.same:

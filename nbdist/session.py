@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import cloudpickle
 import psutil
 from jupyter_core.paths import jupyter_runtime_dir
 
@@ -20,10 +17,10 @@ from nbdist.cluster import wiring
 from nbdist.cluster.dispatch import Dispatcher
 from nbdist.cluster.engines import Engines
 from nbdist.errors import TransferError, UsageError, WorkerError
+from nbdist.objects import read_objects, write_objects
 from nbdist.records import (
     ClusterRequest,
     Device,
-    Phase,
     StepOptions,
     StrategyName,
     WorkerHello,
@@ -35,8 +32,8 @@ from nbdist.settings import Settings
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.stream import Receiver
 from nbdist.views.cell import CellView
-from nbdist.views.surface import new_surface
-from nbdist.views.workers import StartPicture, StatusPicture
+from nbdist.views.start import StartView
+from nbdist.views.workers import StatusPicture
 from nbdist.worker import setup, transfer
 
 if TYPE_CHECKING:
@@ -59,6 +56,10 @@ class Cluster:
         cpus_per_worker: cores that each engine stays on.
         env: further environment of the engines.
         settings: left out, they are read from the environment.
+
+    Attributes:
+        running: whether cells can be run; not after `stop`, or a restart that failed.
+        last_run: the cell that ran last, also when it failed.
 
     Raises:
         UsageError: what was asked for cannot be had; nothing was started.
@@ -87,7 +88,9 @@ class Cluster:
         self._hellos: dict[int, WorkerHello] = {}
         self._devices: dict[int, tuple[Device, ...]] = {}
         self._cells = 0
+        self.last_run = Run(0)
         self._watches: tuple[CellWatch, ...] = ()
+        self.running = False
         self._start()
 
     def __enter__(self) -> Self:
@@ -115,7 +118,7 @@ class Cluster:
         self._logs = OutputLogs(self._folder / "log")
         self._receiver = Receiver(self._hear)
         self._dispatcher = Dispatcher()
-        phases = _Phases(f"nbdist: starting {self.world_size} workers on this machine")
+        phases = StartView(f"nbdist: starting {self.world_size} workers on this machine")
         with contextlib.ExitStack() as undo, phases:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             undo.callback(self._logs.close)
@@ -127,8 +130,9 @@ class Cluster:
             phases.run("framework loaded", self._engines.await_imports)
             self._bring_up(phases)
             self._ended = undo.pop_all()
+        self.running = True
 
-    def _bring_up(self, phases: _Phases) -> None:
+    def _bring_up(self, phases: StartView) -> None:
         """From forked engines to ranks that have answered."""
         phases.run("launched", self._engines.launch)
         phases.run("connected", self._engines.connect)
@@ -173,18 +177,27 @@ class Cluster:
     def restart(self) -> None:
         """Replace every engine by a fresh one; what the cells defined is lost.
 
-        Works whatever the engines are stuck in. The frameworks are not imported again.
+        Works whatever the engines are stuck in. The frameworks are not imported again, unless the
+        parent that has imported them, or the controller, is gone: then all is started anew.
         """
-        phases = _Phases(f"nbdist: restarting {self.world_size} workers")
+        if not self._engines.can_restart():  # the seed or the controller is gone
+            self.stop()
+            self._start()
+            return
+        phases = StartView(f"nbdist: restarting {self.world_size} workers")
         with contextlib.ExitStack() as undo, phases:
             undo.push(self._ended.pop_all())
+            self.running = False
             self._watches = ()
             phases.run("old workers ended", self._engines.restart)
             self._bring_up(phases)
             self._ended = undo.pop_all()
+        self.running = True
 
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""
+        self.running = False
+        self._watches = ()
         self._ended.close()
 
     # Cells.
@@ -235,11 +248,14 @@ class Cluster:
         self._refuse_unready(chosen)
         self._cells += 1
         host_of = {rank: self._hellos[rank].host for rank in chosen}
-        view = CellView(host_of, self.settings.fold_wait_s, self.settings.shown_output_bytes)
+        view = CellView(host_of, self.settings.fold_wait_s, self.settings.shown_output_characters)
         watch = CellWatch(self._cells, host_of, self._engines, view, self.settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
-        watch.follow(partial(self._dispatcher.send, request))
-        return Run(number=self._cells, metrics=tuple(watch.metrics), results=dict(watch.results))
+        try:
+            watch.follow(self._dispatcher.sender(request))
+        finally:
+            self.last_run = Run(self._cells, tuple(watch.metrics), dict(watch.results))
+        return self.last_run
 
     def _strategy(self, name: str | None) -> StrategyName:
         built = {_STRATEGY_OF[framework]: framework for framework in self.request.frameworks}
@@ -266,13 +282,13 @@ class Cluster:
             )
 
     def _busy(self) -> frozenset[int]:
-        return frozenset(rank for watch in self._watches for rank in watch.running)
+        return frozenset().union(*(frozenset(watch.running) for watch in self._watches))
 
     def _hear(self, record: Speech) -> None:
         """On the receiver's thread: keep the text, and tell whoever follows a cell."""
-        self._logs.take(record)
         for watch in self._watches:
             watch.hear(record)
+        self._logs.take(record)
 
     # Objects.
 
@@ -282,8 +298,7 @@ class Cluster:
         Raises:
             TransferError: an object cannot be pickled; none was sent.
         """
-        payload = self._pickle(objects)
-        self._apply(transfer.put, payload, ranks=ranks)
+        self._apply(transfer.put, write_objects(objects), ranks=ranks)
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
@@ -300,7 +315,7 @@ class Cluster:
                 f"no such name on the workers ({text}): define it in a %%dist_run cell"
             )
         payloads = self._apply(transfer.get, list(names), ranks=ranks)
-        return {rank: cloudpickle.loads(p) for rank, p in zip(chosen, payloads, strict=True)}
+        return {rank: read_objects(p) for rank, p in zip(chosen, payloads, strict=True)}
 
     def _apply(self, function: Callable[..., Any], argument: Any, ranks: str | None) -> list[Any]:
         chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
@@ -309,19 +324,6 @@ class Cluster:
             return self._engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:
             raise TransferError(str(error)) from None
-
-    def _pickle(self, objects: Mapping[str, object]) -> bytes:
-        faults = []
-        for name, value in objects.items():
-            try:
-                cloudpickle.dumps(value)
-            except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
-                faults.append(f"{name} ({type(value).__name__}) cannot be pickled: {error}")
-        if faults:
-            raise TransferError(
-                "\n".join(faults) + "\nNothing was pushed: create it in a %%dist_run cell instead"
-            )
-        return bytes(cloudpickle.dumps(dict(objects)))
 
     # Looking.
 
@@ -365,36 +367,6 @@ class Cluster:
         text = self._logs.read(rank)
         beside = self._engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
-
-
-class _Phases:
-    """Shows each phase of a start while it happens."""
-
-    def __init__(self, title: str) -> None:
-        self._surface = new_surface()
-        self._picture = StartPicture(title)
-
-    def run(self, name: str, work: Callable[[], str | None]) -> None:
-        self._show(under_way=name)
-        started = time.perf_counter()
-        detail = work() or ""
-        phase = Phase(name=name, seconds=time.perf_counter() - started, detail=detail)
-        self._show(done=(*self._picture.done, phase), under_way="")
-
-    def finish(self, title: str, workers: tuple[WorkerState, ...]) -> None:
-        seconds = sum(phase.seconds for phase in self._picture.done)
-        self._show(title=f"{title} ({seconds:.1f} s)", workers=workers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._show(failed=True)
-
-    def _show(self, **changes: Any) -> None:
-        self._picture = StartPicture(**{**self._picture.__dict__, **changes})
-        self._surface.show(self._picture)
 
 
 def _resident_bytes(pid: int) -> int:

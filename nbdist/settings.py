@@ -19,7 +19,7 @@ class Settings(msgspec.Struct, frozen=True):
         start_timeout_s: bound on each phase of a start.
         cell_grace_s: how long the other ranks get to stop after one has raised.
         interrupt_grace_s: how long ranks get to stop after an interrupt of the kernel.
-        shown_output_bytes: text of a cell shown line by line in the notebook; beyond it
+        shown_output_characters: text of a cell shown line by line in the notebook; beyond it
             only the tail is shown, and `%dist_logs` has the whole.
         fold_wait_s: how long a line waits for the same line of the other ranks.
         worker_memory_bytes: memory that a worker takes when its framework is loaded
@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     start_timeout_s: float = 180.0
     cell_grace_s: float = 0.7
     interrupt_grace_s: float = 3.0
-    shown_output_bytes: int = 400_000
+    shown_output_characters: int = 400_000
     fold_wait_s: float = 0.3
     worker_memory_bytes: int = 400_000_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+PR_SET_CHILD_SUBREAPER = 36
+
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
     """No process, thread or socket of ours outlives the module that made it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become our children
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     sockets = _listening()
     yield

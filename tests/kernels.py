@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from jupyter_client.manager import KernelManager
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 @dataclass
@@ -33,11 +33,7 @@ class Execution:
 
 
 class Kernel:
-    """Starts an ipykernel and runs cells in it.
-
-    Args:
-        command: another way to start it, as in a kernel specification.
-    """
+    """An ipykernel in a process of its own."""
 
     def __init__(self) -> None:
         self.manager = KernelManager(kernel_name="python3")
@@ -65,15 +61,19 @@ class Kernel:
         return self.collect(self.send(code))
 
     def collect(self, request: str) -> Execution:
-        """Take in all messages of a cell until it is idle and answered."""
+        """Take in all messages of a cell until it is idle and answered.
+
+        Every message that the kernel sent meanwhile counts: ipyparallel streams from a thread,
+        under headers of its own.
+        """
         done = Execution()
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             message = self._next(deadline)
-            if message["parent_header"].get("msg_id") != request:
-                continue
             done.messages += 1
             done.sent_bytes += len(json.dumps(message["content"], default=str))
+            if message["parent_header"].get("msg_id") != request:
+                continue
             if self._take(done, message):
                 break
         done.status = self.reply(request)["status"]

@@ -18,7 +18,7 @@ from nbdist.errors import StartError, WorkerError
 from nbdist.records import CellRequest, SocketAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
 
 class Dispatcher:
@@ -57,20 +57,19 @@ class Dispatcher:
             self._peers[int(rank)] = peer
             missing.discard(int(rank))
 
-    def send(self, request: CellRequest, ranks: Sequence[int]) -> None:
-        """Send a cell to ranks.
-
-        Raises:
-            WorkerError: a rank's connection is gone; the ranks before it have got the cell.
-        """
+    def sender(self, request: CellRequest) -> Callable[[int], None]:
+        """A function that sends the cell to a rank; it raises WorkerError when that is gone."""
         payload = msgspec.msgpack.encode(request)
-        for rank in ranks:
+
+        def send(rank: int) -> None:
             try:
                 self._socket.send_multipart([self._peers[rank], payload])
             except zmq.ZMQError as error:
                 raise WorkerError(
                     f"rank {rank} cannot be reached ({error}): type %dist_restart for new workers"
                 ) from None
+
+        return send
 
     def close(self) -> None:
         self._socket.close()

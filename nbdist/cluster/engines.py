@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
+import psutil
 from traitlets.config import Config
 
 from nbdist.cluster import environment, hosts
@@ -48,7 +50,6 @@ ENGINE_ARGS = (
 )
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 _LOOPBACK = "127.0.0.1"
-_log = logging.getLogger(__name__)
 
 
 class Engines:
@@ -131,10 +132,18 @@ class Engines:
             raise StartError(
                 f"{count} of {self.world_size} engines registered in {self._timeout_s:g} s"
             )
+        self._guard_controller()
         fresh = sorted(self._fresh_ids())
-        ranks = self._gather(self._client[fresh].apply_async(os.getenv, RANK_VARIABLE), fresh)
+        every = range(self.world_size)
+        ranks = self._gather(self._client[fresh].apply_async(os.getenv, RANK_VARIABLE), every)
         self._engine_ids = {int(rank): engine for rank, engine in zip(ranks, fresh, strict=True)}
         return f"{len(ranks)} of {self.world_size}"
+
+    def _guard_controller(self) -> None:
+        """Its schedulers are processes of their own, which outlive it when it is killed."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._cluster.controller.pid).children(recursive=True):
+                self._seed.guard(process.pid)
 
     def _fresh_ids(self) -> set[int]:
         return set(self._client.ids) - self._former_ids
@@ -161,15 +170,18 @@ class Engines:
         self._engine_ids = {}
 
     def stop(self) -> None:
-        """End everything; safe to call at any point of a start, and when parts have died."""
-        if self._client is not None:
-            self._client.close()
-        try:
-            self._cluster.stop_engines_sync()
-        except StartError as error:  # the seed died, and its children with it
-            _log.warning("engines had to be left to the system: %s", error)
-        self._cluster.stop_controller_sync()
-        self._seed.close()
+        """End everything; safe at any point of a start, when parts have died, when interrupted."""
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._seed.close)
+            steps.callback(self._cluster.stop_controller_sync)
+            steps.callback(self._cluster.stop_engines_sync)
+            if self._client is not None:
+                steps.callback(self._client.close)
+
+    def can_restart(self) -> bool:
+        """Whether what engines are made with still runs: the seed and the controller."""
+        controller = self._cluster.controller
+        return self._seed.runs() and controller is not None and psutil.pid_exists(controller.pid)
 
     # Using.
 
@@ -208,8 +220,8 @@ class Engines:
             What each rank returned, in the order of `ranks`.
 
         Raises:
-            StartError: a rank died meanwhile, or the time is over.
-            WorkerError: the function raised; names the first rank, and what it said.
+            WorkerError: the function raised (names the first rank, and what it said), a rank or
+                the controller died meanwhile, or the time is over.
         """
         chosen = list(range(self.world_size)) if ranks is None else list(ranks)
         return self._gather(self._view(chosen).apply_async(function, *args), chosen)
@@ -217,9 +229,11 @@ class Engines:
     def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
         deadline = time.monotonic() + self._timeout_s
         while not answer.wait(0.1):
-            self.raise_for_dead()
+            self.refuse_dead(ranks)
+            if not self.can_restart():
+                raise WorkerError("the cluster's controller is gone: type %dist_restart")
             if time.monotonic() > deadline:
-                raise StartError(f"no answer from the engines within {self._timeout_s:g} s")
+                raise WorkerError(f"no answer from the engines within {self._timeout_s:g} s")
         outcomes = list(answer.get(return_exceptions=True))
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, ipyparallel.RemoteError):

@@ -17,6 +17,7 @@ _THREADS = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def shared(request: ClusterRequest) -> dict[str, str]:
@@ -38,7 +39,7 @@ def of_ranks(request: ClusterRequest) -> list[dict[str, str]]:
     gpus = hosts.visible_gpus()
     shares = hosts.divide_gpus(gpus, request.hosts, request.devices_per_host)
     own = [{RANK_VARIABLE: str(rank)} for rank in range(request.hosts)]
-    if gpus:
+    if gpus and _VISIBLE not in request.env:
         for values, share in zip(own, shares, strict=True):
-            values["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+            values[_VISIBLE] = ",".join(share)
     return own

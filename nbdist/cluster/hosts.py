@@ -31,7 +31,7 @@ def count_hosts(words: Sequence[str], number: int | None) -> int:
     named = [word for word in words if word not in ("host", "hosts")]
     if number is not None and not named:
         return number
-    if len(named) == 1 and number is None and named[0].lstrip("-").isdigit():
+    if len(named) == 1 and number is None and named[0].removeprefix("-").isdecimal():
         return int(named[0])
     if not named:
         raise UsageError("how many hosts? Type %dist_start 4 hosts")
@@ -74,7 +74,22 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     Raises:
         UsageError: with one line for each fault.
     """
-    faults = []
+    faults = [
+        f"{name} {value!r}: type a whole number"
+        for name, value in (
+            ("hosts", request.hosts),
+            ("devices_per_host", request.devices_per_host),
+            ("cpus_per_worker", request.cpus_per_worker),
+        )
+        if type(value) is not int
+    ]
+    faults += [
+        f"env {name!r}={value!r}: both must be text"
+        for name, value in request.env.items()
+        if not (isinstance(name, str) and isinstance(value, str))
+    ]
+    if faults:
+        raise UsageError("\n".join(faults))
     memory = psutil.virtual_memory().available
     fitting = max(1, memory // worker_memory_bytes)
     if request.hosts < 1:
@@ -103,11 +118,12 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:
-    """`K=V` words as a dict.
+    """`K=V` words as a dict; a value with spaces is typed as `"K=V W"`.
 
     Raises:
         UsageError: a word has no `=` or no name; all such words are named.
     """
+    pairs = [pair[1:-1] if pair[:1] in "'\"" and pair[-1:] == pair[:1] else pair for pair in pairs]
     bad = [pair for pair in pairs if "=" not in pair or pair.startswith("=") or "\0" in pair]
     if bad:
         raise UsageError(f"--env {' '.join(map(repr, bad))}: type NAME=VALUE")
@@ -122,13 +138,13 @@ def visible_gpus() -> tuple[str, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    answer = subprocess.run(
-        [program, "--query-gpu=index", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=_NVIDIA_SMI_TIMEOUT_S,
-        check=False,
-    )
+    command = [program, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ()
     return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
 
 

@@ -83,6 +83,10 @@ class SeedProcess:
         with self._changed:
             return dict(self._pids)
 
+    def runs(self) -> bool:
+        """Whether the seed itself still runs."""
+        return self._process.poll() is None
+
     def count(self) -> int:
         """How many events there have been: a mark to wait from."""
         with self._changed:
@@ -222,11 +226,12 @@ class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
         return self._seed.pids()[name]
 
     async def stop(self) -> None:
-        """Kill every engine and wait until all are gone."""
+        """Kill every engine and wait until all are gone; they are when the seed is."""
         names = [engine_name(rank) for rank in range(self.n)]
-        for name in names:
-            self._seed.signal(name, signal.SIGKILL)
-        self._seed.wait_gone(names, _END_TIMEOUT_S)
+        if self._seed.runs():
+            for name in names:
+                self._seed.signal(name, signal.SIGKILL)
+            self._seed.wait_gone(names, _END_TIMEOUT_S)
         self.notify_stop({"exit_code": 0})
 
     def signal(self, sig: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,6 +24,7 @@ class OutputLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[int, TextIO] = {}
+        self._fault = ""
         self._lock = threading.Lock()
 
     def take(self, record: Speech) -> None:
@@ -36,7 +38,10 @@ class OutputLogs:
         with self._lock:
             if rank not in self._files:
                 self._files[rank] = self.path(rank).open("a", encoding="utf-8")
-            self._files[rank].write(text)
+            try:
+                self._files[rank].write(text)
+            except OSError as error:  # a full disk must not stop what is shown
+                self._fault = f"[not all of it could be kept: {error}]\n"
 
     def path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.out"
@@ -45,12 +50,20 @@ class OutputLogs:
         """All that the rank has written."""
         with self._lock:
             if rank in self._files:
-                self._files[rank].flush()
+                self._flush(self._files[rank])
         path = self.path(rank)
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return (path.read_text(encoding="utf-8") if path.exists() else "") + self._fault
 
     def close(self) -> None:
         with self._lock:
             for file in self._files.values():
-                file.close()
+                self._flush(file)
+                with contextlib.suppress(OSError):
+                    file.close()
             self._files.clear()
+
+    def _flush(self, file: TextIO) -> None:
+        try:
+            file.flush()
+        except OSError as error:
+            self._fault = f"[not all of it could be kept: {error}]\n"

@@ -48,17 +48,17 @@ class CellView:
     Args:
         host_of: the host of each rank that runs the cell.
         fold_wait_s: see `Settings`.
-        shown_output_bytes: see `Settings`.
+        shown_output_characters: see `Settings`.
     """
 
     def __init__(
-        self, host_of: Mapping[int, str], fold_wait_s: float, shown_output_bytes: int
+        self, host_of: Mapping[int, str], fold_wait_s: float, shown_output_characters: int
     ) -> None:
         self._host_of = host_of
         self._folder: Folder[Line | Shown] = Folder(host_of, fold_wait_s)
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._metrics = MetricsLines(host_of)
-        self._tail = Tail(shown_output_bytes)
+        self._tail = Tail(shown_output_characters)
 
     def add(self, record: Output | Display | Metrics) -> None:
         """Take in a record; `flush` shows it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from nbdist.views import html
 
 if TYPE_CHECKING:
@@ -13,10 +15,13 @@ if TYPE_CHECKING:
     from nbdist.records import Metrics
 
 STEP_INTERVAL_S = 0.5
+WAIT_S = 1.0
 
 
 class MetricsLines:
-    """One line for each epoch, once every rank has reported it; for steps, a few a second.
+    """One line for each epoch and, a few a second, for steps.
+
+    A line waits until every rank has reported, but no longer than `WAIT_S`: not every rank need.
 
     Args:
         ranks: the ranks that run the cell.
@@ -25,19 +30,29 @@ class MetricsLines:
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = frozenset(ranks)
         self._open: dict[tuple[int, int], dict[int, Metrics]] = {}
+        self._since: dict[tuple[int, int], float] = {}
         self._skipped = 0
         self._step_shown_at = 0.0
 
     def add(self, metrics: Metrics) -> None:
-        group = self._open.setdefault((metrics.epoch, metrics.step), {})
+        """Take in a report; a second one of a rank for the same place adds to its first."""
+        key = (metrics.epoch, metrics.step)
+        self._since.setdefault(key, time.monotonic())
+        group = self._open.setdefault(key, {})
+        if metrics.rank in group:
+            first = group[metrics.rank]
+            metrics = msgspec.structs.replace(
+                metrics, own=first.own | metrics.own, shared=first.shared | metrics.shared
+            )
         group[metrics.rank] = metrics
 
     def take(self, *, everything: bool = False) -> Iterator[str]:
         """The lines that are complete; with `everything`, also those that miss ranks."""
         for key in list(self._open):
             group = self._open[key]
-            if everything or group.keys() == self._ranks:
-                del self._open[key]
+            late = time.monotonic() - self._since[key] >= WAIT_S
+            if everything or late or group.keys() == self._ranks:
+                del self._open[key], self._since[key]
                 if key[1] < 0 or self._may_show_step():
                     yield describe(group)
         if everything and self._skipped:

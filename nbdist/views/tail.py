@@ -27,11 +27,11 @@ class Tail:
     """A cell's text.
 
     Args:
-        limit_bytes: how much is written before the tail begins.
+        limit: how much is written before the tail begins.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._left = limit_bytes
+    def __init__(self, limit: int) -> None:
+        self._left = limit
         self._hidden = 0
         self._last: deque[str] = deque(maxlen=TAIL_LINES)
         self._surface: Surface = new_surface()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HEARTBEAT_TIMEOUT_S = 30
-_SHUTDOWN_TIMEOUT_S = 5
+SHUTDOWN_TIMEOUT_S = 5
 _ATTEMPTS = 5
 
 
@@ -42,7 +42,7 @@ def _serve(host: str, world_size: int) -> tuple[Any, str]:
                 address,
                 world_size,
                 heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
-                shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+                shutdown_timeout=SHUTDOWN_TIMEOUT_S,
                 recoverable=True,
             )
         except _jax.JaxRuntimeError:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import keras
@@ -47,12 +48,25 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
     if iterator is None or strategy is None or not _spans_workers(strategy):
         _build_upstream(self, iterator, data_batch)
         return
+    _warn_of_partial(iterator, strategy.num_replicas_in_sync)
     _, _, batches = next(iter(iterator))
     batch = tf.nest.map_structure(
         lambda value: strategy.experimental_local_results(value)[0], next(batches)
     )
     with strategy.scope():
         self._symbolic_build(data_batch=batch)
+
+
+def _warn_of_partial(iterator: Any, replicas: int) -> None:
+    """Keras averages over replicas whatever the number of samples on each."""
+    partial = iterator.data_adapter.partial_batch_size
+    if partial and partial % replicas:
+        warnings.warn(
+            f"the last batch has {partial} samples, which {replicas} replicas cannot share evenly: "
+            "Keras weighs them wrongly, and the numbers differ from one device's; choose a "
+            f"batch_size that leaves a multiple of {replicas}, or write a step cell (--data)",
+            stacklevel=2,
+        )
 
 
 def _spans_workers(strategy: Any) -> bool:

@@ -21,7 +21,7 @@ from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType, TracebackType
+    from types import CodeType, FrameType, TracebackType
 
     from nbdist.records import SocketAddress, StepRequest
     from nbdist.worker.steps import Stepper
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 class _Program(msgspec.Struct, frozen=True):
     """A compiled cell: its statements, and its last expression if that is to be shown."""
 
-    filename: str
     body: CodeType
     value: CodeType | None
 
@@ -144,7 +143,7 @@ class _Cell:
             last = ast.Expression(tree.body.pop().value)
             value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
-        return _Program(filename, body, value)
+        return _Program(body, value)
 
     def _show(self, value: object) -> None:
         if value is None:
@@ -155,9 +154,9 @@ class _Cell:
 
     def _end(self, error: BaseException | None) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        failure = None if error is None or interrupted else self._describe(error)
+        failure = None if error is None else self._describe(error)
         ended = CellEnded(
-            status="interrupted" if interrupted else "error" if failure else "ok",
+            status="interrupted" if interrupted else "error" if error else "ok",
             seconds=self._worker.seconds(),
             failure=failure,
             **self._worker.said(),
@@ -203,15 +202,19 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cancellable() -> Iterator[None]:
-    """An interrupt cancels the task that awaits; Python between two awaits runs to the next."""
+    """An interrupt raises in the task's own Python, and cancels it where it awaits."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    before = signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asyncio.current_task(loop) is task:
+            signal.default_int_handler(number, frame)
+        loop.call_soon_threadsafe(task.cancel)
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
 
 

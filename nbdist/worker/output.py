@@ -8,6 +8,8 @@ import io
 import os
 import secrets
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipykernel.iostream import OutStream
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from nbdist.records import Speech
 
 _SETTLE_S = 1.0
+_LOG_INTERVAL_S = 0.2
 
 
 class RankStream(io.TextIOBase):
@@ -39,7 +42,17 @@ class RankStream(io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def fileno(self) -> int:
+        """The descriptor that child processes are to write to."""
+        return 1 if self._stream == "stdout" else 2
+
     def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() takes str, not {type(text).__name__}")
         if text:
             self._say(Output(stream=self._stream, text=text, **self._said()))
         return len(text)
@@ -54,8 +67,6 @@ class EngineStream(OutStream):  # type: ignore[misc]
 
 class DescriptorTap:
     """Passes on what child processes and C libraries write to descriptor 1.
-
-    Descriptor 2 stays the engine's log: what a process says when it is aborted is found there.
 
     Args:
         write: gets the text, on a thread of the tap's own.
@@ -87,6 +98,36 @@ class DescriptorTap:
             self._write(decode(b"".join(whole) + ready))
             if whole:
                 self._marked.set()
+
+
+class LogTap:
+    """Passes on what is written to descriptor 2, which is the engine's log file.
+
+    The file keeps it: what a process says when it is aborted must not be lost in a pipe that it
+    would have to read itself.
+
+    Args:
+        write: gets the text.
+    """
+
+    def __init__(self, write: Callable[[str], int]) -> None:
+        self._write = write
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._log = Path("/proc/self/fd/2").open("rb", buffering=0)  # noqa: SIM115 - for life
+        self._log.seek(0, os.SEEK_END)
+        self._lock = threading.Lock()
+        threading.Thread(target=self._pump, name="nbdist-stderr", daemon=True).start()
+
+    def settle(self) -> None:
+        """Pass on all that was written so far."""
+        with self._lock:
+            while chunk := self._log.read(1 << 16):
+                self._write(self._decode(chunk))
+
+    def _pump(self) -> None:
+        while True:
+            time.sleep(_LOG_INTERVAL_S)
+            self.settle()
 
 
 def _split_before(data: bytes, mark: bytes) -> tuple[bytes, bytes]:

@@ -17,15 +17,14 @@ from jax._src.lib import _jax
 
 from nbdist.records import Device
 from nbdist.worker import state
+from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 
 if TYPE_CHECKING:
     import contextlib
 
     from nbdist.records import PjrtWiring
 
-HEARTBEAT_TIMEOUT_S = 30
 _CONNECT_TIMEOUT_S = 60
-_SHUTDOWN_TIMEOUT_S = 5
 
 
 class PjRTStrategy:
@@ -104,7 +103,7 @@ def _join(wiring: PjrtWiring) -> None:
         wiring.rank,
         init_timeout=_CONNECT_TIMEOUT_S,
         heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
-        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         use_compression=True,
         shutdown_on_destruction=False,
     )

@@ -8,7 +8,7 @@ would on a pipe.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -28,6 +28,16 @@ def connect(socket: zmq.Socket[bytes], address: SocketAddress) -> None:
     socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
     socket.curve_serverkey = address.server_key
     socket.connect(address.url)
+
+
+def _as_utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_as_utf8(key): _as_utf8(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_utf8(item) for item in value]
+    return value
 
 
 class Probe:
@@ -51,7 +61,7 @@ class Probe:
         that is pending with it at once: the caller waits until it has been handed to ZeroMQ, and
         so lets the sending thread run, which would else wait for the interpreter's lock.
         """
-        frame = self._encoder.encode(record)
+        frame = self._encode(record)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._pending_bytes < PENDING_LIMIT_BYTES or self._closing
@@ -64,6 +74,13 @@ class Probe:
                 self._changed.notify_all()
             if urgent:
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
+
+    def _encode(self, record: Speech) -> bytes:
+        """Text that is no UTF-8 (a surrogate, as of a file name) is sent with question marks."""
+        try:
+            return self._encoder.encode(record)
+        except UnicodeEncodeError:
+            return self._encoder.encode(_as_utf8(msgspec.to_builtins(record)))
 
     def close(self) -> None:
         """Send what is pending and end the thread."""

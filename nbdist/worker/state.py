@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nbdist.records import Metrics
-from nbdist.worker.output import DescriptorTap, RankDisplayPublisher, RankStream
+from nbdist.worker.output import DescriptorTap, LogTap, RankDisplayPublisher, RankStream
 from nbdist.worker.probe import Probe
 from nbdist.worker.shell import engine_shell
 
@@ -26,6 +26,7 @@ class Worker:
         self.strategies: dict[StrategyName, Any] = {}
         self._probe = Probe(identity.stream)
         self._stdout = RankStream("stdout", self.said, self.say)
+        self._stderr = RankStream("stderr", self.said, self.say)
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
 
@@ -43,7 +44,8 @@ class Worker:
 
     def end_cell(self) -> None:
         """Output that threads write from here on belongs to no cell."""
-        self._tap.settle()
+        for tap in self._taps:
+            tap.settle()
         self.cell = 0
 
     def seconds(self) -> float:
@@ -81,10 +83,10 @@ class Worker:
 
     def take_over_output(self) -> None:
         """From here on, what this process prints and displays goes to the notebook."""
-        self._tap = DescriptorTap(self._stdout.write)
+        self._taps = (DescriptorTap(self._stdout.write), LogTap(self._stderr.write))
         shell = engine_shell()
         sys.stdout = self._stdout
-        sys.stderr = RankStream("stderr", self.said, self.say)
+        sys.stderr = self._stderr
         shell.display_pub = RankDisplayPublisher(self.said, self.say, parent=shell)
 
 

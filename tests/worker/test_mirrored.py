@@ -98,6 +98,16 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
         assert "val_accuracy" in of_epoch[0].shared
 
 
+def test_a_last_batch_that_keras_weighs_wrongly_is_named(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace("[:960]", "[:961]")
+    cluster.run(code)
+    assert "the last batch has 1 samples, which 3 replicas cannot share" in capsys.readouterr().err
+    cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]))
+    assert "last batch" not in capsys.readouterr().err
+
+
 def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
     """When this fails, Keras has mended it: take the patch out."""
     undo = (
