@@ -6,7 +6,11 @@ import ast
 import asyncio
 import contextlib
 import inspect
-import signal
+import site
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,15 +20,19 @@ from zmq.eventloop.zmqstream import ZMQStream
 from nbdist.errors import NbdistError
 from nbdist.records import CellEnded, CellRequest, Display, Failure
 from nbdist.worker import state, steps
+from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType, TracebackType
+    from types import CodeType
 
     from nbdist.records import SocketAddress, StepRequest
     from nbdist.worker.steps import Stepper
+
+_OURS = str(Path(__file__).parent)
+_INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -39,6 +47,7 @@ def take_cells(address: SocketAddress) -> None:
 
     ipykernel's requests are handled on the same loop, so that one thing runs at a time.
     """
+    _interrupts.install()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     connect(socket, address)
     stream = ZMQStream(socket)
@@ -57,6 +66,7 @@ def _take(frames: list[bytes]) -> None:
 
 
 _awaiting: set[asyncio.Task[None]] = set()
+_interrupts = Interrupts()
 
 
 class _Cell:
@@ -71,7 +81,7 @@ class _Cell:
 
     def run(self) -> None:
         try:
-            with self._strategy(), _interruptible():
+            with self._strategy(), _interrupts.admitted():
                 if self._request.step is None:
                     self._run_once()
                 else:
@@ -90,7 +100,7 @@ class _Cell:
 
     async def run_async(self) -> None:
         try:
-            with self._strategy(), _cancellable():
+            with self._strategy(), _interrupts.admitted(asyncio.current_task()):
                 program = self._compile()
                 await _evaluate(program.body, self._shell.user_ns)
                 if program.value is not None:
@@ -153,6 +163,7 @@ class _Cell:
         self._worker.say(record)
 
     def _end(self, error: BaseException | None) -> None:
+        _interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failure = None if error is None else self._describe(error)
         ended = CellEnded(
@@ -165,18 +176,20 @@ class _Cell:
         self._worker.say(ended, urgent=True)
 
     def _describe(self, error: BaseException) -> Failure:
-        traceback = _from_cell_on(error.__traceback__)
+        own = _users_own(error.__traceback__)
         if isinstance(error, NbdistError):  # it says what to type: our own frames would not help
-            return _failure(error, [], traceback)
+            return _failure(error, [], own)
+        if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):  # nobody may read it
+            return _failure(error, [line.rstrip() for line in traceback.format_tb(own)], own)
         try:
-            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, traceback)
+            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
         except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
             lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
-        return _failure(error, lines, traceback)
+        return _failure(error, lines, own)
 
 
-def _failure(error: BaseException, lines: list[str], traceback: TracebackType | None) -> Failure:
-    place = traceback.tb_lineno if traceback else 0
+def _failure(error: BaseException, lines: list[str], own: TracebackType | None) -> Failure:
+    place = own.tb_lineno if own else 0
     return Failure(
         ename=type(error).__name__,
         evalue=_message(error),
@@ -190,44 +203,29 @@ async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
     return await result if inspect.iscoroutine(result) else result
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """An interrupt may stop the user's code; it must not lose the record that says so."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _cancellable() -> Iterator[None]:
-    """An interrupt raises in the task's own Python, and cancels it where it awaits."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if asyncio.current_task(loop) is task:
-            signal.default_int_handler(number, frame)
-        loop.call_soon_threadsafe(task.cancel)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _ends_silent(source: str) -> bool:
     """A cell that ends in `;` shows no value, as in IPython."""
     return source.rstrip().endswith(";")
 
 
-def _from_cell_on(traceback: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of this module in front of the user's cell."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+def _users_own(traceback: TracebackType | None) -> TracebackType | None:
+    """The frames of the user's code, and the last one, where it was raised.
+
+    Those of the libraries between are many, tell little, and take IPython seconds to set.
+    """
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
         traceback = traceback.tb_next
-    return traceback
+    own = [f for f in frames[:-1] if not _is_library(f.tb_frame.f_code.co_filename)]
+    chain: TracebackType | None = None
+    for frame in reversed([*own, *frames[-1:]]):
+        chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return chain
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_OURS) or any(part in filename for part in _INSTALLED)
 
 
 def _message(error: BaseException) -> str:

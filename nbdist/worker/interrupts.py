@@ -1,0 +1,59 @@
+"""SIGINT on an engine: it stops the user's code, and nothing else of the process.
+
+One handler for the engine's whole life. A handler that is set and reset around a cell would be
+left in place by a signal that arrives while it is being reset, and the next one would end the
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+AGAIN_S = 0.2
+"""A second interrupt within this time is the first one's: what cleans up after it may do so."""
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt while the user's code runs; installed as the handler of SIGINT."""
+
+    def __init__(self) -> None:
+        self._inside = False
+        self._task: asyncio.Task[None] | None = None
+        self._raised_at = -AGAIN_S
+
+    def install(self) -> None:
+        signal.signal(signal.SIGINT, self._handle)
+
+    @contextlib.contextmanager
+    def admitted(self, task: asyncio.Task[None] | None = None) -> Iterator[None]:
+        """Within it, the user's code runs; in `task`, where it may await."""
+        self._task = task
+        self._inside = True
+        try:
+            yield
+        finally:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """From here on the user's code is over, whatever became of `admitted`."""
+        self._inside = False
+        self._task = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._inside or now - self._raised_at < AGAIN_S:
+            return
+        self._raised_at = now
+        task = self._task
+        if task is not None and asyncio.current_task(task.get_loop()) is not task:
+            task.get_loop().call_soon_threadsafe(task.cancel)  # it awaits
+        else:
+            signal.default_int_handler(number, frame)
