@@ -20,12 +20,12 @@ def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
         for output in cell.get("outputs", ())
     ]
     tables = [text for text in outputs if text.startswith("loss by rank")]
-    assert len(tables) == 2
+    assert len(tables) == 3
     for table in tables:
         rows = [line.split() for line in table.splitlines()[3:]]
         assert [row[0] for row in rows] == ["0", "1", "2", "3"]
         losses = [[float(value) for value in row[1:]] for row in rows]
-        assert all(len(row) == 6 and row[-1] < 0.5 * row[0] for row in losses)
+        assert all(len(row) in (4, 6) and row[-1] < 0.5 * row[0] for row in losses)
     accuracies = re.search(r"accuracy: ([\d.]+) under TensorFlow, ([\d.]+) under JAX", str(outputs))
     assert accuracies is not None
     assert all(float(accuracy) > 0.93 for accuracy in accuracies.groups())

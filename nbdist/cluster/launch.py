@@ -71,8 +71,13 @@ class SeedProcess:
         self._order(op="spawn", id=name, target=target, args=args, env=env, log=log)
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a child, if it still runs."""
+        """Send a signal to a child, if it still runs; returns when it has been sent.
+
+        So an interrupt of one cell cannot arrive in the next.
+        """
+        mark = self.count()
         self._order(op="signal", id=name, signal=int(number))
+        self.wait_event("signalled", _END_TIMEOUT_S, since=mark)
 
     def guard(self, pid: int) -> None:
         """Have the seed end this process too when the notebook's kernel is gone."""

@@ -6,8 +6,10 @@ output, one JSON object a line:
 
     order                                             event
     {"op": "spawn", "id", "target", "args", "env", "log"}   {"event": "spawned", "id", "pid"}
-    {"op": "signal", "id", "signal"}                  {"event": "exited", "id", "pid", "code"}
-    {"op": "guard", "pid"}                            {"event": "ready", "seconds", "versions"}
+    {"op": "signal", "id", "signal"}                  {"event": "signalled", "id"}
+    {"op": "guard", "pid"}
+                                                      {"event": "exited", "id", "pid", "code"}
+                                                      {"event": "ready", "seconds", "versions"}
 
 `target` is "module:function", called in the child with `args` and an `announce` function that
 puts an event of the child's own on the same pipe. Each child leads a session of its own.
@@ -149,6 +151,7 @@ class Seed:
         if child in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._children[child], number)
+        self._announce({"event": "signalled", "id": child})
 
     def _reap(self) -> None:
         for child, pid in list(self._children.items()):

@@ -1,4 +1,4 @@
-"""Interrupts in any number, at any moment: the engine lives, and the cell says what became of it."""
+"""Interrupts in any number: the engine lives, and the cell says what became of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ import time
 import pytest
 
 import nbdist
+
+
+def test_an_interrupt_of_one_cell_never_reaches_the_next(cluster: nbdist.Cluster) -> None:
+    """The seed, which sends the signals, is held up until the ranks have ended by themselves."""
+    seed = cluster._engines._seed.pid
+    os.kill(seed, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (seed, signal.SIGCONT)).start()
+    with pytest.raises(nbdist.CellError, match="ValueError"):
+        cluster.run("import time\nif rank == 0:\n    raise ValueError\ntime.sleep(0.3)")
+    assert cluster.run("time.sleep(1.5)\nrank").results == {0: "0", 1: "1", 2: "2"}
+
 
 CELLS = {
     "busy": "total = 0\nfor i in range(10**9):\n    total += i",
