@@ -232,7 +232,7 @@ class Cluster:
             CellError: the cell raised.
             KeyboardInterrupt: the kernel was interrupted; the ranks were too.
         """
-        chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+        chosen = self._chosen(ranks)
         if step is not None and len(chosen) < self.world_size:
             raise UsageError(
                 f"--ranks {ranks} with --data: a step runs on all ranks; leave one out"
@@ -256,6 +256,10 @@ class Cluster:
         finally:
             self.last_run = Run(self._cells, tuple(watch.metrics), dict(watch.results))
         return self.last_run
+
+    def _chosen(self, ranks: str | None) -> tuple[int, ...]:
+        """The ranks that were named; all, when none were."""
+        return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
 
     def _strategy(self, name: str | None) -> StrategyName:
         built = {_STRATEGY_OF[framework]: framework for framework in self.request.frameworks}
@@ -298,7 +302,7 @@ class Cluster:
         Raises:
             TransferError: an object cannot be pickled; none was sent.
         """
-        self._apply(transfer.put, write_objects(objects), ranks=ranks)
+        self._apply(transfer.put, write_objects(objects), self._chosen(ranks))
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
@@ -306,19 +310,20 @@ class Cluster:
         Raises:
             TransferError: a name does not exist on a rank, or an object cannot be pickled.
         """
-        chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
-        missing = self._apply(transfer.missing, list(names), ranks=ranks)
+        chosen = self._chosen(ranks)
+        missing = self._apply(transfer.missing, list(names), chosen)
         lacking = {rank: lost for rank, lost in zip(chosen, missing, strict=True) if lost}
         if lacking:
             text = "; ".join(f"rank {rank}: {', '.join(lost)}" for rank, lost in lacking.items())
             raise TransferError(
                 f"no such name on the workers ({text}): define it in a %%dist_run cell"
             )
-        payloads = self._apply(transfer.get, list(names), ranks=ranks)
+        payloads = self._apply(transfer.get, list(names), chosen)
         return {rank: read_objects(p) for rank, p in zip(chosen, payloads, strict=True)}
 
-    def _apply(self, function: Callable[..., Any], argument: Any, ranks: str | None) -> list[Any]:
-        chosen = parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+    def _apply(
+        self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]
+    ) -> list[Any]:
         self._refuse_unready(chosen)
         try:
             return self._engines.apply(function, argument, ranks=chosen)

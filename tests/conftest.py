@@ -52,8 +52,8 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """Three workers with both frameworks, shared by the module's tests."""
-    with nbdist.Cluster(hosts=3) as running:
+    """Three light workers, shared by the module's tests: most need no TensorFlow."""
+    with nbdist.Cluster(hosts=3, framework="jax") as running:
         yield running
 
 

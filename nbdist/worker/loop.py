@@ -80,16 +80,11 @@ class _Cell:
         self._worker.begin_cell(request.number)
 
     def run(self) -> None:
-        try:
-            with self._strategy(), _interrupts.admitted():
-                if self._request.step is None:
-                    self._run_once()
-                else:
-                    self._run_steps(self._request.step)
-        except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
-            self._end(error)
-        else:
-            self._end(None)
+        with self._told(), self._strategy(), _interrupts.admitted():
+            if self._request.step is None:
+                self._run_once()
+            else:
+                self._run_steps(self._request.step)
 
     def _run_once(self) -> None:
         program = self._compile()
@@ -99,13 +94,18 @@ class _Cell:
         self._shell.events.trigger("post_execute")
 
     async def run_async(self) -> None:
+        with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
+            program = self._compile()
+            await _evaluate(program.body, self._shell.user_ns)
+            if program.value is not None:
+                self._show(await _evaluate(program.value, self._shell.user_ns))
+            self._shell.events.trigger("post_execute")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Whatever becomes of the cell, the notebook is told; nothing is raised."""
         try:
-            with self._strategy(), _interrupts.admitted(asyncio.current_task()):
-                program = self._compile()
-                await _evaluate(program.body, self._shell.user_ns)
-                if program.value is not None:
-                    self._show(await _evaluate(program.value, self._shell.user_ns))
-                self._shell.events.trigger("post_execute")
+            yield
         except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
             self._end(error)
         else:

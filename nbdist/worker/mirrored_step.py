@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
-from nbdist.errors import StepError
 from nbdist.records import BATCH_NAME
 from nbdist.worker import one_device, steps
 from nbdist.worker.data import map_arrays
@@ -81,13 +80,4 @@ class MirroredStep:
 
     def _replica(self, batch: Any) -> dict[str, tf.Tensor]:
         report, _ = self._body(batch)
-        values = {
-            name: tf.convert_to_tensor(value)
-            for name, value in steps.named(self._request, report).items()
-        }
-        for name, value in values.items():
-            if value.shape.rank != 0:
-                raise StepError(
-                    f"the step reports `{name}` of shape {tuple(value.shape)}: report scalars"
-                )
-        return values
+        return steps.scalars(self._request, report, tf.convert_to_tensor)

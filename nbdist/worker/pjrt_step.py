@@ -78,7 +78,7 @@ class PjrtStep:
         report, carried = self._body(*self._state.tree(state), *self._read.tree(read), batch)
         after = _Split(carried, None)
         self._refuse_change(state, after)
-        return self._scalars(report), after.arrays
+        return steps.scalars(self._request, report, jnp.asarray), after.arrays
 
     def _refuse_change(self, before: list[Any], after: _Split) -> None:
         names = self._request.program.carried
@@ -91,13 +91,6 @@ class PjrtStep:
                     f"`{name}` (line {lines[name]}) is carried to the next step and changes: "
                     f"{_first_difference(old, new)}"
                 )
-
-    def _scalars(self, report: Any) -> dict[str, Any]:
-        values = {name: jnp.asarray(v) for name, v in steps.named(self._request, report).items()}
-        for name, value in values.items():
-            if value.shape:
-                raise StepError(f"the step reports `{name}` of shape {value.shape}: report scalars")
-        return values
 
 
 class _Split:

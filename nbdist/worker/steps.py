@@ -9,6 +9,8 @@ from nbdist.errors import StepError
 from nbdist.worker.data import Cut, open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nbdist.records import StepRequest
     from nbdist.worker.data import Batch, Source
     from nbdist.worker.state import Worker
@@ -62,6 +64,21 @@ def named(request: StepRequest, report: Any) -> dict[str, Any]:
         return dict(report)
     text = request.program.report
     return {text if text.isidentifier() else "value": report}
+
+
+def scalars(request: StepRequest, report: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """What the step reports, by name, each as a scalar of the framework's.
+
+    Raises:
+        StepError: a value is none; its name and shape are said.
+    """
+    values = {name: convert(value) for name, value in named(request, report).items()}
+    for name, value in values.items():
+        if tuple(value.shape):
+            raise StepError(
+                f"the step reports `{name}` of shape {tuple(value.shape)}: report scalars"
+            )
+    return values
 
 
 def run(worker: Worker, request: StepRequest, namespace: dict[str, Any], stepper: Stepper) -> None:
