@@ -44,13 +44,10 @@ class MirroredStep:
             define(steps.function_source(request, (BATCH_NAME,))),
             ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
         )
-        self._run = tf.function(
-            lambda batch: strategy.run(self._replica, args=(batch,)), autograph=False
-        )
+        self._run = tf.function(self._all_replicas, autograph=False)
 
     def step(self, batch: Batch) -> Any:
-        with one_device.arithmetic():
-            return self._run(self._for_replicas(batch))
+        return self._run(self._for_replicas(batch), whole=batch.whole)
 
     def read(self, report: Any) -> dict[str, float]:
         """The mean over this rank's own replicas."""
@@ -77,6 +74,11 @@ class MirroredStep:
             )
 
         return self._strategy.experimental_distribute_values_from_function(part_of)
+
+    def _all_replicas(self, batch: Any, *, whole: bool) -> Any:
+        """Traced once for parts of batches, once for whole ones: shapes may be the same."""
+        with one_device.arithmetic(whole=whole):
+            return self._strategy.run(self._replica, args=(batch,))
 
     def _replica(self, batch: Any) -> dict[str, tf.Tensor]:
         report, _ = self._body(batch)

@@ -1,13 +1,18 @@
 """Inside a step cell, TensorFlow computes what one device with the global batch would.
 
-Under MultiWorkerMirroredStrategy a cell written for one device goes wrong in two ways. Keras's own
-losses are divided by the number of replicas and its optimizers add gradients up, so that a loss of
-the user's own (a `tf.reduce_mean`) gives gradients too large by that number; and clipping is done
-on each replica's gradients before they are added. Here every gradient with respect to variables is
-averaged over replicas where it is taken, in `GradientTape.gradient`; Keras's division and sum are
-left out. What is then clipped, measured or applied is the global gradient.
+Under MultiWorkerMirroredStrategy a cell written for one device goes wrong wherever something is
+taken over the batch. By convention here, a replica's loss is the mean over its rows, and the
+step's is the mean over replicas:
 
-Keras 3.15 and TensorFlow 2.21; elsewhere than in a step, all is as it was.
+- Keras divides its own losses by the number of replicas, and its optimizers add gradients up, each
+  clipped before. Here every gradient with respect to variables is averaged over replicas where it
+  is taken, in `GradientTape.gradient`; Keras's division and sum are left out. What is then clipped,
+  measured or applied is the global gradient.
+- Batch normalisation takes the moments of the global batch, and so do its moving statistics.
+
+What Keras does not compute stays as it is: a sum over the batch, or moments of it, that a cell
+takes itself are the replica's own. Keras 3.15 and TensorFlow 2.21; elsewhere than in a step, all is
+as it was.
 """
 
 from __future__ import annotations
@@ -24,22 +29,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _gradient_upstream = tf.GradientTape.gradient
-_scale_upstream = keras_loss.scale_loss_for_distribution
-_sum_upstream = TFOptimizer._all_reduce_sum_gradients
 
 
 @contextlib.contextmanager
-def arithmetic() -> Iterator[None]:
-    """Compute as one device would while a step is traced or run."""
-    tf.GradientTape.gradient = _mean_gradient
-    keras_loss.scale_loss_for_distribution = lambda value: value
-    TFOptimizer._all_reduce_sum_gradients = lambda _optimizer, grads_and_vars: grads_and_vars
+def arithmetic(*, whole: bool) -> Iterator[None]:
+    """Compute as one device would while a step is traced or run.
+
+    Args:
+        whole: every replica has all rows of the global batch, not a part of them.
+    """
+
+    def moments(*args: Any) -> Any:
+        return _moments(*args, whole=whole)
+
+    def unscaled(value: Any) -> Any:
+        return value
+
+    def unsummed(_optimizer: Any, grads_and_vars: Any) -> Any:
+        return grads_and_vars
+
+    with contextlib.ExitStack() as changes:
+        for owner, name, ours in [
+            (tf.GradientTape, "gradient", _mean_gradient),
+            (TFOptimizer, "_all_reduce_sum_gradients", unsummed),
+            (keras_loss, "scale_loss_for_distribution", unscaled),
+            (keras.layers.BatchNormalization, "_moments", moments),
+        ]:
+            changes.enter_context(_changed(owner, name, ours))
+        yield
+
+
+@contextlib.contextmanager
+def _changed(owner: Any, name: str, ours: Any) -> Iterator[None]:
+    own = name in vars(owner)
+    upstream = getattr(owner, name)
+    setattr(owner, name, ours)
     try:
         yield
     finally:
-        tf.GradientTape.gradient = _gradient_upstream
-        keras_loss.scale_loss_for_distribution = _scale_upstream
-        TFOptimizer._all_reduce_sum_gradients = _sum_upstream
+        if own:
+            setattr(owner, name, upstream)
+        else:
+            delattr(owner, name)
 
 
 def _mean_gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,3 +87,24 @@ def _mean_gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: A
         for i, mean in zip(chosen, means, strict=True):
             flat[i] = mean
     return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def _moments(self: Any, inputs: Any, mask: Any, *, whole: bool) -> tuple[Any, Any]:
+    """Mean and variance over the global batch, in two passes: E[x²] - E[x]² would lose digits."""
+    replica = tf.distribute.get_replica_context()
+    over_replicas = tf.distribute.ReduceOp.MEAN if whole else tf.distribute.ReduceOp.SUM
+    axes = self._reduction_axes
+    if mask is None:
+        kept, guard = tf.ones_like(inputs, dtype=tf.bool), 0.0
+    else:
+        kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+        guard = keras.backend.epsilon()  # as upstream
+
+    def totals(*values: Any) -> Any:
+        own = [tf.reduce_sum(tf.where(kept, v, 0), axis=axes, keepdims=True) for v in values]
+        return replica.all_reduce(over_replicas, own)
+
+    total, count = totals(inputs, tf.ones_like(inputs))
+    mean = total / (count + guard)
+    (squares,) = totals(tf.square(tf.where(kept, inputs - mean, 0)))
+    return tf.squeeze(mean, axes), tf.squeeze(squares / (count + guard), axes)
