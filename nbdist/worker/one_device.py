@@ -39,6 +39,9 @@ def arithmetic(*, whole: bool) -> Iterator[None]:
         whole: every replica has all rows of the global batch, not a part of them.
     """
 
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return _mean_gradient(*args, whole=whole, **kwargs)
+
     def moments(*args: Any) -> Any:
         return _moments(*args, whole=whole)
 
@@ -50,7 +53,7 @@ def arithmetic(*, whole: bool) -> Iterator[None]:
 
     with contextlib.ExitStack() as changes:
         for owner, name, ours in [
-            (tf.GradientTape, "gradient", _mean_gradient),
+            (tf.GradientTape, "gradient", gradient),
             (TFOptimizer, "_all_reduce_sum_gradients", unsummed),
             (keras_loss, "scale_loss_for_distribution", unscaled),
             (keras.layers.BatchNormalization, "_moments", moments),
@@ -73,7 +76,9 @@ def _changed(owner: Any, name: str, ours: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def _mean_gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+def _mean_gradient(
+    self: Any, target: Any, sources: Any, *args: Any, whole: bool, **kwargs: Any
+) -> Any:
     """The gradient, averaged over replicas where it is one of variables."""
     gradients = _gradient_upstream(self, target, sources, *args, **kwargs)
     replica = tf.distribute.get_replica_context()
@@ -83,10 +88,26 @@ def _mean_gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: A
         i for i, g in enumerate(flat) if of_variables[i] and g is not None and replica is not None
     ]
     if chosen:
-        means = replica.all_reduce(tf.distribute.ReduceOp.MEAN, [flat[i] for i in chosen])
+        means = _means(replica, [flat[i] for i in chosen], whole=whole)
         for i, mean in zip(chosen, means, strict=True):
             flat[i] = mean
     return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def _means(replica: Any, gradients: list[Any], *, whole: bool) -> list[Any]:
+    """Over replicas; IndexedSlices get the rows that one device's would have, in their order.
+
+    Those of parts of a batch are put one after the other. Of a whole batch each replica has all:
+    they are averaged row by row, for repeated rows would change what is a square of theirs (Keras
+    squares the rows of IndexedSlices, for norms and for Adam, before it adds up equal ones).
+    """
+    rows = [whole and isinstance(g, tf.IndexedSlices) for g in gradients]
+    values = [g.values if by_row else g for g, by_row in zip(gradients, rows, strict=True)]
+    means = replica.all_reduce(tf.distribute.ReduceOp.MEAN, values)
+    return [
+        tf.IndexedSlices(mean, g.indices, g.dense_shape) if by_row else mean
+        for g, mean, by_row in zip(gradients, means, rows, strict=True)
+    ]
 
 
 def _moments(self: Any, inputs: Any, mask: Any, *, whole: bool) -> tuple[Any, Any]:
