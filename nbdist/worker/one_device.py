@@ -8,6 +8,7 @@ step's is the mean over replicas:
   clipped before. Here every gradient with respect to variables is averaged over replicas where it
   is taken, in `GradientTape.gradient`; Keras's division and sum are left out. What is then clipped,
   measured or applied is the global gradient.
+- Keras's losses that divide by a mask's or by weights' sum divide by that of the global batch.
 - Batch normalisation takes the moments of the global batch, and so do its moving statistics.
 
 What Keras does not compute stays as it is: a sum over the batch, or moments of it, that a cell
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _gradient_upstream = tf.GradientTape.gradient
+_reduce_upstream = keras_loss.reduce_values
+_mask_upstream = keras_loss.apply_mask
 
 
 @contextlib.contextmanager
@@ -56,6 +59,8 @@ def arithmetic(*, whole: bool) -> Iterator[None]:
             (tf.GradientTape, "gradient", gradient),
             (TFOptimizer, "_all_reduce_sum_gradients", unsummed),
             (keras_loss, "scale_loss_for_distribution", unscaled),
+            (keras_loss, "reduce_values", _reduce_values),
+            (keras_loss, "apply_mask", _apply_mask),
             (keras.layers.BatchNormalization, "_moments", moments),
         ]:
             changes.enter_context(_changed(owner, name, ours))
@@ -108,6 +113,31 @@ def _means(replica: Any, gradients: list[Any], *, whole: bool) -> list[Any]:
         tf.IndexedSlices(mean, g.indices, g.dense_shape) if by_row else mean
         for g, mean, by_row in zip(gradients, means, rows, strict=True)
     ]
+
+
+def _reduce_values(
+    values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
+) -> Any:
+    """`mean_with_sample_weight` divides by the mean over replicas of the weights' sum."""
+    loss = _reduce_upstream(values, sample_weight, reduction)
+    if reduction != "mean_with_sample_weight" or sample_weight is None or not values.shape.rank:
+        return loss
+    return loss * _to_global(tf.reduce_sum(tf.cast(sample_weight, loss.dtype)))
+
+
+def _apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
+    """A mask's entries weigh `total / valid`, with the mean over replicas of `valid`."""
+    weights = _mask_upstream(sample_weight, mask, dtype, reduction)
+    if mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return weights
+    return weights * _to_global(tf.reduce_sum(tf.cast(mask, dtype)))
+
+
+def _to_global(divisor: Any) -> Any:
+    """What makes of a division by this replica's divisor one by the mean over replicas."""
+    replica = tf.distribute.get_replica_context()
+    mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, divisor)
+    return tf.math.divide_no_nan(divisor, mean)
 
 
 def _moments(self: Any, inputs: Any, mask: Any, *, whole: bool) -> tuple[Any, Any]:
