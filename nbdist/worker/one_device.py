@@ -10,6 +10,7 @@ step's is the mean over replicas:
   measured or applied is the global gradient.
 - Keras's losses that divide by a mask's or by weights' sum divide by that of the global batch.
 - Batch normalisation takes the moments of the global batch, and so do its moving statistics.
+- Keras's metrics: `worker/keras_metrics.py`.
 
 What Keras does not compute stays as it is: a sum over the batch, or moments of it, that a cell
 takes itself are the replica's own. Keras 3.15 and TensorFlow 2.21; elsewhere than in a step, all is
@@ -25,6 +26,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
+
+from nbdist.worker import keras_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +65,7 @@ def arithmetic(*, whole: bool) -> Iterator[None]:
             (keras_loss, "reduce_values", _reduce_values),
             (keras_loss, "apply_mask", _apply_mask),
             (keras.layers.BatchNormalization, "_moments", moments),
+            (keras.Metric, "__getattribute__", keras_metrics.look_up(whole=whole)),
         ]:
             changes.enter_context(_changed(owner, name, ours))
         yield
