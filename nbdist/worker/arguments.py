@@ -1,0 +1,63 @@
+"""What a step only reads: arrays become arguments, so that none is baked into the program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from nbdist.errors import StepError
+from nbdist.worker.leaves import Leaves, is_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Arguments:
+    """Names that the step reads and does not assign.
+
+    Args:
+        names: each with its first line in the cell.
+        values: of the names.
+        place: puts an array on the mesh.
+    """
+
+    def __init__(
+        self,
+        names: dict[str, int],
+        values: tuple[Any, ...],
+        place: Callable[[Any], jax.Array],
+    ) -> None:
+        self.names = names
+        self._structures = [jax.tree.structure(value) for value in values]
+        self._leaves = [Leaves(jax.tree.leaves(value), place) for value in values]
+
+    @property
+    def arrays(self) -> list[list[jax.Array]]:
+        """What the devices hold, name by name."""
+        return [leaves.arrays for leaves in self._leaves]
+
+    def values(self, arrays: list[list[Any]]) -> dict[str, Any]:
+        """The names' values, made of these arrays."""
+        made = [
+            jax.tree.unflatten(structure, leaves.filled(own))
+            for structure, leaves, own in zip(self._structures, self._leaves, arrays, strict=True)
+        ]
+        return dict(zip(self.names, made, strict=True))
+
+    def check(self, arrays: list[list[Any]], values: dict[str, Any]) -> None:
+        """Raises StepError when the step has changed a value in place: nobody would see it."""
+        for (name, line), untouched in zip(
+            self.names.items(), self.values(arrays).values(), strict=True
+        ):
+            was, now = jax.tree.flatten(untouched), jax.tree.flatten(values[name])
+            if was[1] != now[1] or any(a is not b for a, b in zip(was[0], now[0], strict=True)):
+                raise StepError(
+                    f"`{name}` (line {line}) is changed in place by the step, which carries only "
+                    f"what it assigns: make a changed copy and assign it to `{name}`"
+                )
+
+
+def is_argument(value: Any) -> bool:
+    """Whether it is an array, or a pytree: a tuple, a list, a dict, a module of Equinox's."""
+    return is_array(value) or not jax.tree_util.treedef_is_leaf(jax.tree.structure(value))

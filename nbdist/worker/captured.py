@@ -1,0 +1,155 @@
+"""Who else holds what a step carries: other names, and functions of earlier cells.
+
+What is carried is donated: an array that another name still means is copied first. A function that
+takes an array from elsewhere than its arguments makes a constant of it, as in any `jax.jit`: right
+for a table, and refused for what the step changes, which would be stale there.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from nbdist.errors import StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_EMPTY = CellType()
+
+
+def holds_objects(value: Any) -> bool:
+    """Whether a value is, or has in it, an object of Flax NNX."""
+    if "flax.nnx" not in sys.modules:
+        return False
+    from nbdist.worker import nnx_objects
+
+    return nnx_objects.holds_objects(value)
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """The arrays of a value, and its NNX variables, whose identity counts."""
+    if "flax.nnx" not in sys.modules:
+        yield from jax.tree.leaves(value)
+        return
+    from nbdist.worker import nnx_objects
+
+    yield from nnx_objects.parts(value)
+
+
+def held_elsewhere(
+    namespace: dict[str, Any], carried: set[str], objects: Iterable[Any]
+) -> set[int]:
+    """The identities of arrays that other names mean.
+
+    Args:
+        namespace: the user's.
+        carried: names that the step carries.
+        objects: values that are changed in place, so that other names see the change.
+    """
+    shared = {id(part) for value in objects for part in parts(value)}
+    held: set[int] = set()
+    for name, value in namespace.items():
+        if name in carried or isinstance(value, (ModuleType, FunctionType, type)):
+            continue
+        for part in _parts_of_any(value):
+            if id(part) not in shared:
+                held.update(id(array) for array in jax.tree.leaves(part))
+    return held
+
+
+def _parts_of_any(value: Any) -> list[Any]:
+    try:
+        return list(parts(value))
+    except (TypeError, ValueError):  # keys that cannot be sorted, a state that is used up
+        return []
+
+
+def check_captures(
+    closed: dict[str, int], carried: set[str], namespace: dict[str, Any], objects: Iterable[Any]
+) -> None:
+    """Refuse functions that take what the step carries from elsewhere than their arguments.
+
+    Args:
+        closed: names that the step reads and that are no arguments of it, with their lines.
+        carried: names that the step assigns.
+        namespace: the user's.
+        objects: values that are changed in place.
+
+    Raises:
+        StepError: which name takes what.
+    """
+    shared = {id(part) for value in objects for part in parts(value)}
+    for name, line in closed.items():
+        for taken, value, is_global in _taken(namespace[name], namespace, set()):
+            stale = is_global and taken in carried
+            if stale or (holds_objects(value) and shared & {id(part) for part in parts(value)}):
+                raise StepError(
+                    f"`{name}` (line {line}) takes `{taken}` from outside, and the step carries "
+                    f"it: give it to `{name}` as an argument"
+                )
+        for attribute, value in _attributes(namespace[name]):
+            if holds_objects(value):
+                raise StepError(
+                    f"`{name}` (line {line}) holds NNX objects (.{attribute}) and is none itself: "
+                    f"name them in the step, or make its class an nnx.Module"
+                )
+
+
+def _taken(
+    value: Any, namespace: dict[str, Any], seen: set[int]
+) -> Iterator[tuple[str, Any, bool]]:
+    """What a function, and the functions that it calls, take from outside: names and values.
+
+    The flag says whether it is a name of the namespace.
+    """
+    if isinstance(value, functools.partial):
+        yield from ((str(key), given, False) for key, given in _given(value))
+        value = value.func
+    function = inspect.unwrap(value) if callable(value) else value
+    if isinstance(function, MethodType):
+        yield "self", function.__self__, False
+        function = function.__func__
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    outside = [(*item, False) for item in _closure(function)]
+    if function.__globals__ is namespace:
+        names = sorted(_globals_of(function.__code__))
+        outside += [(name, namespace[name], True) for name in names if name in namespace]
+    for name, inner, is_global in outside:
+        yield name, inner, is_global
+        yield from _taken(inner, namespace, seen)
+
+
+def _given(partial: functools.partial[Any]) -> Iterator[tuple[object, Any]]:
+    yield from enumerate(partial.args)
+    yield from partial.keywords.items()
+
+
+def _closure(function: FunctionType) -> list[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return [(name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_READS}
+    nested = (part for part in code.co_consts if isinstance(part, CodeType))
+    return own.union(*(_globals_of(part) for part in nested))
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Those of an object of the user's own class."""
+    if isinstance(value, (ModuleType, FunctionType, type)):
+        return []
+    try:
+        return list(vars(value).items())
+    except TypeError:  # it has slots, or is built in
+        return []

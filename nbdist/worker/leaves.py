@@ -1,0 +1,147 @@
+"""The leaves of what a step carries: arrays on the mesh, and constants of the program.
+
+A number is a constant until the step is seen to change it: so a counter is carried, and a module's
+`inference=False` is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nbdist.errors import StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import NamedSharding
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+_HOLE = object()
+"""Stands among the constants where an array belongs."""
+
+
+class Leaves:
+    """Leaves in their order.
+
+    Attributes:
+        arrays: those that are arrays.
+
+    Args:
+        leaves: as they are before the first step.
+        place: puts an array on the mesh.
+        refuse: makes the error for a leaf that changes, by its index and how it does.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        place: Callable[[Any], jax.Array],
+        refuse: Callable[[int, str], StepError] = lambda index, how: StepError(f"{index} {how}"),
+    ) -> None:
+        self._place = place
+        self._refuse = refuse
+        self._constants = [_HOLE if is_array(leaf) else leaf for leaf in leaves]
+        self._becoming: dict[int, jax.core.ShapedArray] = {}
+        self._settled = False
+        self.arrays = [place(leaf) for leaf in leaves if is_array(leaf)]
+
+    def filled(self, arrays: Sequence[Any]) -> list[Any]:
+        """All leaves, with these arrays in their places."""
+        rest = iter(arrays)
+        return [next(rest) if leaf is _HOLE else leaf for leaf in self._constants]
+
+    def collect(self, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        """The arrays among the leaves `after` a step, with the types of those `before` it.
+
+        Raises:
+            StepError: a leaf changes its shape or type.
+        """
+        arrays = []
+        for index, (old, new) in enumerate(zip(self.filled(before), after, strict=True)):
+            if self._constants[index] is _HOLE:
+                arrays.append(self._fitted(index, old, new))
+            elif not _is_same(old, new):
+                self._change(index, old, new)
+        return arrays
+
+    def settle(self) -> bool:
+        """Make arrays of the numbers that were seen to change; False once there are none."""
+        leaves = self.filled(self.arrays)
+        for index, seen in self._becoming.items():
+            number = jnp.asarray(leaves[index])
+            leaves[index] = self._place(number if seen.weak_type else number.astype(seen.dtype))
+            self._constants[index] = _HOLE
+        self.arrays = [
+            leaf
+            for leaf, constant in zip(leaves, self._constants, strict=True)
+            if constant is _HOLE
+        ]
+        self._settled = not self._becoming
+        self._becoming = {}
+        return not self._settled
+
+    def _fitted(self, index: int, old: Any, new: Any) -> Any:
+        """The new leaf with the old one's type, if that loses nothing."""
+        if not is_array(new) and not isinstance(new, _NUMBERS):
+            raise self._refuse(index, f"was {described(old)} and is {described(new)}")
+        was, now = jax.typeof(old), jax.typeof(jnp.asarray(new))
+        if (was.shape, was.dtype, was.weak_type) == (now.shape, now.dtype, now.weak_type):
+            return jnp.asarray(new)
+        if was.shape == now.shape and now.weak_type and _reaches(now, was):
+            return jnp.asarray(new, was.dtype)
+        self._change(index, old, new)
+        return old
+
+    def _change(self, index: int, old: Any, new: Any) -> None:
+        """A number, or an array made of one alone, may take the type that a step gives it."""
+        number = isinstance(old, _NUMBERS) or (is_array(old) and jax.typeof(old).weak_type)
+        if not self._settled and number and (is_array(new) or isinstance(new, _NUMBERS)):
+            was, now = jax.typeof(jnp.asarray(old)), jax.typeof(jnp.asarray(new))
+            if was.shape == now.shape and _reaches(was, now):
+                self._becoming[index] = now
+                return
+        raise self._refuse(index, f"was {described(old)} and is {described(new)}")
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether it is data that JAX can hold."""
+    if isinstance(leaf, np.ndarray):
+        return bool(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_)
+    return isinstance(leaf, jax.Array)
+
+
+def described(leaf: Any) -> str:
+    """An array's type as JAX writes it, anything else as it is."""
+    return str(jax.typeof(leaf)) if is_array(leaf) else repr(leaf)
+
+
+def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """The array on the mesh; itself if it is there already. Every rank has the same value."""
+    if isinstance(leaf, jax.Array):
+        if leaf.sharding.device_set == sharding.device_set:
+            return leaf
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = spread(np.asarray(jax.random.key_data(leaf)), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return spread(np.asarray(jnp.asarray(leaf)), sharding)
+
+
+def spread(array: Any, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_process_local_data(sharding, np.asarray(array))
+
+
+def _reaches(was: Any, now: Any) -> bool:
+    """Whether the one type's values can be held by the other."""
+    return bool(was.dtype == now.dtype or jnp.promote_types(was.dtype, now.dtype) == now.dtype)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    """Constants are the same objects, or equal numbers or texts; arrays never equal one."""
+    if old is new:
+        return True
+    plain = (*_NUMBERS, str, bytes)
+    return type(old) is type(new) and isinstance(old, plain) and bool(old == new)
