@@ -15,6 +15,7 @@ from nbdist.errors import (
     NoClusterError,
     StartError,
     StepError,
+    StrategyError,
     TransferError,
     UsageError,
     WorkerError,
@@ -23,6 +24,7 @@ from nbdist.errors import (
 if TYPE_CHECKING:
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
     from nbdist.session import Cluster, Run
+    from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 __version__ = "0.1.0"
 
@@ -31,9 +33,11 @@ __all__ = [
     "Cluster",
     "NbdistError",
     "NoClusterError",
+    "PjRTStrategy",
     "Run",
     "StartError",
     "StepError",
+    "StrategyError",
     "TransferError",
     "UsageError",
     "WorkerError",
@@ -42,6 +46,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "PjRTStrategy": "nbdist.strategies",
     "Cluster": "nbdist.session",
     "Run": "nbdist.session",
     "load_ipython_extension": "nbdist.magics",

@@ -7,6 +7,7 @@
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
     ├── StepError           on a rank: a step cell cannot be run with what is there
+    ├── StrategyError       a strategy does not fit the place, the processes or the data
     └── CellError           the user's cell raised on a rank
 
 Each says what happened, with the value, and what to type next.
@@ -58,6 +59,10 @@ class StepError(NbdistError):
 
     Raised on the rank; the notebook sees a `CellError` with its message.
     """
+
+
+class StrategyError(NbdistError):
+    """A strategy does not fit where it is made, the processes there are, or its data."""
 
 
 class CellError(NbdistError):

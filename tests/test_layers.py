@@ -11,7 +11,7 @@ PACKAGE = Path(nbdist.__file__).parent
 FOUNDATION = {"errors", "settings", "records"}
 STAGES = {"cells", "plan", "cluster", "worker", "telemetry", "views", "server", "export"}
 COMPOSERS = {"session", "run", "objects"}
-FRONT = {"magics", "completion", "__init__"}
+FRONT = {"magics", "completion", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},

@@ -76,14 +76,23 @@ def _scalars(logs: Any) -> dict[str, float]:
 def _own_loss(model: Any) -> dict[str, float]:
     """The mean loss over the samples that this rank saw: its part of a reduced mean.
 
-    Keras keeps a mean as `total` and `count`; under a distribution strategy each replica has its
-    own pair, which are added up when the metric is read.
+    Keras keeps a mean as `total` and `count`; under a distribution strategy of TensorFlow each
+    replica has its own pair, which are added up when the metric is read. Under JAX the pair is
+    that of all ranks, and none knows its part.
     """
+    if _is_of_all_ranks():
+        return {}
     for metric in model.metrics:
         if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
             total, count = _own_part(metric.total), _own_part(metric.count)
             return {"loss": total / count} if count else {}
     return {}
+
+
+def _is_of_all_ranks() -> bool:
+    if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
+        return False
+    return state.current().world_size > 1
 
 
 def _own_part(variable: Any) -> float:

@@ -1,4 +1,4 @@
-"""JAX across processes on one rank: the processes joined, the mesh, the strategy.
+"""JAX across processes on one rank: the processes joined, the strategy made.
 
 The coordination service is not hosted by a rank (see `worker/coordinator.py`), so that no rank's
 death takes it along. JAX's public `jax.distributed.initialize` cannot do that, nor keep the
@@ -18,37 +18,12 @@ from jax._src.lib import _jax
 from nbdist.records import Device
 from nbdist.worker import state
 from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
+from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 if TYPE_CHECKING:
-    import contextlib
-
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
-
-
-class PjRTStrategy:
-    """Every device of every rank in one mesh.
-
-    Attributes:
-        mesh: `jax.sharding.Mesh` with the axis `data` over all devices, in global view.
-    """
-
-    def __init__(self) -> None:
-        self.mesh = jax.make_mesh(
-            (jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-        )
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of devices that the data axis spans."""
-        size: int = self.mesh.size
-        return size
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Within it, `jax.jit` and `jax.P` mean this mesh."""
-        scope: contextlib.AbstractContextManager[object] = jax.set_mesh(self.mesh)
-        return scope
 
 
 def build(wiring: PjrtWiring) -> tuple[Device, ...]:

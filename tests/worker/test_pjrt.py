@@ -66,15 +66,15 @@ def test_the_preemption_notifier_does_not_swallow_sigterm(cluster: nbdist.Cluste
 def test_keras_on_jax_reports_its_epochs(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model of each rank's own, without the mesh: `fit` is heard all the same."""
+    """A model of one rank's own, without the mesh: `fit` is heard all the same."""
     run = cluster.run(
         "import keras\n"
         "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
         "model.compile(optimizer='sgd', loss='mse')\n"
         "history = model.fit(np.ones((8, 2)), np.full((8, 1), rank), epochs=2)\n"
         "keras.backend.backend()",
-        ranks="0,1",
+        ranks="1",
     )
     assert set(run.results.values()) == {"'jax'"}
-    assert [m.epoch for m in run.metrics if m.rank == 0] == [1, 2]
+    assert [m.epoch for m in run.metrics] == [1, 2]
     assert run.metrics[0].own["loss"] == run.metrics[0].shared["loss"]

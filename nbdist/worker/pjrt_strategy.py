@@ -1,0 +1,144 @@
+"""The strategy of JAX: one mesh over every device, with the verbs of `tf.distribute.Strategy`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from nbdist.worker import topology
+from nbdist.worker.distributed_data import (
+    DistributedDataset,
+    GlobalSource,
+    InputContext,
+    PartSource,
+    Placement,
+)
+from nbdist.worker.replicas import PerReplica, Ragged, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class PjRTStrategy:
+    """Every device of every process in one mesh; in a plain script, those of this process.
+
+    Args:
+        resolver: what the mesh has to be: a TensorFlow cluster resolver, `{"hosts": 4,
+            "devices_per_host": 8}` or `(4, 8)`. Left out, whatever there is.
+
+    Attributes:
+        mesh: `jax.sharding.Mesh` with the axis `data` over all devices, in global view.
+
+    Raises:
+        StrategyError: the live processes and devices are others than `resolver` says.
+    """
+
+    def __init__(self, resolver: object = None) -> None:
+        if resolver is not None:
+            topology.check(resolver)
+        self.mesh = jax.make_mesh(
+            (jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+        )
+        self._placement = Placement(self.mesh)
+        self._runner = Runner(self.mesh)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of devices that the data axis spans."""
+        size: int = self.mesh.size
+        return size
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[PjRTStrategy]:
+        """Within it, `jax.jit` and `jax.P` mean this mesh, and Keras on JAX trains over it.
+
+        What was set before is set again afterwards; scopes may be nested.
+        """
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(jax.set_mesh(self.mesh))
+            if _keras_runs_on_jax():
+                from nbdist.worker import keras_jax
+
+                scopes.enter_context(keras_jax.scope(self._placement))
+            yield self
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Call `fn` once for each replica, all at once.
+
+        A replica gets its own rows of arrays that are cut over the mesh (the batches of this
+        strategy's data sets), its own value of what `run` returned, and all of anything else.
+        `jax.lax.psum(x, "data")` and the like work in `fn`. It is compiled for as long as it and
+        what it reads from outside are the same objects: hand over what changes as an argument.
+
+        Returns:
+            What `fn` returns, each leaf one value for each replica.
+        """
+        return self._runner.run(fn, tuple(args), dict(kwargs or {}))
+
+    def reduce(self, reduce_op: object, value: Any, axis: int | None = None) -> Any:
+        """Combine the replicas' values; the result is on every device.
+
+        Args:
+            reduce_op: `SUM` or `MEAN`, or TensorFlow's `ReduceOp`.
+            value: what `run` returned.
+            axis: an axis of each replica's value to reduce as well, usually the samples' (0).
+        """
+        return self._runner.reduce(reduce_op, value, axis)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of this process's replicas; `(value,)` where it is no replica's own."""
+        return value.local() if isinstance(value, (PerReplica, Ragged)) else (value,)
+
+    def experimental_distribute_dataset(
+        self, dataset: object, options: object = None
+    ) -> DistributedDataset:
+        """Cut the global batches of a data set that is the same on every process.
+
+        Args:
+            dataset: a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a list of batches.
+            options: taken so that TensorFlow's code reads the same; nothing to choose here.
+
+        Raises:
+            StrategyError: it is no data set.
+        """
+        del options
+        return DistributedDataset(GlobalSource(dataset, self._placement), self._placement)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], object], options: object = None
+    ) -> DistributedDataset:
+        """Global batches of the parts that each process reads for itself.
+
+        A step takes one element for each of the process's devices: batch by
+        `ctx.get_per_replica_batch_size(global_batch_size)`, as under TensorFlow.
+
+        Args:
+            dataset_fn: is given an `InputContext` and returns the process's part. Where that is
+                an iterator, it is called again for every pass.
+            options: taken so that TensorFlow's code reads the same; nothing to choose here.
+
+        Raises:
+            StrategyError: what it returns is no data set.
+        """
+        del options
+        context = InputContext(
+            num_input_pipelines=self._placement.cut.ranks,
+            input_pipeline_id=self._placement.cut.rank,
+            num_replicas_in_sync=self.num_replicas_in_sync,
+        )
+        source = PartSource(lambda: dataset_fn(context), self._placement)
+        return DistributedDataset(source, self._placement)
+
+
+def _keras_runs_on_jax() -> bool:
+    """Never imports Keras for another backend: that would import TensorFlow."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return os.environ.get("KERAS_BACKEND") == "jax" and find_spec("keras") is not None
+    backend: str = keras.backend.backend()
+    return backend == "jax"

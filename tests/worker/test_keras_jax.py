@@ -1,0 +1,313 @@
+"""Keras 3 on JAX over real engines, against Keras on JAX in one plain process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL = textwrap.dedent("""
+    import keras, numpy as np
+    from sklearn.datasets import load_digits
+    digits = load_digits()
+    images = (digits.data[:961] / 16).astype("float32")
+    labels = digits.target[:961]
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="tanh"),
+                              keras.layers.BatchNormalization(), keras.layers.Dropout(0.2),
+                              keras.layers.Dense(10)])
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.01),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"])
+""")
+"""961 samples: the last of 11 batches has one, which no number of devices here divides."""
+
+FIT = textwrap.dedent("""
+    history = model.fit(images, labels, batch_size=96, epochs=3,
+                        validation_data=(images[:193], labels[:193]), verbose=0)
+""")
+
+OUTCOME = textwrap.dedent("""
+    outcome = {
+        "history": history.history,
+        "evaluate": model.evaluate(images, labels, batch_size=96, verbose=0),
+        "predict": np.asarray(model.predict(images[:97], batch_size=96, verbose=0)).tolist(),
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
+""")
+
+TENSORFLOW = textwrap.dedent("""
+    import tensorflow as tf
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(96)
+""")
+
+WHOLE = textwrap.dedent("""
+    batches = [(images[i : i + 96], labels[i : i + 96]) for i in range(0, 961, 96)]
+""")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_device", "two_devices"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=request.param) as running:
+        yield running
+
+
+def one_process(code: str) -> Any:
+    """What the code gives in a process that knows nothing of nbdist."""
+    program = f"{code}\nimport json; print(json.dumps(outcome))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def reference(shuffle: bool = True) -> Any:
+    fit = FIT if shuffle else FIT.replace("verbose=0", "verbose=0, shuffle=False")
+    return one_process(MODEL + fit + OUTCOME)
+
+
+def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
+    cluster.run(code)
+    return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Numbers, lists and dicts of them, in float32."""
+    if isinstance(theirs, dict):
+        assert set(ours) == set(theirs)
+        for name, value in theirs.items():
+            same(ours[name], value)
+    elif theirs and isinstance(theirs, list) and isinstance(theirs[0], list):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            same(mine, other)
+    else:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_keras_is_on_jax_when_jax_is_the_framework(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("import keras\nkeras.backend.backend()")
+    assert set(run.results.values()) == {"'jax'"}
+
+
+def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None:
+    """Shuffled, with dropout, batch normalisation, and samples that do not divide."""
+    for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
+        same(outcome, reference())
+
+
+def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
+    head, model = MODEL.split("model = ", 1)
+    scoped = textwrap.indent("model = " + model, "    ")
+    code = (
+        f"{head}import nbdist\nstrategy = nbdist.PjRTStrategy()\nwith strategy.scope():\n{scoped}"
+    )
+    for outcome in outcomes(cluster, code + FIT + OUTCOME):
+        same(outcome, reference())
+
+
+DATASETS = {
+    "tf.data": """
+        import tensorflow as tf
+        def own(ctx):
+            data = tf.data.Dataset.from_tensor_slices((images, labels))
+            data = data.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+            return data.batch(ctx.get_per_replica_batch_size(96))
+    """,
+    "PyDataset": """
+        class Part(keras.utils.PyDataset):
+            def __init__(self, x, y, size):
+                super().__init__()
+                self.x, self.y, self.size = x, y, size
+            def __len__(self):
+                return -(-len(self.x) // self.size)
+            def __getitem__(self, i):
+                rows = slice(i * self.size, (i + 1) * self.size)
+                return self.x[rows], self.y[rows]
+        def own(ctx):
+            part = slice(ctx.input_pipeline_id, None, ctx.num_input_pipelines)
+            return Part(images[part], labels[part], ctx.get_per_replica_batch_size(96))
+    """,
+    "generator": """
+        def own(ctx):
+            x, y = (a[ctx.input_pipeline_id :: ctx.num_input_pipelines] for a in (images, labels))
+            size = ctx.get_per_replica_batch_size(96)
+            for i in range(0, len(x), size):
+                yield x[i : i + size], y[i : i + size]
+    """,
+}
+
+NO_DROPOUT = MODEL.replace("keras.layers.Dropout(0.2),", "")
+"""A row's place in its batch decides what dropout drops, and parts put rows in other places."""
+
+
+@cache
+def reference_without_dropout() -> Any:
+    fit = FIT.replace("verbose=0", "verbose=0, shuffle=False")
+    return one_process(NO_DROPOUT + fit + OUTCOME)
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.filterwarnings("ignore")
+def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
+    """961 samples: one rank has one more than the other."""
+    code = NO_DROPOUT + textwrap.dedent(DATASETS[kind])
+    code += "dataset = strategy.distribute_datasets_from_function(own)\n"
+    code += FIT.replace("images, labels, batch_size=96", "dataset", 1)
+    code += OUTCOME.replace(
+        "model.evaluate(images, labels, batch_size=96", "model.evaluate(dataset"
+    )
+    for outcome in outcomes(cluster, code):
+        same(outcome, reference_without_dropout())
+
+
+@pytest.mark.parametrize(
+    "define",
+    [
+        TENSORFLOW,
+        WHOLE + "data = strategy.experimental_distribute_dataset(batches)\n",
+    ],
+    ids=["tf.data", "experimental_distribute_dataset"],
+)
+def test_global_batches_give_the_numbers_of_one_process(
+    cluster: nbdist.Cluster, define: str
+) -> None:
+    fit = FIT.replace("images, labels, batch_size=96", "data, shuffle=False", 1)
+    for outcome in outcomes(cluster, NO_DROPOUT + define + fit + OUTCOME):
+        same(outcome, reference_without_dropout())
+
+
+def test_single_batches(cluster: nbdist.Cluster) -> None:
+    steps = (
+        "losses = [model.train_on_batch(images[i : i + 97], labels[i : i + 97])[0]"
+        " for i in range(3)]\n"
+        "outcome = {'losses': [float(v) for v in losses],"
+        " 'test': [float(v) for v in model.test_on_batch(images[:97], labels[:97])],"
+        " 'predict': model.predict_on_batch(images[:97]).tolist()}\n"
+    )
+    theirs = one_process(MODEL + steps)
+    for outcome in outcomes(cluster, MODEL + steps):
+        same(outcome, theirs)
+
+
+def test_a_model_that_was_not_seeded_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
+    code = MODEL.replace("keras.utils.set_random_seed(1)", "np.random.seed(rank)") + FIT + OUTCOME
+    first, second = outcomes(cluster, code)
+    same(second, first)
+
+
+def test_different_data_on_the_ranks_are_refused(cluster: nbdist.Cluster) -> None:
+    code = MODEL + "images = images + rank\n" + FIT
+    with pytest.raises(nbdist.CellError, match="the ranks were given different data"):
+        cluster.run(code)
+    code = "dataset = strategy.distribute_datasets_from_function(lambda ctx: own[rank:])\n"
+    with pytest.raises(nbdist.CellError, match="rank 1 has no batch"):
+        cluster.run("own = [(images[:2], labels[:2])]\n" + code + "list(dataset)")
+    assert set(cluster.run("1").results.values()) == {"1"}
+
+
+def test_epochs_are_shown_with_the_loss_of_all(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster.run(MODEL + FIT.replace(", verbose=0", ""))
+    epochs = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split()[1] for line in epochs] == ["1", "2", "3"]
+    assert all(not m.own for m in run.metrics), "no rank's own part is known apart"
+    assert [m.shared["loss"] for m in run.metrics if m.rank == 0] == pytest.approx(
+        reference()["history"]["loss"], rel=1e-5
+    )
+
+
+LOAD = """
+import keras, numpy as np
+from sklearn.datasets import load_digits
+images = (load_digits().data[:961] / 16).astype("float32")
+model = keras.models.load_model(PATH)
+outcome = model.predict(images[:97], verbose=0).tolist()
+"""
+
+
+def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    whole, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
+    code = (
+        f"model.save({str(whole)!r})\nmodel.save_weights({str(weights)!r})\n"
+        f"again = keras.models.load_model({str(whole)!r})\n"
+        "outcome = np.asarray(model.predict(images[:97], verbose=0)).tolist()\n"
+        "model.set_weights([0 * w for w in model.get_weights()])\n"
+        f"model.load_weights({str(weights)!r})\n"
+        "third = np.asarray(again.predict(images[:97], verbose=0)).tolist()\n"
+        "second = np.asarray(model.predict(images[:97], verbose=0)).tolist()\n"
+        "alike = np.allclose(outcome, second) and np.allclose(outcome, third)\n"
+    )
+    run = cluster.run(MODEL + FIT + code + "alike")
+    assert set(run.results.values()) == {"True"}
+    plain = one_process(LOAD.replace("PATH", repr(str(whole))))
+    same(cluster.pull(["outcome"])[1]["outcome"], plain)
+
+
+def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    code = (
+        "import pathlib\n"
+        f"model.save(pathlib.Path({str(tmp_path)!r}) / f'{{rank}}.keras')\n"
+        f"if rank == 0:\n    model.save(pathlib.Path({str(tmp_path)!r}) / 'alone.keras')\n"
+    )
+    # Each rank names another file here, and rank 1 waits for one that nobody writes.
+    setup = "from nbdist.worker import keras_jax_save\nkeras_jax_save._WAIT_S = 0.5\n"
+    with pytest.raises(nbdist.CellError, match="rank 0 has not saved"):
+        cluster.run(MODEL + setup + code)
+    assert not (tmp_path / "1.keras").exists()
+    alone = str(tmp_path / "alone.keras")
+    cluster.run(f"keras_jax_save._WAIT_S = 600\nif rank == 0:\n    model.save({alone!r})")
+    assert {path.name for path in tmp_path.iterdir()} == {"0.keras", "alone.keras"}
+
+
+def test_a_checkpoint_is_written_in_fit(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    callback = f"callbacks=[keras.callbacks.ModelCheckpoint({str(tmp_path / 'm.keras')!r})]"
+    run = cluster.run(
+        MODEL
+        + FIT.replace("verbose=0", f"verbose=0, {callback}")
+        + f"kept = keras.models.load_model({str(tmp_path / 'm.keras')!r})\n"
+        "all(np.allclose(a, b) for a, b in zip(kept.get_weights(), model.get_weights()))"
+    )
+    assert set(run.results.values()) == {"True"}
+
+
+def test_a_scope_leaves_what_was_set_before(cluster: nbdist.Cluster) -> None:
+    cluster.run(
+        "import keras, nbdist\n"
+        "now = keras.distribution.distribution\n"
+        "outer = now()\n"
+        "with nbdist.PjRTStrategy().scope():\n"
+        "    inner = now()\n"
+        "after = now()\n"
+        "seen = [outer is not None, inner is not outer, after is outer]"
+    )
+    assert cluster.pull(["seen"])[0]["seen"] == [True, True, True]
+    assert set(cluster.run("now() is None", ranks="0").results.values()) == {"True"}
+
+
+def test_a_rank_by_itself_trains_by_itself(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
+    same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], reference())
+    assert not run.results
