@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from nbdist.errors import StrategyError
 from nbdist.worker import processes
@@ -20,8 +21,6 @@ from nbdist.worker.distributed_data import Uneven
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from jax.sharding import Mesh
 
 _KEPT_PROGRAMS = 16
 
@@ -36,9 +35,12 @@ class PerReplica:
     def __init__(self, stacked: jax.Array) -> None:
         self.stacked = stacked
 
-    def local(self) -> tuple[jax.Array, ...]:
-        """The values of this process's replicas."""
-        return tuple(data[0] for data in _local_rows(self.stacked))
+    def local(self) -> tuple[np.ndarray, ...]:
+        """The values of this process's replicas.
+
+        They are NumPy's: inside of a mesh, JAX takes no array that is on one device of it.
+        """
+        return tuple(np.asarray(data)[0] for data in _local_rows(self.stacked))
 
     def __repr__(self) -> str:
         shape, replicas = self.stacked.shape[1:], len(self.stacked)
@@ -48,10 +50,10 @@ class PerReplica:
 class Ragged:
     """One value for each of this process's replicas; shapes may differ in the first axis."""
 
-    def __init__(self, values: tuple[jax.Array, ...]) -> None:
+    def __init__(self, values: tuple[np.ndarray, ...]) -> None:
         self._values = values
 
-    def local(self) -> tuple[jax.Array, ...]:
+    def local(self) -> tuple[np.ndarray, ...]:
         """The values of this process's replicas."""
         return self._values
 
@@ -162,8 +164,9 @@ class Runner:
         results = []
         for i, device in enumerate(self._mesh.local_devices):
             args, kwargs = jax.tree.unflatten(tree, [_own(leaf, i, device) for leaf in leaves])
+            alone = Mesh(np.array([device]), ("data",))
             try:
-                with jax.default_device(device):
+                with jax.set_mesh(alone), jax.default_device(device):
                     results.append(fn(*args, **kwargs))
             except NameError as error:
                 if "unbound axis name" not in str(error):
@@ -173,7 +176,7 @@ class Runner:
                     "collective: choose a batch size that leaves no remainder, or reduce with "
                     "strategy.reduce"
                 ) from None
-        return jax.tree.map(lambda *own: Ragged(tuple(map(jnp.asarray, own))), *results)
+        return jax.tree.map(lambda *own: Ragged(tuple(map(np.asarray, own))), *results)
 
 
 class _Program(NamedTuple):
@@ -195,7 +198,7 @@ def _fold(array: jax.Array, op: str, axes: tuple[int, ...]) -> jax.Array:
 
 
 def _reduce_ragged(op: str, leaf: Ragged, axis: int | None) -> jax.Array:
-    values = [np.asarray(value) for value in leaf.local()]
+    values: list[Any] = list(leaf.local())
     if axis is not None:
         counts = sum(value.shape[axis] for value in values)
         values = [value.sum(axis) for value in values]
@@ -236,7 +239,7 @@ def _own(leaf: Any, i: int, device: jax.Device) -> Any:
     if isinstance(leaf, Uneven):
         return jax.device_put(leaf.parts[i], device)
     if isinstance(leaf, (PerReplica, Ragged)):
-        return leaf.local()[i]
+        return jax.device_put(leaf.local()[i], device)
     if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, jax.NamedSharding):
         return _local_rows(leaf)[i]
     return leaf
