@@ -85,6 +85,15 @@ def test_a_cell_is_shown_by_rank(kernel: Kernel) -> None:
     assert re.search(r"^\[1@.+\] Out: 1$", done.stdout, re.MULTILINE)
 
 
+def test_a_strategy_of_the_workers_is_refused_in_the_notebooks_kernel(kernel: Kernel) -> None:
+    done = kernel.run("import nbdist\nnbdist.PjRTStrategy()")
+    assert done.ename == "StrategyError"
+    assert "begin the cell with %%dist_run --strategy pjrt" in done.traceback
+    kernel.run("import sys\nassert 'jax' not in sys.modules").check()
+    done = kernel.run("%%dist_run\nimport nbdist\nnbdist.PjRTStrategy().num_replicas_in_sync")
+    assert "2" in done.check().stdout
+
+
 def test_rich_displays_reach_the_front_end(kernel: Kernel) -> None:
     done = kernel.run(
         "%%dist_run -t 1\nfrom IPython.display import HTML, display\n"

@@ -4,8 +4,9 @@
   a part of its own, and refuse rows that the devices do not divide.
 - `get_data_adapter` does not know the strategy's data sets.
 - `JAXTrainer.make_predict_function` leaves outputs where no process can read them all.
-- `distribute_tensor` refuses values that differ from process to process, as the weights of a
-  model that was not seeded do.
+- `distribute_tensor` takes values that differ from process to process for one, as the weights of
+  a model that was not seeded do, and each process goes on with its own.
+- `clear_session` drops the distribution in the middle of its scope.
 
 Seen with Keras 3.15.1 and JAX 0.10.2; `tests/worker/test_keras_jax.py` fails when one of them is no
 longer needed. Only what runs in the scope of a strategy of ours is changed.
@@ -45,6 +46,7 @@ _iterator_upstream = keras_trainer.JAXEpochIterator._get_distributed_iterator
 _adapter_upstream = data_adapters.get_data_adapter
 _make_predict_upstream = keras_trainer.JAXTrainer.make_predict_function
 _distribute_tensor_upstream = distribution_lib.distribute_tensor
+_clear_upstream = keras.utils.clear_session
 _placements: list[tuple[Any, Placement]] = []
 
 
@@ -67,6 +69,7 @@ def apply() -> bool:
     data_adapters.get_data_adapter = _get_data_adapter
     keras_trainer.JAXTrainer.make_predict_function = _make_predict_function
     distribution_lib.distribute_tensor = _distribute_tensor
+    keras.utils.clear_session = keras.backend.clear_session = _clear_session
     return True
 
 
@@ -158,10 +161,17 @@ class _OwnData(DataAdapter):  # type: ignore[misc]
         return None
 
 
-def _get_data_adapter(x: Any, *args: Any, **kwargs: Any) -> Any:
-    return _adapter_upstream(
-        _OwnData(x) if isinstance(x, DistributedDataset) else x, *args, **kwargs
-    )
+def _get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+    if not isinstance(x, DistributedDataset):
+        return _adapter_upstream(x, y, sample_weight, **kwargs)
+    given = {"y": y, "sample_weight": sample_weight, "class_weight": kwargs.get("class_weight")}
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise StrategyError(
+            f"{', '.join(extra)} beside a distributed data set: put it into the batches, as "
+            "(x, y, sample_weight)"
+        )
+    return _OwnData(x)
 
 
 def _make_predict_function(self: Any, force: bool = False) -> Any:
@@ -187,3 +197,9 @@ def _distribute_tensor(tensor: Any, layout: Any) -> Any:
     if local and current() is not None and jax.process_count() > 1:
         tensor = processes.chiefs(np.asarray(tensor))
     return _distribute_tensor_upstream(tensor, layout)
+
+
+def _clear_session(free_memory: bool = True) -> None:
+    distribution = keras.distribution.distribution()
+    _clear_upstream(free_memory)
+    keras.distribution.set_distribution(distribution)

@@ -311,3 +311,96 @@ def test_a_rank_by_itself_trains_by_itself(cluster: nbdist.Cluster) -> None:
     run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
     same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], reference())
     assert not run.results
+
+
+def test_a_cleared_session_still_trains_over_all(cluster: nbdist.Cluster) -> None:
+    for outcome in outcomes(
+        cluster, "import keras\nkeras.utils.clear_session()\n" + MODEL + FIT + OUTCOME
+    ):
+        same(outcome, reference())
+    run = cluster.run("model.layers[0].kernel.value.sharding.is_fully_addressable")
+    assert set(run.results.values()) == {"False"}
+
+
+def test_many_steps_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        MODEL + "history = model.fit(images, labels, batch_size=8, epochs=4, verbose=0)\n"
+        "len(history.history['loss'])"
+    )
+    assert set(run.results.values()) == {"4"}
+
+
+def test_an_endless_part_is_taken_by_steps(cluster: nbdist.Cluster) -> None:
+    code = (
+        "import itertools\n"
+        "def own(ctx):\n"
+        "    for i in itertools.count():\n"
+        "        yield images[i % 90 : i % 90 + 8], labels[i % 90 : i % 90 + 8]\n"
+        "dataset = strategy.distribute_datasets_from_function(own)\n"
+        "history = model.fit(dataset, epochs=2, steps_per_epoch=7, verbose=0)\n"
+        "int(model.optimizer.iterations.value)"
+    )
+    assert set(cluster.run(MODEL + code).results.values()) == {"14"}
+
+
+def test_weights_beside_a_distributed_data_set_are_refused(cluster: nbdist.Cluster) -> None:
+    code = "data = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\n"
+    with pytest.raises(nbdist.CellError, match="class_weight beside a distributed data set"):
+        cluster.run(MODEL + code + "model.fit(data, class_weight={0: 2.0})")
+
+
+UNDO = {
+    "p.keras_trainer._distribute_data = p._distribute_data_upstream": (
+        "model.train_on_batch(images[:97], labels[:97])"
+    ),
+    "p.keras_trainer.JAXEpochIterator._get_distributed_iterator = p._iterator_upstream": (
+        "d = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\nmodel.fit(d)"
+    ),
+    "p.data_adapters.get_data_adapter = p._adapter_upstream": (
+        "d = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\nmodel.fit(d)"
+    ),
+    "p.keras_trainer.JAXTrainer.make_predict_function = p._make_predict_upstream": (
+        "model.predict(images[:96])"
+    ),
+    "p.distribution_lib.distribute_tensor = p._distribute_tensor_upstream": (
+        "model.layers[0].bias.assign(np.full(16, rank))\n"
+        "assert not np.asarray(model.layers[0].bias).any()"
+    ),
+    "keras.utils.clear_session = p._clear_upstream": (
+        "keras.utils.clear_session()\nkeras.distribution.distribution().device_mesh"
+    ),
+}
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True, ids=["two_devices"])
+@pytest.mark.parametrize(("undo", "code"), UNDO.items())
+def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code: str) -> None:
+    """When this fails, Keras has mended it: take that part of the patch out."""
+    cluster.run(f"{MODEL}\nfrom nbdist.worker import keras_jax_patch as p\n{undo}")
+    try:
+        with pytest.raises(nbdist.CellError):
+            cluster.run(code)
+    finally:
+        cluster.run("p.apply.__wrapped__()")
+
+
+def test_without_the_patch_every_rank_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """When this fails, Keras has mended it: take `keras_jax_save` out."""
+    run = cluster.run(
+        f"{MODEL}\nfrom keras.src.saving import saving_lib\nours = saving_lib.save_model\n"
+        "saving_lib.save_model = ours.__wrapped__\n"
+        f"model.save({str(tmp_path)!r} + f'/{{rank}}.keras')\nsaving_lib.save_model = ours"
+    )
+    assert not run.results
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        "import keras, nbdist\nfrom nbdist.worker import keras_jax_patch as p\n"
+        "kept, p.PATCHED_SERIES = p.PATCHED_SERIES, '9.9.'\np.apply.cache_clear()\n"
+        "with nbdist.PjRTStrategy().scope():\n    inside = p.current()\n"
+        "p.PATCHED_SERIES = kept\np.apply.cache_clear()\nrepr(inside)",
+        ranks="0",
+    )
+    assert run.results == {0: "'None'"}
