@@ -23,7 +23,8 @@ from nbdist.errors import (
 
 if TYPE_CHECKING:
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
-    from nbdist.session import Cluster, Run
+    from nbdist.result import Run
+    from nbdist.session import Cluster
     from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 __version__ = "0.1.0"
@@ -48,7 +49,7 @@ __all__ = [
 _HOME = {
     "PjRTStrategy": "nbdist.strategies",
     "Cluster": "nbdist.session",
-    "Run": "nbdist.session",
+    "Run": "nbdist.result",
     "load_ipython_extension": "nbdist.magics",
     "unload_ipython_extension": "nbdist.magics",
 }

@@ -6,7 +6,8 @@
     ├── StartError          the cluster could not be started; what was started is gone
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
-    ├── StepError           on a rank: a step cell cannot be run with what is there
+    ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
+    │   └── AnotherRankError    on a rank: it stopped for the sake of another
     ├── StrategyError       a strategy does not fit the place, the processes or the data
     └── CellError           the user's cell raised on a rank
 
@@ -55,10 +56,14 @@ class WorkerError(NbdistError):
 
 
 class StepError(NbdistError):
-    """A step cell cannot be run with the names, data or values that a rank has.
+    """A step cell cannot be run, or go on, with the names, data or values that a rank has.
 
     Raised on the rank; the notebook sees a `CellError` with its message.
     """
+
+
+class AnotherRankError(StepError):
+    """A step cell stopped on this rank because of what another one met, which tells it better."""
 
 
 class StrategyError(NbdistError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from nbdist.cells.grammar import STRATEGIES
+from nbdist.cells.grammar import STRATEGIES, parse_bucket
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
@@ -30,6 +30,7 @@ class DistMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._started: Cluster | None = None
+        self._brought: dict[str, object] = {}
 
     def _cluster(self, asked: str) -> Cluster:
         if self._started is None or not self._started.running:
@@ -56,6 +57,12 @@ class DistMagics(Magics):
         "--cpus-per-worker", type=int, default=0, metavar="K", help="Cores each worker stays on."
     )
     @argument(
+        "--communication",
+        choices=hosts.COMMUNICATION_CHOICES,
+        default="auto",
+        help="TensorFlow's collectives: NCCL where there are GPUs, else rings, if left out.",
+    )
+    @argument(
         "--env", action="append", default=[], metavar="K=V", help="A variable of the workers."
     )
     @line_magic
@@ -67,12 +74,14 @@ class DistMagics(Magics):
                 f"{self._started!r} is running: type %dist_restart for fresh workers, "
                 "or %dist_stop first"
             )
+        self._brought = {}
         self._started = Cluster(
             hosts=hosts.count_hosts(args.hosts, args.number),
             framework=args.framework,
             devices_per_host=args.devices_per_host,
             cpus_per_worker=args.cpus_per_worker,
             env=hosts.parse_env(args.env),
+            communication=args.communication,
         )
 
     @magic_arguments()
@@ -85,29 +94,49 @@ class DistMagics(Magics):
         help="The cell is the body of a training step, run once for each batch of this data set: "
         "arrays, a tf.data.Dataset, an iterable or a function that makes one.",
     )
-    @argument("--batch", type=int, default=0, metavar="N", help="Samples in a global batch.")
-    @argument("--epochs", type=int, default=1, metavar="N", help="Passes through the data.")
-    @argument("--steps", type=int, default=0, metavar="N", help="End after so many steps.")
+    @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
+    @argument("--epochs", type=int, metavar="N", help="Passes through the data.")
+    @argument("--steps", type=int, metavar="N", help="End after so many steps.")
     @argument("--shuffle", type=int, metavar="SEED", help="Shuffle arrays, the same on all ranks.")
+    @argument("--bucket", metavar="L,L", help="Pad sequences to these lengths; the step has mask.")
+    @argument("--scale-lr", action="store_true", help="Learning rate times replicas, warmed up.")
+    @argument("--check", action="store_true", help="First compare a step with one replica's.")
+    @argument("--jit", action="store_true", help="Compile the step as a whole with XLA.")
+    @argument("--on-nan", choices=("stop", "warn"), help="When a value is not finite; or stop.")
+    @argument("--precision", choices=("bfloat16", "float16"), help="What Keras computes in.")
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
         """Run the cell once on every worker, or once for each batch, in the strategy's scope."""
         args = parse_argstring(self.dist_run, line)
         cluster = self._cluster("%%dist_run")
         _check_name(args.output)
+        step = _step_options(args)
+        if step is not None:
+            self._bring(cluster, step.data)
         before = cluster.last_run
         try:
             cluster.run(
                 cell,
                 ranks=args.ranks,
                 strategy=args.strategy,
-                step=_step_options(args),
+                step=step,
+                precision=args.precision,
                 label=self.shell.execution_count,
                 header=f"%%dist_run {line}",
             )
         finally:  # of a run that failed, what it had reported is kept too
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
+
+    def _bring(self, cluster: Cluster, name: str) -> None:
+        """Move a data set of the notebook to the workers, once, unless they have one."""
+        here = self.shell.user_ns.get(name)
+        changed = self._brought.get(name, here) is not here
+        if here is None or not (changed or cluster.lacks(name)):
+            return
+        size = cluster.push({name: here})
+        self._brought[name] = here
+        sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
 
     @magic_arguments()
     @line_magic
@@ -185,19 +214,16 @@ def _check_name(name: str | None) -> None:
 
 def _step_options(args: Any) -> StepOptions | None:
     """What `%%dist_run --data` asks for; options that need `--data` are refused without."""
-    if args.data is not None:
-        return StepOptions(
-            data=args.data,
-            epochs=args.epochs,
-            batch=args.batch,
-            shuffle=args.shuffle,
-            steps=args.steps,
-        )
-    given = {"--batch": args.batch, "--steps": args.steps, "--shuffle": args.shuffle is not None}
-    idle = [name for name, value in (given | {"--epochs": args.epochs != 1}).items() if value]
-    if idle:
-        raise UsageError(f"{', '.join(idle)} without --data: name the data set of the step")
-    return None
+    names = ("batch", "epochs", "steps", "shuffle", "bucket", "scale_lr", "check", "jit", "on_nan")
+    given = {name: value for name in names if (value := getattr(args, name)) not in (None, False)}
+    if args.data is None:
+        if given:
+            idle = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{idle} without --data: name the data set of the step")
+        return None
+    if "bucket" in given:
+        given["bucket"] = parse_bucket(given["bucket"])
+    return StepOptions(data=args.data, **given)
 
 
 _loaded: dict[int, tuple[DistMagics, Any]] = {}

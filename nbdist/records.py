@@ -13,6 +13,9 @@ import msgspec
 Framework = Literal["tensorflow", "jax"]
 StrategyName = Literal["mirrored", "pjrt"]
 StreamName = Literal["stdout", "stderr"]
+Precision = Literal["bfloat16", "float16"]
+Communication = Literal["auto", "ring", "nccl"]
+OnNan = Literal["stop", "warn"]
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"
@@ -20,6 +23,9 @@ RANK_VARIABLE = "NBDIST_RANK"
 
 BATCH_NAME = "batch"
 """What a step cell calls the element it is given."""
+
+MASK_NAME = "mask"
+"""What a step cell calls the positions of the batch that are not padding."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,16 +72,103 @@ class Metrics(Said, frozen=True):
     shared: dict[str, float] = {}
 
 
+class Rate(Record, frozen=True):
+    """A learning rate as `--scale-lr` found it, and as it is after `warmup_steps`."""
+
+    name: str
+    before: float
+    after: float
+    warmup_steps: int
+
+
+class StepBegun(Said, frozen=True):
+    """A step cell is about to make its first step.
+
+    Attributes:
+        replicas: how many share a batch.
+        batch: samples in the first global batch.
+        samples: samples in an epoch; -1 where nobody knows.
+        epochs: how many there will be.
+        steps: steps of the whole run; -1 where nobody knows.
+        sharding: how samples come to the ranks, in words.
+        rates: learning rates that are scaled.
+    """
+
+    replicas: int
+    batch: int
+    samples: int
+    epochs: int
+    steps: int
+    sharding: str
+    rates: tuple[Rate, ...]
+
+
+class Note(Said, frozen=True):
+    """Something about a run that is worth a line: said once, by the ranks that see it.
+
+    Attributes:
+        topic: what it is about.
+        text: the line.
+        warning: whether something should be done.
+    """
+
+    topic: Literal["data", "batch", "compiled", "nan", "precision", "check"]
+    text: str
+    warning: bool
+
+
+class Difference(Record, frozen=True):
+    """One value after a step on one replica and after the same step on all.
+
+    Attributes:
+        name: the variable's, or the reported scalar's.
+        shape: empty for a scalar.
+        dtype: of the values.
+        largest: the largest difference of an element, relative to the largest change.
+        tolerance: what `largest` may be.
+        reported: it is a scalar that the step reports.
+    """
+
+    name: str
+    reported: bool
+    shape: tuple[int, ...]
+    dtype: str
+    largest: float
+    tolerance: float
+
+    @property
+    def passes(self) -> bool:
+        return self.largest <= self.tolerance
+
+
+class Checked(Said, frozen=True):
+    """What `--check` found.
+
+    Attributes:
+        rows: samples in the batch.
+        replicas: how many shared it.
+        differences: the reported scalars, then the variables.
+        causes: what the differences look like, in words; empty when all pass.
+    """
+
+    rows: int
+    replicas: int
+    differences: tuple[Difference, ...]
+    causes: tuple[str, ...]
+
+
 class Failure(Record, frozen=True):
     """An exception as it looked on its rank.
 
-    `same` is equal on ranks that raised for the same reason at the same line.
+    `same` is equal on ranks that raised for the same reason at the same line. One that `follows`
+    was raised for the sake of another rank, whose own failure tells more.
     """
 
     ename: str
     evalue: str
     traceback: tuple[str, ...]
     same: str
+    follows: bool = False
 
 
 class CellEnded(Said, frozen=True):
@@ -86,7 +179,7 @@ class CellEnded(Said, frozen=True):
     failure: Failure | None = None
 
 
-Speech = Output | Display | Metrics | CellEnded
+Speech = Output | Display | Metrics | StepBegun | Note | Checked | CellEnded
 
 
 # What a cell is (kernel → engine).
@@ -97,6 +190,7 @@ class StepProgram(Record, frozen=True):
 
     Attributes:
         body: the function's lines from the second on; it returns (report, carried values).
+        given: the names of the batch's arguments.
         reads: names that it takes from the namespace, with the line of their first use.
         carried: names that it reads and then assigns.
         carried_lines: the first line of each.
@@ -104,6 +198,7 @@ class StepProgram(Record, frozen=True):
     """
 
     body: str
+    given: tuple[str, ...]
     reads: dict[str, int]
     carried: tuple[str, ...]
     carried_lines: dict[str, int]
@@ -119,6 +214,11 @@ class StepOptions(Record, frozen=True):
         batch: samples in a global batch; 0 when the data's elements are batches already.
         shuffle: seed of the order of the samples; None leaves them in their order.
         steps: steps after which the run ends; 0 is no limit.
+        bucket: lengths to which sequences are padded; none leaves them as they are.
+        scale_lr: learning rates are multiplied by the number of replicas, after a warm-up.
+        check: the first step is compared with one replica's before the run.
+        jit: the step is compiled as a whole.
+        on_nan: whether a value that is not finite ends the run.
     """
 
     data: str
@@ -126,6 +226,11 @@ class StepOptions(Record, frozen=True):
     batch: int = 0
     shuffle: int | None = None
     steps: int = 0
+    bucket: tuple[int, ...] = ()
+    scale_lr: bool = False
+    check: bool = False
+    jit: bool = False
+    on_nan: OnNan = "stop"
 
 
 class StepRequest(Record, frozen=True):
@@ -144,6 +249,7 @@ class CellRequest(Record, frozen=True):
         label: the notebook's own execution count, for tracebacks.
         strategy: the strategy whose scope the cell runs in, if any.
         awaits: the cell uses `await` at top level.
+        precision: what Keras's layers compute in; None leaves it to them.
     """
 
     number: int
@@ -151,6 +257,7 @@ class CellRequest(Record, frozen=True):
     label: int
     strategy: StrategyName | None
     awaits: bool
+    precision: Precision | None = None
     step: StepRequest | None = None
 
 
@@ -167,6 +274,7 @@ class ClusterRequest(Record, frozen=True):
             0 leaves it to what is there.
         cpus_per_worker: cores that each engine may use; 0 is no limit.
         env: further environment of every engine.
+        communication: how TensorFlow's collectives are made.
     """
 
     hosts: int
@@ -174,6 +282,7 @@ class ClusterRequest(Record, frozen=True):
     devices_per_host: int = 0
     cpus_per_worker: int = 0
     env: dict[str, str] = {}
+    communication: Communication = "auto"
 
 
 class Phase(Record, frozen=True):
@@ -239,6 +348,7 @@ class MirroredWiring(Record, frozen=True):
     """What one rank needs to build MultiWorkerMirroredStrategy."""
 
     tf_config: str
+    communication: Communication
 
 
 class PjrtWiring(Record, frozen=True):

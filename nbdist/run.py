@@ -1,17 +1,16 @@
-"""A cell while it runs, and what is left of it afterwards."""
+"""A cell while it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nbdist.errors import CellError, WorkerError
-from nbdist.records import CellEnded, Display, Metrics, Speech
+from nbdist.records import CellEnded, Checked, Display, Metrics, Note, Speech, StepBegun
+from nbdist.result import Run
 from nbdist.views import labels
-from nbdist.views.metrics import MetricTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,42 +21,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _INTERRUPT_AGAIN_S = 0.25
-
-
-@dataclass(frozen=True)
-class Run:
-    """A cell that has run.
-
-    Attributes:
-        number: counts the cells of the cluster from 1.
-        metrics: every scalar that a rank reported, in the order they came.
-        results: the text of the last expression's value, by rank.
-    """
-
-    number: int
-    metrics: tuple[Metrics, ...] = ()
-    results: Mapping[int, str] = field(default_factory=dict)
-
-    def table(self, name: str = "loss") -> MetricTable:
-        """One metric by rank and epoch.
-
-        Raises:
-            KeyError: no rank reported it; names those that were reported.
-        """
-        names = dict.fromkeys(n for m in self.metrics for n in (*m.own, *m.shared))
-        if name not in names:
-            raise KeyError(f"{name!r} was not reported; there are: {', '.join(names) or 'none'}")
-        return MetricTable(self.metrics, name, f"{name} by rank")
-
-    def last(self, name: str) -> float:
-        """The metric's last value: as reduced over the ranks, or else their mean."""
-        shared = [m.shared[name] for m in self.metrics if name in m.shared]
-        if shared:
-            return shared[-1]
-        own = {m.rank: m.own[name] for m in self.metrics if name in m.own}
-        if not own:
-            raise KeyError(f"{name!r} was not reported")
-        return sum(own.values()) / len(own)
 
 
 class CellWatch:
@@ -79,8 +42,11 @@ class CellWatch:
         view: CellView,
         settings: Settings,
     ) -> None:
-        self.metrics: list[Metrics] = []
-        self.results: dict[int, str] = {}
+        self._metrics: list[Metrics] = []
+        self._results: dict[int, str] = {}
+        self._begun: StepBegun | None = None
+        self._checked: Checked | None = None
+        self._notes: list[Note] = []
         self.running = set(host_of)
         self._number = number
         self._host_of = host_of
@@ -92,6 +58,17 @@ class CellWatch:
         self._over = False
         self._interrupted = False
         self._failed: CellEnded | None = None
+
+    def result(self) -> Run:
+        """What the ranks have said so far."""
+        return Run(
+            self._number,
+            tuple(self._metrics),
+            dict(self._results),
+            self._begun,
+            self._checked,
+            tuple(self._notes),
+        )
 
     def hear(self, record: Speech) -> None:
         """On the receiver's thread: take in what a rank says.
@@ -120,6 +97,7 @@ class CellWatch:
             self._drain()
             self._failed = self._first_failure()
             self._stop_others()
+            self._failed = self._root(self._failed)
         except KeyboardInterrupt:
             self._interrupt()
             raise
@@ -159,15 +137,28 @@ class CellWatch:
             self._ended[record.rank] = record
             return
         if isinstance(record, Metrics):
-            self.metrics.append(record)
+            self._metrics.append(record)
         elif isinstance(record, Display) and record.result:
-            self.results[record.rank] = str(record.data.get("text/plain", ""))
+            self._results[record.rank] = str(record.data.get("text/plain", ""))
+        elif isinstance(record, StepBegun):
+            self._begun = record
+        elif isinstance(record, Checked):
+            self._checked = record
+        elif isinstance(record, Note):
+            self._notes.append(record)
         self._view.add(record)
 
     def _first_failure(self) -> CellEnded | None:
         """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""
         failed = ("error",) if self._interrupted else ("error", "interrupted")
         return next((e for e in self._ended.values() if e.status in failed), None)
+
+    def _root(self, first: CellEnded | None) -> CellEnded | None:
+        """The failure that others followed, if one of them came first."""
+        if first is None or first.failure is None or not first.failure.follows:
+            return first
+        roots = [e for e in self._ended.values() if e.status == "error" and not _follows(e)]
+        return roots[0] if roots else first
 
     def _check_alive(self) -> None:
         """A rank that died will never say that it ended."""
@@ -210,10 +201,10 @@ class CellWatch:
             ename=failure.ename,
             evalue=failure.evalue,
             traceback=failure.traceback,
-            notes=self._notes(first),
+            notes=self._others(first),
         )
 
-    def _notes(self, first: CellEnded) -> list[str]:
+    def _others(self, first: CellEnded) -> list[str]:
         """What became of the other ranks, one line for each kind of end."""
         kinds: dict[str, list[int]] = {}
         for rank, ended in self._ended.items():
@@ -223,6 +214,10 @@ class CellWatch:
         if stuck:
             kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
         return [f"rank {labels.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
+
+
+def _follows(ended: CellEnded) -> bool:
+    return ended.failure is not None and ended.failure.follows
 
 
 def _end_of(ended: CellEnded, first: CellEnded) -> str:

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import psutil
 from jupyter_core.paths import jupyter_runtime_dir
 
 from nbdist.cells.grammar import parse_cell, parse_ranks
@@ -20,14 +19,17 @@ from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.objects import read_objects, write_objects
 from nbdist.records import (
     ClusterRequest,
+    Communication,
     Device,
+    Precision,
     StepOptions,
     StrategyName,
     WorkerHello,
     WorkerIdentity,
     WorkerState,
 )
-from nbdist.run import CellWatch, Run
+from nbdist.result import Run
+from nbdist.run import CellWatch
 from nbdist.settings import Settings
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.stream import Receiver
@@ -55,6 +57,7 @@ class Cluster:
         devices_per_host: virtual CPU devices under JAX, or GPUs of each engine.
         cpus_per_worker: cores that each engine stays on.
         env: further environment of the engines.
+        communication: TensorFlow's collectives: `auto`, `ring` or `nccl`.
         settings: left out, they are read from the environment.
 
     Attributes:
@@ -74,6 +77,7 @@ class Cluster:
         devices_per_host: int = 0,
         cpus_per_worker: int = 0,
         env: Mapping[str, str] | None = None,
+        communication: Communication = "auto",
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings.from_environment()
@@ -83,6 +87,7 @@ class Cluster:
             devices_per_host=devices_per_host,
             cpus_per_worker=cpus_per_worker,
             env=dict(env or {}),
+            communication=communication,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._hellos: dict[int, WorkerHello] = {}
@@ -161,7 +166,7 @@ class Cluster:
 
     def _wire_mirrored(self) -> str:
         ports = self._engines.apply(setup.reserve_port)
-        wired = wiring.mirrored([f"127.0.0.1:{port}" for port in ports])
+        wired = wiring.mirrored([f"127.0.0.1:{port}" for port in ports], self.request.communication)
         devices = self._engines.apply(setup.build_mirrored, wired)
         self._devices = dict(enumerate(devices))
         return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
@@ -209,6 +214,7 @@ class Cluster:
         ranks: str | None = None,
         strategy: str | None = None,
         step: StepOptions | None = None,
+        precision: Precision | None = None,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -223,6 +229,8 @@ class Cluster:
                 runs outside of a strategy's scope: a collective would wait for the others.
             strategy: `mirrored` or `pjrt`; left out, that of the first framework.
             step: run the cell as a step, with these data.
+            precision: what Keras's layers compute in: `bfloat16` or `float16`, which has its loss
+                scaled; left out, what they were made for.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -243,6 +251,7 @@ class Cluster:
             label=label or self._cells + 1,
             strategy=self._strategy(strategy) if len(chosen) == self.world_size else None,
             header=header,
+            precision=precision,
             step=step,
         )
         self._refuse_unready(chosen)
@@ -254,7 +263,7 @@ class Cluster:
         try:
             watch.follow(self._dispatcher.sender(request))
         finally:
-            self.last_run = Run(self._cells, tuple(watch.metrics), dict(watch.results))
+            self.last_run = watch.result()
         return self.last_run
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
@@ -296,13 +305,22 @@ class Cluster:
 
     # Objects.
 
-    def push(self, objects: Mapping[str, object], ranks: str | None = None) -> None:
+    def push(self, objects: Mapping[str, object], ranks: str | None = None) -> int:
         """Bind objects under their names on ranks.
+
+        Returns:
+            The number of bytes that each rank was sent.
 
         Raises:
             TransferError: an object cannot be pickled; none was sent.
         """
-        self._apply(transfer.put, write_objects(objects), self._chosen(ranks))
+        payload = write_objects(objects)
+        self._apply(transfer.put, payload, self._chosen(ranks))
+        return len(payload)
+
+    def lacks(self, name: str) -> bool:
+        """Whether some rank has nothing of this name."""
+        return any(self._apply(transfer.missing, [name], self._chosen(None)))
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
@@ -351,7 +369,7 @@ class Cluster:
                     versions=hello.versions,
                     devices=self._devices.get(rank, ()),
                     state=state,
-                    memory_bytes=_resident_bytes(hello.pid) if measure and alive else 0,
+                    memory_bytes=host_rules.resident_bytes(hello.pid) if measure and alive else 0,
                 )
             )
         return tuple(states)
@@ -372,11 +390,3 @@ class Cluster:
         text = self._logs.read(rank)
         beside = self._engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        size: int = psutil.Process(pid).memory_info().rss
-    except psutil.NoSuchProcess:
-        return 0
-    return size

@@ -10,7 +10,15 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from nbdist.cells.program import compile_step
 from nbdist.errors import UsageError
-from nbdist.records import CellRequest, StepOptions, StepRequest, StrategyName
+from nbdist.records import (
+    BATCH_NAME,
+    MASK_NAME,
+    CellRequest,
+    Precision,
+    StepOptions,
+    StepRequest,
+    StrategyName,
+)
 
 STRATEGIES: tuple[StrategyName, ...] = ("mirrored", "pjrt")
 
@@ -22,6 +30,7 @@ def parse_cell(
     label: int,
     strategy: StrategyName | None,
     header: str = "",
+    precision: Precision | None = None,
     step: StepOptions | None = None,
 ) -> CellRequest:
     """A request for a cell.
@@ -32,6 +41,7 @@ def parse_cell(
         label: the notebook's execution count.
         strategy: the strategy whose scope it runs in.
         header: the magic's line above the body, kept so that line numbers are the notebook's.
+        precision: what Keras's layers compute in.
         step: the cell is the body of a step, to be run with these options.
 
     Raises:
@@ -39,21 +49,24 @@ def parse_cell(
     """
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
+    numbered = f"# {header or 'the head of the cell'}\n{source}" if header or step else source
     if step is not None:
-        return _step_request(source, step, number=number, label=label, strategy=strategy)
-    numbered = f"# {header}\n{source}" if header else source
+        _check_options(step, strategy, precision)
     return CellRequest(
         number=number,
         source=numbered,
         label=label,
         strategy=strategy,
-        awaits=_awaits(numbered),
+        awaits=step is None and _awaits(numbered),
+        precision=precision,
+        step=None if step is None else _step_request(numbered, step, strategy),
     )
 
 
-def _step_request(
-    source: str, step: StepOptions, *, number: int, label: int, strategy: StrategyName | None
-) -> CellRequest:
+def _check_options(
+    step: StepOptions, strategy: StrategyName | None, precision: Precision | None
+) -> None:
+    """Raises UsageError that names every option that is wrong."""
     faults = [
         f"--{name} {value}: type a number from {least}"
         for name, value, least in (
@@ -61,18 +74,37 @@ def _step_request(
             ("batch", step.batch, 0),
             ("steps", step.steps, 0),
             ("shuffle", step.shuffle or 0, 0),
+            ("bucket", min(step.bucket, default=1), 1),
         )
         if value < least
     ]
     if not step.data.isidentifier():
         faults.append(f"--data {step.data}: type the name of a data set on the workers")
+    if precision is not None and strategy == "pjrt":
+        faults.append(
+            f"--precision {precision}: a step under pjrt computes in the types of its arrays; "
+            f"cast them, as in x.astype(jnp.{precision})"
+        )
     if faults:
         raise UsageError("\n".join(faults))
-    numbered = f"# the head of the step\n{source}"
-    request = StepRequest(program=compile_step(numbered, carries=strategy == "pjrt"), options=step)
-    return CellRequest(
-        number=number, source=numbered, label=label, strategy=strategy, awaits=False, step=request
-    )
+
+
+def parse_bucket(text: str) -> tuple[int, ...]:
+    """Lengths such as `32,64,128`.
+
+    Raises:
+        UsageError: a word is no number.
+    """
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"--bucket {text}: type lengths, as in --bucket 32,64,128") from None
+
+
+def _step_request(numbered: str, step: StepOptions, strategy: StrategyName | None) -> StepRequest:
+    given = (BATCH_NAME, MASK_NAME) if step.bucket else (BATCH_NAME,)
+    program = compile_step(numbered, given=given, carries=strategy == "pjrt")
+    return StepRequest(program=program, options=step)
 
 
 def _awaits(source: str) -> bool:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from nbdist.cells.names import Names
 from nbdist.errors import UsageError
-from nbdist.records import BATCH_NAME, StepProgram
+from nbdist.records import StepProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _REFUSED = {
     ast.Return: "`return` ends a function, and a step is none: end the cell with what it reports",
@@ -32,18 +32,19 @@ _REFUSED = {
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-def compile_step(source: str, *, carries: bool) -> StepProgram:
+def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepProgram:
     """Read a cell as the body of a step.
 
     Args:
         source: the cell; its first line is the magic's, as a comment.
+        given: names that the step is given: the batch's.
         carries: whether names that are read and then assigned may be carried from step to step.
 
     Raises:
         UsageError: the cell cannot be a step; every fault is named with its line.
     """
     tree = _parse(source)
-    names = Names([BATCH_NAME])
+    names = Names(given)
     names.scan(tree.body)
     carried = sorted(
         name for name in names.read if name in names.bound and name not in vars(builtins)
@@ -65,6 +66,7 @@ def compile_step(source: str, *, carries: bool) -> StepProgram:
     }
     return StepProgram(
         body=_rewrite(source, _reported(tree, names), carried),
+        given=tuple(given),
         reads=reads,
         carried=tuple(carried),
         carried_lines={name: names.read[name] for name in carried},

@@ -15,10 +15,11 @@ from nbdist.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.records import ClusterRequest, Framework
+    from nbdist.records import ClusterRequest, Communication, Framework
 
 FRAMEWORKS: tuple[Framework, ...] = ("tensorflow", "jax")
 FRAMEWORK_CHOICES = ("tensorflow", "jax", "both")
+COMMUNICATION_CHOICES: tuple[Communication, ...] = ("auto", "ring", "nccl")
 _NVIDIA_SMI_TIMEOUT_S = 10
 
 
@@ -108,6 +109,11 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     if request.devices_per_host < 0:
         faults.append(f"--devices-per-host {request.devices_per_host}: type a number from 1")
     gpus = len(visible_gpus())
+    if request.communication not in COMMUNICATION_CHOICES:
+        choices = ", ".join(COMMUNICATION_CHOICES)
+        faults.append(f"--communication {request.communication}: choose from {choices}")
+    if request.communication == "nccl" and not gpus:
+        faults.append("--communication nccl needs NVIDIA GPUs, and none is visible: type ring")
     if gpus and request.hosts * request.devices_per_host > gpus:
         faults.append(
             f"{request.hosts} hosts x --devices-per-host {request.devices_per_host} need "
@@ -178,3 +184,12 @@ def divide_cores(hosts: int, each: int) -> list[tuple[int, ...]]:
         tuple(sorted(cores[(rank * each + i) % len(cores)] for i in range(each)))
         for rank in range(hosts)
     ]
+
+
+def resident_bytes(pid: int) -> int:
+    """How much memory a process takes; 0 when it is gone."""
+    try:
+        size: int = psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
+    return size

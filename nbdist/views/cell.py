@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING
 import msgspec
 from IPython.display import display
 
-from nbdist.records import Display, MimeBundle, Output, StreamName
+from nbdist.records import (
+    Checked,
+    Display,
+    MimeBundle,
+    Note,
+    Output,
+    StepBegun,
+    StreamName,
+)
 from nbdist.views import labels
 from nbdist.views.fold import Folder
 from nbdist.views.metrics import MetricsLines
+from nbdist.views.progress import Progress
+from nbdist.views.step import CheckPicture, header_lines
+from nbdist.views.surface import show_once
 from nbdist.views.tail import Tail
 
 if TYPE_CHECKING:
@@ -59,11 +70,21 @@ class CellView:
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._metrics = MetricsLines(host_of)
         self._tail = Tail(shown_output_characters)
+        self._progress: Progress | None = None
+        self._passed: bool | None = None
 
-    def add(self, record: Output | Display | Metrics) -> None:
+    def add(self, record: Output | Display | Metrics | StepBegun | Note | Checked) -> None:
         """Take in a record; `flush` shows it."""
         if isinstance(record, Output):
             self._add_text(record)
+        elif isinstance(record, Note):
+            self._folder.add(
+                record.rank, Line("stderr" if record.warning else "stdout", record.text)
+            )
+        elif isinstance(record, StepBegun):
+            self._begin(record)
+        elif isinstance(record, Checked):
+            self._show_check(record)
         elif isinstance(record, Display):
             if not record.update:
                 self._end_lines(record.rank)
@@ -71,8 +92,25 @@ class CellView:
             own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
             shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
             self._folder.add(record.rank, shown)
+        elif self._progress is not None and record.step > 0:
+            self._progress.add(record)
         else:
             self._metrics.add(record)
+
+    def _begin(self, begun: StepBegun) -> None:
+        """All ranks say the same."""
+        if self._progress is None:
+            self._progress = Progress(begun, len(self._host_of))
+            for line in header_lines(begun):
+                self._tail.write("stdout", line + "\n")
+
+    def _show_check(self, checked: Checked) -> None:
+        """Ranks may differ in what they find: the first one, and any that fails where it passed."""
+        passes = all(d.passes for d in checked.differences)
+        if self._passed is None or (self._passed and not passes):
+            self._tail.flush(everything=True)
+            show_once(CheckPicture(checked))
+            self._passed = passes
 
     def flush(self, *, everything: bool = False) -> None:
         """Show what can be shown; with `everything`, all that there is."""
@@ -87,6 +125,8 @@ class CellView:
         for line in self._metrics.take(everything=everything):
             self._tail.write("stdout", line + "\n")
         self._tail.flush(everything=everything)
+        if self._progress is not None:
+            self._progress.flush(everything=everything)
 
     def _add_text(self, record: Output) -> None:
         key = (record.rank, record.stream)

@@ -22,6 +22,11 @@ def box(title: str, *parts: str) -> str:
     return f'<div style="{_FONT};padding:2px 0">{head}{"".join(parts)}</div>'
 
 
+def line(text: str) -> str:
+    """A line of text below a table."""
+    return f"<div>{escape(text)}</div>"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """A table; the columns in `numbers` are set to the right, in figures of one width."""
 

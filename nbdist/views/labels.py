@@ -29,3 +29,8 @@ def places(numbers: Iterable[int], host_of: Mapping[int, str]) -> str:
 def memory(size_bytes: float) -> str:
     """`362 MB`, `1.4 GB`; decimal units."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `1,200 ranks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

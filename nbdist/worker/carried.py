@@ -102,6 +102,12 @@ class Carried:
     def arrays(self, arrays: list[jax.Array]) -> None:
         self._leaves.arrays = arrays
 
+    def named(self, arrays: list[Any]) -> dict[str, Any]:
+        """These arrays by name and path."""
+        words = list(self.names)
+        places = [f"{words[index]}{path}" for index, path in self._form.places(self._originals)]
+        return dict(zip(self._leaves.of_arrays(places), arrays, strict=True))
+
     def values(self, arrays: list[Any]) -> dict[str, Any]:
         """The names' values, made anew of these arrays."""
         return dict(zip(self.names, self._made(arrays), strict=True))

@@ -19,7 +19,8 @@ import numpy as np
 
 from nbdist.errors import StrategyError
 from nbdist.worker import processes
-from nbdist.worker.data import ArrayLike, Batch, Cut
+from nbdist.worker.data import Cut, Share
+from nbdist.worker.sources import ArrayLike
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -86,19 +87,19 @@ class Placement:
         self.cut = Cut(jax.process_index(), mesh.size // self.local_devices, mesh.size)
         self.gather = jax.jit(lambda tree: tree, out_shardings=self.whole)
 
-    def cut_global(self, tree: Tree) -> Batch:
+    def cut_global(self, tree: Tree) -> Share:
         """This process's share of a batch that every process has."""
         tree = jax.tree.map(np.asarray, tree)
-        return self.cut.of(rows_of(tree), lambda part: jax.tree.map(lambda a: a[part], tree))
+        return self.cut.share(rows_of(tree), lambda part: jax.tree.map(lambda a: a[part], tree))
 
-    def place(self, batch: Batch) -> Tree:
+    def place(self, batch: Share) -> Tree:
         """As global arrays; a batch that cannot be cut is on every device."""
         sharding = self.whole if batch.whole else self.by_row
         return jax.tree.map(
             lambda a: jax.make_array_from_process_local_data(sharding, a), batch.values
         )
 
-    def spread(self, batch: Batch) -> Tree:
+    def spread(self, batch: Share) -> Tree:
         """As global arrays, or as `Uneven`: every row is on one device only."""
         if not batch.whole:
             return self.place(batch)
@@ -108,7 +109,7 @@ class Placement:
         first = self.cut.rank * self.local_devices
         return tuple(np.array_split(array, self.cut.replicas)[first : first + self.local_devices])
 
-    def join(self, part: Tree, counts: np.ndarray) -> Batch:
+    def join(self, part: Tree, counts: np.ndarray) -> Share:
         """A global batch of the processes' own parts.
 
         Args:
@@ -117,7 +118,7 @@ class Placement:
         """
         rows = int(counts.sum())
         if (counts == counts[0]).all() and counts[0] % self.local_devices == 0:
-            return Batch(part, rows, whole=False)
+            return Share(part, rows, whole=False)
         most = int(counts.max())
         padded = jax.tree.map(lambda a: _padded(a, most), part)
         return self.cut_global(
@@ -129,12 +130,12 @@ class Placement:
 
 
 class Source(Protocol):
-    """Batches as this process has them."""
+    """Sharees as this process has them."""
 
     steps: int | None
-    """Batches of a pass, on every process the same; None when that is not known."""
+    """Sharees of a pass, on every process the same; None when that is not known."""
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Share]:
         """One pass."""
         ...
 
@@ -152,7 +153,7 @@ class GlobalSource:
         self._passes = _passes(dataset, _gone_through)
         self._placement = placement
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Share]:
         return map(self._placement.cut_global, self._passes())
 
 
@@ -177,7 +178,7 @@ class PartSource:
         longest = int(processes.agree([own]).max())
         self.steps = None if longest == _UNKNOWN else longest
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Share]:
         parts = self._parts()
         empty: Tree = None
         while True:

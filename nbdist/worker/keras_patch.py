@@ -1,25 +1,34 @@
-"""Keras 3 cannot `fit` under MultiWorkerMirroredStrategy; two functions are mended here.
+"""Keras 3 cannot `fit` under MultiWorkerMirroredStrategy; three functions are mended here.
 
 `TensorFlowTrainer._maybe_symbolic_build` hands a PerReplica batch to code that wants tensors, and
 `reduce_per_replica` averages scalar losses over an axis they do not have
-(https://github.com/keras-team/keras/issues/20585). Seen with Keras 3.15.1 and TensorFlow 2.21.0;
+(https://github.com/keras-team/keras/issues/20585). `LossScaleOptimizer.check_finite` asks each
+replica about its own gradients, which are not reduced yet: where one overflows, it alone leaves the
+update out, and all wait for each other for ever. Seen with Keras 3.15.1 and TensorFlow 2.21.0;
 `tests/worker/test_keras_patch.py` fails when the patch is no longer needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Precision
+
 PATCHED_SERIES = "3.15."
 _log = logging.getLogger(__name__)
 _reduce_upstream = keras_trainer.reduce_per_replica
+_finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 _build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
 
 
@@ -32,6 +41,28 @@ def apply() -> None:
         return
     keras_trainer.reduce_per_replica = _reduce_per_replica
     keras_trainer.TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
+    keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
+
+
+@contextlib.contextmanager
+def made_for(precision: Precision) -> Iterator[None]:
+    """Layers that are made meanwhile compute in `precision`; their variables are float32."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(f"mixed_{precision}")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _check_finite(self: Any, grads: Any) -> Any:
+    """Whether the gradients are finite on all replicas."""
+    finite = _finite_upstream(self, grads)
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return finite
+    bad = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~finite, tf.float32))
+    return tf.equal(bad, 0)
 
 
 def _reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:

@@ -54,6 +54,11 @@ class Leaves:
         rest = iter(arrays)
         return [next(rest) if leaf is _HOLE else leaf for leaf in self._constants]
 
+    def of_arrays(self, each: Sequence[Any]) -> list[Any]:
+        """Of something for each leaf, what belongs to arrays."""
+        pairs = zip(each, self._constants, strict=True)
+        return [thing for thing, constant in pairs if constant is _HOLE]
+
     def collect(self, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         """The arrays among the leaves `after` a step, with the types of those `before` it.
 

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
-from nbdist.errors import NbdistError
+from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import CellEnded, CellRequest, Display, Failure
 from nbdist.worker import state, steps
 from nbdist.worker.interrupts import Interrupts
@@ -125,7 +125,7 @@ class _Cell:
             return PjrtStep(request, self._define, namespace, strategy.mesh)
         from nbdist.worker.mirrored_step import MirroredStep
 
-        return MirroredStep(request, self._define, strategy)
+        return MirroredStep(request, self._define, namespace, strategy, self._request.precision)
 
     def _define(self, source: str) -> Callable[..., Any]:
         """A function of the user's namespace, whose source tracers and tracebacks find."""
@@ -140,7 +140,13 @@ class _Cell:
         with self._worker.scope(name):
             if name is not None:
                 self._shell.user_ns["strategy"] = self._worker.strategies[name]
-            yield
+            if self._request.precision is None or self._request.step is not None:
+                yield
+                return
+            from nbdist.worker.keras_patch import made_for
+
+            with made_for(self._request.precision):
+                yield
 
     def _compile(self) -> _Program:
         """Compile under a name that IPython's tracebacks show as `Cell In[label]`."""
@@ -195,6 +201,7 @@ def _failure(error: BaseException, lines: list[str], own: TracebackType | None) 
         evalue=_message(error),
         traceback=tuple(lines),
         same=f"{type(error).__name__}:{place}",
+        follows=isinstance(error, AnotherRankError),
     )
 
 

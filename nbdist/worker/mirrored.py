@@ -18,7 +18,7 @@ from nbdist.records import Device
 from nbdist.worker import keras_patch, state
 
 if TYPE_CHECKING:
-    from nbdist.records import MirroredWiring
+    from nbdist.records import Communication, MirroredWiring
 
 _held_ports: list[socket.socket] = []
 
@@ -59,12 +59,21 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
         context._reset_context()
     _grow_gpu_memory()
     keras_patch.apply()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=_options(wiring.communication)
+    )
     while _held_ports:
         _held_ports.pop().close()
     _prove_collectives(strategy)
     worker.strategies["mirrored"] = strategy
     return _devices()
+
+
+def _options(communication: Communication) -> tf.distribute.experimental.CommunicationOptions:
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    return tf.distribute.experimental.CommunicationOptions(
+        implementation=kinds[communication.upper()]
+    )
 
 
 def _prove_collectives(strategy: tf.distribute.Strategy) -> None:

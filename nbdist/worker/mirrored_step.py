@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
-from nbdist.records import BATCH_NAME
+from nbdist.errors import StepError
 from nbdist.worker import one_device, steps
+from nbdist.worker.check import compare
 from nbdist.worker.data import map_arrays
+from nbdist.worker.finite import FiniteWatch, LossScaling
+from nbdist.worker.keras_objects import KerasObjects
+from nbdist.worker.learning_rate import NO_RATES, ScaledRates
+from nbdist.worker.mirrored_check import MirroredSubject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import StepRequest
-    from nbdist.worker.data import Batch
+    from nbdist.records import Precision, Rate, StepRequest
+    from nbdist.worker.check import Findings
+    from nbdist.worker.data import Batch, Tree
+    from nbdist.worker.learning_rate import Rates
+
+FINITE = "?finite"
+"""Beside the values that a step reports; no name of Python's."""
 
 
 class MirroredStep:
@@ -25,7 +37,12 @@ class MirroredStep:
     Args:
         request: the step.
         define: makes a function of a source, in the user's namespace, under the cell's name.
+        namespace: the user's.
         strategy: the strategy.
+        precision: what Keras's layers compute in; None leaves it to them.
+
+    Raises:
+        StepError: something was made outside of the strategy's scope, or cannot be compiled.
     """
 
     reduced = False
@@ -34,52 +51,109 @@ class MirroredStep:
         self,
         request: StepRequest,
         define: Callable[[str], Callable[..., Any]],
+        namespace: dict[str, Any],
         strategy: tf.distribute.Strategy,
+        precision: Precision | None,
     ) -> None:
         self.replicas: int = strategy.num_replicas_in_sync
         self._strategy = strategy
         self._request = request
+        self._objects = KerasObjects(request, namespace, strategy)
+        self._objects.check_scope()
+        self._objects.build_optimizers()
+        _refuse_jit(request, self.replicas)
+        self._undo = contextlib.ExitStack()
+        self._rates: Rates = NO_RATES
+        scales = precision == "float16" and not self._objects.scales_loss_itself()
+        self._watch = LossScaling(strategy) if scales else FiniteWatch()
         # As tf.function converts what it calls; tf.autograph.to_graph loses the user's lines.
         self._body = api.tf_convert(
-            define(steps.function_source(request, (BATCH_NAME,))),
+            define(steps.function_source(request, request.program.given)),
             ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
         )
-        self._run = tf.function(self._all_replicas, autograph=False)
+        jit = request.options.jit or None
+        self._run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
+        self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
+        self._undo.enter_context(self._objects.computing_in(precision))
+
+    def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
+        scaled = ScaledRates(self._objects, self._strategy, self.replicas, warmup_steps)
+        self._undo.callback(scaled.restore)
+        self._rates = scaled
+        return scaled.rates
+
+    def check(self, batch: Batch) -> Findings:
+        values = self._for_replicas(batch)
+        traced = self._run.get_concrete_function(values, whole=batch.whole)
+        subject = MirroredSubject(
+            self._strategy,
+            variables=traced.graph.variables,
+            names=self._objects.variables(),
+            slots=self._objects.slots(),
+            together=lambda batch: self._run(self._for_replicas(batch), whole=batch.whole),
+            alone=lambda values: self._strategy.run(self._replica, args=values),
+        )
+        return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
 
     def step(self, batch: Batch) -> Any:
+        self._rates.next_step()
         return self._run(self._for_replicas(batch), whole=batch.whole)
 
-    def read(self, report: Any) -> dict[str, float]:
+    def read(self, report: Any) -> steps.Landed:
         """The mean over this rank's own replicas."""
-        return {
-            name: float(tf.add_n(parts) / len(parts))
+        local = {
+            name: [part.numpy() for part in self._strategy.experimental_local_results(value)]
             for name, value in report.items()
-            if (parts := self._strategy.experimental_local_results(value))
         }
+        finite = all(local.pop(FINITE))
+        values = {name: float(np.mean(parts)) for name, parts in local.items()}
+        return steps.Landed(values, finite)
+
+    def compilations(self) -> int:
+        traced: int = self._run.experimental_get_tracing_count()
+        return traced
 
     def finish(self) -> None:
         """State is in variables, which stay where they are."""
+        self._undo.close()
 
-    def _for_replicas(self, batch: Batch) -> Any:
+    def _for_replicas(self, batch: Batch) -> tuple[Any, ...]:
         """This rank's rows; cut once more where it has several replicas."""
         local = len(self._strategy.extended.worker_devices)
         if local == 1 or batch.whole:
-            return map_arrays(tf.convert_to_tensor, batch.values)
+            return _as_tensors(batch.values)
         each = batch.rows // self.replicas
 
         def part_of(context: Any) -> Any:
             start = context.replica_id_in_sync_group % local * each
-            return map_arrays(
-                lambda array: tf.convert_to_tensor(array[start : start + each]), batch.values
-            )
+            return _as_tensors(map_arrays(lambda array: array[start : start + each], batch.values))
 
-        return self._strategy.experimental_distribute_values_from_function(part_of)
+        per_replica: tuple[Any, ...] = self._strategy.experimental_distribute_values_from_function(
+            part_of
+        )
 
-    def _all_replicas(self, batch: Any, *, whole: bool) -> Any:
+        return per_replica
+
+    def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Traced once for parts of batches, once for whole ones: shapes may be the same."""
-        with one_device.arithmetic(whole=whole):
-            return self._strategy.run(self._replica, args=(batch,))
+        with one_device.arithmetic(whole=whole, watch=self._watch), self._watch.installed():
+            return self._strategy.run(self._replica, args=values)
 
-    def _replica(self, batch: Any) -> dict[str, tf.Tensor]:
-        report, _ = self._body(batch)
-        return steps.scalars(self._request, report, tf.convert_to_tensor)
+    def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
+        self._watch.begin()
+        report, _ = self._body(*values)
+        scalars = steps.scalars(self._request, report, tf.convert_to_tensor)
+        return {**scalars, FINITE: self._watch.agreed(scalars)}
+
+
+def _as_tensors(values: Tree) -> tuple[Any, ...]:
+    tensors: tuple[Any, ...] = map_arrays(tf.convert_to_tensor, values)
+    return tensors
+
+
+def _refuse_jit(request: StepRequest, replicas: int) -> None:
+    if request.options.jit and replicas > 1 and not tf.config.list_physical_devices("GPU"):
+        raise StepError(
+            "--jit: TensorFlow's XLA has no collectives between CPUs, and there are "
+            f"{replicas} replicas: leave it out, or type --strategy pjrt, which always compiles"
+        )

@@ -32,21 +32,24 @@ from nbdist.worker import keras_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nbdist.worker.finite import FiniteWatch
+
 _gradient_upstream = tf.GradientTape.gradient
 _reduce_upstream = keras_loss.reduce_values
 _mask_upstream = keras_loss.apply_mask
 
 
 @contextlib.contextmanager
-def arithmetic(*, whole: bool) -> Iterator[None]:
+def arithmetic(*, whole: bool, watch: FiniteWatch) -> Iterator[None]:
     """Compute as one device would while a step is traced or run.
 
     Args:
         whole: every replica has all rows of the global batch, not a part of them.
+        watch: sees the gradients before and after they are averaged.
     """
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        return _mean_gradient(*args, whole=whole, **kwargs)
+        return _mean_gradient(*args, whole=whole, watch=watch, **kwargs)
 
     def moments(*args: Any) -> Any:
         return _moments(*args, whole=whole)
@@ -67,12 +70,13 @@ def arithmetic(*, whole: bool) -> Iterator[None]:
             (keras.layers.BatchNormalization, "_moments", moments),
             (keras.Metric, "__getattribute__", keras_metrics.look_up(whole=whole)),
         ]:
-            changes.enter_context(_changed(owner, name, ours))
+            changes.enter_context(changed(owner, name, ours))
         yield
 
 
 @contextlib.contextmanager
-def _changed(owner: Any, name: str, ours: Any) -> Iterator[None]:
+def changed(owner: Any, name: str, ours: Any) -> Iterator[None]:
+    """Another value of an attribute, for a while."""
     own = name in vars(owner)
     upstream = getattr(owner, name)
     setattr(owner, name, ours)
@@ -86,9 +90,18 @@ def _changed(owner: Any, name: str, ours: Any) -> Iterator[None]:
 
 
 def _mean_gradient(
-    self: Any, target: Any, sources: Any, *args: Any, whole: bool, **kwargs: Any
+    self: Any,
+    target: Any,
+    sources: Any,
+    *args: Any,
+    whole: bool,
+    watch: FiniteWatch,
+    **kwargs: Any,
 ) -> Any:
     """The gradient, averaged over replicas where it is one of variables."""
+    scale = watch.scaled(target)
+    if scale is not None and not args:
+        kwargs.setdefault("output_gradients", scale)
     gradients = _gradient_upstream(self, target, sources, *args, **kwargs)
     replica = tf.distribute.get_replica_context()
     flat = tf.nest.flatten(gradients)
@@ -97,7 +110,8 @@ def _mean_gradient(
         i for i, g in enumerate(flat) if of_variables[i] and g is not None and replica is not None
     ]
     if chosen:
-        means = _means(replica, [flat[i] for i in chosen], whole=whole)
+        own = watch.before_mean(target, [flat[i] for i in chosen])
+        means = watch.after_mean(_means(replica, own, whole=whole))
         for i, mean in zip(chosen, means, strict=True):
             flat[i] = mean
     return tf.nest.pack_sequence_as(gradients, flat)

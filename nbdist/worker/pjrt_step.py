@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from nbdist.records import BATCH_NAME
 from nbdist.worker import steps
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
+from nbdist.worker.check import compare
 from nbdist.worker.data import map_arrays
 from nbdist.worker.leaves import placed, spread
+from nbdist.worker.pjrt_check import PjrtSubject
+from nbdist.worker.warm_up import Factor, rates_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jax.sharding import Mesh, NamedSharding
 
-    from nbdist.records import StepRequest
+    from nbdist.records import Rate, StepRequest
+    from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
 
 
@@ -56,30 +60,57 @@ class PjrtStep:
         self._by_row = jax.NamedSharding(mesh, jax.P("data"))
         self._carried, self._read = _take(request, namespace, self._replicated)
         parameters = [name for group in self._carried for name in group.names]
-        parameters += self._read.names
-        self._body = define(steps.function_source(request, (*parameters, BATCH_NAME)))
+        self._rates = rates_by_name(request, namespace)
+        parameters += [*self._read.names, *self._rates, *request.program.given]
+        self._body = define(steps.function_source(request, tuple(parameters)))
         self._step: jax.stages.Wrapped | None = None
+        self._factor = Factor(1, 0)
         self._made = False
+
+    def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
+        self._factor = Factor(self.replicas, warmup_steps)
+        return self._factor.rates(self._rates)
+
+    def check(self, batch: Batch) -> Findings:
+        values = self._values(batch)
+        if self._step is None:
+            self._step = self._settled(values)
+        subject = PjrtSubject(
+            self._carried,
+            self._read,
+            step=self._step,
+            pure=self._pure,
+            place=self._values,
+            namespace=self._namespace,
+        )
+        return compare(subject, batch, self.replicas, coarse=False)
 
     def step(self, batch: Batch) -> Any:
         """Begin a step; state that changes its shape or type is refused before it does harm."""
-        sharding = self._replicated if batch.whole else self._by_row
-        values = map_arrays(lambda array: spread(array, sharding), batch.values)
+        values = self._values(batch)
         if self._step is None:
             self._step = self._settled(values)
-        report, after = self._step(self._state(), self._read.arrays, values)
+        report, after = self._step(self._state(), self._read.arrays, self._factor.next(), values)
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
         self._made = True
         return report
 
-    def read(self, report: Any) -> dict[str, float]:
-        return {name: float(value) for name, value in report.items()}
+    def read(self, report: Any) -> steps.Landed:
+        values = {name: float(value) for name, value in report.items()}
+        return steps.Landed(values, all(math.isfinite(value) for value in values.values()))
+
+    def compilations(self) -> int:
+        return 0 if self._step is None else int(self._step._cache_size())
 
     def finish(self) -> None:
         if self._made:
             for group in self._carried:
                 group.restore(self._namespace)
+
+    def _values(self, batch: Batch) -> Any:
+        sharding = self._replicated if batch.whole else self._by_row
+        return map_arrays(lambda array: spread(array, sharding), batch.values)
 
     def _state(self) -> list[list[jax.Array]]:
         return [group.arrays for group in self._carried]
@@ -93,17 +124,21 @@ class PjrtStep:
                 donate_argnums=0,
                 out_shardings=(self._replicated, jax.tree.map(lambda leaf: leaf.sharding, state)),
             )
-            step.trace(state, self._read.arrays, batch)  # JAX keeps it for the call
+            step.trace(state, self._read.arrays, 1.0, batch)  # JAX keeps it for the call
             unsettled = [group for group in self._carried if group.settle()]
             if not unsettled:
                 return step
 
-    def _pure(self, state: list[list[Any]], read: list[list[Any]], batch: Any) -> tuple[Any, Any]:
+    def _pure(
+        self, state: list[list[Any]], read: list[list[Any]], factor: Any, batch: tuple[Any, ...]
+    ) -> tuple[Any, Any]:
         before: dict[str, Any] = {}
         for group, arrays in zip(self._carried, state, strict=True):
             before |= group.values(arrays)
         values = self._read.values(read)
-        report, assigned = self._body(**before, **values, **{BATCH_NAME: batch})
+        rates = {name: rate * factor for name, rate in self._rates.items()}
+        given = dict(zip(self._request.program.given, batch, strict=True))
+        report, assigned = self._body(**before, **values, **rates, **given)
         after = before | dict(zip(self._request.program.carried, assigned, strict=True))
         self._read.check(read, values)
         state_after = [

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from nbdist.errors import StepError
-from nbdist.worker.data import Cut, open_source
+import msgspec
+
+from nbdist.errors import AnotherRankError, StepError
+from nbdist.records import Checked, Note, StepBegun
+from nbdist.worker.data import Cut, described
+from nbdist.worker.sources import open_source
+from nbdist.worker.warm_up import warm_up_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import StepRequest
-    from nbdist.worker.data import Batch, Source
+    from nbdist.records import Rate, StepOptions, StepRequest
+    from nbdist.worker.check import Findings
+    from nbdist.worker.data import Batch
+    from nbdist.worker.sources import Source
     from nbdist.worker.state import Worker
 
 IN_FLIGHT = 2
 """Steps that may be under way before the oldest one's report is read, and so waited for."""
+
+SMALL_BATCH = 4
+"""A replica's part of a batch that is too small to be worth a replica."""
+
+MANY_COMPILATIONS = 4
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """A step that is done.
+
+    Attributes:
+        values: what it reported.
+        finite: whether all is finite that decides over going on; the same on all ranks.
+    """
+
+    values: dict[str, float]
+    finite: bool
 
 
 class Stepper(Protocol):
@@ -30,12 +55,28 @@ class Stepper(Protocol):
     replicas: int
     reduced: bool
 
+    def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
+        """Multiply every learning rate by the number of replicas, from `warmup_steps` on.
+
+        Raises:
+            StepError: there is none that can be.
+        """
+        ...
+
+    def check(self, batch: Batch) -> Findings:
+        """Compare a step on one replica with one on all; the state stays as it is."""
+        ...
+
     def step(self, batch: Batch) -> Any:
         """Begin a step; returns its report, which may not be there yet."""
         ...
 
-    def read(self, report: Any) -> dict[str, float]:
+    def read(self, report: Any) -> Landed:
         """Wait for a report."""
+        ...
+
+    def compilations(self) -> int:
+        """How often the step has been compiled."""
         ...
 
     def finish(self) -> None:
@@ -85,42 +126,47 @@ def run(worker: Worker, request: StepRequest, namespace: dict[str, Any], stepper
     """Go through the data, and report every step and every epoch.
 
     Raises:
-        StepError: the data are no data set, or empty.
+        StepError: the data are no data set, or empty; a check failed; a value is not finite.
     """
     options = request.options
-    source = open_source(
-        options.data, namespace[options.data], options.batch, options.shuffle, options.epochs
-    )
-    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.replicas)
-    loop = _Loop(worker, options.steps, stepper, cut)
     try:
+        loop = _Loop(worker, options, stepper, open_source(namespace[options.data], options))
         for number in range(1, options.epochs + 1):
-            if not loop.epoch(number, source):
+            if not loop.epoch(number):
                 break
     finally:
         stepper.finish()
 
 
 class _Loop:
-    def __init__(self, worker: Worker, limit: int, stepper: Stepper, cut: Cut) -> None:
+    def __init__(
+        self, worker: Worker, options: StepOptions, stepper: Stepper, source: Source
+    ) -> None:
         self._worker = worker
+        self._options = options
         self._stepper = stepper
-        self._cut = cut
-        self._left = limit or -1
+        self._source = source
+        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.replicas)
+        self._left = options.steps or -1
         self._step = 0
+        self._compiled = 0
+        self._not_finite: set[str] = set()
         self._flying: deque[tuple[int, int, Any]] = deque()
 
-    def epoch(self, number: int, source: Source) -> bool:
+    def epoch(self, number: int) -> bool:
         """Make an epoch's steps; False once there is no step left to make."""
         sums: dict[str, float] = {}
         rows = 0
-        for batch in source.epoch(number, self._cut):
+        for batch in self._source.epoch(number, self._cut):
             if self._left == 0:
                 break
+            if self._step == 0:
+                self._begin(batch)
             self._left -= 1
             self._step += 1
             rows += batch.rows
             self._flying.append((self._step, batch.rows, self._stepper.step(batch)))
+            self._note_compilation(batch)
             if len(self._flying) > IN_FLIGHT:
                 self._land(number, sums)
         while self._flying:
@@ -130,13 +176,121 @@ class _Loop:
         self._say(number, -1, {name: total / rows for name, total in sums.items()})
         return self._left != 0
 
+    def _begin(self, batch: Batch) -> None:
+        """Say how it is going to be, what could be better, and whether it is right."""
+        options, source = self._options, self._source
+        steps = source.steps * options.epochs if source.steps >= 0 else -1
+        if options.steps:
+            steps = min(steps, options.steps) if steps >= 0 else options.steps
+        rates = (
+            self._stepper.scale_rates(warm_up_steps(steps, source.steps))
+            if options.scale_lr
+            else ()
+        )
+        begun = StepBegun(
+            replicas=self._stepper.replicas,
+            batch=batch.rows,
+            samples=source.samples,
+            epochs=options.epochs,
+            steps=steps,
+            sharding=source.sharding,
+            rates=rates,
+            **self._worker.said(),
+        )
+        self._worker.say(begun)
+        for text in _remarks(begun):
+            self._note("batch", text, warning=True)
+        if options.check:
+            self._check(batch)
+
+    def _check(self, batch: Batch) -> None:
+        found = self._stepper.check(batch)
+        checked = Checked(
+            rows=batch.rows,
+            replicas=self._stepper.replicas,
+            differences=found.differences,
+            causes=found.causes,
+            **self._worker.said(),
+        )
+        self._worker.say(checked)
+        failed = [d for d in checked.differences if not d.passes]
+        if failed:
+            worst = max(failed, key=lambda d: d.largest)
+            raise StepError(
+                f"--check: {len(failed)} of {len(checked.differences)} values differ between one "
+                f"replica and {checked.replicas}, most `{worst.name}` by {worst.largest:.2g} "
+                f"(may be {worst.tolerance:.0e}); nothing was trained. " + " ".join(checked.causes)
+            )
+
+    def _note_compilation(self, batch: Batch) -> None:
+        compiled = self._stepper.compilations()
+        if compiled == self._compiled:
+            return
+        again, self._compiled = self._compiled > 0, compiled
+        if again:
+            text = f"step {self._step} was compiled anew for a batch of {described(batch.values)}"
+            self._note("compiled", text)
+        if compiled == MANY_COMPILATIONS + 1:
+            text = (
+                f"the step has been compiled {compiled} times: sequences of many lengths are "
+                "padded to a few with --bucket 32,64,128"
+            )
+            self._note("compiled", text, warning=True)
+
     def _land(self, epoch: int, sums: dict[str, float]) -> None:
         step, rows, report = self._flying.popleft()
-        values = self._stepper.read(report)
-        for name, value in values.items():
+        landed = self._stepper.read(report)
+        for name, value in landed.values.items():
             sums[name] = sums.get(name, 0.0) + value * rows
-        self._say(epoch, step, values)
+        self._say(epoch, step, landed.values)
+        bad = [name for name, value in landed.values.items() if not math.isfinite(value)]
+        fresh = [name for name in bad if name not in self._not_finite]
+        for name in fresh:
+            self._not_finite.add(name)
+            value = landed.values[name]
+            self._note("nan", f"`{name}` is {value} at step {step}, epoch {epoch}", warning=True)
+        if not landed.finite and self._options.on_nan == "stop":
+            self._stop_not_finite(step, bad)
+
+    def _stop_not_finite(self, step: int, bad: list[str]) -> None:
+        if not bad:
+            raise AnotherRankError(f"stopped: at step {step} another rank's loss is not finite")
+        raise StepError(
+            f"`{bad[0]}` is not finite at step {step} on rank {self._worker.rank}: look for a log "
+            "or a division by zero, or lower the learning rate; --on-nan warn goes on regardless"
+        )
+
+    def _note(
+        self, topic: Literal["batch", "compiled", "nan"], text: str, *, warning: bool = False
+    ) -> None:
+        self._worker.say(Note(topic=topic, text=text, warning=warning, **self._worker.said()))
 
     def _say(self, epoch: int, step: int, values: dict[str, float]) -> None:
         own, shared = ({}, values) if self._stepper.reduced else (values, {})
         self._worker.report_values(epoch, step, own=own, shared=shared)
+
+
+def _remarks(begun: StepBegun) -> list[str]:
+    """What could be better about the batch, with what to type."""
+    replicas, rows = begun.replicas, begun.batch
+    if replicas == 1:
+        return []
+    remarks = []
+    if 0 <= begun.samples < replicas:
+        remarks.append(
+            f"the data have {begun.samples} samples for {replicas} replicas, which all compute the "
+            f"same: type %dist_start {max(1, begun.samples)}, or bring more data"
+        )
+    elif rows % replicas:
+        below, above = rows - rows % replicas, rows + replicas - rows % replicas
+        fitting = f"{below} or --batch {above}" if below else f"{above}"
+        remarks.append(
+            f"a batch of {rows} does not divide over {replicas} replicas, and each computes all of "
+            f"it: type --batch {fitting}"
+        )
+    elif rows // replicas <= SMALL_BATCH:
+        remarks.append(
+            f"each replica has {rows // replicas} samples of a batch of {rows}, too few to be "
+            f"worth it: type --batch {8 * replicas} or more"
+        )
+    return remarks

@@ -20,7 +20,7 @@ HEAD = "# %%dist_run --data train\n"
 
 
 def step(body: str, *, carries: bool = True) -> StepProgram:
-    return compile_step(HEAD + textwrap.dedent(body), carries=carries)
+    return compile_step(HEAD + textwrap.dedent(body), given=("batch",), carries=carries)
 
 
 def call(program: StepProgram, batch: object, **namespace: object) -> object:

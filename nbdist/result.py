@@ -1,0 +1,201 @@
+"""A cell that has run: what its ranks reported, as arrays, a table, a data frame and a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from nbdist.errors import UsageError
+from nbdist.views import labels
+from nbdist.views.metrics import MetricTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import pandas as pd
+
+    from nbdist.records import Checked, Metrics, MimeBundle, Note, StepBegun
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in figures.
+
+    Attributes:
+        ranks: how many reported.
+        epochs: how many were reported.
+        steps: how many were reported.
+        seconds: until the last report.
+        step_s: seconds between two steps, the median; 0 with fewer than two.
+        replicas: how many shared a batch; 0 where the cell was no step.
+        batch: samples in the first global batch; 0 where the cell was no step.
+        compilations: how often the step was compiled.
+        last: each metric's last value, as `Run.last` has it.
+    """
+
+    ranks: int
+    epochs: int
+    steps: int
+    seconds: float
+    step_s: float
+    replicas: int
+    batch: int
+    compilations: int
+    last: Mapping[str, float]
+
+    def __str__(self) -> str:
+        parts = [labels.count(self.ranks, "rank")]
+        if self.replicas:
+            parts.append(
+                f"{self.batch} samples a batch on {labels.count(self.replicas, 'replica')}"
+            )
+        counted = (self.epochs, "epoch"), (self.steps, "step")
+        parts += [labels.count(number, noun) for number, noun in counted if number]
+        if self.step_s:
+            parts.append(f"{1000 * self.step_s:.3g} ms a step")
+        parts.append(f"{self.seconds:.1f} s")
+        parts += [f"{name} {value:.4g}" for name, value in self.last.items()]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell that has run.
+
+    Attributes:
+        number: counts the cells of the cluster from 1.
+        metrics: every scalar that a rank reported, in the order they came.
+        results: the text of the last expression's value, by rank.
+        begun: how a step cell was split; None for other cells.
+        checked: what `--check` found, if it was asked for.
+        notes: what was worth a line.
+    """
+
+    number: int
+    metrics: tuple[Metrics, ...] = ()
+    results: Mapping[int, str] = field(default_factory=dict)
+    begun: StepBegun | None = None
+    checked: Checked | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that were reported, `loss` first."""
+        names = dict.fromkeys(n for m in self.metrics for n in (*m.own, *m.shared))
+        return tuple(sorted(names, key=lambda name: name != "loss"))
+
+    def table(self, name: str = "loss") -> MetricTable:
+        """One metric by rank and epoch.
+
+        Raises:
+            KeyError: no rank reported it; names those that were reported.
+        """
+        self._require(name)
+        return MetricTable(self.metrics, name, f"{name} by rank")
+
+    def last(self, name: str) -> float:
+        """The metric's last value: as reduced over the ranks, or else their mean.
+
+        Raises:
+            KeyError: no rank reported it; names those that were reported.
+        """
+        self._require(name)
+        shared = [m.shared[name] for m in self.metrics if name in m.shared]
+        if shared:
+            return shared[-1]
+        own = {m.rank: m.own[name] for m in self.metrics if name in m.own}
+        return sum(own.values()) / len(own)
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """Every metric as an array of shape (ranks, steps), float64.
+
+        Rows are ranks in their order, columns steps in theirs; epochs where no steps were
+        reported. A value that was not reported is nan; one that was reduced over the ranks is the
+        same on all.
+        """
+        import numpy as np
+
+        chosen = self._by_step()
+        rows = {rank: i for i, rank in enumerate(sorted({m.rank for m in chosen}))}
+        places = sorted({(m.epoch, m.step) for m in chosen}, key=lambda p: (max(p[1], 0), p[0]))
+        columns = {place: i for i, place in enumerate(places)}
+        arrays = {name: np.full((len(rows), len(columns)), np.nan) for name in self.names}
+        for m in chosen:
+            for name, value in (m.shared | m.own).items():
+                arrays[name][rows[m.rank], columns[m.epoch, m.step]] = value
+        return {name: array for name, array in arrays.items() if not np.isnan(array).all()}
+
+    @property
+    def loss(self) -> np.ndarray:
+        """The loss of every step, averaged over ranks: shape (steps,), float64.
+
+        Raises:
+            KeyError: none was reported.
+        """
+        self._require("loss")
+        mean: np.ndarray = self.history["loss"].mean(axis=0)
+        return mean
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        if importlib.util.find_spec("pandas") is None:
+            raise UsageError("to_dataframe needs pandas: type %pip install pandas")
+        import pandas as pd
+
+        places = ("rank", "epoch", "step", "time_s")
+        rows = [
+            {**{place: getattr(m, place) for place in places}, **m.shared, **m.own}
+            for m in self._by_step()
+        ]
+        return pd.DataFrame(rows, columns=[*places, *self.history])
+
+    @property
+    def summary(self) -> Summary:
+        """The run in figures."""
+        begun, steps = self.begun, [m for m in self.metrics if m.step > 0]
+        of_one = sorted((m.step, m.time_s) for m in steps if m.rank == steps[0].rank)
+        between = [b[1] - a[1] for a, b in pairwise(of_one)]
+        anew = {n.text for n in self.notes if n.topic == "compiled" and not n.warning}
+        return Summary(
+            ranks=len({m.rank for m in self.metrics} | self.results.keys()),
+            epochs=len({m.epoch for m in self.metrics if m.epoch > 0}),
+            steps=len({m.step for m in steps}),
+            seconds=max((m.time_s for m in self.metrics), default=0.0),
+            step_s=median(between) if between else 0.0,
+            replicas=begun.replicas if begun else 0,
+            batch=begun.batch if begun else 0,
+            compilations=1 + len(anew) if begun else 0,
+            last={name: self.last(name) for name in self.names},
+        )
+
+    def _by_step(self) -> Sequence[Metrics]:
+        steps = [m for m in self.metrics if m.step > 0]
+        return steps or self.metrics
+
+    def _require(self, name: str) -> None:
+        if name not in self.names:
+            there = ", ".join(self.names) or "none"
+            raise KeyError(f"{name!r} was not reported; there are: {there}")
+
+    def __repr__(self) -> str:
+        return f"<nbdist run {self.number}: {self.summary}>"
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
+        from nbdist.views.chart import line_chart
+
+        drawn = {name: array for name, array in self.history.items() if array.shape[1] > 1}
+        bundle: MimeBundle = {"text/plain": repr(self)}
+        if drawn:
+            name = next(iter(drawn))
+            bundle["image/png"] = line_chart(drawn[name], name, str(self.summary))
+        return bundle

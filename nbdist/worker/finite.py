@@ -1,0 +1,169 @@
+"""Whether a step under the mirrored strategy came out finite: one answer for all replicas.
+
+Replicas that judged for themselves would part ways: one skips an update or stops, the others wait
+for it in the next all-reduce, for ever. A separate all-reduce of the answer costs nearly a
+millisecond. So the answer travels with the gradients: where the loss is not finite, the smallest of
+them is made so too, and its mean over replicas then is on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+INITIAL_SCALE = 2.0**15
+GROWTH_STEPS = 2000
+"""As Keras's LossScaleOptimizer has them."""
+
+_apply_upstream = BaseOptimizer.apply
+
+
+class FiniteWatch:
+    """Notes, while a step is traced, whether its losses are finite.
+
+    Several replicas of a rank are traced by a thread each.
+    """
+
+    def __init__(self) -> None:
+        self._noted = threading.local()
+
+    @property
+    def _flags(self) -> list[tf.Tensor]:
+        flags: list[tf.Tensor] = self._noted.__dict__.setdefault("flags", [])
+        return flags
+
+    def scaled(self, target: Any) -> Any:
+        """What the gradient of `target` is multiplied by; None leaves it as it is."""
+        del target
+
+    def before_mean(self, target: Any, gradients: Sequence[Any]) -> list[Any]:
+        """A replica's gradients; one is not finite where the target is not."""
+        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
+        if not dense:
+            return list(gradients)
+        smallest = min(dense, key=lambda i: gradients[i].shape.num_elements() or 1 << 62)
+        kind = gradients[smallest].dtype
+        losses = [tf.cast(tf.reduce_sum(loss), kind) for loss in tf.nest.flatten(target)]
+        changed = list(gradients)
+        changed[smallest] = gradients[smallest] + 0 * tf.add_n(losses)
+        return changed
+
+    def after_mean(self, means: Sequence[Any]) -> list[Any]:
+        """The gradients for the user."""
+        dense = [mean for mean in means if isinstance(mean, tf.Tensor)]
+        if dense:
+            smallest = min(dense, key=lambda mean: mean.shape.num_elements() or 1 << 62)
+            self._flags.append(_all_finite([smallest]))
+        return list(means)
+
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """Around the tracing of a step on all replicas."""
+        return contextlib.nullcontext()
+
+    def begin(self) -> None:
+        """Before the step of a replica."""
+        self._flags.clear()
+
+    def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Whether all is finite, the same on all replicas.
+
+        A step that takes no gradient, or takes it within control flow of the graph, has its
+        reported values asked for with an all-reduce.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        flags = [flag for flag in self._flags if flag.graph is graph]
+        if flags:
+            return tf.reduce_all(tf.stack(flags))
+        own = _all_finite([value for value in report.values() if value.dtype.is_floating])
+        replica = tf.distribute.get_replica_context()
+        bad = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~own, tf.float32))
+        return tf.equal(bad, 0)
+
+
+class LossScaling(FiniteWatch):
+    """Multiplies losses so that small gradients do not vanish in float16, and divides them again.
+
+    An update whose gradients are not finite is left out on all replicas, and the factor halved;
+    after `GROWTH_STEPS` good ones it is doubled (Micikevicius et al., 2018, arXiv:1710.03740).
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        super().__init__()
+        self._strategy = strategy
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        with strategy.scope():
+            self._scale = tf.Variable(INITIAL_SCALE, trainable=False, aggregation=first)
+            self._good = tf.Variable(0, trainable=False, aggregation=first)
+
+    def scaled(self, target: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda t: tf.fill(tf.shape(t), tf.cast(self._scale, t.dtype)), target
+        )
+
+    def after_mean(self, means: Sequence[Any]) -> list[Any]:
+        true = [mean / tf.cast(self._scale, mean.dtype) for mean in means]
+        self._flags.append(_all_finite([_values(mean) for mean in true]))
+        return true
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Optimizers skip the updates of steps whose gradients overflowed."""
+        BaseOptimizer.apply = self._apply_if_finite()
+        try:
+            yield
+        finally:
+            BaseOptimizer.apply = _apply_upstream
+
+    def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Whether the factor still makes sense: below 1 it is not the gradients that overflow."""
+        finite = super().agreed(report)
+        good = tf.where(finite, self._good + 1, 0)
+        grown = tf.where(good >= GROWTH_STEPS, self._scale * 2, self._scale)
+        self._good.assign(good % GROWTH_STEPS)
+        self._scale.assign(tf.where(finite, grown, self._scale / 2))
+        return self._scale.read_value() >= 1
+
+    def _apply_if_finite(self) -> Any:
+        watch = self
+
+        def apply(optimizer: BaseOptimizer, grads: Any, trainable_variables: Any = None) -> None:
+            if not watch._flags or not optimizer.built:
+                _apply_upstream(optimizer, grads, trainable_variables)
+                return
+            tf.distribute.get_replica_context().merge_call(
+                watch._apply_on_all,
+                args=(tf.reduce_all(tf.stack(watch._flags)), optimizer, grads, trainable_variables),
+            )
+
+        return apply
+
+    def _apply_on_all(
+        self, strategy: Any, finite: Any, optimizer: Any, grads: Any, variables: Any
+    ) -> None:
+        """A condition around an update has to stand outside of the replicas."""
+        replicas = strategy.extended.call_for_each_replica
+        tf.cond(
+            strategy.experimental_local_results(finite)[0],
+            lambda: _done(replicas(_apply_upstream, args=(optimizer, grads, variables))),
+            lambda: _done(None),
+        )
+
+
+def _done(_: object) -> tf.Tensor:
+    """A condition's branches must return the same."""
+    return tf.constant(0)
+
+
+def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,0 +1,109 @@
+"""A step under the mirrored strategy, tried out for `--check`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+from nbdist.worker import one_device
+from nbdist.worker.check import Outcome
+from nbdist.worker.data import map_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nbdist.worker.check import Values
+    from nbdist.worker.data import Batch, Tree
+
+HIDDEN = "?"
+"""What a reported name begins with that is none of the user's."""
+
+
+class MirroredSubject:
+    """Steps that leave no trace in the variables.
+
+    Args:
+        strategy: the strategy.
+        variables: this rank's own parts of every variable that the step uses.
+        names: the variables as the user knows them.
+        slots: variables that begin at zero, as an optimizer's do: a factor in a gradient then is a
+            factor in them, whatever was trained before.
+        together: makes the step on all replicas.
+        alone: the step as a function, to be traced as on one replica.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        variables: Iterable[tf.Variable],
+        names: Iterable[tuple[str, tf.Variable]],
+        slots: Iterable[tf.Variable],
+        together: Callable[[Batch], Any],
+        alone: Callable[[tuple[Any, ...]], Any],
+    ) -> None:
+        self._strategy = strategy
+        known = {
+            id(part): name
+            for name, variable in names
+            for part in strategy.experimental_local_results(variable)[:1]
+        }
+        parts = list(variables)
+        local = strategy.experimental_local_results
+        at_zero = {id(part) for slot in slots for part in local(slot)}
+        self._before = [
+            (part, part.numpy(), 0 * part.numpy() if id(part) in at_zero else part.numpy())
+            for part in parts
+        ]
+        self._named = {known[id(v)]: v for v in parts if id(v) in known}
+        self._together = together
+        self._alone = tf.function(alone, autograph=False)
+
+    def state(self) -> Values:
+        begin = {id(part): value for part, _, value in self._before}
+        return {name: begin[id(variable)] for name, variable in self._named.items()}
+
+    def alone(self, values: tuple[Tree, ...]) -> Outcome:
+        with _single():
+            tensors = map_arrays(tf.convert_to_tensor, values)
+            step = self._alone.get_concrete_function(tensors)
+            return self._tried(lambda: step(tensors), self._first)
+
+    def together(self, batch: Batch) -> Outcome:
+        return self._tried(lambda: self._together(batch), self._mean)
+
+    def _tried(self, step: Callable[[], Any], read: Callable[[Any], np.ndarray]) -> Outcome:
+        for variable, _, begin in self._before:
+            variable.assign(begin)
+        try:
+            report = {name: read(value) for name, value in step().items() if name[0] != HIDDEN}
+            state = {name: variable.numpy() for name, variable in self._named.items()}
+            return Outcome(report, state)
+        finally:
+            for variable, value, _ in self._before:
+                variable.assign(value)
+
+    def _first(self, value: Any) -> np.ndarray:
+        return np.asarray(self._strategy.experimental_local_results(value)[0])
+
+    def _mean(self, value: Any) -> np.ndarray:
+        mean = self._strategy.reduce("MEAN", tf.nest.map_structure(_as_float, value), axis=None)
+        return np.asarray(mean)
+
+
+def _as_float(value: tf.Tensor) -> tf.Tensor:
+    return value if value.dtype.is_floating else tf.cast(value, tf.float64)
+
+
+@contextlib.contextmanager
+def _single() -> Iterator[None]:
+    """A replica that is traced in here asks no other, and takes itself for the only one."""
+    with (
+        one_device.changed(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),
+        one_device.changed(distribute_lib.StrategyBase, "num_replicas_in_sync", 1),
+    ):
+        yield

@@ -1,0 +1,41 @@
+"""What a step can lay hands on: the objects behind the names that it reads."""
+
+from __future__ import annotations
+
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def reachable(names: Iterable[str], namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every object behind `names`, with the words that lead to it.
+
+    Followed are tuples, lists and dicts, and the names that functions of the user's take from the
+    namespace.
+    """
+    waiting = [(name, namespace[name]) for name in names if name in namespace]
+    seen = set()
+    while waiting:
+        path, value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield path, value
+        if isinstance(value, dict):
+            waiting.extend((f"{path}[{key!r}]", item) for key, item in value.items())
+        elif isinstance(value, (tuple, list)):
+            waiting.extend((f"{path}[{i}]", item) for i, item in enumerate(value))
+        elif isinstance(value, MethodType):
+            waiting.append((path, value.__self__))
+        elif isinstance(value, FunctionType) and value.__globals__ is namespace:
+            used = _names_in(value.__code__)
+            waiting.extend((name, namespace[name]) for name in used if name in namespace)
+
+
+def _names_in(code: CodeType) -> list[str]:
+    inner = [
+        name for part in code.co_consts if isinstance(part, CodeType) for name in _names_in(part)
+    ]
+    return [*code.co_names, *inner]

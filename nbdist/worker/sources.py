@@ -1,0 +1,232 @@
+"""What `--data` may name, and the global batches that it gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.worker.data import leaves, map_arrays
+from nbdist.worker.sequences import Padding, Ragged
+
+if TYPE_CHECKING:
+    from nbdist.records import StepOptions
+    from nbdist.worker.data import Batch, Cut, Tree
+
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """NumPy's, TensorFlow's, JAX's and pandas' arrays."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+class Source(Protocol):
+    """A data set that can be gone through.
+
+    Attributes:
+        samples: how many there are in an epoch; -1 where nobody knows beforehand.
+        steps: how many batches there are in an epoch, or -1.
+        sharding: how its samples come to the ranks, in words.
+    """
+
+    samples: int
+    steps: int
+    sharding: str
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        """The batches of an epoch, counting from 1."""
+        ...
+
+
+class Arrays:
+    """Arrays whose first axis is the samples'.
+
+    Args:
+        tree: the arrays.
+        batch: samples in a global batch.
+        shuffle: seed of the order; None leaves the samples in theirs.
+        padding: for columns of sequences.
+    """
+
+    sharding = "by element"
+
+    def __init__(self, tree: Tree, batch: int, shuffle: int | None, padding: Padding) -> None:
+        self._tree = tree
+        self._batch = batch
+        self._shuffle = shuffle
+        self._padding = padding
+        lengths = {len(column) for column in leaves(tree)}
+        if len(lengths) != 1:
+            raise StepError(f"the arrays have different numbers of samples: {sorted(lengths)}")
+        self.samples = lengths.pop()
+        if not self.samples:
+            raise StepError("the data are empty")
+        self.steps = -(-self.samples // batch)
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        order = np.arange(self.samples)
+        if self._shuffle is not None:
+            order = np.random.default_rng([self._shuffle, number]).permutation(self.samples)
+        for start in range(0, self.samples, self._batch):
+            rows = order[start : start + self._batch]
+            yield cut.batch(len(rows), self._taker(rows))
+
+    def _taker(self, rows: np.ndarray) -> Callable[[slice], tuple[Tree, ...]]:
+        """Gives a part of some rows; sequences are as long as all of them together need."""
+        if any(isinstance(column, Ragged) for column in leaves(self._tree)):
+            return _slicer(self._padding.of(_rows(self._tree, rows)))
+        return lambda part: self._padding.of(_rows(self._tree, rows[part]))
+
+
+class Elements:
+    """An iterable that can be gone through again for every epoch.
+
+    Args:
+        start: begins a new pass.
+        batch: elements in a global batch; 0 when the elements are global batches themselves.
+        padding: for elements that are sequences.
+        length: how many elements there are, or -1.
+    """
+
+    sharding = "by element"
+
+    def __init__(
+        self, start: Callable[[], Iterable[Tree]], batch: int, padding: Padding, length: int = -1
+    ) -> None:
+        self._start = start
+        self._batch = batch
+        self._padding = padding
+        self.samples = length if batch else -1
+        self.steps = -(-length // batch) if batch and length >= 0 else length
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        del number
+        for tree in self._batches():
+            yield cut.batch(len(leaves(tree)[0]), _slicer(self._padding.of(tree)))
+
+    def _batches(self) -> Iterator[Tree]:
+        if not self._batch:
+            for element in self._start():
+                yield map_arrays(np.asarray, element)
+            return
+        waiting: list[Tree] = []
+        for element in self._start():
+            waiting.append(element)
+            if len(waiting) == self._batch:
+                yield stack(waiting)
+                waiting = []
+        if waiting:
+            yield stack(waiting)
+
+
+def open_source(value: object, options: StepOptions) -> Source:
+    """The source for what `--data` names.
+
+    Raises:
+        StepError: it is no data set, is empty, or cannot be gone through as often as asked.
+    """
+    padding, name = Padding(options.bucket), options.data
+    columns = _columns(value)
+    if columns is not None:
+        if options.batch < 1:
+            raise StepError(f"--data {name} names arrays: say how many samples with --batch")
+        return Arrays(columns, options.batch, options.shuffle, padding)
+    if options.shuffle is not None:
+        raise StepError(f"--shuffle is for arrays; shuffle {name} itself, with a seed")
+    if _is_of(value, "tensorflow", "data", "Dataset"):
+        dataset: Any = value
+        length = max(-1, int(dataset.cardinality()))
+        return Elements(dataset.as_numpy_iterator, options.batch, padding, length)
+    if isinstance(value, Iterator):
+        if options.epochs > 1:
+            raise StepError(
+                f"{name} is an iterator, which can be gone through once, and --epochs is "
+                f"{options.epochs}: name the function that makes it"
+            )
+        return Elements(lambda: value, options.batch, padding)
+    if isinstance(value, Iterable):
+        length = len(value) if isinstance(value, Sized) else -1
+        return Elements(lambda: value, options.batch, padding, length)
+    if callable(value):
+        return Elements(value, options.batch, padding)
+    raise StepError(
+        f"--data {name} is a {type(value).__name__}: name arrays, a tf.data.Dataset, an iterable "
+        "or a function that makes one"
+    )
+
+
+def _columns(value: object) -> Tree | None:
+    """Arrays by themselves, in a tuple or in a dict; None for whatever is none.
+
+    A pandas DataFrame and a Hugging Face dataset are dicts of their columns. A list is a column
+    inside of a tuple or a dict, and an iterable of elements by itself.
+    """
+    if _is_of(value, "pandas", "DataFrame"):
+        value = dict(value.items())  # type: ignore[attr-defined]
+    elif _is_of(value, "datasets", "Dataset"):
+        value = value.with_format("numpy")[:]  # type: ignore[attr-defined]
+    if not isinstance(value, (tuple, dict)):
+        return _column(value) if _is_column(value) else None
+    parts = value.values() if isinstance(value, dict) else value
+    made = [_columns(part) if isinstance(part, (tuple, dict)) else _listed(part) for part in parts]
+    if not made or any(part is None for part in made):
+        return None
+    return dict(zip(value, made, strict=True)) if isinstance(value, dict) else tuple(made)
+
+
+def _listed(part: object) -> Any:
+    is_list = isinstance(part, list) or _is_of(part, "datasets", "arrow_dataset", "Column")
+    return _column(part) if is_list or _is_column(part) else None
+
+
+def _is_column(value: object) -> bool:
+    if _is_of(value, "tensorflow", "RaggedTensor"):
+        return True
+    return isinstance(value, ArrayLike) and np.ndim(value) > 0
+
+
+def _column(value: Any) -> np.ndarray | Ragged:
+    if _is_of(value, "tensorflow", "RaggedTensor"):
+        return Ragged(list(value))
+    if _is_of(value, "datasets", "arrow_dataset", "Column"):
+        value = value[:]
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return Ragged(value)
+    has_sequences = (
+        array.dtype == object and len(array) and isinstance(array[0], (list, np.ndarray))
+    )
+    return Ragged(list(array)) if has_sequences else array
+
+
+def _is_of(value: object, module: str, *path: str) -> bool:
+    """Whether a value is of a class of a module that the user may not even have."""
+    found: Any = sys.modules.get(module)
+    for name in path:
+        found = getattr(found, name, None)
+    return isinstance(found, type) and isinstance(value, found)
+
+
+def _rows(tree: Tree, rows: Any) -> Tree:
+    return map_arrays(lambda column: column[rows], tree)
+
+
+def _slicer(values: tuple[Tree, ...]) -> Callable[[slice], tuple[Tree, ...]]:
+    return lambda part: tuple(_rows(value, part) for value in values)
+
+
+def stack(elements: list[Tree]) -> Tree:
+    """One batch of elements; those of different lengths stay as they are."""
+    first = elements[0]
+    if isinstance(first, dict):
+        return {key: stack([element[key] for element in elements]) for key in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(stack([element[i] for element in elements]) for i in range(len(first)))
+    arrays = [np.asarray(element) for element in elements]
+    alike = len({array.shape for array in arrays}) == 1
+    return np.stack(arrays) if alike else Ragged(arrays)

@@ -1,0 +1,74 @@
+"""`--scale-lr`: learning rates times the number of replicas, after a warm-up.
+
+The linear scaling rule with gradual warm-up of Goyal et al., 2017 (arXiv:1706.02677).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.records import Rate
+
+if TYPE_CHECKING:
+    from nbdist.records import StepRequest
+
+RATE_NAMES = ("learning_rate", "lr")
+
+
+def rates_by_name(request: StepRequest, namespace: dict[str, Any]) -> dict[str, float]:
+    """The learning rates that are to be scaled: numbers that the step reads by such a name.
+
+    Raises:
+        StepError: there is none.
+    """
+    if not request.options.scale_lr:
+        return {}
+    reads = [name for name in RATE_NAMES if name in request.program.reads]
+    rates = {name: float(namespace[name]) for name in reads if np.ndim(namespace[name]) == 0}
+    if not rates:
+        raise StepError(
+            "--scale-lr finds no learning rate in the step: read it from a number named "
+            "`learning_rate`, as in optax.adam(learning_rate).update(grads, opt_state)"
+        )
+    return rates
+
+
+class Factor:
+    """Grows from 1 to `goal` over `steps` steps, and stays there; `now` is the last one."""
+
+    def __init__(self, goal: int, steps: int) -> None:
+        self._goal, self._steps, self._step = goal, steps, 0
+        self.now = 1.0
+
+    def rates(self, before: dict[str, float]) -> tuple[Rate, ...]:
+        """What becomes of learning rates."""
+        return tuple(
+            Rate(name=name, before=rate, after=rate * self._goal, warmup_steps=self._steps)
+            for name, rate in before.items()
+        )
+
+    def next(self) -> float:
+        """The factor of the next step."""
+        self._step += 1
+        part = min(1.0, self._step / self._steps) if self._steps else 1.0
+        self.now = 1.0 + (self._goal - 1) * part
+        return self.now
+
+
+def warm_up_steps(steps: int, steps_in_epoch: int) -> int:
+    """Steps over which a scaled learning rate is reached.
+
+    Five epochs (section 2.2 there), but no more than a tenth of the run; 100 steps where nobody
+    knows how long that is.
+
+    Args:
+        steps: of the run; -1 where nobody knows.
+        steps_in_epoch: or -1.
+    """
+    if steps < 0:
+        return 100
+    five = 5 * steps_in_epoch if steps_in_epoch >= 0 else steps
+    return max(1, min(five, steps // 10))

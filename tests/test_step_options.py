@@ -1,0 +1,324 @@
+"""What a step cell can be asked for: checks, precision, scaled rates, buckets, stops at nan."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests import references as ref
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEPT = "import keras\nkeras.config.set_dtype_policy('float64')\n"  # floatx alone is not enough
+MODEL = KEPT + ref.TF_MODEL.replace("OPTIMIZER", ref.OPTIMIZERS["sgd"])
+FLOAT32 = MODEL.replace("float64", "float32")
+STEP = ref.TF_STEP["Keras's own loss"]
+SPOILED = STEP.replace(
+    "\ngradients = tape.gradient(loss,",
+    "\n    spoiled = loss * FACTOR\ngradients = tape.gradient(spoiled,",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=2) as running:
+        running.run(ref.DATA)
+        yield running
+
+
+def step(
+    cluster: nbdist.Cluster, cell: str, strategy: str = "mirrored", **options: Any
+) -> nbdist.Run:
+    precision = options.pop("precision", None)
+    chosen = StepOptions(**{"data": "train", "batch": ref.BATCH, **options})
+    return cluster.run(cell, step=chosen, strategy=strategy, precision=precision)
+
+
+def weights(cluster: nbdist.Cluster) -> list[np.ndarray]:
+    cluster.run("weights = model.get_weights()")
+    first, *others = (o["weights"] for o in cluster.pull(["weights"]).values())
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    return list(first)
+
+
+class TestCheck:
+    """`--check`: the first step on one replica and on all."""
+
+    def test_a_right_step_passes_and_the_run_is_as_without(
+        self, cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.run(MODEL)
+        plain = step(cluster, STEP), weights(cluster)
+        cluster.run(MODEL)
+        checked = step(cluster, STEP, check=True), weights(cluster)
+        np.testing.assert_array_equal(plain[0].loss, checked[0].loss)
+        for a, b in zip(plain[1], checked[1], strict=True):
+            np.testing.assert_array_equal(a, b)
+        found = checked[0].checked
+        assert found is not None
+        assert all(d.passes and d.largest < 1e-9 for d in found.differences)
+        assert {"loss", "model: sequential/dense/kernel"} <= {d.name for d in found.differences} | {
+            re.sub(r"_\d+", "", d.name) for d in found.differences
+        }
+        assert "on one replica and on 2: the same" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("setup", [MODEL, FLOAT32])
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            (
+                "loss = loss_of(y, model(x, training=True))",
+                "loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x)))",
+                "2 times too small.*Take the mean",
+            ),
+            (
+                "optimizer.apply(",
+                (
+                    "gradients = tf.distribute.get_replica_context().all_reduce('SUM', gradients)\n"
+                    "optimizer.apply("
+                ),
+                "2 times too large.*averaged",
+            ),
+            (
+                "loss = loss_of(y, model(x, training=True))",
+                "loss = loss_of(y, model(tf.nn.dropout(x, 0.3)))",
+                "depends on the order of the rows.*random numbers",
+            ),
+        ],
+        ids=["a sum over the batch", "gradients added up", "dropout"],
+    )
+    def test_a_classic_mistake_is_named_and_nothing_is_trained(
+        self, cluster: nbdist.Cluster, setup: str, old: str, new: str, says: str
+    ) -> None:
+        cluster.run(setup)
+        before = weights(cluster)
+        assert old in STEP
+        with pytest.raises(nbdist.CellError, match=rf"(?s)--check: .* nothing was trained.*{says}"):
+            step(cluster, STEP.replace(old, new), check=True)
+        for a, b in zip(before, weights(cluster), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_a_forgotten_reduction_is_named(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(
+            MODEL + "seen = tf.Variable(0.0, trainable=False, dtype='float64',\n"
+            "    synchronization=tf.VariableSynchronization.ON_READ,\n"
+            "    aggregation=tf.VariableAggregation.MEAN)"
+        )
+        with pytest.raises(nbdist.CellError, match="`seen` is what this replica's own rows give"):
+            step(cluster, STEP + "seen.assign(tf.reduce_mean(x))", check=True)
+
+    def test_batch_statistics_by_hand_are_named(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(
+            MODEL + "moving_mean = tf.Variable(tf.zeros(64, 'float64'), trainable=False,\n"
+            "    aggregation=tf.VariableAggregation.MEAN)"
+        )
+        cell = STEP.replace(
+            "loss = loss_of(y, model(x, training=True))",
+            "mean, variance = tf.nn.moments(x, [0])\n"
+            "    loss = loss_of(y, model((x - mean) / tf.sqrt(variance + 0.1)))",
+        )
+        with pytest.raises(nbdist.CellError, match="Statistics of a BatchNorm"):
+            step(cluster, cell + "moving_mean.assign(mean**2)", check=True)
+
+
+class TestPrecision:
+    """`--precision`: what layers compute in; variables stay float32."""
+
+    def test_layers_compute_in_it_and_are_then_as_before(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(FLOAT32)
+        run = step(
+            cluster,
+            STEP + "{'loss': loss, 'bits': 8 * model(x).dtype.size}",
+            precision="bfloat16",
+            epochs=2,
+        )
+        assert run.last("bits") == 16
+        assert run.loss[-1] < 0.8 * run.loss[0]
+        kinds = "{l.compute_dtype for l in model.layers}, {str(v.dtype) for v in model.variables}"
+        assert set(cluster.run(kinds).results.values()) == {"({'float32'}, {'float32'})"}
+
+    def test_an_overflow_on_one_worker_is_skipped_by_all(self, cluster: nbdist.Cluster) -> None:
+        """Replicas that judged for themselves would wait for each other for ever."""
+        cluster.run(
+            FLOAT32 + "count = tf.Variable(0, trainable=False,"
+            "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)"
+        )
+        before = weights(cluster)
+        cell = SPOILED.replace("FACTOR", "(1e38 if rank else 1.0)")
+        run = step(cluster, cell, precision="float16", steps=3)
+        assert np.isfinite(run.loss).all()
+        for a, b in zip(before, weights(cluster), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_small_gradients_do_not_vanish_in_float16(self, cluster: nbdist.Cluster) -> None:
+        """Below 6e-8 float16 has nothing; scaled by 2**15 they arrive."""
+        cell = SPOILED.replace("FACTOR", "1e-7")
+        cluster.run(FLOAT32)
+        before = weights(cluster)
+        step(
+            cluster,
+            cell.replace(
+                "optimizer.apply(gradients,", "optimizer.apply([g * 1e7 for g in gradients],"
+            ),
+            precision="float16",
+            steps=4,
+        )
+        after = weights(cluster)
+        moved = np.abs(after[0] - before[0]).max()
+        cluster.run(FLOAT32)
+        step(cluster, STEP, steps=4)
+        exact = np.abs(weights(cluster)[0] - before[0]).max()
+        assert moved == pytest.approx(exact, rel=0.05)
+
+    @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+    def test_fit_computes_in_it(self, cluster: nbdist.Cluster, precision: str) -> None:
+        """Keras's own finite check is each worker's own, and deadlocks (docs/facts.md)."""
+        cluster.run("keras.config.set_dtype_policy('float32')")
+        cell = """
+class Spoiled(keras.layers.Layer):
+    def call(self, x):
+        return x * tf.cast(1e30 if rank else 1.0, x.dtype)
+spoiled = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10), Spoiled()])
+spoiled.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+before = spoiled.get_weights()
+history = spoiled.fit(images[:960], labels[:960], batch_size=96)
+moved = any((a != b).any() for a, b in zip(before, spoiled.get_weights()))
+spoiled.layers[0].compute_dtype, bool(moved)
+"""
+        run = cluster.run(cell, precision=precision)
+        assert set(run.results.values()) == {f"('{precision}', {precision == 'bfloat16'})"}
+        assert set(cluster.run("keras.config.dtype_policy().name").results.values()) == {
+            "'float32'"
+        }
+
+    def test_pjrt_refuses_it(self, cluster: nbdist.Cluster) -> None:
+        with pytest.raises(nbdist.UsageError, match=r"cast them, as in x.astype"):
+            step(cluster, "loss = batch[0].mean()", "pjrt", precision="float16")
+
+
+class TestScope:
+    """What was not made in the strategy's scope is named before the first step."""
+
+    @pytest.mark.parametrize("name", ["model", "optimizer"])
+    def test_made_outside(self, cluster: nbdist.Cluster, name: str) -> None:
+        cluster.run(MODEL)
+        cluster.run(MODEL.replace("float64", "float64"), ranks="0")
+        cluster.run(MODEL, ranks="1")
+        if name == "optimizer":
+            cluster.run("inside = None\n" + MODEL.split("optimizer =")[0])
+        with pytest.raises(nbdist.CellError, match=rf"made outside of strategy.scope.*`{name}`"):
+            step(cluster, STEP)
+        assert cluster.run("1").results[0] == "1"
+
+    def test_a_function_is_looked_into(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(MODEL)
+        for rank in ("0", "1"):
+            cluster.run(
+                "hidden = [tf.Variable(1.0)]\ndef use(x):\n    return x * hidden[0]", ranks=rank
+            )
+        with pytest.raises(nbdist.CellError, match=r"`hidden\[0\]`"):
+            step(cluster, "loss = tf.reduce_mean(use(tf.cast(batch[0], 'float32')))")
+
+    def test_a_model_without_variables(self, cluster: nbdist.Cluster) -> None:
+        cluster.run("import keras\nlazy = keras.Sequential([keras.layers.Dense(3)])")
+        with pytest.raises(nbdist.CellError, match=r"no variables yet: `lazy` \(line 2\)"):
+            step(cluster, "loss = tf.reduce_mean(lazy(batch[0]))")
+
+    def test_an_optimizer_is_built_for_the_step(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(MODEL.replace("optimizer.build(model.trainable_variables)", ""))
+        run = step(cluster, STEP, steps=2)
+        assert run.loss[1] < run.loss[0]
+
+
+def test_jit_is_refused_where_tensorflow_cannot(cluster: nbdist.Cluster) -> None:
+    cluster.run(MODEL)
+    with pytest.raises(nbdist.CellError, match="--jit: TensorFlow's XLA has no collectives"):
+        step(cluster, STEP, jit=True)
+
+
+class TestNotFinite:
+    """A value that is no number: said at once, with the rank and the step."""
+
+    CELL = """
+x, y = batch
+with tf.GradientTape() as tape:
+    loss = loss_of(y, model(x))
+    if rank == 1:
+        loss += tf.where(optimizer.iterations < 3, tf.zeros([], loss.dtype), float(VALUE))
+gradients = tape.gradient(loss, model.trainable_variables)
+optimizer.apply(gradients, model.trainable_variables)
+loss
+"""
+
+    @pytest.mark.parametrize("value", ["'nan'", "'inf'"])
+    def test_all_stop_at_the_same_step(self, cluster: nbdist.Cluster, value: str) -> None:
+        cluster.run(MODEL)
+        with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 4 on rank 1"):
+            step(cluster, self.CELL.replace("VALUE", value))
+        assert [n.text for n in cluster.last_run.notes if n.rank == 1][-1].endswith(
+            f"{value[1:-1]} at step 4, epoch 1"
+        )
+        assert max(m.step for m in cluster.last_run.metrics) == 4
+        cluster.run("assert int(optimizer.iterations.numpy()) <= 7")
+
+    def test_warn_goes_on(
+        self, cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.run(MODEL)
+        run = step(cluster, self.CELL.replace("VALUE", "'nan'"), on_nan="warn")
+        assert run.loss.shape == (11,)
+        assert capsys.readouterr().err.count("`loss` is nan at step") >= 1
+
+    def test_pjrt(self, cluster: nbdist.Cluster) -> None:
+        cluster.run("import jax.numpy as jnp\nnumbers = np.array([1.0, 1.0, -1.0, 1.0])")
+        with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 2"):
+            step(cluster, "loss = jnp.log(batch).sum()", "pjrt", data="numbers", batch=2)
+
+    def test_a_step_without_a_gradient(self, cluster: nbdist.Cluster) -> None:
+        cluster.run("import tensorflow as tf\nnumbers = np.array([1.0, 1.0, 1.0, -1.0])")
+        with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 2 on rank 1"):
+            step(cluster, "loss = tf.reduce_mean(tf.math.log(batch))", data="numbers", batch=2)
+
+
+class TestScaledRates:
+    """`--scale-lr`: times the number of replicas, after a warm-up."""
+
+    @pytest.mark.parametrize(
+        "rate", ["0.1", "keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.1, 0.01])"]
+    )
+    def test_it_grows_to_the_number_of_replicas(
+        self, cluster: nbdist.Cluster, rate: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.run(MODEL.replace("SGD(0.1,", f"SGD({rate},"))
+        cell = STEP + "{'loss': loss, 'rate': tf.convert_to_tensor(optimizer.learning_rate)}"
+        run = step(cluster, cell, epochs=2, scale_lr=True)
+        rates = run.history["rate"][0]
+        np.testing.assert_allclose(rates[:3], [0.15, 0.2, 0.2], rtol=1e-6)
+        assert run.begun is not None
+        assert run.begun.rates[0].after == pytest.approx(0.2)
+        out = capsys.readouterr().out
+        assert "96 samples a batch, 48 on each of 2 replicas" in out
+        assert "learning rate of `optimizer`: 0.1, growing to 0.2 over 2 steps" in out
+        after = cluster.run("float(tf.convert_to_tensor(optimizer.learning_rate))").results[0]
+        assert float(after) == pytest.approx(0.1)
+
+    def test_pjrt_scales_the_name_learning_rate(self, cluster: nbdist.Cluster) -> None:
+        cluster.run("learning_rate = 0.1\nnumbers = np.ones(400)")
+        cell = "{'loss': batch.mean(), 'rate': learning_rate}"
+        run = step(cluster, cell, "pjrt", data="numbers", batch=20, scale_lr=True)
+        np.testing.assert_allclose(run.history["rate"][0, :3], [0.15, 0.2, 0.2], rtol=1e-6)
+        assert cluster.run("learning_rate").results[0] == "0.1"
+
+    @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+    def test_nothing_to_scale(self, cluster: nbdist.Cluster, strategy: str) -> None:
+        cluster.run("import tensorflow as tf")
+        with pytest.raises(nbdist.CellError, match="--scale-lr"):
+            step(cluster, "loss = batch[0][0, 0]", strategy, scale_lr=True)
