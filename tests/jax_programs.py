@@ -14,12 +14,14 @@ class Program(NamedTuple):
     Attributes:
         setup: a cell that runs once.
         step: the step cell.
-        plain: the same step as the framework's own documentation would write it.
+        train_step: the same step as the framework's own documentation would write it.
+        plain: what calls it.
         weights: an expression of lists of floats, at the end.
     """
 
     setup: str
     step: str
+    train_step: str
     plain: str
     weights: str
 
@@ -60,7 +62,7 @@ NNX = Program(
     optimizer.update(model, grads)
     metrics.update(loss=loss.astype(jnp.float32))
     """),
-    plain=_text("""
+    train_step=_text("""
     @nnx.jit
     def train_step(model, optimizer, metrics, features, x, y):
         def loss_fn(model):
@@ -70,8 +72,8 @@ NNX = Program(
         optimizer.update(model, grads)
         metrics.update(loss=loss.astype(jnp.float32))
         return loss
-    loss = train_step(model, optimizer, metrics, features, *batch)
     """),
+    plain="loss = train_step(model, optimizer, metrics, features, *batch)",
     weights="[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(nnx.state((model, optimizer,"
     " features), nnx.filterlib.Not(nnx.RngKey)))]",
 )
@@ -124,13 +126,15 @@ EQUINOX = Program(
     updates, opt_state = tx.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
     model = eqx.apply_updates(model, updates)
     """),
-    plain=_text("""
+    train_step=_text("""
     @eqx.filter_jit
     def train_step(model, state, opt_state, x, y, key):
         (loss, state), grads = eqx.filter_value_and_grad(loss_fn, has_aux=True)(
             model, state, x, y, key)
         updates, opt_state = tx.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
         return loss, eqx.apply_updates(model, updates), state, opt_state
+    """),
+    plain=_text("""
     key, own = jax.random.split(key)
     loss, model, state, opt_state = train_step(model, state, opt_state, *batch, own)
     """),

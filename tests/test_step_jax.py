@@ -39,7 +39,7 @@ def pair() -> Iterator[nbdist.Cluster]:
 @cache
 def by_hand(name: str) -> dict[str, Any]:
     program: programs.Program = getattr(programs, name)
-    return ref.by_hand(program.setup, program.plain, program.weights)
+    return ref.by_hand(program.setup + program.train_step, program.plain, program.weights)
 
 
 def step(cluster: nbdist.Cluster, cell: str, options: StepOptions = SMALL) -> nbdist.Run:
@@ -47,8 +47,8 @@ def step(cluster: nbdist.Cluster, cell: str, options: StepOptions = SMALL) -> nb
 
 
 def free(cluster: nbdist.Cluster, cell: str) -> str:
-    """The value of a free cell, which has to be the same on all ranks."""
-    results = set(cluster.run(cell, strategy="pjrt").results.values())
+    """The value of a free cell, which has to be the same on all ranks; empty without one."""
+    results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
     assert len(results) == 1
     return str(results.pop())
 
@@ -93,3 +93,233 @@ def test_equinox_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> Non
     assert free(cluster, "sorted(set(traced)), len(traced)") == "([(41, 64), (96, 64)], 2)"
     apply = "eqx.nn.inference_mode(model)(images[0], state, None)[0].shape"
     assert free(cluster, apply) == "(10,)"
+
+
+NNX = """
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+import dataclasses
+ones = np.ones(16)
+class Count(nnx.Module):
+    def __init__(self):
+        self.total = nnx.Variable(jnp.zeros(()))
+        self.calls = nnx.Variable(0)
+        self.kind = "a"
+    def add(self, x):
+        self.total[...] += x.sum()
+        self.calls.set_value(self.calls.get_value() + 1)
+        return self.total[...]
+count = Count()
+pair = {"first": count, "others": [count, Count()]}
+class Holder:
+    def __init__(self):
+        self.count = count
+holder = Holder()
+table = jnp.arange(3.0)
+mixed = count, table
+def adds(x):
+    return count.add(x)
+"""
+
+
+def test_nnx_objects_in_containers_keep_what_they_share(pair: nbdist.Cluster) -> None:
+    free(pair, NNX)
+    cell = "pair['first'].add(batch)\npair['others'][0].add(batch)\npair['others'][1].add(batch)\n"
+    step(pair, cell + "loss = count.add(batch)")
+    says = (
+        "float(count.total[...]), int(count.calls.get_value()), float(pair['others'][1].total[...])"
+    )
+    assert free(pair, f"({says}, pair['first'] is count)") == "(48.0, 6, 16.0, True)"
+
+
+def test_an_nnx_object_that_is_read_and_assigned(pair: nbdist.Cluster) -> None:
+    """The same object stays the same; one that is made anew leaves the old one as it was."""
+    free(pair, NNX + "def added(c, x):\n    c.add(x)\n    return c\nold = count")
+    step(pair, "count = added(count, batch)\nloss = count.total[...]")
+    assert free(pair, "float(count.total[...]), old is count") == "(16.0, True)"
+    step(pair, "count = added(nnx.clone(count), batch)\nloss = count.total[...]")
+    assert free(pair, "float(count.total[...]), float(old.total[...])") == "(32.0, 16.0)"
+
+
+def test_functional_nnx_state_is_carried(pair: nbdist.Cluster) -> None:
+    free(pair, NNX + "graph, state = nnx.split(count)\nfirst = state")
+    cell = "c = nnx.merge(graph, state)\nloss = c.add(batch)\nstate = nnx.state(c)"
+    step(pair, cell)
+    says = "float(state['total'][...]), float(first['total'][...]), float(count.total[...])"
+    assert free(pair, says) == "(16.0, 0.0, 0.0)"
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("count.new = batch.sum()\nloss = count.new", r"`count` \(line 2\) .*\.new is new"),
+        ("count.kind = 'b'\nloss = count.add(batch)", r"`count` .*\.kind was 'a' and is 'b'"),
+        (
+            "count.total = nnx.Variable(batch)\nloss = batch.sum()",
+            r"\['total'\]\.value was float64\[\]",
+        ),
+        ("del count.total\nloss = batch.sum()", r"`count` \(line 2\) .*\.total is gone"),
+        ("count.add(batch)\nloss = holder.count.add(batch)", r"`holder` \(line 3\) holds NNX obj"),
+        ("loss = count.add(batch) + adds(batch)", r"`adds` \(line 2\) takes `count` from outside"),
+        ("loss = mixed[0].add(batch)", r"`mixed` \(line 2\) holds NNX objects beside arrays"),
+    ],
+)
+def test_what_nnx_objects_cannot_do_in_a_step_is_named(
+    pair: nbdist.Cluster, cell: str, says: str
+) -> None:
+    free(pair, NNX)
+    with pytest.raises(nbdist.CellError, match=says):
+        step(pair, cell)
+    assert free(pair, "float(count.total[...]), count.kind") == "(0.0, 'a')"
+
+
+BARE = """
+import jax, jax.numpy as jnp, numpy as np, dataclasses, collections, functools
+ones = np.ones(16)
+Pair = collections.namedtuple("Pair", "mean none")
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w", "step"], meta_fields=["tag"])
+@dataclasses.dataclass
+class State:
+    w: jax.Array
+    step: int
+    tag: str
+pair = Pair(np.zeros(2), None)
+state = State(jnp.zeros(3), 0, "t")
+count, total, flag, rate, fixed = 0, 0, True, 0.5, 3
+key, raw = jax.random.key(1), jax.random.PRNGKey(2)
+keys, raws = key, raw
+options = {"train": True, "n": 3}
+original = pair.mean
+"""
+
+BARE_STEP = """
+key, one = jax.random.split(key)
+raw, two = jax.random.split(raw)
+pair = Pair(pair.mean + batch.mean() + 0 * jax.random.normal(one), pair.none)
+state = dataclasses.replace(state, w=state.w + 1, step=state.step + 1)
+count += 1
+total = total + batch.sum()
+flag = flag & (batch.sum() < 0)
+rate = rate * 0.5
+fixed = fixed if options["train"] else 0
+loss = state.w.sum() * len(range(fixed)) + 0 * jax.random.normal(two)
+"""
+
+
+def test_bare_pytrees_numbers_and_keys_are_carried(pair: nbdist.Cluster) -> None:
+    """Numbers that the step changes become arrays; those it does not stay numbers."""
+    free(pair, BARE)
+    run = step(pair, BARE_STEP)
+    assert losses(run) == [9.0, 18.0]
+    seen = "pair.mean.tolist(), pair.none, state.w.tolist(), int(state.step), state.tag"
+    assert free(pair, seen) == "([2.0, 2.0], None, [2.0, 2.0, 2.0], 2, 't')"
+    numbers = "int(count), float(total), bool(flag), float(rate), fixed, original.tolist()"
+    assert free(pair, numbers) == "(2, 16.0, False, 0.125, 3, [0.0, 0.0])"
+    split = "for _ in range(2): keys, raws = jax.random.split(keys)[0], jax.random.split(raws)[0]\n"
+    alike = "bool((jax.random.key_data(keys) == jax.random.key_data(key)).all())"
+    assert free(pair, f"{split}{alike}, bool((raws == raw).all())") == "(True, True)"
+
+
+def test_numbers_keep_the_types_of_arrays_beside_them(pair: nbdist.Cluster) -> None:
+    """As in plain JAX, a number does not widen a float32."""
+    free(pair, "rate, w, start = 0.5, jnp.ones(3, jnp.float32), jnp.asarray(0.5)")
+    step(pair, "rate = rate * 0.5\nstart = start * 0.5\nw = w * rate * start\nloss = w.sum()")
+    assert free(pair, "w.dtype.name, float(rate)") == "('float32', 0.125)"
+
+
+def test_carried_arrays_are_not_copied(pair: nbdist.Cluster) -> None:
+    """Neither into a run, nor out of it, nor between two."""
+    where = "w.addressable_data(0).unsafe_buffer_pointer()"
+    free(pair, f"w = jnp.ones(1000)\nplaces = [{where}]")
+    for _ in range(2):
+        step(pair, "w = w + batch.mean()\nloss = w[0]")
+        cluster_places = f"places.append({where})\nlen(set(places)), float(w[0])"
+        after = free(pair, cluster_places)
+    assert after == "(1, 5.0)"
+
+
+def test_what_another_name_means_outlives_the_run(pair: nbdist.Cluster) -> None:
+    """Carried arrays are donated; those that are somebody else's too are copied first."""
+    free(pair, NNX + "w = jnp.ones(5)\nfirst, best, target = w, {'w': w}, w\nc = nnx.clone(count)")
+    step(pair, "w = w + 1\ntarget = target + 0.5 * w\nloss = (w - first).sum() + count.add(batch)")
+    says = "float(w[0]), float(best['w'][0]), float(first[0]), float(target[0])"
+    assert free(pair, f"({says}, float(c.total[...]))") == "(3.0, 1.0, 1.0, 3.5, 0.0)"
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("store['w'] = batch\nloss = batch.sum()", r"`store` \(line 2\) is changed in place"),
+        ("history.append(batch.sum())\nloss = batch.sum()", r"`history` \(line 2\) is changed in"),
+        ("w = w + helper(batch)\nloss = w", r"`helper` \(line 2\) takes `w` from outside"),
+        ("w = None\nloss = batch.sum() if w is None else w", r"."),
+        ("store = {**store, 'x': 1}\nloss = batch.sum()", r"`store` .*\['x'\] is new"),
+        ("w = w + 1j\nloss = batch.sum()", r"`w` .* it was float64\[\] and is complex128\[\]"),
+    ],
+)
+def test_what_a_step_would_lose_is_refused(pair: nbdist.Cluster, cell: str, says: str) -> None:
+    free(pair, "store, history, w = {'w': jnp.ones(3)}, [], jnp.zeros(())")
+    free(pair, "def helper(x):\n    return x.sum() * w")
+    if says == ".":
+        step(pair, cell)
+        return
+    with pytest.raises(nbdist.CellError, match=says):
+        step(pair, cell)
+    assert free(pair, "sorted(store), history, float(w)") == "(['w'], [], 0.0)"
+
+
+def test_what_is_only_read_is_no_constant(pair: nbdist.Cluster) -> None:
+    """Frozen modules and arrays are arguments: the program does not hold them."""
+    free(pair, "import equinox as eqx\nfrom flax import nnx\ndumped = []")
+    free(
+        pair,
+        "frozen = eqx.nn.Linear(7, 7, key=jax.random.key(0))\n"
+        "other = nnx.Linear(7, 7, rngs=nnx.Rngs(0))\ntable = np.arange(7.0)\n"
+        "before = np.asarray(other.kernel[...])\n"
+        "def looks(*leaves):\n"
+        "    dumped.extend(isinstance(x, jax.core.Tracer) for x in leaves)\n1",
+    )
+    cell = "looks(frozen.weight, other.kernel[...], table)\n"
+    step(pair, cell + "loss = frozen(other(table)).sum() * batch.sum()")
+    assert free(pair, "dumped, bool((before == other.kernel[...]).all())") == (
+        "([True, True, True], True)"
+    )
+
+
+def test_an_array_of_the_namespace_in_a_helper(pair: nbdist.Cluster) -> None:
+    """A constant, as in any jax.jit; also when it lies on all processes, unless it is split."""
+    free(pair, "table = jnp.arange(4.0)\ndef helper(x):\n    return x * table.sum()")
+    step(pair, "table = table + 1\nloss = batch.sum()")
+    assert losses(step(pair, "loss = helper(batch).sum()")) == [112.0, 112.0]
+    free(pair, "table = jax.device_put(table, jax.NamedSharding(mesh, jax.P('data')))")
+    with pytest.raises(nbdist.CellError, match=r"`helper` \(line 2\) takes `table` from outside"):
+        step(pair, "loss = helper(batch).sum()")
+    cell = "def scaled(x, table):\n    return x * table.sum()\nloss = scaled(batch, table).sum()"
+    assert losses(step(pair, cell)) == [112.0, 112.0]
+
+
+CONTROL = """
+def halve(carry):
+    return carry[0] / 2, carry[1] + 1
+small, halvings = lax.while_loop(lambda carry: carry[0] > 1, halve, (batch.sum(), 0))
+w = lax.cond(halvings > 2, lambda w: w + 1, lambda w: w - 1, w)
+sums, _ = lax.scan(lambda total, x: (total + x, None), 0.0, batch)
+{"loss": sums, "halvings": halvings}
+"""
+
+
+def test_jax_control_flow(pair: nbdist.Cluster) -> None:
+    free(pair, "from jax import lax\nw = jnp.zeros(2)")
+    run = step(pair, CONTROL)
+    assert (run.last("loss"), run.last("halvings")) == (8.0, 3.0)
+    assert free(pair, "w.tolist()") == "[2.0, 2.0]"
+
+
+def test_an_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
+    cell = "x = batch.sum()\nif x > 1:\n    x = x + 1\nloss = x"
+    with pytest.raises(nbdist.CellError, match="TracerBoolConversionError") as error:
+        pair.run(cell, step=SMALL, strategy="pjrt", label=5)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.value.traceback))
+    assert re.search(r"In\[5\].*line 3", text)
+    assert "in step" in text
+    assert "jax.lax.cond" in str(error.value)

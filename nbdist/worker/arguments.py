@@ -12,6 +12,8 @@ from nbdist.worker.leaves import Leaves, is_array
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LEAF = jax.tree.structure(0)
+
 
 class Arguments:
     """Names that the step reads and does not assign.
@@ -60,4 +62,4 @@ class Arguments:
 
 def is_argument(value: Any) -> bool:
     """Whether it is an array, or a pytree: a tuple, a list, a dict, a module of Equinox's."""
-    return is_array(value) or not jax.tree_util.treedef_is_leaf(jax.tree.structure(value))
+    return is_array(value) or jax.tree.structure(value) != _LEAF

@@ -95,6 +95,11 @@ def check_captures(
                     f"`{name}` (line {line}) takes `{taken}` from outside, and the step carries "
                     f"it: give it to `{name}` as an argument"
                 )
+            if any(_is_split(part) for part in _parts_of_any(value)):
+                raise StepError(
+                    f"`{name}` (line {line}) takes `{taken}` from outside, and it is split over "
+                    f"the workers: give it to `{name}` as an argument"
+                )
         for attribute, value in _attributes(namespace[name]):
             if holds_objects(value):
                 raise StepError(
@@ -143,6 +148,13 @@ def _globals_of(code: CodeType) -> set[str]:
     own = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_READS}
     nested = (part for part in code.co_consts if isinstance(part, CodeType))
     return own.union(*(_globals_of(part) for part in nested))
+
+
+def _is_split(part: Any) -> bool:
+    """Whether no rank has all of an array: JAX cannot make a constant of it."""
+    return isinstance(part, jax.Array) and not (
+        part.is_fully_addressable or part.is_fully_replicated
+    )
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
 
+_ON_ARRAYS = (
+    "In a step, the value of an array is not there for Python's if, while, and, or: "
+    "type jnp.where(condition, a, b), jax.lax.cond or jax.lax.while_loop"
+)
+
 
 class PjrtStep:
     """What the step carries is donated and stays on the devices; what it reads is an argument.
@@ -124,7 +129,11 @@ class PjrtStep:
                 donate_argnums=0,
                 out_shardings=(self._replicated, jax.tree.map(lambda leaf: leaf.sharding, state)),
             )
-            step.trace(state, self._read.arrays, 1.0, batch)  # JAX keeps it for the call
+            try:
+                step.trace(state, self._read.arrays, 1.0, batch)  # JAX keeps it for the call
+            except jax.errors.TracerBoolConversionError as error:
+                error.args = (f"{error}\n{_ON_ARRAYS}",)
+                raise
             unsettled = [group for group in self._carried if group.settle()]
             if not unsettled:
                 return step
