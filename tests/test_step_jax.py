@@ -323,3 +323,19 @@ def test_an_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
     assert re.search(r"In\[5\].*line 3", text)
     assert "in step" in text
     assert "jax.lax.cond" in str(error.value)
+
+
+def test_a_step_is_compiled_once(pair: nbdist.Cluster) -> None:
+    """Also when a number becomes an array, and an array of weak type a strong one."""
+    free(
+        pair,
+        "compiled = []\n"
+        "def hear(event, seconds, **about):\n"
+        "    if 'backend_compile' in event:\n"
+        "        compiled.append(about.get('fun_name'))\n"
+        "jax.monitoring.register_event_duration_secs_listener(hear)\n"
+        "count, weak = 0, jnp.asarray(0.0)",
+    )
+    options = StepOptions(data="ones", batch=8, epochs=3)
+    step(pair, "count += 1\nweak = weak + batch.mean()\nloss = weak", options)
+    assert free(pair, "[name for name in compiled if '_pure' in str(name)]") == "['jit(_pure)']"
