@@ -145,6 +145,49 @@ def test_the_run_is_kept_under_a_name(kernel: Kernel) -> None:
     assert "epoch 1" in kernel.run("run.table('loss')").check().plain[0]
 
 
+def test_data_in_the_notebook_is_moved_once(kernel: Kernel) -> None:
+    cell = "%%dist_run --strategy pjrt --data here --batch 4 -o run\nloss = batch.mean()"
+    kernel.run("import numpy as np\nhere = np.arange(8.0)").check()
+    first = kernel.run(cell).check()
+    assert "moved `here` from the notebook" in first.stdout
+    assert "4 samples a batch, 2 on each of 2 replicas; 8 samples by element" in first.stdout
+    assert "moved" not in kernel.run(cell).check().stdout
+    kernel.run("here = np.arange(8.0) + 1").check()
+    assert "moved" in kernel.run(cell).check().stdout
+    assert kernel.run("print(run.loss)").check().stdout.strip() == "[2.5 6.5]"
+    kernel.run("%%dist_run\nhere = [7.0, 9.0]").check()  # the workers' own comes first
+    kernel.run("here = None").check()
+    kernel.run(cell).check()
+    assert kernel.run("print(run.loss)").check().stdout.strip() == "[8.]"
+    kernel.run("here = (x for x in range(3))\n%dist_restart").check()
+    refused = kernel.run(cell)
+    assert "here (generator) cannot be pickled" in refused.traceback
+
+
+def test_the_progress_of_a_step_cell_is_one_line(kernel: Kernel) -> None:
+    kernel.run("%%dist_run\nimport numpy as np\nones = np.ones(4000)").check()
+    cell = "%%dist_run --strategy pjrt --data ones --batch 4 --epochs 2\nloss = batch.mean()"
+    done = kernel.run(cell).check()
+    assert done.plain[-1].startswith("epoch 2 of 2 · step 2,000 of 2,000 · loss 1 · ")
+    assert "epoch 1  loss 1 " in done.stdout
+    assert "step 1" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--check --scale-lr", "--scale-lr, --check without --data"),
+        ("--data x --bucket 8,y", "--bucket 8,y: type lengths"),
+        ("--data x --bucket 0", "--bucket 0: type a number from 1"),
+        ("--strategy pjrt --data x --precision float16", "cast them, as in x.astype"),
+    ],
+)
+def test_bad_step_options_run_nothing(kernel: Kernel, line: str, says: str) -> None:
+    refused = kernel.run(f"x = 1\nget_ipython().run_cell_magic('dist_run', '{line}', 'loss = 1')")
+    assert refused.ename == "UsageError"
+    assert says in refused.traceback
+
+
 def test_an_error_is_red_and_stops_the_queue(kernel: Kernel) -> None:
     first = kernel.send("%%dist_run\nx = 1\nif rank == 1:\n    x / 0")
     queued = kernel.client.execute("ran = True")

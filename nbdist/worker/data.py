@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Tree = Any
 """Arrays in tuples, lists and dicts."""
@@ -64,22 +65,34 @@ class Cut(msgspec.Struct, frozen=True):
         return Batch(share.values, rows, share.whole, everything=lambda: part(slice(0, rows)))
 
 
+def is_branch(tree: Tree) -> bool:
+    """Whether it holds arrays; a list of numbers is one."""
+    if isinstance(tree, list):
+        return bool(tree) and not isinstance(tree[0], (int, float, str, list, np.generic))
+    return isinstance(tree, (tuple, dict))
+
+
+def map_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
+    """One tree with `function` of what all these have at each place."""
+    first = trees[0]
+    if not is_branch(first):
+        return function(list(trees))
+    if isinstance(first, dict):
+        return {key: map_trees(function, [tree[key] for tree in trees]) for key in first}
+    return tuple(map_trees(function, [tree[i] for tree in trees]) for i in range(len(first)))
+
+
 def map_arrays(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """The same tree with `function` of every array."""
-    if isinstance(tree, dict):
-        return {key: map_arrays(function, value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return tuple(map_arrays(function, value) for value in tree)
-    return function(tree)
+    return map_trees(lambda leaves: function(leaves[0]), [tree])
 
 
 def leaves(tree: Tree) -> list[Any]:
     """The arrays of a tree."""
-    if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in leaves(value)]
-    if isinstance(tree, (tuple, list)):
-        return [leaf for value in tree for leaf in leaves(value)]
-    return [tree]
+    if not is_branch(tree):
+        return [tree]
+    branches = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for branch in branches for leaf in leaves(branch)]
 
 
 def described(tree: Tree) -> str:

@@ -109,6 +109,13 @@ class Placement:
         first = self.cut.rank * self.local_devices
         return tuple(np.array_split(array, self.cut.replicas)[first : first + self.local_devices])
 
+    def part_of(self, share: Share) -> Tree:
+        """This process's own rows of a share."""
+        if not share.whole:
+            return share.values
+        split = partial(np.array_split, indices_or_sections=self.cut.ranks)
+        return jax.tree.map(lambda a: split(a)[self.cut.rank], share.values)
+
     def join(self, part: Tree, counts: np.ndarray) -> Share:
         """A global batch of the processes' own parts.
 
@@ -220,6 +227,11 @@ class DistributedDataset:
     def __iter__(self) -> Iterator[Tree]:
         """Every row on one device; a batch that cannot be cut evenly has `Uneven` leaves."""
         return map(self._placement.spread, self._source.batches())
+
+    def own_parts(self) -> Iterator[Tree]:
+        """A pass in this process's rows; of a batch that cannot be cut, an even split of them."""
+        for share in self._source.batches():
+            yield self._placement.part_of(share)
 
     def arrays(self) -> Iterator[Tree]:
         """A pass in global arrays; a batch that cannot be cut evenly is whole on every device."""

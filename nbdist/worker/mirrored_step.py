@@ -82,6 +82,13 @@ class MirroredStep:
         self._rates = scaled
         return scaled.rates
 
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        replicas = self._strategy.run(tf.identity, args=(tf.constant(numbers),))
+        gathered = self._strategy.gather(replicas, axis=0).numpy().reshape(self.replicas, -1)
+        local = len(self._strategy.extended.worker_devices)
+        one_of_each: np.ndarray = gathered[::local]
+        return one_of_each
+
     def check(self, batch: Batch) -> Findings:
         values = self._for_replicas(batch)
         traced = self._run.get_concrete_function(values, whole=batch.whole)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from nbdist.worker import steps
+from nbdist.worker import processes, steps
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
@@ -21,6 +21,7 @@ from nbdist.worker.warm_up import Factor, rates_by_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from jax.sharding import Mesh, NamedSharding
 
     from nbdist.records import Rate, StepRequest
@@ -75,6 +76,10 @@ class PjrtStep:
     def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
         self._factor = Factor(self.replicas, warmup_steps)
         return self._factor.rates(self._rates)
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        gathered: np.ndarray = processes.gather(numbers)
+        return gathered
 
     def check(self, batch: Batch) -> Findings:
         values = self._values(batch)

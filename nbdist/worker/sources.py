@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from nbdist.errors import StepError
-from nbdist.worker.data import leaves, map_arrays
+from nbdist.worker.data import leaves, map_arrays, map_trees
+from nbdist.worker.parts import Parts, own_files, rows_of_files
 from nbdist.worker.sequences import Padding, Ragged
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
     from nbdist.worker.data import Batch, Cut, Tree
+
+
+DISTRIBUTED = "as the distributed data set has them"
 
 
 @runtime_checkable
@@ -92,14 +96,13 @@ class Elements:
         length: how many elements there are, or -1.
     """
 
-    sharding = "by element"
-
     def __init__(
         self, start: Callable[[], Iterable[Tree]], batch: int, padding: Padding, length: int = -1
     ) -> None:
         self._start = start
         self._batch = batch
         self._padding = padding
+        self.sharding = "by element"
         self.samples = length if batch else -1
         self.steps = -(-length // batch) if batch and length >= 0 else length
 
@@ -117,14 +120,28 @@ class Elements:
         for element in self._start():
             waiting.append(element)
             if len(waiting) == self._batch:
-                yield stack(waiting)
+                yield map_trees(_stack, waiting)
                 waiting = []
         if waiting:
-            yield stack(waiting)
+            yield map_trees(_stack, waiting)
 
 
-def open_source(value: object, options: StepOptions) -> Source:
+def open_source(
+    value: Any,
+    options: StepOptions,
+    *,
+    rank: int,
+    ranks: int,
+    gather: Callable[[np.ndarray], np.ndarray],
+) -> Source:
     """The source for what `--data` names.
+
+    Args:
+        value: what it names.
+        options: of the step.
+        rank: this one.
+        ranks: how many there are.
+        gather: as `Parts` needs it.
 
     Raises:
         StepError: it is no data set, is empty, or cannot be gone through as often as asked.
@@ -138,9 +155,16 @@ def open_source(value: object, options: StepOptions) -> Source:
     if options.shuffle is not None:
         raise StepError(f"--shuffle is for arrays; shuffle {name} itself, with a seed")
     if _is_of(value, "tensorflow", "data", "Dataset"):
-        dataset: Any = value
-        length = max(-1, int(dataset.cardinality()))
-        return Elements(dataset.as_numpy_iterator, options.batch, padding, length)
+        return _of_tensorflow(value, options, rank, ranks, gather)
+    if _is_of(value, "tensorflow", "distribute", "DistributedDataset"):
+        return Parts(lambda: _local_parts(value), 0, DISTRIBUTED, gather)
+    if _is_of(value, "nbdist.worker.distributed_data", "DistributedDataset"):
+        return Parts(value.own_parts, 0, DISTRIBUTED, gather)
+    return _of_python(value, options)
+
+
+def _of_python(value: Any, options: StepOptions) -> Source:
+    padding, name = Padding(options.bucket), options.data
     if isinstance(value, Iterator):
         if options.epochs > 1:
             raise StepError(
@@ -157,6 +181,35 @@ def open_source(value: object, options: StepOptions) -> Source:
         f"--data {name} is a {type(value).__name__}: name arrays, a tf.data.Dataset, an iterable "
         "or a function that makes one"
     )
+
+
+def _of_tensorflow(
+    dataset: Any,
+    options: StepOptions,
+    rank: int,
+    ranks: int,
+    gather: Callable[[np.ndarray], np.ndarray],
+) -> Source:
+    batch = options.batch
+    files, sharding = (None, "by element") if options.bucket else own_files(dataset, ranks, rank)
+    if files is not None:
+        return Parts(rows_of_files(files, batch, ranks), batch, sharding, gather)
+    length = max(-1, int(dataset.cardinality()))
+    elements = Elements(dataset.as_numpy_iterator, batch, Padding(options.bucket), length)
+    elements.sharding = sharding
+    return elements
+
+
+def _local_parts(dataset: Any) -> Iterator[Tree]:
+    """This rank's rows of each batch of a distributed data set of TensorFlow's."""
+    tf = sys.modules["tensorflow"]
+    for element in dataset:
+        yield tf.nest.map_structure(_local_rows, element)
+
+
+def _local_rows(value: Any) -> np.ndarray:
+    values = getattr(value, "values", (value,))
+    return np.concatenate([np.asarray(part) for part in values])
 
 
 def _columns(value: object) -> Tree | None:
@@ -220,13 +273,8 @@ def _slicer(values: tuple[Tree, ...]) -> Callable[[slice], tuple[Tree, ...]]:
     return lambda part: tuple(_rows(value, part) for value in values)
 
 
-def stack(elements: list[Tree]) -> Tree:
-    """One batch of elements; those of different lengths stay as they are."""
-    first = elements[0]
-    if isinstance(first, dict):
-        return {key: stack([element[key] for element in elements]) for key in first}
-    if isinstance(first, (tuple, list)):
-        return tuple(stack([element[i] for element in elements]) for i in range(len(first)))
-    arrays = [np.asarray(element) for element in elements]
+def _stack(samples: list[Any]) -> Any:
+    """One array of samples; those of different lengths stay as they are."""
+    arrays = [np.asarray(sample) for sample in samples]
     alike = len({array.shape for array in arrays}) == 1
     return np.stack(arrays) if alike else Ragged(arrays)

@@ -17,6 +17,8 @@ from nbdist.worker.warm_up import warm_up_steps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+
     from nbdist.records import Rate, StepOptions, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
@@ -61,6 +63,10 @@ class Stepper(Protocol):
         Raises:
             StepError: there is none that can be.
         """
+        ...
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        """Every rank's int32 numbers: from shape (n,) to shape (ranks, n); all have to call it."""
         ...
 
     def check(self, batch: Batch) -> Findings:
@@ -130,7 +136,14 @@ def run(worker: Worker, request: StepRequest, namespace: dict[str, Any], stepper
     """
     options = request.options
     try:
-        loop = _Loop(worker, options, stepper, open_source(namespace[options.data], options))
+        source = open_source(
+            namespace[options.data],
+            options,
+            rank=worker.rank,
+            ranks=worker.world_size,
+            gather=stepper.gather,
+        )
+        loop = _Loop(worker, options, stepper, source)
         for number in range(1, options.epochs + 1):
             if not loop.epoch(number):
                 break

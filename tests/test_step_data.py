@@ -1,0 +1,286 @@
+"""What `--data` may name: files, distributed data, frames, sequences; every sample once."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STRATEGIES = ("mirrored", "pjrt")
+SUM = {"mirrored": "tf.reduce_sum", "pjrt": "jnp.sum"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Cluster]:
+    """Two workers, and three files of 5, 6 and 30 numbers, all different."""
+    folder = tmp_path_factory.mktemp("files")
+    with nbdist.Cluster(hosts=2) as running:
+        running.run(FILES.format(folder=str(folder)))
+        yield running
+
+
+FILES = """
+import jax.numpy as jnp, numpy as np, tensorflow as tf
+files = ["{folder}/" + str(i) for i in range(3)]
+if rank == 0:
+    for i, (path, count) in enumerate(zip(files, (5, 6, 30))):
+        with tf.io.TFRecordWriter(path) as writer:
+            for j in range(count):
+                writer.write(np.float32(1 + 100 * i + j).tobytes())
+
+def read(paths):
+    records = tf.data.TFRecordDataset(paths)
+    return records.map(lambda r: tf.reshape(tf.io.decode_raw(r, tf.float32), []))
+"""
+NUMBERS = [*range(1, 6), *range(101, 107), *range(201, 231)]
+
+
+def step(cluster: nbdist.Cluster, cell: str, strategy: str, **options: Any) -> nbdist.Run:
+    chosen = StepOptions(**{"data": "stream", **options})
+    return cluster.run(cell, step=chosen, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("define", "batch"),
+    [
+        ("read(files)", 8),
+        ("tf.data.Dataset.from_tensor_slices(files).interleave(read, cycle_length=3)", 8),
+        ("read(files).batch(4)", 0),
+    ],
+    ids=["records", "interleaved", "batched"],
+)
+def test_files_are_shared_and_every_sample_is_seen_once(
+    cluster: nbdist.Cluster,
+    strategy: str,
+    define: str,
+    batch: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The files are uneven: one worker has 35 numbers, the other 6. No rank waits, none is nan."""
+    cluster.run(f"stream = {define}")
+    mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
+    run = step(cluster, f"loss = {mean}(batch)", strategy, batch=batch, epochs=2)
+    assert "by file: each worker reads files of its own" in capsys.readouterr().out
+    assert not np.isnan(run.loss).any()
+    epochs = [m for m in run.metrics if m.step < 0 and m.rank in (0, 1)]
+    means = [
+        np.mean([m.own.get("loss", m.shared.get("loss")) for m in epochs if m.epoch == e])
+        for e in (1, 2)
+    ]
+    np.testing.assert_allclose(means, np.mean(NUMBERS), rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fewer_files_than_workers_fall_to_elements(
+    cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("stream = read(files[2:])")
+    mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
+    run = step(cluster, f"loss = {mean}(batch)", strategy, batch=8)
+    assert capsys.readouterr().out.count("there are fewer files than workers") == 1
+    np.testing.assert_allclose(run.loss, [204.5, 212.5, 220.5, 227.5])
+
+
+def test_by_element_where_that_is_asked_for(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(
+        "options = tf.data.Options()\n"
+        "options.experimental_distribute.auto_shard_policy = "
+        "tf.data.experimental.AutoShardPolicy.DATA\n"
+        "stream = read(files).with_options(options)"
+    )
+    run = step(cluster, "loss = jnp.mean(batch)", "pjrt", batch=10)
+    np.testing.assert_allclose(run.loss[0], np.mean(NUMBERS[:10]))
+    assert "data by element" in capsys.readouterr().out
+
+
+DISTRIBUTED = {
+    "mirrored": "strategy.experimental_distribute_dataset("
+    "tf.data.Dataset.range(11).map(lambda i: tf.cast(i, tf.float32)).batch(4))",
+    "pjrt": "strategy.experimental_distribute_dataset("
+    "[np.arange(0., 4.), np.arange(4., 8.), np.arange(8., 11.)])",
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_distributed_data_set(cluster: nbdist.Cluster, strategy: str) -> None:
+    cluster.run(f"stream = {DISTRIBUTED[strategy]}", strategy=strategy)
+    mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
+    run = step(cluster, f"loss = {mean}(batch)", strategy, epochs=2)
+    np.testing.assert_allclose(run.loss, [1.5, 5.5, 9.0] * 2)
+
+
+HUGGING_FACE = (
+    "import datasets\n"
+    "stream = datasets.Dataset.from_dict({'x': np.arange(10.0), 'y': list(range(10))})"
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "define",
+    [
+        "import pandas as pd\nstream = pd.DataFrame({'x': np.arange(10.0), 'y': range(10)})",
+        HUGGING_FACE,
+        "stream = {'x': list(np.arange(10.0)), 'y': np.arange(10)}",
+    ],
+    ids=["pandas", "Hugging Face", "lists"],
+)
+def test_columns(cluster: nbdist.Cluster, strategy: str, define: str) -> None:
+    cluster.run(define)
+    mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
+    run = step(
+        cluster,
+        f"loss = {mean}(batch['x'] + 0 * batch['y'].astype(float))"
+        if strategy == "pjrt"
+        else f"loss = {mean}(batch['x'] + 0 * tf.cast(batch['y'], batch['x'].dtype))",
+        strategy,
+        batch=4,
+    )
+    np.testing.assert_allclose(run.loss, [1.5, 5.5, 8.5])
+
+
+def test_a_pair_of_columns(cluster: nbdist.Cluster) -> None:
+    cluster.run(
+        "import pandas as pd, datasets\nframe = pd.DataFrame({'x': np.arange(10.0)})\n"
+        "stream = frame['x'], datasets.Dataset.from_dict({'y': list(range(10))})['y']"
+    )
+    run = step(cluster, "x, y = batch\nloss = jnp.mean(x - y)", "pjrt", batch=4)
+    np.testing.assert_allclose(run.loss, 0)
+
+
+TEXTS = "texts = [np.arange(1, n + 1) for n in (3, 9, 4, 2, 7, 5, 8)]\n"
+
+
+class TestBuckets:
+    """`--bucket`: sequences of different lengths, padded to few lengths, with a mask."""
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize(
+        "define",
+        [
+            "stream = texts, np.arange(7.0)",
+            "stream = tf.ragged.constant([t.tolist() for t in texts]), np.arange(7.0)",
+            "stream = [(t, float(i)) for i, t in enumerate(texts)]",
+        ],
+        ids=["lists", "ragged tensor", "elements"],
+    )
+    def test_padded_and_masked(self, cluster: nbdist.Cluster, strategy: str, define: str) -> None:
+        cluster.run(TEXTS + define)
+        cell = {
+            "mirrored": "x, y = batch\nlong = tf.shape(x)[1]\n"
+            "{'loss': tf.reduce_sum(tf.where(mask, x, 0)), 'length': long, "
+            "'real': tf.reduce_sum(tf.cast(mask, 'int32'))}",
+            "pjrt": "x, y = batch\n"
+            "{'loss': jnp.where(mask, x, 0).sum(), 'length': x.shape[1], 'real': mask.sum()}",
+        }[strategy]
+        run = step(cluster, cell, strategy, batch=4, bucket=(4, 8, 16))
+        share = 2 if strategy == "mirrored" else 1
+        lengths = np.array([[3, 9, 4, 2], [7, 5, 8, 0]])
+        history = {name: values.mean(axis=0) for name, values in run.history.items()}
+        np.testing.assert_array_equal(history["length"], [16, 8])
+        whole = [share, 1]  # the second batch has three rows: each replica has all
+        np.testing.assert_allclose(history["real"], lengths.sum(1) / whole)
+        np.testing.assert_allclose(history["loss"], (lengths * (lengths + 1) // 2).sum(1) / whole)
+
+    def test_batches_that_are_padded_already(self, cluster: nbdist.Cluster) -> None:
+        cluster.run("stream = [np.ones((4, n)) for n in (3, 5, 6, 7, 9)]")
+        run = step(
+            cluster,
+            "{'loss': jnp.sum(batch * mask), 'length': batch.shape[1]}",
+            "pjrt",
+            bucket=(8, 16),
+        )
+        np.testing.assert_array_equal(run.history["length"][0], [8, 8, 8, 8, 16])
+        np.testing.assert_allclose(run.loss, [12, 20, 24, 28, 36])
+        assert run.summary.compilations == 2
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({}, "different lengths: .* --bucket 4,8,16"),
+            ({"bucket": (4, 8)}, "has length 9, and the largest bucket is 8: type --bucket 4,8,9"),
+        ],
+    )
+    def test_refused(self, cluster: nbdist.Cluster, options: dict[str, Any], says: str) -> None:
+        cluster.run(TEXTS + "stream = texts, np.arange(7.0)")
+        with pytest.raises(nbdist.CellError, match=says):
+            step(cluster, "loss = batch[1].mean()", "pjrt", batch=4, **options)
+
+    def test_no_sequences(self, cluster: nbdist.Cluster) -> None:
+        cluster.run("stream = np.arange(8.0)")
+        with pytest.raises(nbdist.CellError, match="--bucket: the batch has no sequences"):
+            step(cluster, "loss = batch.mean()", "pjrt", batch=4, bucket=(4,))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_recompilations_are_said(
+    cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("stream = [np.ones((4, n), 'float32') for n in (1, 2, 2, 3, 4, 5, 6)]")
+    run = step(cluster, f"loss = {SUM[strategy]}(batch)", strategy)
+    shown = capsys.readouterr()
+    assert run.summary.compilations == 6
+    assert "step 2 was compiled anew for a batch of (2, 2)" in shown.out
+    assert shown.err.count("compiled 5 times") == 1
+    assert "--bucket 32,64,128" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "says"),
+    [
+        (64, 8, "each replica has 4 samples of a batch of 8.*--batch 16 or more"),
+        (66, 33, "a batch of 33 does not divide over 2 replicas.*--batch 32 or --batch 34"),
+        (1, 8, "the data have 1 samples for 2 replicas"),
+    ],
+)
+def test_a_batch_that_could_be_better_is_said_once(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], rows: int, batch: int, says: str
+) -> None:
+    cluster.run(f"stream = np.ones({rows})")
+    run = step(cluster, "loss = jnp.mean(batch)", "pjrt", batch=batch)
+    err = capsys.readouterr().err
+    assert len([n for n in run.notes if n.topic == "batch" and n.rank == 0]) == 1
+    assert re.search(says, err)
+
+
+def test_the_run_as_arrays_a_frame_and_a_picture(cluster: nbdist.Cluster) -> None:
+    cluster.run("stream = np.arange(24.0, dtype='float32')")
+    cell = "{'loss': tf.reduce_mean(batch), 'most': tf.reduce_max(batch)}"
+    run = step(cluster, cell, "mirrored", batch=8, epochs=2)
+    history = run.history
+    np.testing.assert_allclose(history["loss"], [[1.5, 9.5, 17.5] * 2, [5.5, 13.5, 21.5] * 2])
+    np.testing.assert_allclose(run.loss, [3.5, 11.5, 19.5] * 2)
+    frame = run.to_dataframe()
+    assert list(frame.columns) == ["rank", "epoch", "step", "time_s", "loss", "most"]
+    assert len(frame) == 12
+    assert frame.groupby("rank").loss.mean().tolist() == pytest.approx([9.5, 13.5])
+    summary = run.summary
+    assert (summary.ranks, summary.epochs, summary.steps, summary.batch) == (2, 2, 6, 8)
+    assert summary.replicas == 2
+    assert summary.last["loss"] == pytest.approx(11.5)
+    assert "2 ranks, 8 samples a batch on 2 replicas, 2 epochs, 6 steps" in repr(run)
+    bundle = run._repr_mimebundle_()
+    picture = bundle["image/png"]
+    assert isinstance(picture, bytes)
+    assert picture.startswith(b"\x89PNG")
+    assert pickle.loads(pickle.dumps(run)) == run
+
+
+def test_a_run_without_metrics_is_text_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("1 + 1")
+    assert run.history == {}
+    assert set(run._repr_mimebundle_()) == {"text/plain"}
+    with pytest.raises(KeyError, match="'loss' was not reported; there are: none"):
+        _ = run.loss
