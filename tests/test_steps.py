@@ -1,17 +1,15 @@
-"""Step cells: the numbers of one device, for any number of workers; and what is refused."""
+"""Step cells: data, epochs and reports, for any number of workers; and what is refused."""
 
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import nbdist
 from nbdist.records import StepOptions
-from tests import references as ref
+from tests.references import reported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,73 +18,11 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with nbdist.Cluster(hosts=request.param) as running:
-        running.run(ref.DATA)
         yield running
-
-
-@cache
-def tensorflow_by_hand(optimizer: str, step: str) -> dict[str, Any]:
-    setup = ref.TF_MODEL.replace("OPTIMIZER", ref.OPTIMIZERS[optimizer])
-    return ref.by_hand(setup, ref.TF_STEP[step], ref.TF_WEIGHTS)
-
-
-@cache
-def jax_by_hand() -> dict[str, Any]:
-    return ref.by_hand(ref.JAX_MODEL, ref.JAX_STEP, ref.JAX_WEIGHTS)
-
-
-OPTIONS = StepOptions(data="train", epochs=ref.EPOCHS, batch=ref.BATCH)
 
 
 def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def losses(run: nbdist.Run) -> list[float]:
-    """The mean over ranks of every step's loss."""
-    steps: dict[int, list[float]] = {}
-    for m in run.metrics:
-        if m.step > 0:
-            steps.setdefault(m.step, []).append(m.shared.get("loss", m.own.get("loss", np.nan)))
-    return [float(np.mean(values)) for _, values in sorted(steps.items())]
-
-
-def same(ours: Any, theirs: Any) -> None:
-    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "step"),
-    [
-        ("sgd", "Keras's own loss"),
-        ("adam", "a loss of one's own"),
-        ("adamw, clipped", "Keras's own loss"),
-    ],
-)
-def test_mirrored_gives_the_numbers_of_one_device(
-    cluster: nbdist.Cluster, optimizer: str, step: str
-) -> None:
-    reference = tensorflow_by_hand(optimizer, step)
-    cluster.run(ref.TF_MODEL.replace("OPTIMIZER", ref.OPTIMIZERS[optimizer]))
-    run = cluster.run(ref.TF_STEP[step], step=OPTIONS, strategy="mirrored")
-    same(losses(run), reference["losses"])
-    cluster.run(f"weights = {ref.TF_WEIGHTS}")
-    for objects in cluster.pull(["weights"]).values():
-        for ours, theirs in zip(objects["weights"], reference["weights"], strict=True):
-            same(ours, theirs)
-
-
-def test_pjrt_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
-    """Adam with clipping, a key that is split in every step, a counter, a constant array."""
-    reference = jax_by_hand()
-    cluster.run(ref.JAX_MODEL, strategy="pjrt")
-    run = cluster.run(ref.JAX_STEP, step=OPTIONS, strategy="pjrt")
-    same(losses(run), reference["losses"])
-    cluster.run(f"weights = {ref.JAX_WEIGHTS}", strategy="pjrt")
-    for objects in cluster.pull(["weights"]).values():
-        for ours, theirs in zip(objects["weights"], reference["weights"], strict=True):
-            same(ours, theirs)
-    assert set(cluster.run("int(count)", strategy="pjrt").results.values()) == {"22"}
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
@@ -96,7 +32,7 @@ def test_every_sample_is_seen_once_in_each_epoch(
 ) -> None:
     """A batch that is given whole to every replica counts once: the mean is over replicas."""
     cluster.run("import numpy as np\nids = np.arange(1001.0)\nimport tensorflow as tf, jax")
-    options = StepOptions(data="ids", epochs=2, batch=ref.BATCH, shuffle=shuffle)
+    options = StepOptions(data="ids", epochs=2, batch=96, shuffle=shuffle)
     reduce = "tf.reduce_sum" if strategy == "mirrored" else "jax.numpy.sum"
     run = cluster.run(f"total = {reduce}(batch)\ntotal", step=options, strategy=strategy)
     for epoch in (1, 2):
@@ -121,7 +57,7 @@ def test_a_run_has_its_epochs_and_steps(
     cluster.run("import numpy as np\nnumbers = np.arange(12.0)\nimport jax.numpy as jnp")
     options = StepOptions(data="numbers", epochs=2, batch=4, steps=5)
     run = cluster.run("loss = jnp.mean(batch)", step=options, strategy="pjrt")
-    assert losses(run) == [1.5, 5.5, 9.5, 1.5, 5.5]
+    assert reported(run)["loss"] == [1.5, 5.5, 9.5, 1.5, 5.5]
     assert run.table("loss").lines()[-1].split()[1:] == ["5.500", "3.500"]
     assert "epoch 2  loss 3.5" in capsys.readouterr().out
 
@@ -139,7 +75,7 @@ def test_what_can_be_data(cluster: nbdist.Cluster, define: str, batch: int) -> N
     cluster.run(f"import numpy as np, tensorflow as tf, jax.numpy as jnp\n{define}")
     options = StepOptions(data="stream", epochs=2, batch=batch)
     run = cluster.run("loss = jnp.sum(batch)", step=options, strategy="pjrt")
-    assert losses(run) == [6.0, 22.0, 17.0] * 2
+    assert reported(run)["loss"] == [6.0, 22.0, 17.0] * 2
 
 
 BAD = [

@@ -1,0 +1,106 @@
+"""True numbers: six models train on 1, 2 and 4 workers as by hand on one device.
+
+The whole product of models, optimizers, strategies and workers would take minutes: which optimizer
+trains a model on how many workers is a Latin square, so that every model meets every number of
+workers and every optimizer under both strategies.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests import models
+from tests.references import Outcome, Training, by_hand, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZES = [1, 2, 4]
+OPTIMIZERS = list(models.TF_OPTIMIZERS)
+STRATEGIES = pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+MODELS = pytest.mark.parametrize("name", models.NAMES)
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=request.param) as running:
+        yield running
+
+
+def optimizer_of(name: str, workers: int) -> str:
+    return OPTIMIZERS[(models.NAMES.index(name) + SIZES.index(workers)) % len(OPTIMIZERS)]
+
+
+def training(strategy: str, name: str, optimizer: str, dtype: str) -> Training:
+    if strategy == "mirrored":
+        return models.in_keras(name, models.TF_OPTIMIZERS[optimizer], dtype)
+    return models.in_jax(name, models.JAX_OPTIMIZERS[optimizer], dtype)
+
+
+@cache
+def references(strategy: str) -> dict[str, Outcome]:
+    """Everything that the tests below compare with, made by one process."""
+    trainings = {
+        f"{name}, {optimizer}, float64": training(strategy, name, optimizer, "float64")
+        for name in models.NAMES
+        for optimizer in OPTIMIZERS
+    }
+    for name in models.NAMES:
+        trainings[f"{name}, float32"] = training(strategy, name, "sgd", "float32")
+    if strategy == "mirrored":
+        trainings |= models.KERAS
+    return by_hand(trainings)
+
+
+def on_each_rank(cluster: nbdist.Cluster, strategy: str, text: Training) -> list[Outcome]:
+    cluster.run(text.setup, strategy=strategy)
+    options = StepOptions(data="train", epochs=text.epochs, batch=text.batch)
+    run = cluster.run(text.step, step=options, strategy=strategy)
+    cluster.run(f"after = {text.after}", strategy=strategy)
+    objects = cluster.pull(["after"])
+    return [Outcome(reported(run), objects[rank]["after"]) for rank in sorted(objects)]
+
+
+def assert_same(ours: list[Outcome], reference: Outcome) -> None:
+    """Every number within 1e-9; what a rank has in the end, exactly what the others have."""
+    assert ours[0].reports.keys() == reference.reports.keys()
+    for name, values in reference.reports.items():
+        np.testing.assert_allclose(ours[0].reports[name], values, rtol=1e-9, err_msg=name)
+    for our, their in zip(ours[0].after, reference.after, strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-9, atol=1e-12)
+    assert all(rank.after == ours[0].after for rank in ours)
+
+
+@STRATEGIES
+@MODELS
+def test_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
+    optimizer = optimizer_of(name, cluster.world_size)
+    ours = on_each_rank(cluster, strategy, training(strategy, name, optimizer, "float64"))
+    assert_same(ours, references(strategy)[f"{name}, {optimizer}, float64"])
+
+
+@pytest.mark.parametrize("cluster", SIZES[1:], indirect=True)
+@STRATEGIES
+@MODELS
+def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
+    """Relative to each array's norm: an element near zero has rounding errors of its own size.
+
+    With momentum, not Adam, which divides a gradient by its own size, rounding errors and all.
+    """
+    (ours, *_) = on_each_rank(cluster, strategy, training(strategy, name, "sgd", "float32"))
+    reference = references(strategy)[f"{name}, float32"]
+    np.testing.assert_allclose(ours.reports["loss"], reference.reports["loss"], rtol=1e-5)
+    for our, their in zip(ours.after, reference.after, strict=True):
+        assert np.linalg.norm(np.subtract(our, their)) <= 1e-5 * np.linalg.norm(their)
+
+
+@pytest.mark.parametrize("what", models.KERAS)
+def test_what_keras_takes_over_the_batch(cluster: nbdist.Cluster, what: str) -> None:
+    """Metrics, and means over a mask or over weights."""
+    assert_same(on_each_rank(cluster, "mirrored", models.KERAS[what]), references("mirrored")[what])
