@@ -10,15 +10,37 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
-from tests import references as ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KEPT = "import keras\nkeras.config.set_dtype_policy('float64')\n"  # floatx alone is not enough
-MODEL = KEPT + ref.TF_MODEL.replace("OPTIMIZER", ref.OPTIMIZERS["sgd"])
+BATCH = 96
+DATA = """
+import numpy as np
+from sklearn.datasets import load_digits
+digits = load_digits()
+images, labels = digits.data[:1001] / 16, digits.target[:1001]
+train = images, labels
+"""
+MODEL = """
+import keras, tensorflow as tf
+keras.backend.set_floatx("float64")
+keras.config.set_dtype_policy("float64")  # floatx alone is not enough
+keras.utils.set_random_seed(3)
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(24, activation="tanh"),
+                          keras.layers.Dense(10)])
+optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.build(model.trainable_variables)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+"""
 FLOAT32 = MODEL.replace("float64", "float32")
-STEP = ref.TF_STEP["Keras's own loss"]
+STEP = """
+x, y = batch
+with tf.GradientTape() as tape:
+    loss = loss_of(y, model(x, training=True))
+gradients = tape.gradient(loss, model.trainable_variables)
+optimizer.apply(gradients, model.trainable_variables)
+"""
 SPOILED = STEP.replace(
     "\ngradients = tape.gradient(loss,",
     "\n    spoiled = loss * FACTOR\ngradients = tape.gradient(spoiled,",
@@ -28,7 +50,7 @@ SPOILED = STEP.replace(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     with nbdist.Cluster(hosts=2) as running:
-        running.run(ref.DATA)
+        running.run(DATA)
         yield running
 
 
@@ -36,7 +58,7 @@ def step(
     cluster: nbdist.Cluster, cell: str, strategy: str = "mirrored", **options: Any
 ) -> nbdist.Run:
     precision = options.pop("precision", None)
-    chosen = StepOptions(**{"data": "train", "batch": ref.BATCH, **options})
+    chosen = StepOptions(**{"data": "train", "batch": BATCH, **options})
     return cluster.run(cell, step=chosen, strategy=strategy, precision=precision)
 
 
@@ -322,3 +344,42 @@ class TestScaledRates:
         cluster.run("import tensorflow as tf")
         with pytest.raises(nbdist.CellError, match="--scale-lr"):
             step(cluster, "loss = batch[0][0, 0]", strategy, scale_lr=True)
+
+
+class TestCheckUnderPjrt:
+    """The same in global view, where a step goes wrong only by what it says of the mesh itself."""
+
+    SETUP = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+weights = jnp.zeros((64, 10))
+def mean_loss(w, x, y):
+    return -jnp.take_along_axis(jax.nn.log_softmax(x @ w), y[:, None], 1).mean()
+"""
+    RIGHT = """
+x, y = batch
+loss, grads = jax.value_and_grad(mean_loss)(weights, x, y)
+weights = weights - 0.1 * grads
+"""
+    ADDED_UP = """
+x, y = batch
+def local(w, x, y):
+    w = jax.lax.pcast(w, "data", to="varying")
+    return jax.lax.psum(jax.grad(mean_loss)(w, x, y), "data")
+grads = jax.shard_map(local, in_specs=(P(), P("data"), P("data")), out_specs=P())(weights, x, y)
+loss = mean_loss(weights, x, y)
+weights = weights - 0.1 * grads
+"""
+
+    def test_a_right_step(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(self.SETUP)
+        run = step(cluster, self.RIGHT, "pjrt", check=True, steps=3)
+        assert run.checked is not None
+        assert {d.name for d in run.checked.differences} == {"loss", "weights"}
+        assert run.loss[2] < run.loss[0]
+
+    def test_gradients_added_up(self, cluster: nbdist.Cluster) -> None:
+        cluster.run(self.SETUP)
+        with pytest.raises(nbdist.CellError, match=r"2 times too large"):
+            step(cluster, self.ADDED_UP, "pjrt", check=True)
+        assert cluster.run("float(abs(weights).sum())").results[0] == "0.0"
