@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbdist.records import Checked, Metrics, MimeBundle, Note, StepBegun
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """A run in figures.
 
@@ -47,7 +47,7 @@ class Summary:
     compilations: int
     last: Mapping[str, float]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         parts = [labels.count(self.ranks, "rank")]
         if self.replicas:
             parts.append(

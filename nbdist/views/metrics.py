@@ -106,6 +106,8 @@ class MetricTable:
         self._title = title
         chosen = [m for m in metrics if name in m.own or name in m.shared]
         by_epoch = any(m.epoch >= 0 for m in chosen)
+        if by_epoch:
+            chosen = [m for m in chosen if m.epoch >= 0]
         self._columns = list(dict.fromkeys(m.epoch if by_epoch else m.step for m in chosen))
         self._values: dict[int, dict[int, float]] = {}
         for m in chosen:

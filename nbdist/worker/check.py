@@ -28,8 +28,6 @@ COARSE_TOLERANCE = 1e-2
 """For float16 and bfloat16, of 11 and 8 bits."""
 
 _NOISE_MARGIN = 8
-_MOST_NOISE = 0.05
-"""Of a change; what differs more than that with the order of the rows is no rounding."""
 _RATIO_TOLERANCE = 0.02
 _OF_BATCH_NORM = ("batch_norm", "batchnorm", "moving")
 
@@ -75,134 +73,142 @@ def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> F
     """
     before = subject.state()
     whole = batch.everything()
-    one = subject.alone(whole)
-    noise = subject.alone(map_arrays(lambda array: array[::-1], whole))
-    local = subject.alone(batch.values)
-    every = subject.together(batch)
-    reports = [
-        _difference(name, value, every.report[name], 0 * value, value, coarse=coarse, reported=True)
-        for name, value in one.report.items()
-    ]
-    variables = [
-        _difference(
-            name,
-            value,
-            every.state[name],
-            before[name],
-            noise.state[name],
-            coarse=coarse,
-            reported=False,
-        )
-        for name, value in one.state.items()
-    ]
-    wrong = [d.name for d in variables if not d.passes]
-    causes = _causes(before, one, every, local, noise, wrong, replicas)
-    failed = wrong or not all(d.passes for d in reports)
-    return Findings((*reports, *variables), tuple(causes) if failed else ())
-
-
-def _difference(
-    name: str,
-    one: np.ndarray,
-    every: np.ndarray,
-    before: np.ndarray,
-    noise: np.ndarray,
-    *,
-    coarse: bool,
-    reported: bool,
-) -> Difference:
-    """The largest difference, relative to the largest change that the step makes.
-
-    What rounding alone changes is within the tolerance.
-    """
-    tolerance = _tolerance(one.dtype, coarse=coarse)
-    change, off, rounding = _span(one, before), _span(every, one), _span(noise, one)
-    size = _span(one, np.zeros_like(one))
-    epsilon = float(np.finfo(one.dtype).eps) if one.dtype.kind == "f" else 0.0
-    rounding = min(_NOISE_MARGIN * rounding, _MOST_NOISE * change)
-    allowed = max(tolerance * change, rounding, _NOISE_MARGIN * epsilon * size)
-    if change == 0:
-        largest = 0.0 if off <= allowed else float("inf")
-    else:
-        largest, tolerance = off / change, max(tolerance, allowed / change)
-    return Difference(
-        name=name,
-        reported=reported,
-        shape=one.shape,
-        dtype=str(one.dtype),
-        largest=largest,
-        tolerance=tolerance,
+    trial = _Trial(
+        before=before,
+        one=subject.alone(whole),
+        reverse=subject.alone(map_arrays(lambda array: array[::-1], whole)),
+        local=subject.alone(batch.values),
+        every=subject.together(batch),
+        replicas=replicas,
+        coarse=coarse,
     )
+    return trial.findings()
 
 
-def _tolerance(dtype: np.dtype, *, coarse: bool) -> float:
-    if dtype.kind in "iub":
-        return 0.0
-    return COARSE_TOLERANCE if coarse else TOLERANCES.get(str(dtype), COARSE_TOLERANCE)
+class _Trial(msgspec.Struct, frozen=True):
+    """A batch, tried in all ways."""
+
+    before: Values
+    one: Outcome
+    reverse: Outcome
+    local: Outcome
+    every: Outcome
+    replicas: int
+    coarse: bool
+
+    def findings(self) -> Findings:
+        ordered = [
+            name
+            for name, value in self.one.report.items()
+            if not self._alike(self.reverse.report[name], value)
+        ]
+        reports = [self._of_report(name) for name in self.one.report]
+        variables = [self._of_variable(name, rounds=not ordered) for name in self.one.state]
+        wrong = [d.name for d in variables if not d.passes]
+        failed = wrong or not all(d.passes for d in reports)
+        causes = self._causes(ordered, wrong) if failed else []
+        return Findings((*reports, *variables), tuple(causes))
+
+    def _of_report(self, name: str) -> Difference:
+        """Relative to the value itself."""
+        one = self.one.report[name]
+        return self._difference(name, one, self.every.report[name], _span(one, 0 * one), 0.0)
+
+    def _of_variable(self, name: str, *, rounds: bool) -> Difference:
+        """Relative to the largest change of an element.
+
+        What the order of the rows changes is rounding, unless it also changes what is reported.
+        """
+        one = self.one.state[name]
+        size = _span(one, 0 * one)
+        epsilon = float(np.finfo(one.dtype).eps) if one.dtype.kind == "f" else 0.0
+        rounding = max(epsilon * size, _span(self.reverse.state[name], one) if rounds else 0.0)
+        change = _span(one, self.before[name])
+        return self._difference(
+            name, one, self.every.state[name], change, _NOISE_MARGIN * rounding, reported=False
+        )
+
+    def _difference(
+        self,
+        name: str,
+        one: np.ndarray,
+        every: np.ndarray,
+        change: float,
+        rounding: float,
+        *,
+        reported: bool = True,
+    ) -> Difference:
+        off, tolerance = _span(every, one), self._tolerance(one.dtype)
+        if change:
+            largest, tolerance = off / change, max(tolerance, rounding / change)
+        else:
+            largest = 0.0 if off <= rounding else float("inf")
+        return Difference(
+            name=name,
+            reported=reported,
+            shape=one.shape,
+            dtype=str(one.dtype),
+            largest=largest,
+            tolerance=tolerance,
+        )
+
+    def _tolerance(self, dtype: np.dtype) -> float:
+        if dtype.kind in "iub":
+            return 0.0
+        return COARSE_TOLERANCE if self.coarse else TOLERANCES.get(str(dtype), COARSE_TOLERANCE)
+
+    def _alike(self, a: np.ndarray, b: np.ndarray) -> bool:
+        return bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
+
+    def _causes(self, ordered: Sequence[str], wrong: Sequence[str]) -> list[str]:
+        """The mistakes whose signature is seen."""
+        causes = []
+        if ordered:
+            causes.append(
+                f"`{ordered[0]}` depends on the order of the rows: where the step draws random "
+                "numbers for each sample (dropout, noise), these are others on each replica. That "
+                "is no mistake; to check the rest, set the rate to 0."
+            )
+        causes += self._of_ratio(wrong)
+        unasked = [n for n in wrong if self._alike(self.every.state[n], self.local.state[n])]
+        if unasked:
+            causes.append(
+                f"`{unasked[0]}` is what this replica's own rows give: a reduction over the "
+                "replicas is forgotten."
+            )
+        if not causes and any(word in n.lower() for n in wrong for word in _OF_BATCH_NORM):
+            causes.append(
+                "Statistics of a BatchNorm are taken over each replica's own rows: use Keras's "
+                "layer, whose statistics a step cell takes over the whole batch."
+            )
+        return causes
+
+    def _of_ratio(self, wrong: Sequence[str]) -> list[str]:
+        """Mistakes that show as the number of replicas."""
+        before, one, every, replicas = self.before, self.one, self.every, self.replicas
+        ratios = [_ratio(every.state[n] - before[n], one.state[n] - before[n]) for n in wrong]
+        ratios += [_ratio(every.report[name], value) for name, value in one.report.items()]
+        causes = []
+        if any(_near(ratio, replicas) for ratio in ratios):
+            causes.append(
+                f"Values are {replicas} times too large, the number of replicas: something is "
+                "added up over replicas that should be averaged, as a mean over the local batch "
+                "whose gradients are summed (all_reduce with SUM)."
+            )
+        if any(_near(ratio, 1 / replicas) for ratio in ratios):
+            causes.append(
+                f"Values are {replicas} times too small, the number of replicas: the step adds up "
+                "over the batch (reduce_sum), which is a part of it on each replica. Take the mean."
+            )
+        return causes
 
 
 def _span(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference of an element; infinite where one of both is no number."""
-    if not a.size:
+    if not a.size or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return 0.0
-    widest = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
-    same_odd = np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-    return 0.0 if same_odd else float(widest) if np.isfinite(widest) else float("inf")
-
-
-def _causes(
-    before: Values,
-    one: Outcome,
-    every: Outcome,
-    local: Outcome,
-    noise: Outcome,
-    wrong: Sequence[str],
-    replicas: int,
-) -> list[str]:
-    """The mistakes whose signature is seen."""
-    causes = []
-    ordered = [n for n, value in one.report.items() if not _alike(noise.report[n], value)]
-    ordered += [
-        name
-        for name in wrong
-        if _span(noise.state[name], one.state[name])
-        > _MOST_NOISE * _span(one.state[name], before[name])
-    ]
-    if ordered:
-        causes.append(
-            f"`{ordered[0]}` depends on the order of the rows: where the step draws random numbers "
-            "for each sample (dropout, noise), these are others on each replica. That is no "
-            "mistake; to check the rest, set the rate to 0."
-        )
-    ratios = [_ratio(every.state[n] - before[n], one.state[n] - before[n]) for n in wrong]
-    ratios += [_ratio(every.report[name], value) for name, value in one.report.items()]
-    if any(_near(ratio, replicas) for ratio in ratios):
-        causes.append(
-            f"Values are {replicas} times too large, the number of replicas: something is added up "
-            "over replicas that should be averaged, as a mean over the local batch whose gradients "
-            "are summed (all_reduce with SUM)."
-        )
-    if any(_near(ratio, 1 / replicas) for ratio in ratios):
-        causes.append(
-            f"Values are {replicas} times too small, the number of replicas: the step adds up over "
-            "the batch (reduce_sum), which is a part of it on each replica. Take the mean."
-        )
-    unasked = [name for name in wrong if _alike(every.state[name], local.state[name])]
-    if unasked:
-        causes.append(
-            f"`{unasked[0]}` is what this replica's own rows give: a reduction over the replicas "
-            "is forgotten."
-        )
-    if any(word in name.lower() for name in wrong for word in _OF_BATCH_NORM):
-        causes.append(
-            "Statistics of a BatchNorm are taken over each replica's own rows: use Keras's layer, "
-            "whose statistics a step cell takes over the whole batch."
-        )
-    return causes
-
-
-def _alike(a: np.ndarray, b: np.ndarray) -> bool:
-    return bool(np.allclose(a, b, rtol=1e-6 if a.dtype != np.float64 else 1e-11, atol=0))
+    widest = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    return widest if np.isfinite(widest) else float("inf")
 
 
 def _ratio(a: np.ndarray, b: np.ndarray) -> float:

@@ -47,21 +47,24 @@ class MirroredSubject:
         alone: Callable[[tuple[Any, ...]], Any],
     ) -> None:
         self._strategy = strategy
-        known = {
-            id(part): name
-            for name, variable in names
-            for part in strategy.experimental_local_results(variable)[:1]
-        }
-        parts = list(variables)
         local = strategy.experimental_local_results
+        whole = {id(local(variable)[0]): (name, variable) for name, variable in names}
+        parts = list(variables)
         at_zero = {id(part) for slot in slots for part in local(slot)}
         self._before = [
             (part, part.numpy(), 0 * part.numpy() if id(part) in at_zero else part.numpy())
             for part in parts
         ]
-        self._named = {known[id(v)]: v for v in parts if id(v) in known}
+        found = {id(part): part for part in parts if id(part) in whole}
+        self._named = {whole[key][0]: part for key, part in found.items()}
+        # In one order on all ranks, which a graph's variables are not in: each is a collective.
+        self._summed = dict(
+            sorted((whole[k] for k in found if _is_summed(whole[k][1])), key=lambda pair: pair[0])
+        )
         self._together = together
         self._alone = tf.function(alone, autograph=False)
+        self._means = tf.function(self._all_means, autograph=False)
+        self._totals = tf.function(self._all_totals, autograph=False)
 
     def state(self) -> Values:
         begin = {id(part): value for part, _, value in self._before}
@@ -74,7 +77,30 @@ class MirroredSubject:
             return self._tried(lambda: step(tensors), self._first)
 
     def together(self, batch: Batch) -> Outcome:
-        return self._tried(lambda: self._together(batch), self._mean)
+        """What replicas keep parts of, as metrics do, changes by the sum of theirs."""
+        before = self._sums()
+        after: Values = {}
+
+        def step() -> Any:
+            report = self._together(batch)
+            after.update(self._sums())
+            return report
+
+        outcome = self._tried(step, self._mean)
+        begin = self.state()
+        changed = {name: begin[name] + (after[name] - before[name]) for name in after}
+        return Outcome(outcome.report, outcome.state | changed)
+
+    def _sums(self) -> Values:
+        """Over all replicas."""
+        return {name: self._first(total) for name, total in self._totals().items()}
+
+    def _all_totals(self) -> Any:
+        def totals() -> dict[str, tf.Tensor]:
+            replica, add = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
+            return {n: replica.all_reduce(add, tf.identity(v)) for n, v in self._summed.items()}
+
+        return self._strategy.run(totals)
 
     def _tried(self, step: Callable[[], Any], read: Callable[[Any], np.ndarray]) -> Outcome:
         for variable, _, begin in self._before:
@@ -91,8 +117,19 @@ class MirroredSubject:
         return np.asarray(self._strategy.experimental_local_results(value)[0])
 
     def _mean(self, value: Any) -> np.ndarray:
-        mean = self._strategy.reduce("MEAN", tf.nest.map_structure(_as_float, value), axis=None)
-        return np.asarray(mean)
+        return self._first(self._means(value))
+
+    def _all_means(self, value: Any) -> Any:
+        def mean(own: tf.Tensor) -> tf.Tensor:
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.MEAN, _as_float(tf.identity(own)))
+
+        return self._strategy.run(mean, args=(value,))
+
+
+def _is_summed(variable: tf.Variable) -> bool:
+    on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
+    return bool(on_read and variable.aggregation == tf.VariableAggregation.SUM)
 
 
 def _as_float(value: tf.Tensor) -> tf.Tensor:

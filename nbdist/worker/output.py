@@ -6,6 +6,7 @@ import codecs
 import ctypes
 import io
 import os
+import re
 import secrets
 import threading
 import time
@@ -100,11 +101,20 @@ class DescriptorTap:
                 self._marked.set()
 
 
+_NATIVE = re.compile(r"[IWE]\d{4} [\d:.]+ ")
+_NOISE = re.compile(
+    r"I\d{4} [\d:.]+ |WARNING: All log messages before absl::InitializeLog|"
+    r"[WE]\d{4} [\d:.]+ +\d+ util\.cc:\d+\] (Not handling type|oneDNN supports DT_)|"
+    r"[-\d]+ [\d:.]+ \[IPEngine\.\d+\] WARNING \| No heartbeat"
+)
+
+
 class LogTap:
     """Passes on what is written to descriptor 2, which is the engine's log file.
 
     The file keeps it: what a process says when it is aborted must not be lost in a pipe that it
-    would have to read itself.
+    would have to read itself. What TensorFlow's native code says for information, or of every
+    float64 graph, stays there, and what ipyparallel says of a machine that is busy.
 
     Args:
         write: gets the text.
@@ -116,13 +126,19 @@ class LogTap:
         self._log = Path("/proc/self/fd/2").open("rb", buffering=0)  # noqa: SIM115 - for life
         self._log.seek(0, os.SEEK_END)
         self._lock = threading.Lock()
+        self._rest = ""
         threading.Thread(target=self._pump, name="nbdist-stderr", daemon=True).start()
 
     def settle(self) -> None:
         """Pass on all that was written so far."""
         with self._lock:
             while chunk := self._log.read(1 << 16):
-                self._write(self._decode(chunk))
+                whole, end, rest = (self._rest + self._decode(chunk)).rpartition("\n")
+                self._rest = rest if _NATIVE.match(rest) else ""
+                lines = (whole + end).splitlines(keepends=True)
+                told = "".join(line for line in lines if not _NOISE.match(line))
+                if told or not self._rest:
+                    self._write(told + rest[len(self._rest) :])
 
     def _pump(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
-from nbdist.worker.data import map_arrays
+from nbdist.worker.data import leaves, map_arrays
 from nbdist.worker.leaves import placed, spread
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.warm_up import Factor, rates_by_name
@@ -72,6 +72,7 @@ class PjrtStep:
         self._step: jax.stages.Wrapped | None = None
         self._factor = Factor(1, 0)
         self._made = False
+        self._seen: set[tuple[bool, Any]] = set()
 
     def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
         self._factor = Factor(self.replicas, warmup_steps)
@@ -111,7 +112,8 @@ class PjrtStep:
         return steps.Landed(values, all(math.isfinite(value) for value in values.values()))
 
     def compilations(self) -> int:
-        return 0 if self._step is None else int(self._step._cache_size())
+        """By the batches' types: those of all else are fixed, and jit's own cache counts more."""
+        return len(self._seen)
 
     def finish(self) -> None:
         if self._made:
@@ -120,7 +122,10 @@ class PjrtStep:
 
     def _values(self, batch: Batch) -> Any:
         sharding = self._replicated if batch.whole else self._by_row
-        return map_arrays(lambda array: spread(array, sharding), batch.values)
+        values = map_arrays(lambda array: spread(array, sharding), batch.values)
+        types = tuple((leaf.shape, leaf.dtype) for leaf in leaves(values))
+        self._seen.add((batch.whole, types))
+        return values
 
     def _state(self) -> list[list[jax.Array]]:
         return [group.arrays for group in self._carried]

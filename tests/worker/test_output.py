@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.worker.output import _split_before
+
+if TYPE_CHECKING:
+    import nbdist
 
 
 @given(st.binary(max_size=40), st.binary(min_size=1, max_size=6))
@@ -15,3 +20,21 @@ def test_only_a_possible_beginning_of_the_mark_is_kept_back(data: bytes, mark: b
     assert mark.startswith(kept)
     for cut in range(len(ready)):
         assert not mark.startswith(data[cut:]), "a longer beginning was let go"
+
+
+def test_native_noise_stays_in_the_log(cluster: nbdist.Cluster) -> None:
+    """TensorFlow's native code logs to descriptor 2, several lines for each float64 graph."""
+    lines = (
+        "I0000 00:00:1795227697.795957   13787 port.cc:153] oneDNN custom operations are on.",
+        "W0000 00:00:1795224948.815720   28177 util.cc:163] Not handling type DT_DOUBLE",
+        "W0000 00:00:1795224948.815720   28177 cuda.cc:1] this one matters",
+    )
+    text = "\n".join(lines) + "\nE0000 00:00:1.5 7 half of"
+    cluster.run(f"import os\nos.write(2, {text.encode()!r})\nos.write(2, b' a line\\n')\nNone")
+    shown = cluster.logs(0)
+    assert "this one matters" in shown
+    assert "half of a line" in shown
+    assert "E0000 00:00:1.5 7 half of a line" in shown
+    told = shown.split("--- engine log")[0]
+    assert "oneDNN" not in told
+    assert "DT_DOUBLE" not in told
