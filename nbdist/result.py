@@ -189,13 +189,15 @@ class Run:
     def __repr__(self) -> str:
         return f"<nbdist run {self.number}: {self.summary}>"
 
-    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
         """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
-        from nbdist.views.chart import line_chart
+        from nbdist.views.chart import CHART_WIDTH, line_chart
 
         drawn = {name: array for name, array in self.history.items() if array.shape[1] > 1}
         bundle: MimeBundle = {"text/plain": repr(self)}
+        metadata: MimeBundle = {}
         if drawn:
             name = next(iter(drawn))
             bundle["image/png"] = line_chart(drawn[name], name, str(self.summary))
-        return bundle
+            metadata["image/png"] = {"width": CHART_WIDTH}
+        return bundle, metadata

@@ -271,7 +271,7 @@ def test_the_run_as_arrays_a_frame_and_a_picture(cluster: nbdist.Cluster) -> Non
     assert summary.replicas == 2
     assert summary.last["loss"] == pytest.approx(11.5)
     assert "2 ranks, 8 samples a batch on 2 replicas, 2 epochs, 6 steps" in repr(run)
-    bundle = run._repr_mimebundle_()
+    bundle, _ = run._repr_mimebundle_()
     picture = bundle["image/png"]
     assert isinstance(picture, bytes)
     assert picture.startswith(b"\x89PNG")
@@ -281,6 +281,6 @@ def test_the_run_as_arrays_a_frame_and_a_picture(cluster: nbdist.Cluster) -> Non
 def test_a_run_without_metrics_is_text_alone(cluster: nbdist.Cluster) -> None:
     run = cluster.run("1 + 1")
     assert run.history == {}
-    assert set(run._repr_mimebundle_()) == {"text/plain"}
+    assert set(run._repr_mimebundle_()[0]) == {"text/plain"}
     with pytest.raises(KeyError, match="'loss' was not reported; there are: none"):
         _ = run.loss
