@@ -169,14 +169,15 @@ class _Trial(msgspec.Struct, frozen=True):
                 "numbers for each sample (dropout, noise), these are others on each replica. That "
                 "is no mistake; to check the rest, set the rate to 0."
             )
-        causes += self._of_ratio(wrong)
+        by_ratio = self._of_ratio(wrong)
+        causes += by_ratio
         unasked = [n for n in wrong if self._alike(self.every.state[n], self.local.state[n])]
         if unasked:
             causes.append(
                 f"`{unasked[0]}` is what this replica's own rows give: a reduction over the "
                 "replicas is forgotten."
             )
-        if not causes and any(word in n.lower() for n in wrong for word in _OF_BATCH_NORM):
+        if not by_ratio and any(word in n.lower() for n in wrong for word in _OF_BATCH_NORM):
             causes.append(
                 "Statistics of a BatchNorm are taken over each replica's own rows: use Keras's "
                 "layer, whose statistics a step cell takes over the whole batch."
