@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -52,6 +52,18 @@ def test_all_faults_are_named_at_once() -> None:
     with pytest.raises(UsageError) as error:
         hosts.check(request(hosts=0, cpus_per_worker=9999, devices_per_host=-1), 1)
     assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("communication", "says"),
+    [("nccl", "needs NVIDIA GPUs, and none is visible"), ("mpi", "choose from auto, ring, nccl")],
+)
+def test_communication_that_cannot_be_had(
+    communication: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "visible_gpus", tuple)
+    with pytest.raises(UsageError, match=f"--communication {communication}.*{says}"):
+        hosts.check(request(hosts=2, communication=communication), 1)
 
 
 def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ state._worker = state.Worker(
     WorkerIdentity(rank=0, world_size=1, stream=nowhere, dispatch=nowhere))
 tf.constant(1) + 1
 port = mirrored.reserve_port()
-outcome = mirrored.build(MirroredWiring(tf_config=CONFIG % port))[0].platform
+outcome = mirrored.build(MirroredWiring(tf_config=CONFIG % port, communication="auto"))[0].platform
 """
 
 
@@ -189,7 +189,7 @@ def test_an_op_before_the_strategy_is_mended() -> None:
 
 
 def test_wiring_is_the_same_for_all_but_the_index() -> None:
-    wired = wiring.mirrored(["a:1", "b:2"])
+    wired = wiring.mirrored(["a:1", "b:2"], "auto")
     assert json.loads(wired[1].tf_config) == {
         "cluster": {"worker": ["a:1", "b:2"]},
         "task": {"type": "worker", "index": 1},
@@ -197,3 +197,9 @@ def test_wiring_is_the_same_for_all_but_the_index() -> None:
     joined = wiring.pjrt("h:9", 2, cpu_devices=4)
     assert [(w.rank, w.world_size) for w in joined.values()] == [(0, 2), (1, 2)]
     assert {(w.address, w.cpu_devices) for w in joined.values()} == {("h:9", 4)}
+
+
+def test_communication_is_what_was_asked_for() -> None:
+    with nbdist.Cluster(hosts=2, framework="tensorflow", communication="ring") as cluster:
+        asked = cluster.run("strategy.extended._communication_options.implementation.name")
+        assert set(asked.results.values()) == {"'RING'"}
