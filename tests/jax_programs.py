@@ -12,6 +12,16 @@ X64 = textwrap.dedent("""
 """)
 
 
+EPOCHS, BATCH = 2, 96
+DATA = """
+import numpy as np
+from sklearn.datasets import load_digits
+digits = load_digits()
+images, labels = digits.data[:1001] / 16, digits.target[:1001]
+train = images, labels
+"""
+
+
 class Program(NamedTuple):
     """A training.
 

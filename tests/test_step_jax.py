@@ -12,12 +12,13 @@ import pytest
 import nbdist
 from nbdist.records import StepOptions
 from tests import jax_programs as programs
-from tests import references as ref
+from tests import references
+from tests.references import Outcome, Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TRAINING = StepOptions(data="train", epochs=ref.EPOCHS, batch=ref.BATCH)
+TRAINING = StepOptions(data="train", epochs=programs.EPOCHS, batch=programs.BATCH)
 SMALL = StepOptions(data="ones", batch=8)
 SETUP = programs.X64 + "import numpy as np\nones = np.ones(16)\n"
 
@@ -25,7 +26,7 @@ SETUP = programs.X64 + "import numpy as np\nones = np.ones(16)\n"
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with nbdist.Cluster(hosts=request.param, framework="jax") as running:
-        running.run(ref.DATA + SETUP, strategy="pjrt")
+        running.run(programs.DATA + SETUP, strategy="pjrt")
         yield running
 
 
@@ -38,9 +39,18 @@ def pair() -> Iterator[nbdist.Cluster]:
 
 
 @cache
-def by_hand(name: str) -> dict[str, Any]:
-    program: programs.Program = getattr(programs, name)
-    return ref.by_hand(program.setup + program.train_step, program.plain, program.weights)
+def by_hand() -> dict[str, Outcome]:
+    trainings = {
+        name: Training(
+            setup=programs.DATA + program.setup + program.train_step,
+            step=program.plain,
+            after=program.weights,
+            epochs=programs.EPOCHS,
+            batch=programs.BATCH,
+        )
+        for name, program in (("NNX", programs.NNX), ("EQUINOX", programs.EQUINOX))
+    }
+    return references.by_hand(trainings)
 
 
 def step(cluster: nbdist.Cluster, cell: str, options: StepOptions = SMALL) -> nbdist.Run:
@@ -71,26 +81,26 @@ def same_weights(cluster: nbdist.Cluster, program: programs.Program, theirs: lis
 
 def test_flax_nnx_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
     """Batch statistics, dropout, metrics and a frozen extractor; the objects stay the same."""
-    reference = by_hand("NNX")
+    reference = by_hand()["NNX"]
     cluster.run(programs.NNX.setup, strategy="pjrt")
     cluster.run("net, parts = model, [model.first, optimizer]", strategy="pjrt")
     run = step(cluster, programs.NNX.step, TRAINING)
-    same(losses(run), reference["losses"])
-    same_weights(cluster, programs.NNX, reference["weights"])
+    same(losses(run), reference.reports["loss"])
+    same_weights(cluster, programs.NNX, reference.after)
     says = "net is model and parts[0] is net.first, int(model.drop.rngs.count[...])"
     assert free(cluster, says) == "(True, 22)"
     mean = float(free(cluster, "float(metrics.compute()['mean'])"))
-    assert mean == pytest.approx(np.mean(reference["losses"]), rel=1e-5)
+    assert mean == pytest.approx(np.mean(reference.reports["loss"]), rel=1e-5)
     assert free(cluster, "model(features(images[:3])).shape") == "(3, 10)"
 
 
 def test_equinox_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
     """A stateful layer, dropout, a schedule, MultiSteps; traced once for each shape of batch."""
-    reference = by_hand("EQUINOX")
+    reference = by_hand()["EQUINOX"]
     cluster.run(programs.EQUINOX.setup, strategy="pjrt")
     run = step(cluster, programs.EQUINOX.step, TRAINING)
-    same(losses(run), reference["losses"])
-    same_weights(cluster, programs.EQUINOX, reference["weights"])
+    same(losses(run), reference.reports["loss"])
+    same_weights(cluster, programs.EQUINOX, reference.after)
     assert free(cluster, "sorted(set(traced)), len(traced)") == "([(41, 64), (96, 64)], 2)"
     apply = "eqx.nn.inference_mode(model)(images[0], state, None)[0].shape"
     assert free(cluster, apply) == "(10,)"
