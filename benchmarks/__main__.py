@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("imports", "cell", "output", "start")
+NAMES = ("imports", "cell", "output", "start", "step", "scaling")
 
 
 def main() -> int:

@@ -1,0 +1,41 @@
+"""Step cells of ours as a side of a benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from typing import TYPE_CHECKING
+
+import nbdist
+
+if TYPE_CHECKING:
+    from nbdist.records import StepOptions
+
+
+def cluster(hosts: int) -> nbdist.Cluster:
+    """Workers that each have a core of their own and compute with one thread."""
+    with quiet():
+        return nbdist.Cluster(hosts=hosts, cpus_per_worker=1)
+
+
+def pids(cluster: nbdist.Cluster) -> list[int]:
+    """The processes of its workers."""
+    return [worker.pid for worker in cluster.workers(measure=False)]
+
+
+def step_ends(
+    cluster: nbdist.Cluster, cell: str, options: StepOptions, strategy: str
+) -> list[float]:
+    """Run a step cell; when each step's report was there, in seconds of `time.perf_counter`.
+
+    Rank 0's, counted from when the cell was sent, which is some milliseconds too early.
+    """
+    began = time.perf_counter()
+    run = cluster.run(cell, step=options, strategy=strategy)
+    return [began + m.time_s for m in run.metrics if m.rank == 0 and m.step > 0]
+
+
+def quiet() -> contextlib.AbstractContextManager[object]:
+    """What cells show goes nowhere: standard output has the benchmark's own lines."""
+    return contextlib.redirect_stdout(io.StringIO())

@@ -1,0 +1,127 @@
+"""A step cell on 2 workers against a script by hand that makes the same steps, without nbdist.
+
+The script is `benchmarks/bare.py`. Every process, of either side, stays on a core of its own and
+computes with one thread; both sides are there at the same time and take turns. A step is all that
+happens between two reports: rows are gathered, the step is made, its loss is read and reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks import ours
+from benchmarks.bare import MOST_STEPS, PROCESSES
+from benchmarks.models import STEP, Size
+from benchmarks.turns import in_turns, take_turns
+from nbdist.cluster import environment
+from nbdist.records import ClusterRequest, StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import nbdist
+    from benchmarks.case import Case
+
+TARGET = 1 / 0.99
+SHORT = {
+    "mirrored": Size(batch=64, features=64, width=64, layers=2, samples=1 << 16),
+    "pjrt": Size(batch=256, features=64, width=128, layers=2, samples=1 << 17),
+}
+LONG = {
+    "mirrored": Size(batch=3072, features=64, width=512, layers=3, samples=3 << 16),
+    "pjrt": Size(batch=2048, features=64, width=512, layers=3, samples=1 << 17),
+}
+_START_TIMEOUT_S = 120
+_WARM_UP = 10
+
+
+def cases() -> Iterator[Case]:
+    with ours.cluster(PROCESSES) as cluster:
+        for strategy in ("mirrored", "pjrt"):
+            yield _case(cluster, strategy, "2", SHORT[strategy], steps=2500, turn_s=0.25)
+            yield _case(cluster, strategy, "50", LONG[strategy], steps=160, turn_s=0.5)
+
+
+def _case(
+    cluster: nbdist.Cluster, strategy: str, name: str, size: Size, *, steps: int, turn_s: float
+) -> Case:
+    options = StepOptions(data="train", epochs=1000, batch=size.batch, shuffle=7, steps=steps)
+    over = threading.Event()
+    with _bare(strategy, size) as (peer, stamps), ours.quiet(), ThreadPoolExecutor(1) as pool:
+        cluster.run(size.data() + size.model(strategy), strategy=strategy)
+        turns = pool.submit(take_turns, ours.pids(cluster), peer, turn_s, over)
+        try:
+            ends = ours.step_ends(cluster, STEP[strategy], options, strategy)
+        finally:
+            over.set()
+        return in_turns(
+            f"{strategy}, a step of about {name} ms on 2 workers, against a script by hand",
+            turns.result(),
+            ends,
+            stamps[stamps > 0].tolist(),
+            TARGET,
+        )
+
+
+@contextlib.contextmanager
+def _bare(strategy: str, size: Size) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The processes of the script, once they make steps; and when steps of its rank 0 ended."""
+    ports = ",".join(map(str, _free_ports()))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
+        pids = []
+        for rank in range(PROCESSES):
+            path = Path(folder, str(rank))
+            np.memmap(path, np.float64, "w+", shape=(MOST_STEPS,))
+            arguments = [strategy, str(rank), ports, json.dumps(asdict(size)), str(path)]
+            process = _start(arguments, rank)
+            undo.enter_context(process)
+            undo.callback(process.kill)
+            pids.append(process.pid)
+        stamps = np.memmap(Path(folder, "0"), np.float64, "r", shape=(MOST_STEPS,))
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while np.count_nonzero(stamps) < _WARM_UP:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the script made no steps within {_START_TIMEOUT_S} s")
+            time.sleep(0.1)
+        yield pids, stamps
+
+
+def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
+    """In the environment of an engine, on the core of the same rank's.
+
+    In a session of its own too, as engines are: Linux shares processor time out by session
+    (`sched_autogroup_enabled`), so that on a busy machine one of two in a session gets half.
+    """
+    request = ClusterRequest(PROCESSES, ("tensorflow", "jax"), cpus_per_worker=1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.bare", *arguments],
+        env={**os.environ, **environment.shared(request)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(process.pid, {cores[rank % len(cores)]})
+    return process
+
+
+def _free_ports() -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(PROCESSES)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
