@@ -95,6 +95,15 @@ def leaves(tree: Tree) -> list[Any]:
     return [leaf for branch in branches for leaf in leaves(branch)]
 
 
+def kind_of(tree: Tree) -> Any:
+    """What a compiled step depends on, to be compared and hashed: structure, shapes and types."""
+    if isinstance(tree, dict):
+        return tuple((key, kind_of(value)) for key, value in tree.items())
+    if isinstance(tree, (tuple, list)):
+        return tuple(map(kind_of, tree))
+    return tree.shape, tree.dtype
+
+
 def described(tree: Tree) -> str:
     """The shapes of a tree, as in `(32, 64), (32,)`."""
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves(tree))

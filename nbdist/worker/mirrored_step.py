@@ -13,7 +13,7 @@ from tensorflow.python.autograph.impl import api
 from nbdist.errors import StepError
 from nbdist.worker import one_device, steps
 from nbdist.worker.check import compare
-from nbdist.worker.data import map_arrays
+from nbdist.worker.data import kind_of, map_arrays
 from nbdist.worker.finite import FiniteWatch, LossScaling
 from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
@@ -56,6 +56,7 @@ class MirroredStep:
         precision: Precision | None,
     ) -> None:
         self.replicas: int = strategy.num_replicas_in_sync
+        self._local = len(strategy.extended.worker_devices)
         self._strategy = strategy
         self._request = request
         self._objects = KerasObjects(request, namespace, strategy)
@@ -74,6 +75,7 @@ class MirroredStep:
         jit = request.options.jit or None
         self._run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
         self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
+        self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._undo.enter_context(self._objects.computing_in(precision))
 
     def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
@@ -103,11 +105,26 @@ class MirroredStep:
         return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
 
     def step(self, batch: Batch) -> Any:
+        """The first batch of a kind has the step traced; for others that trace is called itself.
+
+        So `tf.function` is spared looking for it, which takes it 0.12 ms at every call.
+        """
         self._rates.next_step()
-        return self._run(self._for_replicas(batch), whole=batch.whole)
+        values = self._for_replicas(batch)
+        if self._local > 1 or tf.config.functions_run_eagerly():
+            return self._run(values, whole=batch.whole)
+        kind = batch.whole, kind_of(batch.values)
+        if kind in self._traced:
+            return self._traced[kind](values, whole=batch.whole)
+        report = self._run(values, whole=batch.whole)
+        self._traced[kind] = self._run.get_concrete_function(values, whole=batch.whole)
+        return report
 
     def read(self, report: Any) -> steps.Landed:
         """The mean over this rank's own replicas."""
+        if self._local == 1:
+            values = {name: float(value) for name, value in report.items()}
+            return steps.Landed(values, bool(values.pop(FINITE)))
         local = {
             name: [part.numpy() for part in self._strategy.experimental_local_results(value)]
             for name, value in report.items()
@@ -126,7 +143,7 @@ class MirroredStep:
 
     def _for_replicas(self, batch: Batch) -> tuple[Any, ...]:
         """This rank's rows; cut once more where it has several replicas."""
-        local = len(self._strategy.extended.worker_devices)
+        local = self._local
         if local == 1 or batch.whole:
             return _as_tensors(batch.values)
         each = batch.rows // self.replicas
