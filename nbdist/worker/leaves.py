@@ -139,6 +139,38 @@ def spread(array: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(array))
 
 
+class Spread:
+    """What `spread` does, for many arrays of few shapes: the global shape is found out once each.
+
+    Args:
+        sharding: replicated, or cut by rows.
+    """
+
+    def __init__(self, sharding: NamedSharding) -> None:
+        self._sharding = sharding
+        self._shapes: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+
+    def __call__(self, array: Any) -> jax.Array:
+        local = np.asarray(array)
+        if local.shape not in self._shapes:
+            made = spread(local, self._sharding)
+            self._shapes[local.shape] = made.shape, _first_row(made)
+            return made
+        shape, first = self._shapes[local.shape]
+
+        def rows(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(shape[0])
+            return local[start - first : stop - first]
+
+        return jax.make_array_from_callback(shape, self._sharding, rows)
+
+
+def _first_row(array: jax.Array) -> int:
+    """Of those that this process has."""
+    places = array.sharding.addressable_devices_indices_map(array.shape).values()
+    return min(index[0].start or 0 for index in places)
+
+
 def _reaches(was: Any, now: Any) -> bool:
     """Whether the one type's values can be held by the other."""
     return bool(was.dtype == now.dtype or jnp.promote_types(was.dtype, now.dtype) == now.dtype)

@@ -13,8 +13,8 @@ from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
-from nbdist.worker.data import leaves, map_arrays
-from nbdist.worker.leaves import placed, spread
+from nbdist.worker.data import kind_of, map_arrays
+from nbdist.worker.leaves import Spread, placed
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.warm_up import Factor, rates_by_name
 
@@ -63,7 +63,8 @@ class PjrtStep:
         self._request = request
         self._namespace = namespace
         self._replicated = jax.NamedSharding(mesh, jax.P())
-        self._by_row = jax.NamedSharding(mesh, jax.P("data"))
+        self._whole = Spread(self._replicated)
+        self._by_row = Spread(jax.NamedSharding(mesh, jax.P("data")))
         self._carried, self._read = _take(request, namespace, self._replicated)
         parameters = [name for group in self._carried for name in group.names]
         self._rates = rates_by_name(request, namespace)
@@ -121,11 +122,8 @@ class PjrtStep:
                 group.restore(self._namespace)
 
     def _values(self, batch: Batch) -> Any:
-        sharding = self._replicated if batch.whole else self._by_row
-        values = map_arrays(lambda array: spread(array, sharding), batch.values)
-        types = tuple((leaf.shape, leaf.dtype) for leaf in leaves(values))
-        self._seen.add((batch.whole, types))
-        return values
+        self._seen.add((batch.whole, kind_of(batch.values)))
+        return map_arrays(self._whole if batch.whole else self._by_row, batch.values)
 
     def _state(self) -> list[list[jax.Array]]:
         return [group.arrays for group in self._carried]
