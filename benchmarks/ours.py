@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from nbdist.records import StepOptions
 
 
-def cluster(hosts: int) -> nbdist.Cluster:
-    """Workers that each have a core of their own and compute with one thread."""
+FRAMEWORK = {"mirrored": "tensorflow", "pjrt": "jax"}
+
+
+def cluster(hosts: int, strategy: str) -> nbdist.Cluster:
+    """Workers for one strategy that each have a core of their own and compute with one thread."""
     with quiet():
-        return nbdist.Cluster(hosts=hosts, cpus_per_worker=1)
+        return nbdist.Cluster(hosts=hosts, framework=FRAMEWORK[strategy], cpus_per_worker=1)
 
 
 def pids(cluster: nbdist.Cluster) -> list[int]:

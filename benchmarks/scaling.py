@@ -30,8 +30,8 @@ TURN_S = 1.0
 
 
 def cases() -> Iterator[Case]:
-    with ours.cluster(1) as one, ours.cluster(2) as two:
-        for strategy in ("mirrored", "pjrt"):
+    for strategy in ("mirrored", "pjrt"):
+        with ours.cluster(1, strategy) as one, ours.cluster(2, strategy) as two:
             yield _case(strategy, one, two)
 
 

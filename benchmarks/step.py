@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     import nbdist
     from benchmarks.case import Case
+    from nbdist.records import Framework
 
 TARGET = 1 / 0.99
 SHORT = {
@@ -50,8 +51,8 @@ _WARM_UP = 10
 
 
 def cases() -> Iterator[Case]:
-    with ours.cluster(PROCESSES) as cluster:
-        for strategy in ("mirrored", "pjrt"):
+    for strategy in ("mirrored", "pjrt"):
+        with ours.cluster(PROCESSES, strategy) as cluster:
             yield _case(cluster, strategy, "2", SHORT[strategy], steps=2500, turn_s=0.25)
             yield _case(cluster, strategy, "50", LONG[strategy], steps=160, turn_s=0.5)
 
@@ -106,7 +107,8 @@ def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
     In a session of its own too, as engines are: Linux shares processor time out by session
     (`sched_autogroup_enabled`), so that on a busy machine one of two in a session gets half.
     """
-    request = ClusterRequest(PROCESSES, ("tensorflow", "jax"), cpus_per_worker=1)
+    framework: Framework = "tensorflow" if arguments[0] == "mirrored" else "jax"
+    request = ClusterRequest(PROCESSES, (framework,), cpus_per_worker=1)
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.bare", *arguments],
         env={**os.environ, **environment.shared(request)},
