@@ -50,6 +50,17 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         yield folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_compilations() -> Iterator[None]:
+    """JAX compiles in a fraction of the time, and the numbers are the same.
+
+    Modules that set the variable for their own clusters have all of XLA's optimizations.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     """Three light workers, shared by the module's tests: most need no TensorFlow."""

@@ -49,7 +49,7 @@ SPOILED = STEP.replace(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2) as running:
+    with nbdist.Cluster(hosts=2, env={"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}) as running:
         running.run(DATA)
         yield running
 
