@@ -179,7 +179,13 @@ class CellEnded(Said, frozen=True):
     failure: Failure | None = None
 
 
-Speech = Output | Display | Metrics | StepBegun | Note | Checked | CellEnded
+class Stopping(Said, frozen=True):
+    """A step cell was interrupted: the rank makes no step beyond `limit` until it is answered."""
+
+    limit: int
+
+
+Speech = Output | Display | Metrics | StepBegun | Note | Checked | Stopping | CellEnded
 
 
 # What a cell is (kernel → engine).
@@ -240,11 +246,22 @@ class StepRequest(Record, frozen=True):
     options: StepOptions
 
 
-class CellRequest(Record, frozen=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a rank is sent of cell number `number`; they count from 1 within the cluster."""
+
+    number: int
+
+
+class StopAfter(Order, frozen=True):
+    """The last step that ranks make of an interrupted step cell."""
+
+    step: int
+
+
+class CellRequest(Order, frozen=True):
     """A cell to run once on each rank, or, with `step`, once for each batch.
 
     Attributes:
-        number: the cell's number within the cluster; counts from 1.
         source: the code, with as many lines before it as it has in the notebook.
         label: the notebook's own execution count, for tracebacks.
         strategy: the strategy whose scope the cell runs in, if any.
@@ -252,7 +269,6 @@ class CellRequest(Record, frozen=True):
         precision: what Keras's layers compute in; None leaves it to them.
     """
 
-    number: int
     source: str
     label: int
     strategy: StrategyName | None

@@ -5,19 +5,32 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import CellError, WorkerError
-from nbdist.records import CellEnded, Checked, Display, Metrics, Note, Speech, StepBegun
+from nbdist.records import (
+    CellEnded,
+    Checked,
+    Display,
+    Metrics,
+    Note,
+    Speech,
+    StepBegun,
+    StopAfter,
+    Stopping,
+)
 from nbdist.result import Run
 from nbdist.views import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from nbdist.cluster.engines import Engines
+    from nbdist.records import CellRequest, Order
     from nbdist.settings import Settings
     from nbdist.views.cell import CellView
+
+    Send = Callable[[Order, Sequence[int]], None]
 
 _POLL_S = 0.05
 _INTERRUPT_AGAIN_S = 0.25
@@ -55,6 +68,8 @@ class CellWatch:
         self._settings = settings
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
+        self._stopping: dict[int, Stopping] = {}
+        self._answered = False
         self._over = False
         self._interrupted = False
         self._failed: CellEnded | None = None
@@ -80,16 +95,18 @@ class CellWatch:
         if isinstance(record, CellEnded) and record.cell == self._number:
             self.running.discard(record.rank)  # last: who sees it gone finds its record
 
-    def follow(self, send: Callable[[int], None]) -> None:
+    def follow(self, request: CellRequest, send: Send) -> None:
         """Send the cell and show it until it is over.
 
         Args:
-            send: sends it to a rank.
+            request: the cell.
+            send: sends it, and later orders, to ranks.
 
         Raises:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
-        self._send(send)
+        self._send = send
+        self._begin(request)
         try:
             while self.running and not self._first_failure():
                 self._show_for(_POLL_S)
@@ -107,12 +124,12 @@ class CellWatch:
             self._view.flush(everything=True)
         self._raise_failure()
 
-    def _send(self, send: Callable[[int], None]) -> None:
+    def _begin(self, request: CellRequest) -> None:
         """When not all ranks can be reached, those that were are stopped again."""
         unsent = sorted(self.running)
         try:
             while unsent:
-                send(unsent[0])
+                self._send(request, unsent[:1])
                 del unsent[0]
         except BaseException:
             self.running.difference_update(unsent)
@@ -133,8 +150,10 @@ class CellWatch:
     def _take(self, record: Speech) -> None:
         if record.cell != self._number:
             return  # of an earlier cell, or of none: it is in the logs
-        if isinstance(record, CellEnded):
-            self._ended[record.rank] = record
+        if isinstance(record, (CellEnded, Stopping)):
+            kept: dict[int, Any] = self._ended if isinstance(record, CellEnded) else self._stopping
+            kept[record.rank] = record
+            self._agree_on_stop()
             return
         if isinstance(record, Metrics):
             self._metrics.append(record)
@@ -147,6 +166,15 @@ class CellWatch:
         elif isinstance(record, Note):
             self._notes.append(record)
         self._view.add(record)
+
+    def _agree_on_stop(self) -> None:
+        """Once every rank that still runs has said how far it goes, all go that far."""
+        still = self._host_of.keys() - self._ended.keys()
+        if self._stopping and not self._answered and still <= self._stopping.keys():
+            self._answered = True
+            last = max(stopping.limit for stopping in self._stopping.values())
+            with contextlib.suppress(WorkerError):  # who is gone is found by `_check_alive`
+                self._send(StopAfter(number=self._number, step=last), sorted(still))
 
     def _first_failure(self) -> CellEnded | None:
         """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""

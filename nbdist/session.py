@@ -261,7 +261,7 @@ class Cluster:
         watch = CellWatch(self._cells, host_of, self._engines, view, self.settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
         try:
-            watch.follow(self._dispatcher.sender(request))
+            watch.follow(request, self._dispatcher.send)
         finally:
             self.last_run = watch.result()
         return self.last_run

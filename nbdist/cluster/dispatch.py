@@ -15,10 +15,12 @@ import msgspec
 import zmq
 
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import CellRequest, SocketAddress
+from nbdist.records import SocketAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
+
+    from nbdist.records import Order
 
 
 class Dispatcher:
@@ -57,19 +59,20 @@ class Dispatcher:
             self._peers[int(rank)] = peer
             missing.discard(int(rank))
 
-    def sender(self, request: CellRequest) -> Callable[[int], None]:
-        """A function that sends the cell to a rank; it raises WorkerError when that is gone."""
-        payload = msgspec.msgpack.encode(request)
+    def send(self, order: Order, ranks: Iterable[int]) -> None:
+        """Send a cell, or what is to become of it.
 
-        def send(rank: int) -> None:
+        Raises:
+            WorkerError: a rank is gone; those before it have been sent the order.
+        """
+        payload = msgspec.msgpack.encode(order)
+        for rank in ranks:
             try:
                 self._socket.send_multipart([self._peers[rank], payload])
             except zmq.ZMQError as error:
                 raise WorkerError(
                     f"rank {rank} cannot be reached ({error}): type %dist_restart for new workers"
                 ) from None
-
-        return send
 
     def close(self) -> None:
         self._socket.close()

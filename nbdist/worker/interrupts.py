@@ -17,14 +17,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+PATIENCE_S = 2.0
+"""How long an interrupt may be put off."""
+
 AGAIN_S = 0.2
 """A second interrupt within this time is the first one's: what cleans up after it may do so."""
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt while the user's code runs; installed as the handler of SIGINT."""
+    """Raises KeyboardInterrupt while the user's code runs; installed as the handler of SIGINT.
+
+    Attributes:
+        noted: there was an interrupt that has been put off.
+    """
 
     def __init__(self) -> None:
+        self.noted = False
+        self._noted_at = 0.0
+        self._puts_off = False
         self._inside = False
         self._task: asyncio.Task[None] | None = None
         self._raised_at = -AGAIN_S
@@ -42,6 +52,16 @@ class Interrupts:
         finally:
             self.refuse()
 
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Within it, an interrupt is noted, and raised when `PATIENCE_S` later there is another."""
+        self.noted = False
+        self._puts_off = True
+        try:
+            yield
+        finally:
+            self._puts_off = False
+
     def refuse(self) -> None:
         """From here on the user's code is over, whatever became of `admitted`."""
         self._inside = False
@@ -51,9 +71,16 @@ class Interrupts:
         now = time.monotonic()
         if not self._inside or now - self._raised_at < AGAIN_S:
             return
+        if self._puts_off and not self._is_overdue(now):
+            return
         self._raised_at = now
         task = self._task
         if task is not None and asyncio.current_task(task.get_loop()) is not task:
             task.get_loop().call_soon_threadsafe(task.cancel)  # it awaits
         else:
             signal.default_int_handler(number, frame)
+
+    def _is_overdue(self, now: float) -> bool:
+        if not self.noted:
+            self.noted, self._noted_at = True, now
+        return now - self._noted_at >= PATIENCE_S

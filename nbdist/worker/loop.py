@@ -18,11 +18,12 @@ import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
-from nbdist.records import CellEnded, CellRequest, Display, Failure
+from nbdist.records import CellEnded, CellRequest, Display, Failure, StopAfter
 from nbdist.worker import state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
+from nbdist.worker.stop import StopPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,12 +52,16 @@ def take_cells(address: SocketAddress) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     connect(socket, address)
     stream = ZMQStream(socket)
+    _orders.append(socket)
     stream.on_recv(_take)
     stream.send(str(state.current().rank).encode())
 
 
 def _take(frames: list[bytes]) -> None:
-    cell = _Cell(msgspec.msgpack.decode(frames[0], type=CellRequest))
+    order = _decode(frames[0])
+    if isinstance(order, StopAfter):
+        return  # the cell has ended meanwhile
+    cell = _Cell(order)
     if cell.awaits:
         task = asyncio.ensure_future(cell.run_async())
         _awaiting.add(task)  # the loop itself holds tasks weakly
@@ -65,6 +70,11 @@ def _take(frames: list[bytes]) -> None:
         cell.run()
 
 
+def _decode(frame: bytes) -> CellRequest | StopAfter:
+    return msgspec.msgpack.decode(frame, type=CellRequest | StopAfter)
+
+
+_orders: list[zmq.Socket[bytes]] = []
 _awaiting: set[asyncio.Task[None]] = set()
 _interrupts = Interrupts()
 
@@ -115,7 +125,18 @@ class _Cell:
         namespace = self._shell.user_ns
         steps.check_names(request, namespace)
         stepper = self._stepper(request, namespace)
-        steps.run(self._worker, request, namespace, stepper)
+        stop = StopPoint(self._worker, _interrupts, self._last_step)
+        with _interrupts.put_off():
+            steps.run(self._worker, request, namespace, stepper, stop)
+
+    def _last_step(self, seconds: float) -> int | None:
+        """Wait for the order that says after which step to stop."""
+        (socket,) = _orders
+        while socket.poll(int(1000 * seconds)):
+            order = _decode(socket.recv())
+            if isinstance(order, StopAfter) and order.number == self._request.number:
+                return order.step
+        return None
 
     def _stepper(self, request: StepRequest, namespace: dict[str, Any]) -> Stepper:
         strategy = self._worker.strategies[self._request.strategy or "mirrored"]

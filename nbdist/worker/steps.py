@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 import msgspec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nbdist.worker.data import Batch
     from nbdist.worker.sources import Source
     from nbdist.worker.state import Worker
+    from nbdist.worker.stop import StopPoint
 
 IN_FLIGHT = 2
 """Steps that may be under way before the oldest one's report is read, and so waited for."""
@@ -128,10 +129,17 @@ def scalars(request: StepRequest, report: Any, convert: Callable[[Any], Any]) ->
     return values
 
 
-def run(worker: Worker, request: StepRequest, namespace: dict[str, Any], stepper: Stepper) -> None:
+def run(
+    worker: Worker,
+    request: StepRequest,
+    namespace: dict[str, Any],
+    stepper: Stepper,
+    stop: StopPoint,
+) -> None:
     """Go through the data, and report every step and every epoch.
 
     Raises:
+        KeyboardInterrupt: there was an interrupt; all ranks have made the same steps.
         StepError: the data are no data set, or empty; a check failed; a value is not finite.
     """
     options = request.options
@@ -143,7 +151,7 @@ def run(worker: Worker, request: StepRequest, namespace: dict[str, Any], stepper
             ranks=worker.world_size,
             gather=stepper.gather,
         )
-        loop = _Loop(worker, options, stepper, source)
+        loop = _Loop(worker, options, stepper, source, stop)
         for number in range(1, options.epochs + 1):
             if not loop.epoch(number):
                 break
@@ -153,8 +161,14 @@ def run(worker: Worker, request: StepRequest, namespace: dict[str, Any], stepper
 
 class _Loop:
     def __init__(
-        self, worker: Worker, options: StepOptions, stepper: Stepper, source: Source
+        self,
+        worker: Worker,
+        options: StepOptions,
+        stepper: Stepper,
+        source: Source,
+        stop: StopPoint,
     ) -> None:
+        self._stop = stop
         self._worker = worker
         self._options = options
         self._stepper = stepper
@@ -171,8 +185,8 @@ class _Loop:
         sums: dict[str, float] = {}
         rows = 0
         for batch in self._source.epoch(number, self._cut):
-            if self._left == 0:
-                break
+            if self._stop.is_before(self._step + 1):
+                self._interrupted(number, sums)
             if self._step == 0:
                 self._begin(batch)
             self._left -= 1
@@ -182,12 +196,19 @@ class _Loop:
             self._note_compilation(batch)
             if len(self._flying) > IN_FLIGHT:
                 self._land(number, sums)
+            if self._left == 0:
+                break
         while self._flying:
             self._land(number, sums)
         if not rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")
         self._say(number, -1, {name: total / rows for name, total in sums.items()})
         return self._left != 0
+
+    def _interrupted(self, epoch: int, sums: dict[str, float]) -> NoReturn:
+        while self._flying:
+            self._land(epoch, sums)
+        raise KeyboardInterrupt
 
     def _begin(self, batch: Batch) -> None:
         """Say how it is going to be, what could be better, and whether it is right."""
