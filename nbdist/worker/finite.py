@@ -29,7 +29,12 @@ class FiniteWatch:
     """Notes, while a step is traced, whether its losses are finite.
 
     Several replicas of a rank are traced by a thread each.
+
+    Attributes:
+        reason: what else may be wrong where a rank's own values are finite.
     """
+
+    reason = "a gradient, or another rank's loss, is not finite"
 
     def __init__(self) -> None:
         self._noted = threading.local()
@@ -39,12 +44,18 @@ class FiniteWatch:
         flags: list[tf.Tensor] = self._noted.__dict__.setdefault("flags", [])
         return flags
 
+    @property
+    def has_averaged(self) -> bool:
+        """Whether this replica's step has taken gradients through a tape."""
+        return bool(self._noted.__dict__.get("averaged", False))
+
     def scaled(self, target: Any) -> Any:
         """What the gradient of `target` is multiplied by; None leaves it as it is."""
         del target
 
     def before_mean(self, target: Any, gradients: Sequence[Any]) -> list[Any]:
         """A replica's gradients; one is not finite where the target is not."""
+        self._noted.averaged = True
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         if not dense:
             return list(gradients)
@@ -70,6 +81,7 @@ class FiniteWatch:
     def begin(self) -> None:
         """Before the step of a replica."""
         self._flags.clear()
+        self._noted.averaged = False
 
     def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
         """Whether all is finite, the same on all replicas.
@@ -93,6 +105,8 @@ class LossScaling(FiniteWatch):
     An update whose gradients are not finite is left out on all replicas, and the factor halved;
     after `GROWTH_STEPS` good ones it is doubled (Micikevicius et al., 2018, arXiv:1710.03740).
     """
+
+    reason = "gradients overflow float16 whatever the loss scale"
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__()

@@ -135,6 +135,20 @@ def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return spread(np.asarray(jnp.asarray(leaf)), sharding)
 
 
+def is_own(leaf: Any) -> bool:
+    """Whether it is an array of this process alone."""
+    if isinstance(leaf, jax.Array):
+        return bool(leaf.is_fully_addressable)
+    return isinstance(leaf, np.ndarray)
+
+
+def as_data(leaf: Any) -> np.ndarray:
+    """An array of this process as NumPy's; of random keys their data."""
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
 def spread(array: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(array))
 

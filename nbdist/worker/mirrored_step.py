@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from nbdist.worker.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.mirrored_check import MirroredSubject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nbdist.records import Precision, Rate, StepRequest
     from nbdist.worker.check import Findings
@@ -116,7 +117,8 @@ class MirroredStep:
         kind = batch.whole, kind_of(batch.values)
         if kind in self._traced:
             return self._traced[kind](values, whole=batch.whole)
-        report = self._run(values, whole=batch.whole)
+        with _told_in_words():
+            report = self._run(values, whole=batch.whole)
         self._traced[kind] = self._run.get_concrete_function(values, whole=batch.whole)
         return report
 
@@ -124,14 +126,15 @@ class MirroredStep:
         """The mean over this rank's own replicas."""
         if self._local == 1:
             values = {name: float(value) for name, value in report.items()}
-            return steps.Landed(values, bool(values.pop(FINITE)))
+            finite = bool(values.pop(FINITE))
+            return steps.Landed(values, finite, self._watch.reason)
         local = {
             name: [part.numpy() for part in self._strategy.experimental_local_results(value)]
             for name, value in report.items()
         }
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
-        return steps.Landed(values, finite)
+        return steps.Landed(values, finite, self._watch.reason)
 
     def compilations(self) -> int:
         traced: int = self._run.experimental_get_tracing_count()
@@ -168,6 +171,23 @@ class MirroredStep:
         report, _ = self._body(*values)
         scalars = steps.scalars(self._request, report, tf.convert_to_tensor)
         return {**scalars, FINITE: self._watch.agreed(scalars)}
+
+
+@contextlib.contextmanager
+def _told_in_words() -> Iterator[None]:
+    """TensorFlow cannot let replicas meet within control flow or functions of its own."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if "merge_call" not in str(error):
+            raise
+        lines = re.findall(r"line (\d+), in step", str(error))
+        where = f"line {lines[-1]}: " if lines else ""
+        raise StepError(
+            f"{where}replicas meet here (a gradient is averaged, or an optimizer applied) inside "
+            "of tf.function, tf.range, tf.cond or an optimizer's gradient accumulation, where "
+            "TensorFlow cannot: do it at the top level of the cell, with Python's range"
+        ) from None
 
 
 def _as_tensors(values: Tree) -> tuple[Any, ...]:

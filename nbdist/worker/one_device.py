@@ -13,8 +13,10 @@ step's is the mean over replicas:
 - Keras's metrics: `worker/keras_metrics.py`.
 
 What Keras does not compute stays as it is: a sum over the batch, or moments of it, that a cell
-takes itself are the replica's own. Keras 3.15 and TensorFlow 2.21; elsewhere than in a step, all is
-as it was.
+takes itself are the replica's own, and so is a gradient with respect to something else than
+variables, such as the batch. Gradients that come from no tape are averaged where an optimizer is
+given them, unless the step has also used a tape. Keras 3.15 and TensorFlow 2.21; elsewhere than in
+a step, all is as it was.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def arithmetic(*, whole: bool, watch: FiniteWatch) -> Iterator[None]:
         return value
 
     def unsummed(_optimizer: Any, grads_and_vars: Any) -> Any:
-        return grads_and_vars
+        return grads_and_vars if watch.has_averaged else _averaged(grads_and_vars, whole=whole)
 
     with contextlib.ExitStack() as changes:
         for owner, name, ours in [
@@ -115,6 +117,17 @@ def _mean_gradient(
         for i, mean in zip(chosen, means, strict=True):
             flat[i] = mean
     return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def _averaged(grads_and_vars: Any, *, whole: bool) -> Any:
+    """Gradients that no tape has taken, as those of a closed form."""
+    pairs = list(grads_and_vars)
+    chosen = [i for i, (gradient, _) in enumerate(pairs) if gradient is not None]
+    replica = tf.distribute.get_replica_context()
+    means = _means(replica, [tf.identity(pairs[i][0]) for i in chosen], whole=whole)
+    for i, mean in zip(chosen, means, strict=True):
+        pairs[i] = mean, pairs[i][1]
+    return pairs
 
 
 def _means(replica: Any, gradients: list[Any], *, whole: bool) -> list[Any]:

@@ -37,6 +37,7 @@ class Parts:
             ranks have to call it.
     """
 
+    common = False
     samples = -1
     steps = -1
 

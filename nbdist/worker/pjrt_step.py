@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from nbdist.worker import processes, steps
+from nbdist.worker.agreement import check_state, checksum
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
 from nbdist.worker.data import kind_of, map_arrays
-from nbdist.worker.leaves import Spread, placed
+from nbdist.worker.leaves import Spread, as_data, is_own, placed
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.warm_up import Factor, rates_by_name
 
@@ -65,9 +67,12 @@ class PjrtStep:
         self._replicated = jax.NamedSharding(mesh, jax.P())
         self._whole = Spread(self._replicated)
         self._by_row = Spread(jax.NamedSharding(mesh, jax.P("data")))
-        self._carried, self._read = _take(request, namespace, self._replicated)
-        parameters = [name for group in self._carried for name in group.names]
         self._rates = rates_by_name(request, namespace)
+        _check_same(request, namespace)
+        self._carried, self._read = _take(
+            request, namespace, self._replicated, apart=set(self._rates)
+        )
+        parameters = [name for group in self._carried for name in group.names]
         parameters += [*self._read.names, *self._rates, *request.program.given]
         self._body = define(steps.function_source(request, tuple(parameters)))
         self._step: jax.stages.Wrapped | None = None
@@ -109,16 +114,25 @@ class PjrtStep:
         return report
 
     def read(self, report: Any) -> steps.Landed:
+        """Of values that are not finite, the loss decides, as under the mirrored strategy."""
         values = {name: float(value) for name, value in report.items()}
-        return steps.Landed(values, all(math.isfinite(value) for value in values.values()))
+        deciding = [values["loss"]] if "loss" in values else list(values.values())
+        return steps.Landed(values, all(math.isfinite(value) for value in deciding))
 
     def compilations(self) -> int:
         """By the batches' types: those of all else are fixed, and jit's own cache counts more."""
         return len(self._seen)
 
     def finish(self) -> None:
-        if self._made:
-            for group in self._carried:
+        """State whose buffers a failed step took with it cannot be put back."""
+        if not self._made:
+            return
+        for group in self._carried:
+            if any(array.is_deleted() for array in group.arrays):
+                names = ", ".join(f"`{name}`" for name in group.names)
+                text = f"{names}: lost with the step that failed; run the cell that makes it again"
+                warnings.warn(text, stacklevel=2)
+            else:
                 group.restore(self._namespace)
 
     def _values(self, batch: Batch) -> Any:
@@ -165,19 +179,32 @@ class PjrtStep:
         return steps.scalars(self._request, report, jnp.asarray), state_after
 
 
+def _check_same(request: StepRequest, namespace: dict[str, Any]) -> None:
+    """What is not on the mesh yet becomes one array there: every rank must have the same."""
+    if jax.process_count() == 1:
+        return
+    lines = {**request.program.reads, **request.program.carried_lines}
+    sums = {}
+    for name in sorted(lines):
+        leaves = [leaf for leaf in jax.tree.leaves(namespace[name]) if is_own(leaf)]
+        if leaves:
+            sums[name] = checksum(map(as_data, leaves))
+    check_state(sums, lines, processes.gather)
+
+
 def _take(
-    request: StepRequest, namespace: dict[str, Any], sharding: NamedSharding
+    request: StepRequest, namespace: dict[str, Any], sharding: NamedSharding, apart: set[str]
 ) -> tuple[list[Carried], Arguments]:
-    """What the step carries and what it only reads, out of the user's namespace."""
+    """What the step carries and what it only reads, out of the user's namespace.
+
+    Names in `apart` are given to the step in another way.
+    """
     program = request.program
-    lines = {**program.reads, **program.carried_lines}
+    reads = {n: line for n, line in program.reads.items() if n not in apart}
+    lines = {**reads, **program.carried_lines}
     objects = {n: line for n, line in lines.items() if holds_objects(namespace[n])}
     trees = {n: line for n, line in program.carried_lines.items() if n not in objects}
-    read = {
-        n: line
-        for n, line in program.reads.items()
-        if n not in objects and is_argument(namespace[n])
-    }
+    read = {n: line for n, line in reads.items() if n not in objects and is_argument(namespace[n])}
 
     def values(names: dict[str, int]) -> tuple[Any, ...]:
         return tuple(namespace[name] for name in names)

@@ -35,8 +35,10 @@ class Source(Protocol):
         samples: how many there are in an epoch; -1 where nobody knows beforehand.
         steps: how many batches there are in an epoch, or -1.
         sharding: how its samples come to the ranks, in words.
+        common: whether all ranks have all of it.
     """
 
+    common: bool
     samples: int
     steps: int
     sharding: str
@@ -56,6 +58,7 @@ class Arrays:
         padding: for columns of sequences.
     """
 
+    common = True
     sharding = "by element"
 
     def __init__(self, tree: Tree, batch: int, shuffle: int | None, padding: Padding) -> None:
@@ -95,6 +98,8 @@ class Elements:
         padding: for elements that are sequences.
         length: how many elements there are, or -1.
     """
+
+    common = True
 
     def __init__(
         self, start: Callable[[], Iterable[Tree]], batch: int, padding: Padding, length: int = -1

@@ -10,6 +10,7 @@ import msgspec
 
 from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Checked, Note, StepBegun
+from nbdist.worker.agreement import check_data
 from nbdist.worker.data import Cut, described
 from nbdist.worker.sources import open_source
 from nbdist.worker.warm_up import warm_up_steps
@@ -41,10 +42,12 @@ class Landed(msgspec.Struct, frozen=True):
     Attributes:
         values: what it reported.
         finite: whether all is finite that decides over going on; the same on all ranks.
+        reason: what is not, where this rank's own values are.
     """
 
     values: dict[str, float]
     finite: bool
+    reason: str = ""
 
 
 class Stepper(Protocol):
@@ -120,12 +123,16 @@ def scalars(request: StepRequest, report: Any, convert: Callable[[Any], Any]) ->
     Raises:
         StepError: a value is none; its name and shape are said.
     """
-    values = {name: convert(value) for name, value in named(request, report).items()}
-    for name, value in values.items():
-        if tuple(value.shape):
-            raise StepError(
-                f"the step reports `{name}` of shape {tuple(value.shape)}: report scalars"
-            )
+    values = {}
+    for name, value in named(request, report).items():
+        if not isinstance(name, str):
+            raise StepError(f"the step reports a value under {name!r}: names are text")
+        if value is None or isinstance(value, (str, bytes, dict, tuple, list, set, complex)):
+            raise StepError(f"the step reports `{name}` as {value!r:.60}: report scalars")
+        values[name] = convert(value)
+        if tuple(values[name].shape):
+            shape = tuple(values[name].shape)
+            raise StepError(f"the step reports `{name}` of shape {shape}: report scalars")
     return values
 
 
@@ -213,6 +220,8 @@ class _Loop:
     def _begin(self, batch: Batch) -> None:
         """Say how it is going to be, what could be better, and whether it is right."""
         options, source = self._options, self._source
+        if source.common and self._cut.ranks > 1:
+            check_data(options.data, batch, source.samples, self._stepper.gather)
         steps = source.steps * options.epochs if source.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
@@ -284,11 +293,14 @@ class _Loop:
             value = landed.values[name]
             self._note("nan", f"`{name}` is {value} at step {step}, epoch {epoch}", warning=True)
         if not landed.finite and self._options.on_nan == "stop":
-            self._stop_not_finite(step, bad)
+            self._stop_not_finite(step, bad, landed.reason)
 
-    def _stop_not_finite(self, step: int, bad: list[str]) -> None:
+    def _stop_not_finite(self, step: int, bad: list[str], reason: str) -> None:
         if not bad:
-            raise AnotherRankError(f"stopped: at step {step} another rank's loss is not finite")
+            raise AnotherRankError(
+                f"stopped at step {step}: {reason}. Look for a square root of zero or a division "
+                "by it, or lower the learning rate; --on-nan warn goes on regardless"
+            )
         raise StepError(
             f"`{bad[0]}` is not finite at step {step} on rank {self._worker.rank}: look for a log "
             "or a division by zero, or lower the learning rate; --on-nan warn goes on regardless"

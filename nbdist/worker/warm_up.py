@@ -26,12 +26,14 @@ def rates_by_name(request: StepRequest, namespace: dict[str, Any]) -> dict[str, 
     """
     if not request.options.scale_lr:
         return {}
-    reads = [name for name in RATE_NAMES if name in request.program.reads]
-    rates = {name: float(namespace[name]) for name in reads if np.ndim(namespace[name]) == 0}
+    read = {name: namespace[name] for name in RATE_NAMES if name in request.program.reads}
+    numbers = {name: value for name, value in read.items() if not callable(value)}
+    rates = {name: float(value) for name, value in numbers.items() if np.ndim(value) == 0}
     if not rates:
         raise StepError(
             "--scale-lr finds no learning rate in the step: read it from a number named "
-            "`learning_rate`, as in optax.adam(learning_rate).update(grads, opt_state)"
+            "`learning_rate`, as in optax.adam(learning_rate).update(grads, opt_state); a "
+            "schedule, or a rate that the step assigns, is scaled by hand"
         )
     return rates
 

@@ -1,0 +1,199 @@
+"""Step cells that would train on something else than meant: averaged, agreed on, or refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETUP = """
+import keras, numpy as np, tensorflow as tf, jax, jax.numpy as jnp
+keras.utils.set_random_seed(1)
+numbers = np.arange(32.0, dtype="float32").reshape(16, 2) / 32
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+critic = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+optimizer, second = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
+optimizer.build(model.trainable_variables)
+second.build(critic.trainable_variables)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=2) as running:
+        yield running
+
+
+@pytest.fixture
+def made(cluster: nbdist.Cluster) -> nbdist.Cluster:
+    cluster.run(SETUP, strategy="mirrored")
+    return cluster
+
+
+def step(
+    cluster: nbdist.Cluster, cell: str, strategy: str = "mirrored", **options: Any
+) -> nbdist.Run:
+    chosen = StepOptions(**{"data": "numbers", "batch": 8, **options})
+    return cluster.run(cell, step=chosen, strategy=strategy)
+
+
+def weights(cluster: nbdist.Cluster, name: str = "model") -> list[np.ndarray]:
+    cluster.run(f"weights = {name}.get_weights()", strategy="mirrored")
+    one, two = (objects["weights"] for objects in cluster.pull(["weights"]).values())
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+    return list(one)
+
+
+def test_a_gradient_that_no_tape_has_taken_is_averaged(made: nbdist.Cluster) -> None:
+    """Else each replica would train weights of its own."""
+    (before,) = weights(made)
+    cell = """
+error = model(batch) - 1.0
+loss = tf.reduce_mean(error**2)
+gradient = tf.matmul(batch, 2 * error, transpose_a=True) / tf.cast(tf.shape(batch)[0], "float32")
+optimizer.apply([gradient], model.trainable_variables)
+"""
+    step(made, cell)
+    weight = before
+    for start in (0, 8):
+        x = np.arange(32.0).reshape(16, 2)[start : start + 8] / 32
+        weight = weight - 0.1 * x.T @ (2 * (x @ weight - 1)) / 8
+    np.testing.assert_allclose(weights(made)[0], weight, rtol=1e-5)
+
+
+def test_two_optimizers_two_tapes_and_pythons_range(made: nbdist.Cluster) -> None:
+    """A critic is trained twice for each step of the model."""
+    cell = """
+for _ in range(2):
+    with tf.GradientTape() as tape:
+        critic_loss = tf.reduce_mean((critic(batch) - 2.0) ** 2)
+    second.apply(tape.gradient(critic_loss, critic.trainable_variables), critic.trainable_variables)
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean((critic(batch) - model(batch)) ** 2)
+optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+loss
+"""
+    run = step(made, cell, epochs=3, check=True)
+    assert run.loss.shape == (6,)
+    weights(made)
+    weights(made, "critic")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        """
+@tf.function
+def gradients_of(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    return loss, tape.gradient(loss, model.trainable_variables)
+loss, gradients = gradients_of(batch)
+optimizer.apply(gradients, model.trainable_variables)
+loss
+""",
+        """
+loss = tf.constant(0.0)
+for i in tf.range(2):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(batch) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+loss
+""",
+    ],
+    ids=["tf.function", "tf.range"],
+)
+def test_replicas_cannot_meet_within_control_flow(made: nbdist.Cluster, cell: str) -> None:
+    with pytest.raises(
+        nbdist.CellError, match=r"replicas meet here .* at the top level of the cell"
+    ):
+        step(made, cell)
+    assert made.run("1").results[0] == "1"
+
+
+def test_a_gradient_that_is_not_finite_is_said_to_be_one(made: nbdist.Cluster) -> None:
+    cell = """
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(tf.sqrt(model(0 * batch)))
+optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+loss
+"""
+    with pytest.raises(nbdist.CellError, match="stopped at step 1: a gradient, or another rank's"):
+        step(made, cell)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+@pytest.mark.parametrize(
+    ("define", "says"),
+    [
+        (
+            "(tf.random.set_seed(rank), "  # as without a seed: Keras's above is tf.data's too
+            "tf.data.Dataset.range(160).map(lambda i: tf.cast(i, 'float32')).shuffle(160))[1]",
+            "give its shuffle or its generator a seed",
+        ),
+        ("np.random.default_rng(rank).normal(size=16)", "begins with other samples on each rank"),
+        ("np.ones(16 + rank)", "other samples on each rank: 16, 17"),
+    ],
+    ids=["unseeded shuffle", "other arrays", "other lengths"],
+)
+def test_data_that_differ_between_ranks_are_refused(
+    made: nbdist.Cluster, strategy: str, define: str, says: str
+) -> None:
+    made.run(f"apart = {define}")
+    reduce = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
+    with pytest.raises(nbdist.CellError, match=says):
+        step(made, f"loss = {reduce}(batch)", strategy, data="apart")
+    assert made.run("1").results[0] == "1"
+
+
+def test_state_that_differs_between_ranks_is_refused(made: nbdist.Cluster) -> None:
+    made.run("params = np.random.default_rng(rank).normal(size=3)\nsame = np.ones(3)")
+    with pytest.raises(nbdist.CellError, match=r"not the same on all ranks: `params` \(line 2\)"):
+        step(made, "params = params * 0.5 + same\nloss = batch.mean()", "pjrt")
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+@pytest.mark.parametrize(
+    ("report", "says"),
+    [
+        ("{'a': None}", "reports `a` as None"),
+        ("{'a': 'x'}", "reports `a` as 'x'"),
+        ("{'a': {'b': 1.0}}", "reports `a` as {'b': 1.0}"),
+        ("{3: 1.0}", "under 3: names are text"),
+    ],
+)
+def test_reports_that_are_no_scalars(
+    made: nbdist.Cluster, strategy: str, report: str, says: str
+) -> None:
+    with pytest.raises(nbdist.CellError, match=says):
+        step(made, report, strategy)
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"), [("jnp.float32(0.1)", ""), ("lambda step: 0.1", "--scale-lr finds no")]
+)
+def test_rates_under_pjrt(made: nbdist.Cluster, rate: str, says: str) -> None:
+    made.run(f"lr = {rate}", strategy="pjrt")
+    cell = "rate = lr\n{'loss': batch.mean(), 'rate': rate}"
+    if says:
+        with pytest.raises(nbdist.CellError, match=says):
+            step(made, cell, "pjrt", scale_lr=True)
+        return
+    run = step(made, cell, "pjrt", scale_lr=True, epochs=10)
+    assert run.history["rate"][0, -1] == pytest.approx(0.2)
+
+
+def test_a_metric_that_is_not_finite_does_not_stop_a_run(made: nbdist.Cluster) -> None:
+    """The loss decides, under both strategies; the metric is said once."""
+    cell = "{'loss': batch.mean(), 'ratio': jnp.log(-1.0 - batch.mean())}"
+    run = step(made, cell, "pjrt")
+    assert run.loss.shape == (2,)
+    assert len([n for n in run.notes if n.topic == "nan" and n.rank == 0]) == 1
