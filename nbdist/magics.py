@@ -13,6 +13,7 @@ from nbdist.cells.grammar import STRATEGIES, parse_bucket
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
+from nbdist.objects import fingerprint
 from nbdist.records import StepOptions
 from nbdist.session import Cluster
 from nbdist.views.surface import show_once
@@ -30,7 +31,7 @@ class DistMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._started: Cluster | None = None
-        self._brought: dict[str, object] = {}
+        self._brought: dict[str, tuple[object, bytes]] = {}
 
     def _cluster(self, asked: str) -> Cluster:
         if self._started is None or not self._started.running:
@@ -131,12 +132,18 @@ class DistMagics(Magics):
     def _bring(self, cluster: Cluster, name: str) -> None:
         """Move a data set of the notebook to the workers, once, unless they have one."""
         here = self.shell.user_ns.get(name)
-        changed = self._brought.get(name, here) is not here
-        if here is None or not (changed or cluster.lacks(name)):
+        if here is None or not (self._has_changed(name, here) or cluster.lacks(name)):
             return
         size = cluster.push({name: here})
-        self._brought[name] = here
+        self._brought[name] = here, fingerprint(here)
         sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
+
+    def _has_changed(self, name: str, here: object) -> bool:
+        """Whether what was moved is another object now, or another in itself."""
+        if name not in self._brought:
+            return False
+        moved, mark = self._brought[name]
+        return moved is not here or mark != fingerprint(here)
 
     @magic_arguments()
     @line_magic

@@ -155,6 +155,9 @@ def test_data_in_the_notebook_is_moved_once(kernel: Kernel) -> None:
     kernel.run("here = np.arange(8.0) + 1").check()
     assert "moved" in kernel.run(cell).check().stdout
     assert kernel.run("print(run.loss)").check().stdout.strip() == "[2.5 6.5]"
+    kernel.run("here *= 2").check()  # the same object
+    assert "moved" in kernel.run(cell).check().stdout
+    assert kernel.run("print(run.loss)").check().stdout.strip() == "[ 5. 13.]"
     kernel.run("%%dist_run\nhere = [7.0, 9.0]").check()  # the workers' own comes first
     kernel.run("here = None").check()
     kernel.run(cell).check()

@@ -130,13 +130,18 @@ loss
         step(made, cell)
 
 
+UNSEEDED = (  # as without a seed: that of Keras above is tf.data's too
+    "(tf.random.set_seed(rank), "
+    "tf.data.Dataset.range(160).map(lambda i: tf.cast(i, 'float32')).shuffle(160))[1]"
+)
+
+
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 @pytest.mark.parametrize(
     ("define", "says"),
     [
         (
-            "(tf.random.set_seed(rank), "  # as without a seed: Keras's above is tf.data's too
-            "tf.data.Dataset.range(160).map(lambda i: tf.cast(i, 'float32')).shuffle(160))[1]",
+            UNSEEDED,
             "give its shuffle or its generator a seed",
         ),
         ("np.random.default_rng(rank).normal(size=16)", "begins with other samples on each rank"),

@@ -5,7 +5,7 @@
 (https://github.com/keras-team/keras/issues/20585). `LossScaleOptimizer.check_finite` asks each
 replica about its own gradients, which are not reduced yet: where one overflows, it alone leaves the
 update out, and all wait for each other for ever. Seen with Keras 3.15.1 and TensorFlow 2.21.0;
-`tests/worker/test_keras_patch.py` fails when the patch is no longer needed.
+`tests/worker/test_mirrored.py` fails when the patch is no longer needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MultiWorkerMirroredStrategy on one rank. The only module of ours that imports TensorFlow.
+"""MultiWorkerMirroredStrategy on one rank.
 
-The private calls of TensorFlow that the product leans on are all here:
+The private calls of TensorFlow's runtime that the product leans on are all here:
 `tensorflow.python.eager.context._reset_context` and the state of its context.
 """
 
