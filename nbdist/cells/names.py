@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
@@ -23,7 +23,9 @@ class Names(ast.NodeVisitor):
 
     Attributes:
         read: names read before they are surely bound, with the first line.
-        bound: names that are bound on some path.
+        early: those of them that are read here and now, not when a nested function is called.
+        bound: names that are bound on some path, with the first line.
+        assigned: those of them that some statement binds which is no `def`, `class` or `import`.
         deleted: names that are deleted, with the line.
 
     Args:
@@ -32,9 +34,12 @@ class Names(ast.NodeVisitor):
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self.read: dict[str, int] = {}
-        self.bound: set[str] = set()
+        self.early: dict[str, int] = {}
+        self.bound: dict[str, int] = {}
+        self.assigned: set[str] = set()
         self.deleted: dict[str, int] = {}
         self._sure = set(known)
+        self._left = False  # nothing runs after this place: a `raise`, `break` or the like
 
     def scan(self, statements: Sequence[ast.stmt]) -> None:
         """Read statements in order."""
@@ -51,17 +56,23 @@ class Names(ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             self._reads(node.id, node.lineno)
         elif isinstance(node.ctx, ast.Store):
-            self._binds(node.id)
+            self._binds(node.id, node.lineno)
         else:
             self._deletes(node.id, node.lineno)
 
-    def _reads(self, name: str, line: int) -> None:
+    def _reads(self, name: str, line: int, *, later: bool = False) -> None:
         if name not in self._sure:
             self.read.setdefault(name, line)
+            if not later:
+                self.early.setdefault(name, line)
 
-    def _binds(self, name: str) -> None:
-        self.bound.add(name)
+    def _defines(self, name: str, line: int) -> None:
+        self.bound.setdefault(name, line)
         self._sure.add(name)
+
+    def _binds(self, name: str, line: int) -> None:
+        self._defines(name, line)
+        self.assigned.add(name)
 
     def _deletes(self, name: str, line: int) -> None:
         self._reads(name, line)
@@ -95,21 +106,40 @@ class Names(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
-            self._binds(alias.asname or alias.name.split(".")[0])
+            self._defines(alias.asname or alias.name.split(".")[0], node.lineno)
 
     visit_ImportFrom = visit_Import  # noqa: N815 - ast's own spelling
 
     # Paths.
 
+    def _path(self, start: set[str], nodes: Sequence[ast.AST]) -> set[str] | None:
+        """Read one path; what is sure at its end, None where it does not reach it."""
+        self._sure, self._left = set(start), False
+        for node in nodes:
+            self.visit(node)
+        return None if self._left else self._sure
+
+    def _join(self, ends: Sequence[set[str] | None]) -> None:
+        """After alternatives: what is bound on all that reach their end is sure."""
+        reached = [end for end in ends if end is not None]
+        self._left = not reached
+        if reached:
+            self._sure = set.intersection(*reached)
+
     def _paths(self, *paths: Sequence[ast.AST]) -> None:
-        """Alternatives: what is bound on all of them is sure afterwards."""
-        before, ends = self._sure, []
-        for path in paths:
-            self._sure = set(before)
-            for node in path:
-                self.visit(node)
-            ends.append(self._sure)
-        self._sure = set.intersection(*ends)
+        before = self._sure
+        self._join([self._path(before, path) for path in paths])
+
+    def visit_Raise(self, node: ast.Raise | ast.Return | ast.Break | ast.Continue) -> None:
+        self.generic_visit(node)
+        self._left = True
+
+    visit_Return = visit_Break = visit_Continue = visit_Raise  # noqa: N815 - ast's own spelling
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        self.visit(node.value)
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "sys.exit":
+            self._left = True
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
@@ -134,8 +164,13 @@ class Names(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For) -> None:
         self.visit(node.iter)
-        self._paths([node.target, *node.body], [])
-        self._paths(node.orelse, [])
+        leaves = _leaves_loop(node.body)
+        if _has_items(node.iter) and not leaves:
+            for part in (node.target, *node.body):
+                self.visit(part)
+        else:
+            self._paths([node.target, *node.body], [])
+        self._paths(node.orelse, *([[]] if leaves else []))
 
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
@@ -148,15 +183,19 @@ class Names(ast.NodeVisitor):
             self.visit(item.context_expr)
             if item.optional_vars is not None:
                 self.visit(item.optional_vars)
-        for statement in node.body:
-            self.visit(statement)
+        self.scan(node.body)
+        self._left = False  # a manager may swallow what the body raises
 
     def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
-        self._paths([*node.body, *node.orelse], [])
-        for handler in node.handlers:
-            self._paths([handler], [])
-        for statement in node.finalbody:
-            self.visit(statement)
+        """A handler begins anywhere in the body: nothing that it binds is sure there."""
+        before = self._sure - _deleted(node.body)
+        ends = [self._path(self._sure, [*node.body, *node.orelse])]
+        ends += [self._path(before, [handler]) for handler in node.handlers]
+        self._join(ends)
+        after, left = self._sure, self._left
+        self._path(before - _deleted([*node.handlers, *node.orelse]), node.finalbody)
+        left = self._path(after, node.finalbody) is None or left
+        self._left = left
 
     visit_TryStar = visit_Try  # noqa: N815 - ast's own spelling
 
@@ -164,7 +203,7 @@ class Names(ast.NodeVisitor):
         if node.type is not None:
             self.visit(node.type)
         if node.name is not None:
-            self._binds(node.name)
+            self._binds(node.name, node.lineno)
         for statement in node.body:
             self.visit(statement)
         if node.name is not None:
@@ -172,23 +211,26 @@ class Names(ast.NodeVisitor):
 
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
-        for case in node.cases:
-            parts = [case.pattern, *([case.guard] if case.guard else []), *case.body]
-            self._paths(parts, [])
+        paths: list[Sequence[ast.AST]] = [
+            [case.pattern, *([case.guard] if case.guard else []), *case.body] for case in node.cases
+        ]
+        last = node.cases[-1]
+        every = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None
+        self._paths(*paths, *([] if every and last.guard is None else [[]]))
 
     def visit_MatchAs(self, node: ast.MatchAs) -> None:
         self.generic_visit(node)
         if node.name is not None:
-            self._binds(node.name)
+            self._binds(node.name, node.lineno)
 
     def visit_MatchStar(self, node: ast.MatchStar) -> None:
         if node.name is not None:
-            self._binds(node.name)
+            self._binds(node.name, node.lineno)
 
     def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
         self.generic_visit(node)
         if node.rest is not None:
-            self._binds(node.rest)
+            self._binds(node.rest, node.lineno)
 
     # Scopes.
 
@@ -197,7 +239,7 @@ class Names(ast.NodeVisitor):
             self.visit(decorator)
         self._defaults(node.args)
         self._annotations(node)
-        self._binds(node.name)
+        self._defines(node.name, node.lineno)
         self._nested(_parameters(node.args), node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - ast's own spelling
@@ -210,7 +252,7 @@ class Names(ast.NodeVisitor):
         for part in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
             self.visit(part)
         self._nested((), node.body, hides=False)
-        self._binds(node.name)
+        self._defines(node.name, node.lineno)
 
     def visit_ListComp(self, node: _Comprehension) -> None:
         """The first iterable belongs to this scope; a walrus inside binds here, perhaps."""
@@ -229,9 +271,10 @@ class Names(ast.NodeVisitor):
         for result in results:
             inner.visit(result)
         for name, line in inner.read.items():
-            self._reads(name, line)
+            self._reads(name, line, later=name not in inner.early)
         for walrus in (n for n in ast.walk(node) if isinstance(n, ast.NamedExpr)):
-            self.bound.add(walrus.target.id)
+            self.bound.setdefault(walrus.target.id, walrus.lineno)
+            self.assigned.add(walrus.target.id)
 
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # noqa: N815
 
@@ -253,13 +296,46 @@ class Names(ast.NodeVisitor):
         """What a nested scope takes from outside; a function hides every name that it binds."""
         inner = Names(parameters)
         inner.scan(body)
-        own = inner.bound | set(parameters) if hides else set()
+        own = {*inner.bound, *parameters} if hides else set()
         for name, line in inner.read.items():
             if name not in own:
-                self._reads(name, line)
+                self._reads(name, line, later=hides or name not in inner.early)
 
 
 def _parameters(arguments: ast.arguments) -> set[str]:
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     every += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
     return {argument.arg for argument in every}
+
+
+def _has_items(iterable: ast.expr) -> bool:
+    """Whether a loop over this surely runs: a literal `range`, tuple or list that is not empty."""
+    match iterable:
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return any(not isinstance(item, ast.Starred) for item in items)
+        case ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]) if len(bounds) in (1, 2):
+            values = [bound.value for bound in bounds if isinstance(bound, ast.Constant)]
+            numbers = [value for value in values if isinstance(value, int)]
+            return len(numbers) == len(bounds) and len(range(*numbers)) > 0
+    return False
+
+
+def _leaves_loop(body: Sequence[ast.stmt]) -> bool:
+    """Whether a `break` or `continue` of this very loop is in its body."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Break, ast.Continue)):
+            return True
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            waiting.extend(node.orelse)
+        elif not isinstance(node, _SCOPES):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def _deleted(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that are unbound anywhere in these: by `del`, or at the end of a handler."""
+    every = [inner for node in nodes for inner in ast.walk(node)]
+    names = {n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
+    return names | {n.name for n in every if isinstance(n, ast.ExceptHandler) and n.name}

@@ -47,9 +47,11 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
     names = Names(given)
     names.scan(tree.body)
     carried = sorted(
-        name for name in names.read if name in names.bound and name not in vars(builtins)
+        name for name in names.read if name in names.assigned and name not in vars(builtins)
     )
-    faults = sorted([*_misplaced(tree), *_carry_faults(names, carried, carries=carries)])
+    faults = sorted(
+        [*_misplaced(tree), *_early(names), *_carry_faults(names, carried, carries=carries)]
+    )
     report = _report(tree, names)
     if report is None:
         last = max(1, len(source.splitlines()))
@@ -62,7 +64,7 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
     reads = {
         name: line
         for name, line in names.read.items()
-        if name not in carried and not hasattr(builtins, name)
+        if name not in names.bound and name not in vars(builtins)
     }
     return StepProgram(
         body=_rewrite(source, _reported(tree, names), carried),
@@ -101,6 +103,20 @@ def _misplaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
             )
         if not isinstance(node, _OWN_SCOPE):
             waiting.extend(ast.iter_child_nodes(node))
+
+
+def _early(names: Names) -> Iterator[tuple[int, str]]:
+    """Names of the cell's own that are read too early, and cannot come from the step before."""
+    for name in names.read.keys() & names.bound.keys():
+        if name in vars(builtins):
+            text = f"`{name}` is Python's own until this line assigns it: choose another name"
+            yield names.bound[name], text
+        elif name in names.early and name not in names.assigned:
+            text = (
+                f"`{name}` is read before the cell surely imports or defines it: "
+                "do that first, or in an earlier cell"
+            )
+            yield names.early[name], text
 
 
 def _carry_faults(names: Names, carried: list[str], *, carries: bool) -> Iterator[tuple[int, str]]:
