@@ -221,7 +221,8 @@ class Cluster:
         """Run a cell once on every rank, showing what the ranks say while they run.
 
         With `step`, the cell is the body of a training step and runs once for each batch of the
-        data: `batch` is the element, and the last expression, or `loss`, is what it reports.
+        data: `batch` is the element, and the last expression is what it reports. Where there is
+        none, or a call other than `dict(...)` follows the assignment of `loss`, `loss` is.
 
         Args:
             cell: the code.

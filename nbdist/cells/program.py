@@ -50,11 +50,16 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
         name for name in names.read if name in names.assigned and name not in vars(builtins)
     )
     faults = sorted(
-        [*_misplaced(tree), *_early(names), *_carry_faults(names, carried, carries=carries)]
+        [
+            *_misplaced(tree),
+            *_early(names),
+            *_unreportable(tree, names),
+            *_carry_faults(names, carried, carries=carries),
+        ]
     )
     report = _report(tree, names)
     if report is None:
-        last = max(1, len(source.splitlines()))
+        last = source.count("\n", 0, -1) + 1
         faults.append(
             (last, "the cell reports nothing: end it with a scalar or a dict of scalars, or `loss`")
         )
@@ -134,14 +139,34 @@ def _carry_faults(names: Names, carried: list[str], *, carries: bool) -> Iterato
 def _reported(tree: ast.Module, names: Names) -> ast.Expr | None:
     """The last expression, if it is what the step reports.
 
-    A name or a dict always is. Anything else, such as a call of the optimizer, is only when the
-    cell surely assigns no `loss`.
+    A note, such as a string or `...`, never is. A call, such as one of the optimizer, is only when
+    it is `dict(...)`, or when the cell does not surely assign `loss`. Anything else is.
     """
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
         return None
-    plain = isinstance(last.value, (ast.Name, ast.Dict))
-    return last if plain or not names.is_sure("loss") else None
+    match last.value:
+        case ast.Call(func=ast.Name(id="dict")):
+            return last
+        case ast.Constant(value=str() | bytes() | None | builtins.Ellipsis):
+            return None
+        case ast.Call() | ast.Constant():
+            return None if names.is_sure("loss") else last
+    return last
+
+
+def _unreportable(tree: ast.Module, names: Names) -> Iterator[tuple[int, str]]:
+    """A report that can be seen to be no scalar and no dict of scalars."""
+    last = _reported(tree, names)
+    if last is None:
+        return
+    match last.value:
+        case ast.Dict(keys=[]) | ast.Call(func=ast.Name(id="dict"), args=[], keywords=[]):
+            yield last.lineno, "the dict reports nothing: put a scalar into it, or leave it out"
+        case ast.Tuple() | ast.List() | ast.Set():
+            kind = type(last.value).__name__.lower()
+            text = f"the cell ends with a {kind}: report a scalar or a dict of scalars"
+            yield last.lineno, text
 
 
 def _report(tree: ast.Module, names: Names) -> str | None:
