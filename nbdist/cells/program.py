@@ -43,6 +43,7 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
     Raises:
         UsageError: the cell cannot be a step; every fault is named with its line.
     """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")  # as Python's own reader does
     tree = _parse(source)
     names = Names(given)
     names.scan(tree.body)
@@ -179,19 +180,25 @@ def _report(tree: ast.Module, names: Names) -> str | None:
 
 def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
     """The body, indented, with its end returned; the line of the head is left out."""
-    lines = source.splitlines()
+    lines = source.removesuffix("\n").split("\n")  # splitlines() also splits at form feeds
     state = f", ({''.join(f'{name}, ' for name in carried)})"
     if last is not None:  # the statement's own place: it has the brackets around it
         _insert(lines, last.end_lineno, last.end_col_offset, f"){state}")
         _insert(lines, last.lineno, last.col_offset, "return (")
     starts = _logical_lines(source)
     body = [
-        f"    {line}" if number in starts else line
+        _indented(line) if number in starts else line
         for number, line in enumerate(lines[1:], start=2)
     ]
     if last is None:
         body.append(f"    return (loss){state}")
     return "\n".join(body) + "\n"
+
+
+def _indented(line: str) -> str:
+    """Python counts the indentation from the last form feed in it."""
+    blank = line[: len(line) - len(line.lstrip(" \t\f"))]
+    return "    " + line[blank.rfind("\f") + 1 :]
 
 
 def _insert(lines: list[str], line: int | None, column_bytes: int | None, text: str) -> None:

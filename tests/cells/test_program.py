@@ -147,6 +147,25 @@ def test_the_last_expression_is_what_the_step_reports(body: str, report: object)
     assert call(step(body), 7) == (report, ())
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = 'a\fb'\nlen(x) + batch",
+        "x = 'a\u2028b'\nlen(x) + batch",
+        "x = 'a\x1cb'  # \x85\nlen(x) + batch",
+        "x = '''\n\u2028'''; y = 1\nlen(x) + y + batch",
+        "\fx = 3\nx + batch",
+        "if batch:\n    \f    x = 3\nx + batch",
+        "x = 3\r\nx + batch\r\n",
+        "x = '''\r\na\r\n'''\r\nlen(x) + batch",
+        "x = 3\rx + batch",
+    ],
+)
+def test_lines_end_where_python_ends_them(body: str) -> None:
+    program = compile_step(HEAD + body, given=("batch",), carries=True)
+    assert call(program, 7, x=3) == (10, tuple(3 for _ in program.carried))
+
+
 def test_carried_names_come_back() -> None:
     program = step("a, b = b, a + batch\nloss = a")
     assert call(program, 5, a=1, b=2) == (2, (2, 6))
