@@ -137,10 +137,10 @@ class Placement:
 
 
 class Source(Protocol):
-    """Sharees as this process has them."""
+    """Batches as this process has them."""
 
     steps: int | None
-    """Sharees of a pass, on every process the same; None when that is not known."""
+    """Batches of a pass, on every process the same; None when that is not known."""
 
     def batches(self) -> Iterator[Share]:
         """One pass."""
