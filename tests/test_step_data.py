@@ -87,8 +87,32 @@ def test_fewer_files_than_workers_fall_to_elements(
     cluster.run("stream = read(files[2:])")
     mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
     run = step(cluster, f"loss = {mean}(batch)", strategy, batch=8)
-    assert capsys.readouterr().out.count("there are fewer files than workers") == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("there are fewer files than workers") == 1
+    assert "FILE based sharding" not in shown.err
     np.testing.assert_allclose(run.loss, [204.5, 212.5, 220.5, 227.5])
+
+
+@pytest.mark.parametrize(
+    "define",
+    [
+        "tf.data.Dataset.range(64).map(lambda i: tf.cast(i, tf.float32)).batch(32)",
+        "tf.data.Dataset.zip((read(files), tf.data.Dataset.range(64))).map(lambda x, i: x)"
+        ".batch(32)",
+    ],
+    ids=["in memory", "a part in memory"],
+)
+def test_data_that_cannot_be_shared_by_file_log_nothing(
+    cluster: nbdist.Cluster, define: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(f"stream = {define}")
+    capsys.readouterr()
+    step(cluster, "loss = jnp.mean(batch)", "pjrt")
+    shown = capsys.readouterr()
+    assert "by element" in shown.out
+    assert "tf_auto_shard" not in shown.out + shown.err
+    assert "rendezvous" not in shown.err
+    assert len((shown.out + shown.err).splitlines()) < 20
 
 
 def test_by_element_where_that_is_asked_for(

@@ -9,6 +9,7 @@ row is seen once, no rank waits, none computes the mean of nothing.
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import sys
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 16
 """Parts that are read before ranks tell each other their rows."""
+
+READERS = {
+    f"{kind}Dataset{version}"
+    for kind in ("TFRecord", "TextLine", "FixedLengthRecord")
+    for version in ("", "V2")
+}
+"""TensorFlow's operations of whose files it can give each rank some."""
+
+TOO_FEW_FILES = "by element: there are fewer files than workers, and each reads all of them"
 
 
 class Parts:
@@ -113,18 +123,22 @@ def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
 
     policies = tf.data.experimental.AutoShardPolicy
     asked = dataset.options().experimental_distribute.auto_shard_policy
-    if ranks == 1 or asked not in (policies.AUTO, policies.FILE) or not _is_plain(dataset):
+    by_file = asked in (policies.AUTO, policies.FILE) and _is_plain(dataset)
+    files = _files(dataset) if ranks > 1 and by_file else 0
+    if not files:
         return None, "by element"
+    if files < ranks:
+        return None, TOO_FEW_FILES
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies.FILE
     try:
         next(iter(_AutoShardDataset(dataset.with_options(options), ranks, 0)), None)
-    except tf.errors.NotFoundError:  # it reads no files
+    except tf.errors.NotFoundError:  # it reads files in a way that cannot be shared
         return None, "by element"
     except tf.errors.InvalidArgumentError as error:
         if "FILE based sharding" not in error.message:
             raise
-        return None, "by element: there are fewer files than workers, and each reads all of them"
+        return None, TOO_FEW_FILES
     own = _AutoShardDataset(dataset.with_options(options), ranks, rank)
     return own, "by file: each worker reads files of its own"
 
@@ -146,6 +160,28 @@ def rows_of_files(dataset: Any, batch: int, ranks: int) -> Callable[[], Iterator
             yield map_arrays(np.asarray, element)
 
     return parts if batch else as_they_are
+
+
+def _files(dataset: Any) -> float:
+    """How many files a data set reads: 0 where a part of it reads none, infinite where unknown.
+
+    TensorFlow would tell by an error, with pages of its native code's log beside it. Its readers
+    are flat maps (`_impl`) of a data set of names with a function that opens one.
+    """
+    dataset = vars(dataset).get("_impl", dataset)
+    inputs = dataset._inputs()
+    function = vars(dataset).get("_map_func")
+    if function is not None and READERS & _operations(function.function.graph):
+        count = int(inputs[0].cardinality())
+        return count if count >= 0 else math.inf
+    return min(map(_files, inputs), default=0)
+
+
+def _operations(graph: Any) -> set[str]:
+    """The types of a graph's operations and of those of the functions that it calls."""
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(function.node_def for function in definition.library.function)]
+    return {node.op for body in bodies for node in body}
 
 
 def _is_plain(dataset: Any) -> bool:
