@@ -97,8 +97,10 @@ def test_fewer_files_than_workers_fall_to_elements(
     "define",
     [
         "tf.data.Dataset.range(64).map(lambda i: tf.cast(i, tf.float32)).batch(32)",
-        "tf.data.Dataset.zip((read(files), tf.data.Dataset.range(64))).map(lambda x, i: x)"
-        ".batch(32)",
+        (
+            "tf.data.Dataset.zip((read(files), tf.data.Dataset.range(64))).map(lambda x, i: x)"
+            ".batch(32)"
+        ),
     ],
     ids=["in memory", "a part in memory"],
 )
@@ -127,6 +129,62 @@ def test_by_element_where_that_is_asked_for(
     run = step(cluster, "loss = jnp.mean(batch)", "pjrt", batch=10)
     np.testing.assert_allclose(run.loss[0], np.mean(NUMBERS[:10]))
     assert "data by element" in capsys.readouterr().out
+
+
+SINGLE = "the elements of stream are single samples: say how many make a batch with --batch N"
+
+
+@pytest.mark.parametrize(
+    ("define", "options", "says"),
+    [
+        ("tf.data.Dataset.range(8)", {}, SINGLE),
+        ("read(files)", {}, SINGLE),
+        ("tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones(8)))", {}, SINGLE),
+        ("tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones((8, 2))))", {}, SINGLE),
+        ("[1.0, 2.0, 3.0]", {}, SINGLE),
+        ("[(np.ones(3), 1.0)] * 8", {}, SINGLE),
+        ("lambda: ((np.ones(3), np.ones(2)) for _ in range(8))", {}, SINGLE),
+        (
+            "tf.data.Dataset.range(8).repeat()",
+            {"batch": 4},
+            "stream never ends: say after how many steps with --steps N",
+        ),
+        ("read(files).repeat().batch(4)", {}, "stream never ends"),
+        (
+            "[np.ones((8, 3)), np.ones(8)]",
+            {"batch": 4},
+            r"stream is a list of arrays: for columns type a tuple, stream = \(a, b\)",
+        ),
+        (
+            "tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1, 2], [3]])).batch(2)",
+            {"batch": 2, "bucket": (4,)},
+            (
+                r"the elements of stream are batches, as ragged tensors: leave --batch 2 away, or "
+                r"stream.unbatch\(\)"
+            ),
+        ),
+        (
+            "tf.ragged.constant([[[1], [2, 3]], [[4]]])",
+            {"batch": 2, "bucket": (4,)},
+            (
+                r"a ragged tensor has 2 axes of different lengths: make all but one even, with its "
+                r"to_tensor\(\)"
+            ),
+        ),
+    ],
+)
+def test_what_would_go_wrong_later_is_refused(
+    cluster: nbdist.Cluster, define: str, options: dict[str, Any], says: str
+) -> None:
+    cluster.run(f"stream = {define}")
+    with pytest.raises(nbdist.CellError, match=says):
+        step(cluster, "loss = 1.0 + 0 * jnp.sum(1.0)", "pjrt", **options)
+
+
+def test_what_never_ends_runs_for_its_steps(cluster: nbdist.Cluster) -> None:
+    cluster.run("stream = tf.data.Dataset.range(8).repeat()")
+    run = step(cluster, "loss = jnp.sum(batch)", "pjrt", batch=4, steps=3)
+    np.testing.assert_array_equal(run.loss, [6, 22, 6])
 
 
 DISTRIBUTED = {
@@ -217,6 +275,24 @@ class TestBuckets:
         whole = [share, 1]  # the second batch has three rows: each replica has all
         np.testing.assert_allclose(history["real"], lengths.sum(1) / whole)
         np.testing.assert_allclose(history["loss"], (lengths * (lengths + 1) // 2).sum(1) / whole)
+
+    @pytest.mark.parametrize(
+        ("end", "batch"), [(".batch(2)", 0), ("", 2)], ids=["batches", "samples"]
+    )
+    def test_ragged_tensors_in_a_data_set(
+        self, cluster: nbdist.Cluster, end: str, batch: int
+    ) -> None:
+        """The middle batch is even by chance, and padded as the others."""
+        cluster.run(
+            "ragged = tf.ragged.constant([[1, 2], [3], [4, 5], [6, 7], [8, 9, 10], [11]])\n"
+            f"stream = tf.data.Dataset.from_tensor_slices((ragged, tf.range(6.0))){end}"
+        )
+        cell = "x, y = batch\n{'loss': jnp.where(mask, x, 0).sum(), 'real': mask.sum()}"
+        run = step(cluster, cell, "pjrt", batch=batch, bucket=(4,))
+        np.testing.assert_array_equal(run.loss, [6, 22, 38])
+        np.testing.assert_array_equal(run.history["real"][0], [3, 4, 4])
+        with pytest.raises(nbdist.CellError, match="the samples have different lengths"):
+            step(cluster, "loss = batch[1].mean()", "pjrt", batch=batch)
 
     def test_batches_that_are_padded_already(self, cluster: nbdist.Cluster) -> None:
         cluster.run("stream = [np.ones((4, n)) for n in (3, 5, 6, 7, 9)]")

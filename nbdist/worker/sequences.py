@@ -37,6 +37,11 @@ class Ragged:
         return Ragged([self._samples[row] for row in rows])
 
     @property
+    def shape(self) -> tuple[int]:
+        """Of the axes that are alike in all samples: the first."""
+        return (len(self),)
+
+    @property
     def lengths(self) -> np.ndarray:
         """The length of each sample."""
         return np.array([len(sample) for sample in self._samples])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -94,20 +94,25 @@ class Elements:
 
     Args:
         start: begins a new pass.
-        batch: elements in a global batch; 0 when the elements are global batches themselves.
-        padding: for elements that are sequences.
+        options: of the step; with a `batch` of 0 the elements are global batches themselves.
         length: how many elements there are, or -1.
+        sharding: how the samples come to the ranks, in words.
     """
 
     common = True
 
     def __init__(
-        self, start: Callable[[], Iterable[Tree]], batch: int, padding: Padding, length: int = -1
+        self,
+        start: Callable[[], Iterable[Tree]],
+        options: StepOptions,
+        length: int = -1,
+        sharding: str = "by element",
     ) -> None:
         self._start = start
-        self._batch = batch
-        self._padding = padding
-        self.sharding = "by element"
+        self._name = options.data
+        self._batch = batch = options.batch
+        self._padding = Padding(options.bucket)
+        self.sharding = sharding
         self.samples = length if batch else -1
         self.steps = -(-length // batch) if batch and length >= 0 else length
 
@@ -118,8 +123,11 @@ class Elements:
 
     def _batches(self) -> Iterator[Tree]:
         if not self._batch:
-            for element in self._start():
-                yield map_arrays(np.asarray, element)
+            for number, element in enumerate(self._start()):
+                tree = map_arrays(_column, element)
+                if not number:
+                    _refuse_samples([np.shape(column)[:1] for column in leaves(tree)], self._name)
+                yield tree
             return
         waiting: list[Tree] = []
         for element in self._start():
@@ -169,19 +177,21 @@ def open_source(
 
 
 def _of_python(value: Any, options: StepOptions) -> Source:
-    padding, name = Padding(options.bucket), options.data
+    name = options.data
+    if isinstance(value, list) and _are_columns(value):
+        raise StepError(f"{name} is a list of arrays: for columns type a tuple, {name} = (a, b)")
     if isinstance(value, Iterator):
         if options.epochs > 1:
             raise StepError(
                 f"{name} is an iterator, which can be gone through once, and --epochs is "
                 f"{options.epochs}: name the function that makes it"
             )
-        return Elements(lambda: value, options.batch, padding)
+        return Elements(lambda: value, options)
     if isinstance(value, Iterable):
         length = len(value) if isinstance(value, Sized) else -1
-        return Elements(lambda: value, options.batch, padding, length)
+        return Elements(lambda: value, options, length)
     if callable(value):
-        return Elements(value, options.batch, padding)
+        return Elements(value, options)
     raise StepError(
         f"--data {name} is a {type(value).__name__}: name arrays, a tf.data.Dataset, an iterable "
         "or a function that makes one"
@@ -195,14 +205,43 @@ def _of_tensorflow(
     ranks: int,
     gather: Callable[[np.ndarray], np.ndarray],
 ) -> Source:
-    batch = options.batch
+    tf = sys.modules["tensorflow"]
+    batch, name = options.batch, options.data
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and not options.steps:
+        raise StepError(f"{name} never ends: say after how many steps with --steps N")
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_ragged = any(isinstance(s, tf.RaggedTensorSpec) and s.ragged_rank for s in specs)
+    if is_ragged and batch:
+        raise StepError(
+            f"the elements of {name} are batches, as ragged tensors: leave --batch {batch} away, "
+            f"or {name}.unbatch()"
+        )
+    if not batch:
+        shapes = [s.shape for s in specs if isinstance(s, tf.TensorSpec)]
+        known = [tuple(s[:1]) for s in shapes if s.rank is not None]
+        _refuse_samples([first for first in known if first != (None,)], name)
     files, sharding = (None, "by element") if options.bucket else own_files(dataset, ranks, rank)
     if files is not None:
         return Parts(rows_of_files(files, batch, ranks), batch, sharding, gather)
-    length = max(-1, int(dataset.cardinality()))
-    elements = Elements(dataset.as_numpy_iterator, batch, Padding(options.bucket), length)
-    elements.sharding = sharding
-    return elements
+    start = dataset.__iter__ if is_ragged else dataset.as_numpy_iterator
+    return Elements(start, options, max(-1, int(dataset.cardinality())), sharding)
+
+
+def _refuse_samples(firsts: Sequence[tuple[int, ...]], name: str) -> None:
+    """Refuse elements that are no batches, by their arrays' first axes: none, or unlike ones."""
+    if () in firsts or len(set(firsts)) > 1:
+        raise StepError(
+            f"the elements of {name} are single samples: say how many make a batch with --batch N"
+        )
+
+
+def _are_columns(items: list[Any]) -> bool:
+    """Whether these arrays are columns rather than elements: unlike, and of as many rows."""
+    if not all(isinstance(item, ArrayLike) for item in items):
+        return False
+    shapes = [np.shape(item) for item in items]
+    alike = len({shape[:1] for shape in shapes}) == 1
+    return alike and len({len(shape) for shape in shapes}) > 1
 
 
 def _local_parts(dataset: Any) -> Iterator[Tree]:
@@ -249,7 +288,7 @@ def _is_column(value: object) -> bool:
 
 def _column(value: Any) -> np.ndarray | Ragged:
     if _is_of(value, "tensorflow", "RaggedTensor"):
-        return Ragged(list(value))
+        return _of_ragged_tensor(value)
     if _is_of(value, "datasets", "arrow_dataset", "Column"):
         value = value[:]
     try:
@@ -257,9 +296,18 @@ def _column(value: Any) -> np.ndarray | Ragged:
     except ValueError:  # lists of different lengths
         return Ragged(value)
     has_sequences = (
-        array.dtype == object and len(array) and isinstance(array[0], (list, np.ndarray))
+        array.dtype == object and array.size and isinstance(array.flat[0], (list, np.ndarray))
     )
     return Ragged(list(array)) if has_sequences else array
+
+
+def _of_ragged_tensor(value: Any) -> Ragged:
+    if value.ragged_rank > 1:
+        raise StepError(
+            f"a ragged tensor has {value.ragged_rank} axes of different lengths: make all but one "
+            "even, with its to_tensor()"
+        )
+    return Ragged(np.split(value.values.numpy(), value.row_splits.numpy()[1:-1]))
 
 
 def _is_of(value: object, module: str, *path: str) -> bool:
