@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import nbdist
@@ -30,25 +31,35 @@ def plain(text: str) -> str:
 def test_every_sample_is_seen_once_in_each_epoch(
     cluster: nbdist.Cluster, strategy: str, shuffle: int | None
 ) -> None:
-    """A batch that is given whole to every replica counts once: the mean is over replicas."""
+    """In one order, which depends on the seed and the epoch and not on the number of workers.
+
+    A batch that is given whole to every replica counts once: the mean is over replicas.
+    """
     cluster.run("import numpy as np\nids = np.arange(1001.0)\nimport tensorflow as tf, jax")
     options = StepOptions(data="ids", epochs=2, batch=96, shuffle=shuffle)
-    reduce = "tf.reduce_sum" if strategy == "mirrored" else "jax.numpy.sum"
-    run = cluster.run(f"total = {reduce}(batch)\ntotal", step=options, strategy=strategy)
-    for epoch in (1, 2):
-        ranks = {m.rank for m in run.metrics}
-        shared = [m for m in run.metrics if m.epoch == epoch and m.step > 0]
-        sums = {
-            rank: [m.own or m.shared for m in shared if m.rank == rank] for rank in sorted(ranks)
-        }
-        whole = [i for i in range(11) if i == 10]
-        if strategy == "pjrt":
-            assert sum(v["total"] for v in sums[0]) == pytest.approx(1001 * 500)
-            continue
-        cut = sum(v["total"] for values in sums.values() for v in values[:10])
-        last = {values[i]["total"] for values in sums.values() for i in whole}
-        assert len(last) == 1, "each rank has the whole of the last batch"
-        assert cut + last.pop() == pytest.approx(1001 * 500)
+    run = cluster.run(SUMS[strategy], step=options, strategy=strategy)
+    orders = [np.arange(1001)] * 2
+    if shuffle is not None:
+        orders = [np.random.default_rng([shuffle, epoch]).permutation(1001) for epoch in (1, 2)]
+    parts = run.summary.replicas if strategy == "mirrored" else 1
+    shares = [_shares(order[i : i + 96], parts) for order in orders for i in range(0, 1001, 96)]
+    for name, weigh in {"total": np.ones_like, "order": lambda a: np.arange(len(a))}.items():
+        expected = [[(share * weigh(share)).sum() for share in step] for step in shares]
+        seen = run.history[name][:parts]
+        np.testing.assert_array_equal(seen, np.transpose(expected), name)
+
+
+SUMS = {
+    "mirrored": "places = tf.range(tf.shape(batch)[0])\n"
+    "{'total': tf.reduce_sum(batch), "
+    "'order': tf.reduce_sum(batch * tf.cast(places, batch.dtype))}",
+    "pjrt": "{'total': batch.sum(), 'order': (batch * jax.numpy.arange(len(batch))).sum()}",
+}
+
+
+def _shares(rows: np.ndarray, parts: int) -> list[np.ndarray]:
+    """What each of the replicas gets of a global batch."""
+    return [rows] * parts if len(rows) % parts else np.split(rows, parts)
 
 
 def test_a_run_has_its_epochs_and_steps(
