@@ -3,7 +3,8 @@ from __future__ import annotations
 import ast
 import builtins
 import textwrap
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ def step(body: str, *, carries: bool = True) -> StepProgram:
     return compile_step(HEAD + textwrap.dedent(body), given=("batch",), carries=carries)
 
 
-def call(program: StepProgram, batch: object, **namespace: object) -> object:
+def call(program: StepProgram, batch: object, **namespace: object) -> Any:
     """Run the rewritten step once; carried names are its parameters."""
     head = f"def step({', '.join((*program.carried, 'batch'))}):\n"
     scope = dict(namespace)
@@ -244,6 +245,19 @@ def blocks(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("if {} > 1:\n{}\nelse:\n{}".format, NAMES, body, body),
         st.builds("for {} in range(2):\n{}".format, NAMES, body),
         st.builds("try:\n{}\nexcept ValueError as {}:\n{}".format, body, NAMES, body),
+        st.builds("try:\n{}\nfinally:\n{}".format, body, body),
+        st.builds("while {} > 1:\n{}\n    break\nelse:\n{}".format, NAMES, body, body),
+        st.builds("with nullcontext({}) as {}:\n{}".format, NAMES, NAMES, body),
+        st.builds(
+            "match {}:\n    case 1:\n{}\n    case {}:\n{}".format,
+            NAMES,
+            body.map(indent),
+            st.one_of(NAMES, st.just("2"), st.just("_")),
+            body.map(indent),
+        ),
+        st.builds(
+            "for {} in 1, 2:\n    if {} > 1:\n        continue\n{}".format, NAMES, NAMES, body
+        ),
         st.builds("def f({0}={1}):\n    return {0} + {2}\nf()".format, NAMES, NAMES, NAMES),
     )
 
@@ -253,6 +267,7 @@ STATEMENTS = st.recursive(
         st.builds("{} = {}".format, NAMES, SIMPLE),
         st.builds("{}, {} = {}, {}".format, NAMES, NAMES, SIMPLE, SIMPLE),
         st.builds("{} += {}".format, NAMES, SIMPLE),
+        st.builds("{}, *_ = {}, {}".format, NAMES, SIMPLE, SIMPLE),
     ),
     blocks,
     max_leaves=8,
@@ -263,7 +278,7 @@ class Recording(dict[str, object]):
     """A namespace that notes which names are read before they are bound, and which are bound."""
 
     def __init__(self) -> None:
-        super().__init__(__builtins__=builtins)
+        super().__init__(__builtins__=builtins, nullcontext=nullcontext)
         self.read: set[str] = set()
         self.bound: set[str] = set()
 
@@ -290,6 +305,22 @@ def test_the_reading_covers_what_python_reads_and_binds(source: str) -> None:
         return
     assert ran.read <= names.read.keys()
     assert ran.bound <= names.bound.keys()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), NAMES)
+def test_a_step_computes_what_the_cell_computes(source: str, reported: str) -> None:
+    source = f"{source}\n{{'is': {reported}}}"
+    try:
+        program = step(source)
+    except UsageError:  # a carried name that is deleted
+        return
+    ran = Recording()
+    exec(compile(source, "<cell>", "exec"), ran)
+    given = dict.fromkeys({*program.reads, *program.carried}, 1)
+    report, carried = call(program, None, **{**given, "nullcontext": nullcontext})
+    assert report == {"is": ran[reported]}
+    assert carried == tuple(ran[name] for name in program.carried)
 
 
 @settings(max_examples=200, deadline=None)
