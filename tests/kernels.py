@@ -55,7 +55,8 @@ class Kernel:
 
     def send(self, code: str) -> str:
         """Queue a cell; `collect` has what comes of it."""
-        return self.client.execute(code)
+        request: str = self.client.execute(code)
+        return request
 
     def run(self, code: str) -> Execution:
         return self.collect(self.send(code))
@@ -117,4 +118,4 @@ class Kernel:
         elif kind == "error":
             done.ename = content["ename"]
             done.traceback = "\n".join(content["traceback"])
-        return kind == "status" and content["execution_state"] == "idle"
+        return bool(kind == "status" and content["execution_state"] == "idle")
