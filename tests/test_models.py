@@ -2,7 +2,7 @@
 
 The whole product of models, optimizers, strategies and workers would take minutes: which optimizer
 trains a model on how many workers is a Latin square, so that every model meets every number of
-workers and every optimizer under both strategies.
+workers and every optimizer under both strategies. In float32, every model on two workers.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str, strategy:
     assert_same(ours, references(strategy)[f"{name}, {optimizer}, float64"])
 
 
-@pytest.mark.parametrize("cluster", SIZES[1:], indirect=True)
+@pytest.mark.parametrize("cluster", [2], indirect=True)
 @STRATEGIES
 @MODELS
 def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:

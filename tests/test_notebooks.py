@@ -44,9 +44,9 @@ def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
 def test_the_mirrored_notebook(tmp_path: Path) -> None:
     """A checked network, a mistake that is named, half the bits, sequences."""
     text = "\n".join(executed("01_mirrored.ipynb", tmp_path))
-    assert "one step of 64 samples on one replica and on 4: the same" in text
-    assert "Values are 4 times too small, the number of replicas" in text
-    assert "growing to 0.08 over 3 steps" in text
+    assert "one step of 64 samples on one replica and on 2: the same" in text
+    assert "Values are 2 times too small, the number of replicas" in text
+    assert "growing to 0.04 over 3 steps" in text
     accuracy = re.search(r"were not trained on: ([\d.]+)", text)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.9
@@ -58,7 +58,7 @@ def test_the_mirrored_notebook(tmp_path: Path) -> None:
 def test_the_pjrt_notebook(tmp_path: Path) -> None:
     """Keras, Flax and bare pytrees over one mesh."""
     text = "\n".join(executed("02_pjrt.ipynb", tmp_path))
-    assert "one step of 60 samples on one replica and on 4: the same" in text
+    assert "one step of 60 samples on one replica and on 2: the same" in text
     found = re.search(r"digits: ([\d.]+); predictions: \(297, 10\)", text)
     both = re.search(r"test digits: ([\d.]+) with Flax, ([\d.]+) by hand", text)
     assert found is not None

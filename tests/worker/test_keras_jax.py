@@ -60,7 +60,10 @@ WHOLE = textwrap.dedent("""
 """)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_device", "two_devices"])
+BOTH = pytest.mark.parametrize("cluster", [1, 2], indirect=True, ids=["one_device", "two_devices"])
+
+
+@pytest.fixture(scope="module", params=[2], ids=["two_devices"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=request.param) as running:
         yield running
@@ -111,6 +114,7 @@ def test_keras_is_on_jax_when_jax_is_the_framework(cluster: nbdist.Cluster) -> N
     assert set(run.results.values()) == {"'jax'"}
 
 
+@BOTH
 def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None:
     """Shuffled, with dropout, batch normalisation, and samples that do not divide."""
     for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
@@ -168,6 +172,7 @@ def reference_without_dropout() -> Any:
     return one_process(NO_DROPOUT + fit + OUTCOME)
 
 
+@BOTH
 @pytest.mark.parametrize("kind", DATASETS)
 @pytest.mark.filterwarnings("ignore")
 def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
@@ -211,6 +216,7 @@ def test_single_batches(cluster: nbdist.Cluster) -> None:
         same(outcome, theirs)
 
 
+@BOTH
 def test_a_model_that_was_not_seeded_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
     code = MODEL.replace("keras.utils.set_random_seed(1)", "np.random.seed(rank)") + FIT + OUTCOME
     first, second = outcomes(cluster, code)
@@ -266,6 +272,7 @@ def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_pat
     same(cluster.pull(["outcome"])[1]["outcome"], plain)
 
 
+@BOTH
 def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     code = (
         "import pathlib\n"
