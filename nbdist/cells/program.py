@@ -126,6 +126,9 @@ def _early(names: Names) -> Iterator[tuple[int, str]]:
 
 
 def _carry_faults(names: Names, carried: list[str], *, carries: bool) -> Iterator[tuple[int, str]]:
+    for name, line in names.deleted.items():
+        if name in names.read and name not in names.bound:
+            yield line, f"`del {name}`: it was made in an earlier cell; delete it in one of its own"
     for name in carried:
         if name in names.deleted:
             yield names.deleted[name], f"`del {name}`: it is carried to the next step"

@@ -204,6 +204,7 @@ def test_errors_keep_their_line() -> None:
         ("loss = m.pi\nimport math as m", "line 2: `m` is read before the cell surely imports"),
         ("if batch:\n    def g(): pass\nloss = g()", "line 4: `g` is read before"),
         ("n = n + 1\ndel n\nloss = 1", "line 3: `del n`: it is carried"),
+        ("del n\nloss = 1", "line 2: `del n`: it was made in an earlier cell"),
         ("loss = = 1", "line 2: invalid syntax"),
         ("return 1\nglobal x\nloss = 1", "line 2: .*\nline 3: "),
     ],
