@@ -100,6 +100,7 @@ def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
         assert np.linalg.norm(np.subtract(our, their)) <= 1e-5 * np.linalg.norm(their)
 
 
+@pytest.mark.parametrize("cluster", [2], indirect=True)
 @pytest.mark.parametrize("what", models.KERAS)
 def test_what_keras_takes_over_the_batch(cluster: nbdist.Cluster, what: str) -> None:
     """Metrics, and means over a mask or over weights."""

@@ -196,6 +196,12 @@ def test_rates_under_pjrt(made: nbdist.Cluster, rate: str, says: str) -> None:
     assert run.history["rate"][0, -1] == pytest.approx(0.2)
 
 
+def test_texts_are_refused_by_jax_in_words(made: nbdist.Cluster) -> None:
+    made.run("words = np.array(['a', 'b'] * 8)")
+    with pytest.raises(nbdist.CellError, match="the batch has an array of <U1, and JAX holds"):
+        step(made, "loss = 1.0", "pjrt", data="words")
+
+
 def test_a_metric_that_is_not_finite_does_not_stop_a_run(made: nbdist.Cluster) -> None:
     """The loss decides, under both strategies; the metric is said once."""
     cell = "{'loss': batch.mean(), 'ratio': jnp.log(-1.0 - batch.mean())}"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from nbdist.errors import StepError
 from nbdist.worker import processes, steps
 from nbdist.worker.agreement import check_state, checksum
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
-from nbdist.worker.data import kind_of, map_arrays
+from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.leaves import Spread, as_data, is_own, placed
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.warm_up import Factor, rates_by_name
@@ -136,7 +137,10 @@ class PjrtStep:
                 group.restore(self._namespace)
 
     def _values(self, batch: Batch) -> Any:
-        self._seen.add((batch.whole, kind_of(batch.values)))
+        kind = batch.whole, kind_of(batch.values)
+        if kind not in self._seen:
+            _check_numbers(batch)
+            self._seen.add(kind)
         return map_arrays(self._whole if batch.whole else self._by_row, batch.values)
 
     def _state(self) -> list[list[jax.Array]]:
@@ -179,6 +183,16 @@ class PjrtStep:
         return steps.scalars(self._request, report, jnp.asarray), state_after
 
 
+def _check_numbers(batch: Batch) -> None:
+    """Raises StepError for what JAX cannot hold."""
+    for leaf in leaves(batch.values):
+        if leaf.dtype.kind in "OUS":
+            raise StepError(
+                f"the batch has an array of {leaf.dtype}, and JAX holds numbers only: encode it in "
+                "the cell that makes the data"
+            )
+
+
 def _check_same(request: StepRequest, namespace: dict[str, Any]) -> None:
     """What is not on the mesh yet becomes one array there: every rank must have the same."""
     if jax.process_count() == 1:
@@ -186,9 +200,9 @@ def _check_same(request: StepRequest, namespace: dict[str, Any]) -> None:
     lines = {**request.program.reads, **request.program.carried_lines}
     sums = {}
     for name in sorted(lines):
-        leaves = [leaf for leaf in jax.tree.leaves(namespace[name]) if is_own(leaf)]
-        if leaves:
-            sums[name] = checksum(map(as_data, leaves))
+        own = [leaf for leaf in jax.tree.leaves(namespace[name]) if is_own(leaf)]
+        if own:
+            sums[name] = checksum(map(as_data, own))
     check_state(sums, lines, processes.gather)
 
 

@@ -172,7 +172,6 @@ def reference_without_dropout() -> Any:
     return one_process(NO_DROPOUT + fit + OUTCOME)
 
 
-@BOTH
 @pytest.mark.parametrize("kind", DATASETS)
 @pytest.mark.filterwarnings("ignore")
 def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
