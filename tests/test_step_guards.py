@@ -69,6 +69,15 @@ optimizer.apply([gradient], model.trainable_variables)
     np.testing.assert_allclose(weights(made)[0], weight, rtol=1e-5)
 
 
+def test_a_plain_step_says_nothing_but_its_run(
+    made: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step(made, "loss = tf.reduce_mean(model(batch))", batch=16)
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "WARNING" not in shown.out
+
+
 def test_two_optimizers_two_tapes_and_pythons_range(made: nbdist.Cluster) -> None:
     """A critic is trained twice for each step of the model."""
     cell = """

@@ -76,6 +76,8 @@ class MirroredStep:
         jit = request.options.jit or None
         self._run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
         self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
+        signature = [tf.TensorSpec([None], tf.int32)]
+        self._gather = tf.function(self._gathered, signature, autograph=False)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._undo.enter_context(self._objects.computing_in(precision))
 
@@ -86,10 +88,8 @@ class MirroredStep:
         return scaled.rates
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
-        replicas = self._strategy.run(tf.identity, args=(tf.constant(numbers),))
-        gathered = self._strategy.gather(replicas, axis=0).numpy().reshape(self.replicas, -1)
-        local = len(self._strategy.extended.worker_devices)
-        one_of_each: np.ndarray = gathered[::local]
+        gathered = self._strategy.experimental_local_results(self._gather(numbers))[0].numpy()
+        one_of_each: np.ndarray = gathered.reshape(self.replicas, -1)[:: self._local]
         return one_of_each
 
     def check(self, batch: Batch) -> Findings:
@@ -160,6 +160,12 @@ class MirroredStep:
         )
 
         return per_replica
+
+    def _gathered(self, numbers: tf.Tensor) -> Any:
+        def of_all(own: tf.Tensor) -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)
+
+        return self._strategy.run(of_all, args=(numbers,))
 
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Traced once for parts of batches, once for whole ones: shapes may be the same."""
