@@ -14,12 +14,14 @@ from nbdist.records import (
     Display,
     Metrics,
     Note,
+    Rows,
     Speech,
     StepBegun,
     StopAfter,
     Stopping,
 )
 from nbdist.result import Run
+from nbdist.telemetry.rows import unpacked
 from nbdist.views import labels
 
 if TYPE_CHECKING:
@@ -154,6 +156,10 @@ class CellWatch:
             kept: dict[int, Any] = self._ended if isinstance(record, CellEnded) else self._stopping
             kept[record.rank] = record
             self._agree_on_stop()
+            return
+        if isinstance(record, Rows):
+            for metrics in unpacked(record):
+                self._take(metrics)
             return
         if isinstance(record, Metrics):
             self._metrics.append(record)

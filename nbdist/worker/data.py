@@ -104,6 +104,16 @@ def kind_of(tree: Tree) -> Any:
     return tree.shape, tree.dtype
 
 
+def rows_of(tree: Tree, rows: Any) -> Tree:
+    """Some rows of every array."""
+    return map_arrays(lambda array: array[rows], tree)
+
+
+def slicer(values: tuple[Tree, ...]) -> Callable[[slice], tuple[Tree, ...]]:
+    """Gives a part of the rows of a step's arguments, as `Cut.batch` wants it."""
+    return lambda part: rows_of(values, part)
+
+
 def described(tree: Tree) -> str:
     """The shapes of a tree, as in `(32, 64), (32,)`."""
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves(tree))

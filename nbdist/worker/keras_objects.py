@@ -35,7 +35,9 @@ class KerasObjects:
         self._strategy = strategy
         self._lines = request.program.reads
         found = list(reachable(request.program.reads, namespace))
-        self.owners = [(name, value) for name, value in found if isinstance(value, _WITH_VARIABLES)]
+        self._owners = [
+            (name, value) for name, value in found if isinstance(value, _WITH_VARIABLES)
+        ]
         self._bare = [
             (name, value)
             for name, value in found
@@ -45,16 +47,16 @@ class KerasObjects:
     @property
     def layers(self) -> list[keras.layers.Layer]:
         """Every layer, those within others too."""
-        roots = [value for _, value in self.owners if isinstance(value, keras.layers.Layer)]
-        return list({id(x): x for root in roots for x in root._flatten_layers()}.values())
+        every = (layer for root in self._roots() for layer in root._flatten_layers())
+        return list({id(layer): layer for layer in every}.values())
 
     @property
     def optimizers(self) -> list[tuple[str, BaseOptimizer]]:
-        return [(name, value) for name, value in self.owners if isinstance(value, BaseOptimizer)]
+        return [(name, value) for name, value in self._owners if isinstance(value, BaseOptimizer)]
 
     def variables(self) -> Iterator[tuple[str, tf.Variable]]:
         """Every variable of TensorFlow's, with a path that the user knows."""
-        for name, owner in self.owners:
+        for name, owner in self._owners:
             for variable in owner.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
                 yield f"{name}: {path}", _of_tensorflow(variable)
@@ -91,7 +93,7 @@ class KerasObjects:
             )
         unbuilt = [
             f"`{name}`{self._line(name)}"
-            for name, value in self.owners
+            for name, value in self._owners
             if isinstance(value, keras.Model) and not value.built
         ]
         if unbuilt:
@@ -102,15 +104,15 @@ class KerasObjects:
 
     def build_optimizers(self) -> None:
         """Give optimizers that have none their variables: a step can make none."""
-        trainable = [v for layer in self._models() for v in layer.trainable_variables]
+        trainable = [v for layer in self._roots() for v in layer.trainable_variables]
         unique = list({id(v): v for v in trainable}.values())
         for _, optimizer in self.optimizers:
             if not optimizer.built and len(self.optimizers) == 1 and unique:
                 with self._strategy.scope():
                     optimizer.build(unique)
 
-    def _models(self) -> list[keras.layers.Layer]:
-        return [value for _, value in self.owners if isinstance(value, keras.layers.Layer)]
+    def _roots(self) -> list[keras.layers.Layer]:
+        return [value for _, value in self._owners if isinstance(value, keras.layers.Layer)]
 
     def _line(self, name: str) -> str:
         line = self._lines.get(name)

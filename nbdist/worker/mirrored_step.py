@@ -18,7 +18,7 @@ from nbdist.worker.data import kind_of, map_arrays
 from nbdist.worker.finite import FiniteWatch, LossScaling
 from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
-from nbdist.worker.mirrored_check import MirroredSubject
+from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nbdist.worker.data import Batch, Tree
     from nbdist.worker.learning_rate import Rates
 
-FINITE = "?finite"
-"""Beside the values that a step reports; no name of Python's."""
+FINITE = f"{HIDDEN}finite"
+"""Beside the values that a step reports."""
 
 
 class MirroredStep:
@@ -158,7 +158,6 @@ class MirroredStep:
         per_replica: tuple[Any, ...] = self._strategy.experimental_distribute_values_from_function(
             part_of
         )
-
         return per_replica
 
     def _gathered(self, numbers: tf.Tensor) -> Any:

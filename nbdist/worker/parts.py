@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.worker.data import Batch, leaves, map_arrays, map_trees
+from nbdist.worker.data import Batch, leaves, map_arrays, map_trees, rows_of, slicer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -153,7 +153,7 @@ def rows_of_files(dataset: Any, batch: int, ranks: int) -> Callable[[], Iterator
         elements = dataset.as_numpy_iterator()
         each = max(1, batch // ranks)
         while group := list(itertools.islice(elements, each)):
-            yield _stacked(group)
+            yield map_trees(np.stack, group)
 
     def as_they_are() -> Iterator[Tree]:
         for element in dataset.as_numpy_iterator():
@@ -191,10 +191,6 @@ def _is_plain(dataset: Any) -> bool:
     return all(isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string for spec in specs)
 
 
-def _stacked(group: list[Tree]) -> Tree:
-    return map_trees(np.stack, group)
-
-
 def _joined(parts: list[Tree]) -> Tree:
     return map_trees(np.concatenate, [part for part in parts if part is not None])
 
@@ -205,10 +201,9 @@ def _rows(parts: list[Tree]) -> int:
 
 def _take(parts: list[Tree], rows: int) -> tuple[Tree, list[Tree]]:
     whole = _joined(parts)
-    rest = map_arrays(lambda array: array[rows:], whole)
-    return map_arrays(lambda array: array[:rows], whole), [rest] if len(leaves(rest)[0]) else []
+    rest = rows_of(whole, slice(rows, None))
+    return rows_of(whole, slice(rows)), [rest] if len(leaves(rest)[0]) else []
 
 
 def _cut(tree: Tree, cut: Cut) -> Batch:
-    rows = len(leaves(tree)[0])
-    return cut.batch(rows, lambda part: (map_arrays(lambda array: array[part], tree),))
+    return cut.batch(len(leaves(tree)[0]), slicer((tree,)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from nbdist.errors import StepError
-from nbdist.worker.data import leaves, map_arrays, map_trees
+from nbdist.worker.data import leaves, map_arrays, map_trees, rows_of, slicer
 from nbdist.worker.parts import Parts, own_files, rows_of_files
 from nbdist.worker.sequences import Padding, Ragged
 
@@ -85,8 +85,8 @@ class Arrays:
     def _taker(self, rows: np.ndarray) -> Callable[[slice], tuple[Tree, ...]]:
         """Gives a part of some rows; sequences are as long as all of them together need."""
         if any(isinstance(column, Ragged) for column in leaves(self._tree)):
-            return _slicer(self._padding.of(_rows(self._tree, rows)))
-        return lambda part: self._padding.of(_rows(self._tree, rows[part]))
+            return slicer(self._padding.of(rows_of(self._tree, rows)))
+        return lambda part: self._padding.of(rows_of(self._tree, rows[part]))
 
 
 class Elements:
@@ -119,7 +119,7 @@ class Elements:
     def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
         del number
         for tree in self._batches():
-            yield cut.batch(len(leaves(tree)[0]), _slicer(self._padding.of(tree)))
+            yield cut.batch(len(leaves(tree)[0]), slicer(self._padding.of(tree)))
 
     def _batches(self) -> Iterator[Tree]:
         if not self._batch:
@@ -316,14 +316,6 @@ def _is_of(value: object, module: str, *path: str) -> bool:
     for name in path:
         found = getattr(found, name, None)
     return isinstance(found, type) and isinstance(value, found)
-
-
-def _rows(tree: Tree, rows: Any) -> Tree:
-    return map_arrays(lambda column: column[rows], tree)
-
-
-def _slicer(values: tuple[Tree, ...]) -> Callable[[slice], tuple[Tree, ...]]:
-    return lambda part: tuple(_rows(value, part) for value in values)
 
 
 def _stack(samples: list[Any]) -> Any:

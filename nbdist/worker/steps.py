@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from nbdist.records import Rate, StepOptions, StepRequest
+    from nbdist.records import NoteTopic, Rate, StepOptions, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
     from nbdist.worker.sources import Source
@@ -306,9 +306,7 @@ class _Loop:
             "or a division by zero, or lower the learning rate; --on-nan warn goes on regardless"
         )
 
-    def _note(
-        self, topic: Literal["batch", "compiled", "nan"], text: str, *, warning: bool = False
-    ) -> None:
+    def _note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         self._worker.say(Note(topic=topic, text=text, warning=warning, **self._worker.said()))
 
     def _say(self, epoch: int, step: int, values: dict[str, float]) -> None:

@@ -45,7 +45,8 @@ def _check_counts(hosts: Any, devices: Any) -> None:
     if (hosts, devices) != live:
         raise StrategyError(
             f"the resolver says {hosts} hosts with {devices} devices each, and the live processes "
-            f"are {live[0]} with {live[1]} each: type %dist_start {hosts} hosts --devices {devices}"
+            f"are {live[0]} with {live[1]} each: type %dist_start {hosts} hosts "
+            f"--devices-per-host {devices}"
             ", or leave the resolver out"
         )
 

@@ -1,0 +1,29 @@
+"""The vocabulary of all records, and their base."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Framework = Literal["tensorflow", "jax"]
+StrategyName = Literal["mirrored", "pjrt"]
+StreamName = Literal["stdout", "stderr"]
+Precision = Literal["bfloat16", "float16"]
+Communication = Literal["auto", "ring", "nccl"]
+OnNan = Literal["stop", "warn"]
+NoteTopic = Literal["batch", "compiled", "nan"]
+MimeBundle = dict[str, object]
+
+RANK_VARIABLE = "NBDIST_RANK"
+"""The environment variable that tells an engine its rank."""
+
+BATCH_NAME = "batch"
+"""What a step cell calls the element it is given."""
+
+MASK_NAME = "mask"
+"""What a step cell calls the positions of the batch that are not padding."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A plain frozen record; never sent over the stream by itself."""

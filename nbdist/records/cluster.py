@@ -1,0 +1,108 @@
+"""How a cluster is made, and what it is made of."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nbdist.records.base import Communication, Framework, Record
+
+
+class ClusterRequest(Record, frozen=True):
+    """A local cluster as asked for.
+
+    Attributes:
+        hosts: number of engines, one for each host.
+        frameworks: what the engines load.
+        devices_per_host: virtual CPU devices under JAX, or GPUs given to each engine;
+            0 leaves it to what is there.
+        cpus_per_worker: cores that each engine may use; 0 is no limit.
+        env: further environment of every engine.
+        communication: how TensorFlow's collectives are made.
+    """
+
+    hosts: int
+    frameworks: tuple[Framework, ...]
+    devices_per_host: int = 0
+    cpus_per_worker: int = 0
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    communication: Communication = "auto"
+
+
+class Phase(Record, frozen=True):
+    """One phase of a start, done after `seconds`."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+class SocketAddress(Record, frozen=True):
+    """A socket of the notebook's that engines connect to; `server_key` is its CURVE key (Z85)."""
+
+    url: str
+    server_key: bytes
+
+
+class WorkerIdentity(Record, frozen=True):
+    """A rank as it is told who it is, where it speaks to and where its cells come from."""
+
+    rank: int
+    world_size: int
+    stream: SocketAddress
+    dispatch: SocketAddress
+
+
+class WorkerHello(Record, frozen=True):
+    """The first answer of an engine."""
+
+    rank: int
+    host: str
+    pid: int
+    versions: dict[str, str]
+
+
+class Device(Record, frozen=True):
+    """A device that a rank drives, as its framework names it."""
+
+    platform: str
+    kind: str
+    name: str
+    memory_bytes: int | None = None
+
+
+class WorkerState(Record, frozen=True):
+    """A rank, as `%dist_status` shows it."""
+
+    rank: int
+    host: str
+    pid: int
+    versions: dict[str, str]
+    devices: tuple[Device, ...]
+    state: str = "idle"
+    memory_bytes: int = 0
+
+    @property
+    def where(self) -> str:
+        """`rank@host`, as it labels output."""
+        return f"{self.rank}@{self.host}"
+
+
+class MirroredWiring(Record, frozen=True):
+    """What one rank needs to build MultiWorkerMirroredStrategy."""
+
+    tf_config: str
+    communication: Communication
+
+
+class PjrtWiring(Record, frozen=True):
+    """What one rank needs to join the JAX processes.
+
+    Attributes:
+        address: host:port of the coordination service, which no rank hosts.
+        cpu_devices: virtual CPU devices of this rank; 0 leaves it to JAX.
+    """
+
+    address: str
+    rank: int
+    world_size: int
+    cpu_devices: int

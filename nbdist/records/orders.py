@@ -1,0 +1,93 @@
+"""What a cell is (kernel → engine)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nbdist.records.base import OnNan, Precision, Record, StrategyName
+
+
+class StepProgram(Record, frozen=True):
+    """A cell as the body of a step; lines count from 1, the magic's own.
+
+    Attributes:
+        body: the function's lines from the second on; it returns (report, carried values).
+        given: the names of the batch's arguments.
+        reads: names that it takes from the namespace, with the line of their first use.
+        carried: names that it reads and then assigns.
+        carried_lines: the first line of each.
+        report: the text of the expression that it reports.
+    """
+
+    body: str
+    given: tuple[str, ...]
+    reads: dict[str, int]
+    carried: tuple[str, ...]
+    carried_lines: dict[str, int]
+    report: str
+
+
+class StepOptions(Record, frozen=True):
+    """How a step is to be run, as it was asked for.
+
+    Attributes:
+        data: the name of the data set on the ranks.
+        epochs: how often the data are gone through.
+        batch: samples in a global batch; 0 when the data's elements are batches already.
+        shuffle: seed of the order of the samples; None leaves them in their order.
+        steps: steps after which the run ends; 0 is no limit.
+        bucket: lengths to which sequences are padded; none leaves them as they are.
+        scale_lr: learning rates are multiplied by the number of replicas, after a warm-up.
+        check: the first step is compared with one replica's before the run.
+        jit: the step is compiled as a whole.
+        on_nan: whether a value that is not finite ends the run.
+    """
+
+    data: str
+    epochs: int = 1
+    batch: int = 0
+    shuffle: int | None = None
+    steps: int = 0
+    bucket: tuple[int, ...] = ()
+    scale_lr: bool = False
+    check: bool = False
+    jit: bool = False
+    on_nan: OnNan = "stop"
+
+
+class StepRequest(Record, frozen=True):
+    """A step and how it is to be run."""
+
+    program: StepProgram
+    options: StepOptions
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a rank is sent of cell number `number`; they count from 1 within the cluster."""
+
+    number: int
+
+
+class StopAfter(Order, frozen=True):
+    """The last step that ranks make of an interrupted step cell."""
+
+    step: int
+
+
+class CellRequest(Order, frozen=True):
+    """A cell to run once on each rank, or, with `step`, once for each batch.
+
+    Attributes:
+        source: the code, with as many lines before it as it has in the notebook.
+        label: the notebook's own execution count, for tracebacks.
+        strategy: the strategy whose scope the cell runs in, if any.
+        awaits: the cell uses `await` at top level.
+        precision: what Keras's layers compute in; None leaves it to them.
+    """
+
+    source: str
+    label: int
+    strategy: StrategyName | None
+    awaits: bool
+    precision: Precision | None = None
+    step: StepRequest | None = None

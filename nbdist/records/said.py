@@ -1,0 +1,205 @@
+"""What a rank says while it runs a cell (engine → kernel)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from nbdist.records.base import MimeBundle, NoteTopic, Record, StreamName
+
+PLACE = ("rank", "epoch", "step", "time_s")
+"""The first columns of every row; -1 where an epoch or a step has no meaning."""
+
+MEASURES = ("step_s", "input_s", "collective_s", "process_bytes", "device_bytes")
+"""What nbdist measures beside the metrics.
+
+`step_s` from the end of a step to the end of the next, `input_s` of it waiting for the batch,
+`collective_s` of it in collectives; memory of the process, and of its fullest device.
+"""
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Whatever rank `rank` says of cell number `cell`; 0 is between cells."""
+
+    rank: int
+    cell: int
+
+
+class Output(Said, frozen=True):
+    """Text that the rank wrote: any number of whole or partial lines."""
+
+    stream: StreamName
+    text: str
+
+
+class Display(Said, frozen=True):
+    """A rich display, or (with `result`) the value of the cell's last expression."""
+
+    data: MimeBundle
+    metadata: MimeBundle
+    result: bool = False
+    display_id: str = ""
+    update: bool = False
+
+
+class Metrics(Said, frozen=True):
+    """Scalars that the rank reports; -1 where an epoch or a step has no meaning.
+
+    `own` are this rank's, `shared` were reduced over all ranks and are the same on each.
+    """
+
+    epoch: int
+    step: int
+    time_s: float
+    own: dict[str, float]
+    shared: dict[str, float] = {}
+
+
+class Columns(Record, frozen=True):
+    """What a report holds after its `PLACE`, in this order.
+
+    Attributes:
+        measures: what nbdist measured, of `MEASURES`.
+        own: metrics of the rank's own.
+        shared: metrics reduced over all ranks, the same on each.
+    """
+
+    measures: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns, those of `PLACE` too."""
+        return (*PLACE, *self.measures, *self.own, *self.shared)
+
+
+class Rows(Said, frozen=True):
+    """Reports of one rank, many at once: a table of float64, little-endian, row by row.
+
+    Attributes:
+        columns: what a row holds.
+        values: shape (rows, len(columns.names)).
+        dropped: rows that were lost since the last time, for want of room.
+    """
+
+    columns: Columns
+    values: bytes
+    dropped: int = 0
+
+
+class Rate(Record, frozen=True):
+    """A learning rate as `--scale-lr` found it, and as it is after `warmup_steps`."""
+
+    name: str
+    before: float
+    after: float
+    warmup_steps: int
+
+
+class StepBegun(Said, frozen=True):
+    """A step cell is about to make its first step.
+
+    Attributes:
+        replicas: how many share a batch.
+        batch: samples in the first global batch.
+        samples: samples in an epoch; -1 where nobody knows.
+        epochs: how many there will be.
+        steps: steps of the whole run; -1 where nobody knows.
+        sharding: how samples come to the ranks, in words.
+        rates: learning rates that are scaled.
+    """
+
+    replicas: int
+    batch: int
+    samples: int
+    epochs: int
+    steps: int
+    sharding: str
+    rates: tuple[Rate, ...]
+
+
+class Note(Said, frozen=True):
+    """Something about a run that is worth a line: said once, by the ranks that see it.
+
+    Attributes:
+        topic: what it is about.
+        text: the line.
+        warning: whether something should be done.
+    """
+
+    topic: NoteTopic
+    text: str
+    warning: bool
+
+
+class Difference(Record, frozen=True):
+    """One value after a step on one replica and after the same step on all.
+
+    Attributes:
+        name: the variable's, or the reported scalar's.
+        shape: empty for a scalar.
+        dtype: of the values.
+        largest: the largest difference of an element, relative to the largest change.
+        tolerance: what `largest` may be.
+        reported: it is a scalar that the step reports.
+    """
+
+    name: str
+    reported: bool
+    shape: tuple[int, ...]
+    dtype: str
+    largest: float
+    tolerance: float
+
+    @property
+    def passes(self) -> bool:
+        return self.largest <= self.tolerance
+
+
+class Checked(Said, frozen=True):
+    """What `--check` found.
+
+    Attributes:
+        rows: samples in the batch.
+        replicas: how many shared it.
+        differences: the reported scalars, then the variables.
+        causes: what the differences look like, in words; empty when all pass.
+    """
+
+    rows: int
+    replicas: int
+    differences: tuple[Difference, ...]
+    causes: tuple[str, ...]
+
+
+class Failure(Record, frozen=True):
+    """An exception as it looked on its rank.
+
+    `same` is equal on ranks that raised for the same reason at the same line. One that `follows`
+    was raised for the sake of another rank, whose own failure tells more.
+    """
+
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...]
+    same: str
+    follows: bool = False
+
+
+class CellEnded(Said, frozen=True):
+    """The rank is done with the cell: its last record of it."""
+
+    status: Literal["ok", "error", "interrupted"]
+    seconds: float
+    failure: Failure | None = None
+
+
+class Stopping(Said, frozen=True):
+    """A step cell was interrupted: the rank makes no step beyond `limit` until it is answered."""
+
+    limit: int
+
+
+Speech = Output | Display | Metrics | Rows | StepBegun | Note | Checked | Stopping | CellEnded
