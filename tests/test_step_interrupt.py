@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import nbdist
-from nbdist.records import Metrics, StepOptions
+from nbdist.records import Rows, StepOptions
+from nbdist.telemetry.rows import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,9 @@ def interrupted(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Cal
 
         def heard(record: Speech) -> None:
             hear(record)
-            if isinstance(record, Metrics) and record.step >= step and not done.is_set():
+            if done.is_set() or not isinstance(record, Rows):
+                return
+            if any(metrics.step >= step for metrics in unpacked(record)):
                 done.set()
                 _thread.interrupt_main()
 

@@ -2,7 +2,7 @@
 
 Records are batched (at most 20 messages a second unless a batch is full) and pushed over a
 CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, as it
-would on a pipe.
+would on a pipe. Reports of steps never wait: those that find no room are counted (`Sheets`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import msgspec
 import zmq
 
 if TYPE_CHECKING:
-    from nbdist.records import SocketAddress, Speech
+    from nbdist.records import Columns, SocketAddress, Speech
+    from nbdist.worker.sheets import Sheets
 
 BATCH_INTERVAL_S = 0.05
 PENDING_LIMIT_BYTES = 16 << 20
@@ -41,10 +42,16 @@ def _as_utf8(value: Any) -> Any:
 
 
 class Probe:
-    """Sends records in the order they were said, from any thread."""
+    """Sends records in the order they were said, from any thread.
 
-    def __init__(self, address: SocketAddress) -> None:
+    Args:
+        address: where to.
+        sheets: the reports of steps, which go before the other records of a batch.
+    """
+
+    def __init__(self, address: SocketAddress, sheets: Sheets) -> None:
         self._address = address
+        self._sheets = sheets
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -74,6 +81,12 @@ class Probe:
                 self._changed.notify_all()
             if urgent:
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
+
+    def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
+        """Queue a row, as `Sheets.add` takes it; never blocks."""
+        if self._sheets.add(cell, columns, row):
+            with self._changed:
+                self._changed.notify_all()
 
     def _encode(self, record: Speech) -> bytes:
         """Text that is no UTF-8 (a surrogate, as of a file name) is sent with question marks."""
@@ -109,10 +122,10 @@ class Probe:
     def _take(self) -> list[bytes] | None:
         """The next batch; None when the probe is closed and nothing is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._closing)
+            self._changed.wait_for(lambda: self._pending or self._sheets or self._closing)
             self._changed.wait_for(lambda: self._urgent or self._closing, BATCH_INTERVAL_S)
             batch, self._pending = self._pending, []
             self._pending_bytes = 0
             self._urgent = False
             self._changed.notify_all()
-            return batch or None
+        return [*map(self._encode, self._sheets.take()), *batch] or None

@@ -7,9 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from nbdist.records import Metrics
+from nbdist.records import Columns, Metrics
+from nbdist.worker.memory import MemoryGauge
 from nbdist.worker.output import DescriptorTap, LogTap, RankDisplayPublisher, RankStream
 from nbdist.worker.probe import Probe
+from nbdist.worker.sheets import Sheets
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ class Worker:
         self.world_size = identity.world_size
         self.cell = 0
         self.strategies: dict[StrategyName, Any] = {}
-        self._probe = Probe(identity.stream)
+        self.memory = MemoryGauge()
+        self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
         self._stderr = RankStream("stderr", self.said, self.say)
         self._reported_steps = 0
@@ -66,11 +69,29 @@ class Worker:
         self.report_values(epoch, step, own=own, shared={})
 
     def report_values(
-        self, epoch: int, step: int, *, own: dict[str, float], shared: dict[str, float]
+        self,
+        epoch: int,
+        step: int,
+        *,
+        own: dict[str, float],
+        shared: dict[str, float],
+        measured: dict[str, float] | None = None,
     ) -> None:
-        """Show scalars: this rank's own, and those that are the same on all ranks."""
-        said, seconds = self.said(), self.seconds()
-        self.say(Metrics(epoch=epoch, step=step, time_s=seconds, own=own, shared=shared, **said))
+        """Show scalars: this rank's own, those that are the same on all, and what was measured.
+
+        Those of a step go in rows, with many others; those of an epoch at once.
+        """
+        seconds = self.seconds()
+        if step < 0:
+            said = self.said()
+            self.say(
+                Metrics(epoch=epoch, step=step, time_s=seconds, own=own, shared=shared, **said)
+            )
+            return
+        measured = measured or {}
+        columns = Columns(measures=tuple(measured), own=tuple(own), shared=tuple(shared))
+        row = (epoch, step, seconds, *measured.values(), *own.values(), *shared.values())
+        self._probe.report(self.cell, columns, row)
 
     def scope(self, strategy: StrategyName | None) -> contextlib.AbstractContextManager[object]:
         """The scope of the strategy, or of none; raises LookupError when it was not built."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
@@ -16,7 +17,7 @@ from nbdist.worker.sources import open_source
 from nbdist.worker.warm_up import warm_up_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
@@ -41,6 +42,7 @@ class Landed(msgspec.Struct, frozen=True):
 
     Attributes:
         values: what it reported.
+        measured: what was measured of it, of `MEASURES`, beside the times of the loop.
         finite: whether all is finite that decides over going on; the same on all ranks.
         reason: what is not, where this rank's own values are.
     """
@@ -48,6 +50,7 @@ class Landed(msgspec.Struct, frozen=True):
     values: dict[str, float]
     finite: bool
     reason: str = ""
+    measured: dict[str, float] = {}
 
 
 class Stepper(Protocol):
@@ -166,6 +169,15 @@ def run(
         stepper.finish()
 
 
+class _Flying(NamedTuple):
+    """A step that is under way."""
+
+    step: int
+    rows: int
+    input_s: float
+    report: Any
+
+
 class _Loop:
     def __init__(
         self,
@@ -185,21 +197,24 @@ class _Loop:
         self._step = 0
         self._compiled = 0
         self._not_finite: set[str] = set()
-        self._flying: deque[tuple[int, int, Any]] = deque()
+        self._flying: deque[_Flying] = deque()
+        self._landed_at = time.perf_counter()
 
     def epoch(self, number: int) -> bool:
         """Make an epoch's steps; False once there is no step left to make."""
         sums: dict[str, float] = {}
         rows = 0
-        for batch in self._source.epoch(number, self._cut):
+        for batch, input_s in _timed(self._source.epoch(number, self._cut)):
             if self._stop.is_before(self._step + 1):
                 self._interrupted(number, sums)
             if self._step == 0:
                 self._begin(batch)
+                self._landed_at = time.perf_counter()
             self._left -= 1
             self._step += 1
             rows += batch.rows
-            self._flying.append((self._step, batch.rows, self._stepper.step(batch)))
+            report = self._stepper.step(batch)
+            self._flying.append(_Flying(self._step, batch.rows, input_s, report))
             self._note_compilation(batch)
             if len(self._flying) > IN_FLIGHT:
                 self._land(number, sums)
@@ -209,7 +224,7 @@ class _Loop:
             self._land(number, sums)
         if not rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")
-        self._say(number, -1, {name: total / rows for name, total in sums.items()})
+        self._say(number, -1, {name: total / rows for name, total in sums.items()}, {})
         return self._left != 0
 
     def _interrupted(self, epoch: int, sums: dict[str, float]) -> NoReturn:
@@ -281,11 +296,15 @@ class _Loop:
             self._note("compiled", text, warning=True)
 
     def _land(self, epoch: int, sums: dict[str, float]) -> None:
-        step, rows, report = self._flying.popleft()
-        landed = self._stepper.read(report)
+        flying = self._flying.popleft()
+        step = flying.step
+        landed = self._stepper.read(flying.report)
+        before, self._landed_at = self._landed_at, time.perf_counter()
         for name, value in landed.values.items():
-            sums[name] = sums.get(name, 0.0) + value * rows
-        self._say(epoch, step, landed.values)
+            sums[name] = sums.get(name, 0.0) + value * flying.rows
+        step_s = self._landed_at - before
+        measured = {"step_s": step_s, "input_s": flying.input_s, **landed.measured}
+        self._say(epoch, step, landed.values, measured)
         bad = [name for name, value in landed.values.items() if not math.isfinite(value)]
         fresh = [name for name in bad if name not in self._not_finite]
         for name in fresh:
@@ -309,9 +328,19 @@ class _Loop:
     def _note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         self._worker.say(Note(topic=topic, text=text, warning=warning, **self._worker.said()))
 
-    def _say(self, epoch: int, step: int, values: dict[str, float]) -> None:
+    def _say(
+        self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]
+    ) -> None:
         own, shared = ({}, values) if self._stepper.reduced else (values, {})
-        self._worker.report_values(epoch, step, own=own, shared=shared)
+        self._worker.report_values(epoch, step, own=own, shared=shared, measured=measured)
+
+
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Each batch with the seconds that were waited for it."""
+    began = time.perf_counter()
+    for batch in batches:
+        yield batch, time.perf_counter() - began
+        began = time.perf_counter()
 
 
 def _remarks(begun: StepBegun) -> list[str]:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import struct
 import threading
 from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from nbdist.records import Output, SocketAddress, Speech
+from nbdist.records import Columns, Output, Rows, SocketAddress, Speech
 from nbdist.telemetry.logs import OutputLogs
+from nbdist.telemetry.rows import unpacked
 from nbdist.telemetry.stream import Receiver
+from nbdist.worker.memory import MemoryGauge
 from nbdist.worker.probe import PENDING_LIMIT_BYTES, Probe
+from nbdist.worker.sheets import ROOM_ROWS, Sheets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +38,10 @@ class Heard:
         assert self._all.wait(30), f"{len(self.records)} of {self._expected} arrived"
 
 
+def probe_of(rank: int, address: SocketAddress) -> Probe:
+    return Probe(address, Sheets(rank, MemoryGauge()))
+
+
 def text(rank: int, number: int) -> Output:
     return Output(rank=rank, cell=1, stream="stdout", text=f"{number}\n")
 
@@ -41,7 +49,7 @@ def text(rank: int, number: int) -> Output:
 def test_every_record_arrives_in_each_ranks_order() -> None:
     heard = Heard(WORKERS * RECORDS)
     with Receiver(heard) as receiver:
-        probes = [Probe(receiver.address) for _ in range(WORKERS)]
+        probes = [probe_of(rank, receiver.address) for rank in range(WORKERS)]
         for number in range(RECORDS):
             for rank, probe in enumerate(probes):
                 probe.say(text(rank, number))
@@ -66,7 +74,7 @@ def test_without_the_key_nothing_can_be_said() -> None:
         for stranger in strangers:
             stranger.connect(receiver.address.url)
             stranger.send(msgspec.msgpack.encode(text(9, 9)))
-        known = Probe(receiver.address)
+        known = probe_of(0, receiver.address)
         known.say(text(0, 0))
         heard.wait()
         known.close()
@@ -92,7 +100,7 @@ def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
 def test_a_writer_waits_when_nobody_reads() -> None:
     """Text is never lost: with no receiver, `say` blocks instead of dropping."""
     public, _ = zmq.curve_keypair()
-    probe = Probe(SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
+    probe = probe_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
     big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
     finished = threading.Event()
 
@@ -117,3 +125,36 @@ def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
     assert logs.read(1) == "".join(f"{number}\n" for number in range(1000))
     assert logs.read(5) == ""
     logs.close()
+
+
+def test_rows_arrive_together_and_with_the_memory() -> None:
+    heard = Heard(2)
+    columns = Columns(measures=("step_s",), own=("loss",))
+    with Receiver(heard) as receiver:
+        probe = probe_of(3, receiver.address)
+        for step in range(1, 101):
+            probe.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))
+        heard.wait()
+        probe.close()
+    rows = [r for r in heard.records if isinstance(r, Rows)]
+    reported = [m for r in rows if r.columns == columns for m in unpacked(r)]
+    assert [m.step for m in reported] == list(range(1, 101))
+    assert reported[-1].own == {"loss": 0.01}
+    assert {(m.rank, m.cell, m.epoch) for m in reported} == {(3, 7, 1)}
+    memory = next(r for r in rows if r.columns.measures == ("process_bytes",))
+    values = struct.unpack("<5d", memory.values)
+    assert values[0] == 3
+    assert values[4] > 1e6
+
+
+def test_rows_that_find_no_room_are_counted_and_wait_for_nobody() -> None:
+    sheets = Sheets(0, MemoryGauge())
+    columns = Columns(own=("loss",))
+    for step in range(ROOM_ROWS + 5):
+        sheets.add(1, columns, (-1, step, 0.0, 1.0))
+    sheets.add(1, Columns(own=("late",)), (-1, 1, 0.0, 1.0))
+    kept, late, memory = sheets.take()
+    assert (kept.dropped, len(kept.values)) == (5, ROOM_ROWS * 5 * 8)
+    assert (late.dropped, late.values) == (1, b"")
+    assert memory.columns.measures == ("process_bytes",)
+    assert not sheets
