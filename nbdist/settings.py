@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from pathlib import Path
+from typing import Annotated, Self
 
 import msgspec
+from jupyter_core.paths import jupyter_data_dir
 
 from nbdist.errors import UsageError
 
@@ -24,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True):
         fold_wait_s: how long a line waits for the same line of the other ranks.
         worker_memory_bytes: memory that a worker takes when its framework is loaded
             (measured on TensorFlow 2.21: 362 MB in a forked engine, 2026-11).
+        runs_folder: where runs are kept; empty for `nbdist/runs` among Jupyter's data.
+        kept_runs: how many runs are kept; 0 keeps all.
     """
 
     start_timeout_s: float = 180.0
@@ -32,13 +36,22 @@ class Settings(msgspec.Struct, frozen=True):
     shown_output_characters: int = 400_000
     fold_wait_s: float = 0.3
     worker_memory_bytes: int = 400_000_000
+    runs_folder: str = ""
+    kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
+
+    @property
+    def runs_path(self) -> Path:
+        """The folder of the runs; it need not be there yet."""
+        if self.runs_folder:
+            return Path(self.runs_folder).expanduser().absolute()
+        return Path(jupyter_data_dir()) / "nbdist" / "runs"
 
     @classmethod
     def from_environment(cls) -> Self:
         """Read `NBDIST_<NAME>` for every field.
 
         Raises:
-            UsageError: a value is no number; it is named.
+            UsageError: a value is not what it can be; it is named.
         """
         given = {
             name: os.environ[f"{_PREFIX}{name.upper()}"]

@@ -67,7 +67,11 @@ class Finding(Record, frozen=True):
 
 
 class Writer(Record, frozen=True):
-    """The process that keeps a run: its start tells it from a later process of the same pid."""
+    """The process that keeps a run: its start tells it from a later process of the same pid.
+
+    Attributes:
+        started: seconds after the machine came up: the same however its clock is set later.
+    """
 
     host: str
     pid: int

@@ -19,12 +19,15 @@ class OutputLogs:
 
     Args:
         folder: where the files go, one for each rank.
+
+    Attributes:
+        fault: why some of the text could not be kept; empty while all is well.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[int, TextIO] = {}
-        self._fault = ""
+        self.fault = ""
         self._lock = threading.Lock()
 
     def take(self, record: Speech) -> None:
@@ -36,12 +39,12 @@ class OutputLogs:
 
     def _append(self, rank: int, text: str) -> None:
         with self._lock:
-            if rank not in self._files:
-                self._files[rank] = self.path(rank).open("a", encoding="utf-8")
             try:
+                if rank not in self._files:
+                    self._files[rank] = self.path(rank).open("a", encoding="utf-8")
                 self._files[rank].write(text)
             except OSError as error:  # a full disk must not stop what is shown
-                self._fault = f"[not all of it could be kept: {error}]\n"
+                self._say(error)
 
     def path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.out"
@@ -52,7 +55,14 @@ class OutputLogs:
             if rank in self._files:
                 self._flush(self._files[rank])
         path = self.path(rank)
-        return (path.read_text(encoding="utf-8") if path.exists() else "") + self._fault
+        fault = f"[{self.fault}]\n" if self.fault else ""
+        return (path.read_text(encoding="utf-8") if path.exists() else "") + fault
+
+    def flush(self) -> None:
+        """What was taken reaches the file system."""
+        with self._lock:
+            for file in self._files.values():
+                self._flush(file)
 
     def close(self) -> None:
         with self._lock:
@@ -66,4 +76,7 @@ class OutputLogs:
         try:
             file.flush()
         except OSError as error:
-            self._fault = f"[not all of it could be kept: {error}]\n"
+            self._say(error)
+
+    def _say(self, error: OSError) -> None:
+        self.fault = f"not all of it could be kept: {error}"

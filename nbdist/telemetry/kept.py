@@ -1,0 +1,147 @@
+"""Runs as they are read: while they are written, after their end, after their writer's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.errors import UsageError
+from nbdist.records import RUN_ID, RunState, Table
+from nbdist.telemetry.logs import OutputLogs
+from nbdist.telemetry.processes import is_gone
+from nbdist.telemetry.rundir import CELLS_FILE, OUTPUT_FOLDER, RUN_FILE, STOP_FILE, TABLES_FOLDER
+from nbdist.telemetry.tables import FLOAT_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+
+
+class KeptRun:
+    """One run's directory. Every method raises `OSError` where it has been deleted.
+
+    Attributes:
+        path: the directory.
+        id: the run's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    def written_state(self) -> RunState:
+        """What `run.json` says, whether or not its writer is still there."""
+        return msgspec.json.decode((self.path / RUN_FILE).read_bytes(), type=RunState)
+
+    def state(self) -> RunState:
+        """How the run is: `lost`, and ended when it last wrote, if its writer is gone."""
+        state = self.written_state()
+        if state.is_over or not is_gone(state.writer):
+            return state
+        state = self.written_state()  # it may have ended the run just before it went
+        if state.is_over:
+            return state
+        return msgspec.structs.replace(state, status="lost", ended=self._last_written())
+
+    def tables(self) -> tuple[Table, ...]:
+        """The tables there are, in the order they came."""
+        folder = self.path / TABLES_FOLDER
+        files = (path for path in folder.iterdir() if path.suffix == ".json")
+        tables = (msgspec.json.decode(path.read_bytes(), type=Table) for path in files)
+        return tuple(sorted(tables, key=lambda table: table.number))
+
+    def rows(self, table: Table, offset: int, limit: int) -> bytes:
+        """Rows as they are in the file, whole ones only.
+
+        Args:
+            table: of this run.
+            offset: rows to skip.
+            limit: rows to read at most.
+        """
+        row_bytes = FLOAT_BYTES * len(table.columns.names)
+        try:
+            with (self.path / TABLES_FOLDER / f"{table.number}.f64").open("rb") as file:
+                file.seek(offset * row_bytes)
+                rows = file.read(limit * row_bytes)
+        except FileNotFoundError:  # no row was written yet
+            if not self.path.is_dir():
+                raise
+            return b""
+        return rows[: len(rows) - len(rows) % row_bytes]
+
+    def array(self, table: Table) -> np.ndarray:
+        """All rows: shape (rows, len(table.columns.names)), float64."""
+        import numpy as np
+
+        width = len(table.columns.names)
+        path = self.path / TABLES_FOLDER / f"{table.number}.f64"
+        rows = path.stat().st_size // (FLOAT_BYTES * width) if path.exists() else 0
+        return np.frombuffer(self.rows(table, 0, rows), "<f8").reshape(-1, width)
+
+    def output(self, rank: int) -> str:
+        """All text that the rank wrote."""
+        return OutputLogs(self.path / OUTPUT_FOLDER).read(rank)
+
+    @property
+    def cells(self) -> str:
+        """The cells as they were run, in percent format."""
+        return (self.path / CELLS_FILE).read_text(encoding="utf-8")
+
+    def ask_to_stop(self) -> None:
+        """Ask the kernel to end the run at the end of a step."""
+        (self.path / STOP_FILE).touch()
+
+    def _last_written(self) -> float:
+        """When, in seconds since 1970."""
+        files = (self.path / RUN_FILE, *(self.path / TABLES_FOLDER).iterdir())
+        return max(file.stat().st_mtime for file in files)
+
+
+def find(root: Path, name: str) -> KeptRun:
+    """The run of that id.
+
+    Raises:
+        UsageError: it is no id, or there is no such run in `root` itself.
+    """
+    if not re.fullmatch(RUN_ID, name, re.ASCII):
+        raise UsageError(f"{name!r} is no run's id: see nbdist.runs()")
+    path = root / name
+    if path.resolve() != root.resolve() / name or not (path / RUN_FILE).is_file():
+        raise UsageError(f"there is no run {name} in {root}: see nbdist.runs()")
+    return KeptRun(path)
+
+
+def kept(root: Path) -> tuple[KeptRun, ...]:
+    """The runs in `root`, newest first; what is none is skipped."""
+    began: dict[KeptRun, float] = {}
+    for path in root.iterdir() if root.is_dir() else ():
+        try:
+            run = find(root, path.name)
+            began[run] = run.written_state().began
+        except (UsageError, OSError, msgspec.DecodeError):
+            continue
+    return tuple(sorted(began, key=began.__getitem__, reverse=True))
+
+
+def prune(root: Path, keep: int) -> tuple[str, ...]:
+    """Delete the oldest runs that are over, beyond the newest `keep` of all; 0 keeps all.
+
+    Returns:
+        The ids of those that are gone.
+    """
+    old = kept(root)[keep:] if keep else ()
+    return tuple(run.id for run in old if _deleted(run))
+
+
+def _deleted(run: KeptRun) -> bool:
+    try:
+        if not run.state().is_over:
+            return False
+        shutil.rmtree(run.path)
+    except OSError:  # somebody else's, or deleted meanwhile
+        return False
+    return True

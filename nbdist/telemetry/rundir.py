@@ -1,0 +1,145 @@
+"""A run as it is written: a directory of its own, which opens at whatever moment the writer ends.
+
+<root>/<run id>/
+    run.json            the `RunState`, replaced as a whole
+    tables/<n>.json     a `Table`, there before its rows
+    tables/<n>.f64      rows: float64, little-endian, appended
+    output/rank-<N>.out text
+    cells.py            the cells as run
+    stop                there once somebody has asked the run to end
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.records import Display, Metrics, Output, Rows, RunState
+from nbdist.telemetry.files import replace_file
+from nbdist.telemetry.logs import OutputLogs
+from nbdist.telemetry.tables import RowsLostError, TableFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from nbdist.records import Speech
+
+RUN_FILE, CELLS_FILE, STOP_FILE = "run.json", "cells.py", "stop"
+TABLES_FOLDER, OUTPUT_FOLDER = "tables", "output"
+
+
+def new_id(began: float) -> str:
+    """A name for the run that begins at `began`, in seconds since 1970; local time is in it."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{secrets.token_hex(3)}"
+
+
+class RunDirectory:
+    """Writes one run. Nothing that goes wrong with the disk raises, but for `create`.
+
+    Attributes:
+        path: the directory.
+        state: as it was last written, or tried to be.
+        dropped: rows that could not be kept.
+    """
+
+    def __init__(self, path: Path, state: RunState) -> None:
+        self.path = path
+        self.state = state
+        self.dropped = 0
+        self._fault = ""
+        self._tables = TableFiles(path / TABLES_FOLDER)
+        self._logs = OutputLogs(path / OUTPUT_FOLDER)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def create(cls, root: Path, state: RunState, cells: str) -> Self:
+        """Make the directory, open to this user only.
+
+        Args:
+            root: where the runs are kept; made if need be.
+            state: how the run begins; its id names the directory.
+            cells: the cells as they are run.
+
+        Raises:
+            FileExistsError: there is a run of that id.
+            OSError: it cannot be made there.
+        """
+        path, hidden = root / state.id, root / f".{state.id}.new"
+        if path.exists():
+            raise FileExistsError(f"there is a run {state.id} in {root}")
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        hidden.mkdir(mode=0o700)
+        (hidden / TABLES_FOLDER).mkdir()
+        (hidden / OUTPUT_FOLDER).mkdir()
+        (hidden / CELLS_FILE).write_text(cells, encoding="utf-8")
+        replace_file(hidden / RUN_FILE, msgspec.json.encode(state))
+        hidden.rename(path)  # a directory that is there is whole
+        return cls(path, state)
+
+    @property
+    def fault(self) -> str:
+        """What could not be kept, and why; empty while all is well."""
+        return self._fault or self._logs.fault
+
+    def take(self, record: Speech) -> None:
+        """Keep what a rank says: reports and text."""
+        if isinstance(record, Rows | Metrics):
+            with self._lock:
+                if not self._closed:
+                    self._keep(record)
+        elif isinstance(record, Output | Display) and not self._closed:
+            self._logs.take(record)
+
+    def flush(self) -> None:
+        """What was taken reaches the file system."""
+        self._logs.flush()
+        with self._lock:
+            try:
+                self._tables.flush()
+            except RowsLostError as error:
+                self._lost(error)
+
+    def update(self, **changes: object) -> None:
+        """Change fields of the state, and write it."""
+        with self._lock:
+            self.state = msgspec.structs.replace(self.state, **changes)
+            try:
+                replace_file(self.path / RUN_FILE, msgspec.json.encode(self.state))
+            except OSError as error:
+                self._fault = f"the run's state could not be written: {error}"
+
+    def stop_requested(self) -> bool:
+        """Whether somebody who watches asked the run to end."""
+        return (self.path / STOP_FILE).exists()
+
+    def close(self) -> None:
+        """Write what is left; whatever is taken later is not kept."""
+        with self._lock:
+            self._closed = True
+            try:
+                self._tables.close()
+            except RowsLostError as error:
+                self._lost(error)
+        self._logs.close()
+
+    def discard(self) -> None:
+        """The run reported nothing: the directory goes away."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _keep(self, record: Rows | Metrics) -> None:
+        try:
+            self._tables.take(record)
+        except RowsLostError as error:
+            self._lost(error)
+
+    def _lost(self, error: RowsLostError) -> None:
+        self.dropped += error.rows
+        self._fault = f"{self.dropped} rows could not be kept: {error}"
