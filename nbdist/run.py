@@ -21,14 +21,14 @@ from nbdist.records import (
     Stopping,
 )
 from nbdist.result import Run
-from nbdist.telemetry.rows import unpacked
 from nbdist.views import labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from nbdist.cluster.engines import Engines
-    from nbdist.records import CellRequest, Order
+    from nbdist.live import LiveRun
+    from nbdist.records import CellRequest, Order, RunStatus
     from nbdist.settings import Settings
     from nbdist.views.cell import CellView
 
@@ -46,6 +46,7 @@ class CellWatch:
         host_of: the host of each rank that runs it.
         engines: to send it, interrupt it and see who dies.
         view: shows what the ranks say.
+        live: keeps what they report.
         settings: the bounds on waiting.
     """
 
@@ -55,6 +56,7 @@ class CellWatch:
         host_of: Mapping[int, str],
         engines: Engines,
         view: CellView,
+        live: LiveRun,
         settings: Settings,
     ) -> None:
         self._metrics: list[Metrics] = []
@@ -67,12 +69,17 @@ class CellWatch:
         self._host_of = host_of
         self._engines = engines
         self._view = view
+        self._live = live
         self._settings = settings
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._stopping: dict[int, Stopping] = {}
         self._answered = False
         self._over = False
+        self._is_step = False
+        self._stopped = False
+        self._status: RunStatus = "finished"
+        self._error = ""
         self._interrupted = False
         self._failed: CellEnded | None = None
 
@@ -93,6 +100,8 @@ class CellWatch:
         Of a cell that is over, only the end of ranks that were stuck in it still matters.
         """
         if not self._over:
+            if record.cell == self._number:
+                self._live.hear(record)
             self._heard.put(record)
         if isinstance(record, CellEnded) and record.cell == self._number:
             self.running.discard(record.rank)  # last: who sees it gone finds its record
@@ -108,23 +117,38 @@ class CellWatch:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
         self._send = send
+        self._is_step = request.step is not None
         self._begin(request)
         try:
             while self.running and not self._first_failure():
                 self._show_for(_POLL_S)
                 self._check_alive()
+                self._check_stop()
             self._drain()
             self._failed = self._first_failure()
             self._stop_others()
             self._failed = self._root(self._failed)
         except KeyboardInterrupt:
+            self._status = "stopped" if self._stopped else "interrupted"
             self._interrupt()
+            raise
+        except WorkerError as error:
+            self._status, self._error = "failed", str(error)
             raise
         finally:
             self._over = True
             self._drain()
-            self._view.flush(everything=True)
+            said = self._live.end(*self._how_it_ended())
+            self._view.close(self.result()._repr_mimebundle_, said)
         self._raise_failure()
+
+    def _how_it_ended(self) -> tuple[RunStatus, str]:
+        """And with which error, in a line."""
+        failed = self._failed
+        if failed is None or failed.failure is None:
+            return self._status, self._error
+        where = f"rank {failed.rank}@{self._host_of[failed.rank]}"
+        return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
 
     def _begin(self, request: CellRequest) -> None:
         """When not all ranks can be reached, those that were are stopped again."""
@@ -144,6 +168,7 @@ class CellWatch:
             self._take(self._heard.get(timeout=seconds))
         self._drain()
         self._view.flush()
+        self._live.tick()
 
     def _drain(self) -> None:
         while not self._heard.empty():
@@ -158,10 +183,9 @@ class CellWatch:
             self._agree_on_stop()
             return
         if isinstance(record, Rows):
-            for metrics in unpacked(record):
-                self._take(metrics)
-            return
-        if isinstance(record, Metrics):
+            if self._is_step or not record.columns.measures:  # else it is a batch of an epoch's
+                self._metrics.extend(record.unpacked())
+        elif isinstance(record, Metrics):
             self._metrics.append(record)
         elif isinstance(record, Display) and record.result:
             self._results[record.rank] = str(record.data.get("text/plain", ""))
@@ -182,6 +206,21 @@ class CellWatch:
             with contextlib.suppress(WorkerError):  # who is gone is found by `_check_alive`
                 self._send(StopAfter(number=self._number, step=last), sorted(still))
 
+    def _check_stop(self) -> None:
+        """Somebody who watches asks for the end: at the end of a step, where the cell is one.
+
+        Raises:
+            KeyboardInterrupt: it is none; what comes after its last batch has not been run.
+        """
+        if self._stopped or not self._live.stop_requested():
+            return
+        self._stopped = True
+        self._live.stopping()
+        if not self._is_step:
+            raise KeyboardInterrupt
+        self._status = "stopped"
+        self._interrupt()
+
     def _first_failure(self) -> CellEnded | None:
         """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""
         failed = ("error",) if self._interrupted else ("error", "interrupted")
@@ -198,6 +237,7 @@ class CellWatch:
         """A rank that died will never say that it ended."""
         dead = [rank for rank in self._engines.dead() if rank in self.running]
         if dead:
+            self._live.lost(dead)
             self._interrupt()
             self.running.difference_update(dead)
             log = self._engines.log_tail(dead[0], lines=5)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jupyter_core.paths import jupyter_runtime_dir
 
+from nbdist import live
 from nbdist.cells.grammar import parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import wiring
@@ -93,6 +94,7 @@ class Cluster:
         self._hellos: dict[int, WorkerHello] = {}
         self._devices: dict[int, tuple[Device, ...]] = {}
         self._cells = 0
+        self._ran: list[str] = []
         self.last_run = Run(0)
         self._watches: tuple[CellWatch, ...] = ()
         self.running = False
@@ -258,8 +260,13 @@ class Cluster:
         self._refuse_unready(chosen)
         self._cells += 1
         host_of = {rank: self._hellos[rank].host for rank in chosen}
-        view = CellView(host_of, self.settings.fold_wait_s, self.settings.shown_output_characters)
-        watch = CellWatch(self._cells, host_of, self._engines, view, self.settings)
+        self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
+        workers = [w for w in self.workers(measure=False) if w.rank in host_of]
+        kept = live.begin(request, header, self._ran, workers, self.settings)
+        view = CellView(
+            host_of, self.settings.fold_wait_s, self.settings.shown_output_characters, kept.id
+        )
+        watch = CellWatch(self._cells, host_of, self._engines, view, kept, self.settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
         try:
             watch.follow(request, self._dispatcher.send)

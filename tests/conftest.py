@@ -42,10 +42,11 @@ def _listening() -> set[Any]:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Clusters of the tests keep their files apart from the user's."""
+    """Clusters and runs of the tests keep their files apart from the user's."""
     folder = tmp_path_factory.mktemp("runtime")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder))
+        patch.setenv("NBDIST_RUNS_FOLDER", str(folder / "runs"))
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield folder
 

@@ -281,7 +281,7 @@ def test_a_full_disk_stops_nothing(
         flush = close = lambda self: None
 
     monkeypatch.setattr(cluster._logs, "_files", dict.fromkeys(range(3), Full()))
-    monkeypatch.setattr(cluster._logs, "_fault", "")
+    monkeypatch.setattr(cluster._logs, "fault", "")
     cluster.run("print('shown')")
     assert "shown" in capsys.readouterr().out
     assert "could be kept: No space left" in cluster.logs(0)

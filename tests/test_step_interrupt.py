@@ -11,7 +11,6 @@ import pytest
 
 import nbdist
 from nbdist.records import Rows, StepOptions
-from nbdist.telemetry.rows import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +63,7 @@ def interrupted(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Cal
             hear(record)
             if done.is_set() or not isinstance(record, Rows):
                 return
-            if any(metrics.step >= step for metrics in unpacked(record)):
+            if any(metrics.step >= step for metrics in record.unpacked()):
                 done.set()
                 _thread.interrupt_main()
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import struct
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from nbdist.records.base import MimeBundle, NoteTopic, Record, StreamName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PLACE = ("rank", "epoch", "step", "time_s")
 """The first columns of every row; -1 where an epoch or a step has no meaning."""
@@ -88,6 +92,35 @@ class Rows(Said, frozen=True):
     values: bytes
     dropped: int = 0
 
+    def unpacked(self) -> Iterator[Metrics]:
+        """Every row's metrics; what nbdist measured is left out."""
+        for values in struct.iter_unpack(self._layout, self.values):
+            yield self._metrics(values)
+
+    def last(self) -> Metrics:
+        """The last row's metrics; there has to be a row."""
+        offset = len(self.values) - struct.calcsize(self._layout)
+        return self._metrics(struct.unpack_from(self._layout, self.values, offset))
+
+    @property
+    def _layout(self) -> str:
+        return f"<{len(self.columns.names)}d"
+
+    def _metrics(self, values: tuple[float, ...]) -> Metrics:
+        columns = self.columns
+        first_own = len(PLACE) + len(columns.measures)
+        first_shared = first_own + len(columns.own)
+        rank, epoch, step, time_s = values[: len(PLACE)]
+        return Metrics(
+            rank=int(rank),
+            cell=self.cell,
+            epoch=int(epoch),
+            step=int(step),
+            time_s=time_s,
+            own=dict(zip(columns.own, values[first_own:first_shared], strict=True)),
+            shared=dict(zip(columns.shared, values[first_shared:], strict=True)),
+        )
+
 
 class Rate(Record, frozen=True):
     """A learning rate as `--scale-lr` found it, and as it is after `warmup_steps`."""
@@ -118,6 +151,18 @@ class StepBegun(Said, frozen=True):
     steps: int
     sharding: str
     rates: tuple[Rate, ...]
+
+
+class FitBegun(Said, frozen=True):
+    """A `fit` of Keras's begins.
+
+    Attributes:
+        epochs: how many there will be.
+        steps: steps of them all; -1 where nobody knows.
+    """
+
+    epochs: int
+    steps: int
 
 
 class Note(Said, frozen=True):
@@ -197,9 +242,11 @@ class CellEnded(Said, frozen=True):
 
 
 class Stopping(Said, frozen=True):
-    """A step cell was interrupted: the rank makes no step beyond `limit` until it is answered."""
+    """Steps were interrupted: the rank makes none beyond `limit` until it is answered."""
 
     limit: int
 
 
-Speech = Output | Display | Metrics | Rows | StepBegun | Note | Checked | Stopping | CellEnded
+Speech = (
+    Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Stopping | CellEnded
+)

@@ -12,24 +12,28 @@ from IPython.display import display
 from nbdist.records import (
     Checked,
     Display,
+    FitBegun,
+    Metrics,
     MimeBundle,
     Note,
     Output,
+    Rows,
     StepBegun,
     StreamName,
 )
 from nbdist.views import labels
 from nbdist.views.fold import Folder
 from nbdist.views.metrics import MetricsLines
-from nbdist.views.progress import Progress
+from nbdist.views.run import RunView
 from nbdist.views.step import CheckPicture, header_lines
 from nbdist.views.surface import show_once
 from nbdist.views.tail import Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from nbdist.records import Metrics
+Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked
+"""What ranks say to be shown."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 
@@ -60,20 +64,26 @@ class CellView:
         host_of: the host of each rank that runs the cell.
         fold_wait_s: see `Settings`.
         shown_output_characters: see `Settings`.
+        run: the run's id; empty where it is not kept.
     """
 
     def __init__(
-        self, host_of: Mapping[int, str], fold_wait_s: float, shown_output_characters: int
+        self,
+        host_of: Mapping[int, str],
+        fold_wait_s: float,
+        shown_output_characters: int,
+        run: str,
     ) -> None:
         self._host_of = host_of
         self._folder: Folder[Line | Shown] = Folder(host_of, fold_wait_s)
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._metrics = MetricsLines(host_of)
         self._tail = Tail(shown_output_characters)
-        self._progress: Progress | None = None
+        self._run = RunView(run)
+        self._begun = False
         self._passed: bool | None = None
 
-    def add(self, record: Output | Display | Metrics | StepBegun | Note | Checked) -> None:
+    def add(self, record: Shareable) -> None:
         """Take in a record; `flush` shows it."""
         if isinstance(record, Output):
             self._add_text(record)
@@ -81,26 +91,39 @@ class CellView:
             self._folder.add(
                 record.rank, Line("stderr" if record.warning else "stdout", record.text)
             )
-        elif isinstance(record, StepBegun):
-            self._begin(record)
         elif isinstance(record, Checked):
             self._show_check(record)
         elif isinstance(record, Display):
-            if not record.update:
-                self._end_lines(record.rank)
-            # A display that is updated later stays its rank's own: it is not folded.
-            own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
-            shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
-            self._folder.add(record.rank, shown)
-        elif self._progress is not None and record.step > 0:
-            self._progress.add(record)
+            self._add_display(record)
         else:
+            self._add_report(record)
+
+    def _add_display(self, record: Display) -> None:
+        if not record.update:
+            self._end_lines(record.rank)
+        # A display that is updated later stays its rank's own: it is not folded.
+        own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
+        shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
+        self._folder.add(record.rank, shown)
+
+    def _add_report(self, record: Metrics | Rows | StepBegun | FitBegun) -> None:
+        if isinstance(record, StepBegun):
+            self._begin(record)
+        elif isinstance(record, FitBegun):
+            self._run.begin(record)
+        elif isinstance(record, Metrics):
             self._metrics.add(record)
+        else:
+            self._run.add(record)
+            if not record.columns.measures:  # reported by the cell's own code
+                for metrics in record.unpacked():
+                    self._metrics.add(metrics)
 
     def _begin(self, begun: StepBegun) -> None:
         """All ranks say the same."""
-        if self._progress is None:
-            self._progress = Progress(begun, len(self._host_of))
+        if not self._begun:
+            self._begun = True
+            self._run.begin(begun)
             for line in header_lines(begun):
                 self._tail.write("stdout", line + "\n")
 
@@ -125,8 +148,21 @@ class CellView:
         for line in self._metrics.take(everything=everything):
             self._tail.write("stdout", line + "\n")
         self._tail.flush(everything=everything)
-        if self._progress is not None:
-            self._progress.flush(everything=everything)
+        self._run.flush(everything=everything)
+
+    def close(
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+    ) -> None:
+        """Show what is left, the run as it ended, and what else is to be said of it.
+
+        Args:
+            drawn: makes a picture and a text of the run, with its metadata.
+            said: lines about it.
+        """
+        self.flush(everything=True)
+        self._run.close(drawn)
+        for line in said:
+            sys.stderr.write(line + "\n")
 
     def _add_text(self, record: Output) -> None:
         key = (record.rank, record.stream)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from nbdist.records import Device
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -24,6 +27,15 @@ def places(numbers: Iterable[int], host_of: Mapping[int, str]) -> str:
     chosen = sorted(numbers)
     hosts = {host_of[number] for number in chosen}
     return f"[{ranks(chosen)}@{hosts.pop()}]" if len(hosts) == 1 else f"[{ranks(chosen)}]"
+
+
+def devices(driven: Iterable[Device]) -> str:
+    """`2 x gpu (NVIDIA H100), 1 x cpu`."""
+    kinds = Counter((device.platform, device.kind) for device in driven)
+    return ", ".join(
+        f"{number} x {platform}" + ("" if kind == platform else f" ({kind})")
+        for (platform, kind), number in kinds.items()
+    )
 
 
 def memory(size_bytes: float) -> str:

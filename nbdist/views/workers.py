@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
@@ -71,16 +70,11 @@ class StartPicture:
 
 
 def _row(worker: WorkerState) -> tuple[str, ...]:
-    kinds = Counter((device.platform, device.kind) for device in worker.devices)
-    devices = ", ".join(
-        f"{count} x {platform}" + ("" if kind == platform else f" ({kind})")
-        for (platform, kind), count in kinds.items()
-    )
     return (
         str(worker.rank),
         worker.host,
         str(worker.pid),
-        devices,
+        labels.devices(worker.devices),
         labels.memory(worker.memory_bytes) if worker.memory_bytes else "",
         worker.state,
     )

@@ -46,6 +46,7 @@ class Interrupts:
     def admitted(self, task: asyncio.Task[None] | None = None) -> Iterator[None]:
         """Within it, the user's code runs; in `task`, where it may await."""
         self._task = task
+        self._puts_off = False  # of a `fit` that raised, nothing says that it is over
         self._inside = True
         try:
             yield

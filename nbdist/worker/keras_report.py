@@ -1,4 +1,4 @@
-"""`model.fit` in a cell shows its epochs in the notebook by itself.
+"""`model.fit` in a cell shows its batches and epochs in the notebook by itself.
 
 Keras has no public hook for a callback on every `fit`, so `CallbackList` is made to add one. With
 `verbose="auto"` (Keras's default) it stands in for the progress bar, which a display shared by
@@ -7,11 +7,18 @@ several ranks cannot show; an explicit `verbose` keeps Keras's own output as wel
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
 import keras
 
+from nbdist.records import FitBegun
 from nbdist.worker import state
+
+if TYPE_CHECKING:
+    from nbdist.worker.stop import StopPoint
 
 _list_init_upstream = keras.callbacks.CallbackList.__init__
 
@@ -40,24 +47,62 @@ def _init_with_report(
 
 
 class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports each epoch's metrics, with this rank's own loss beside the reduced one."""
+    """Reports each batch and each epoch, with this rank's own loss beside the reduced one.
+
+    An interrupt ends the fit on all ranks before the same batch: one that stopped elsewhere would
+    leave the others in an all-reduce.
+    """
+
+    async_safe = True  # else Keras would wait for the metrics of every batch
 
     def __init__(self) -> None:
         super().__init__()
-        self._fitting = False
+        self._fitting = contextlib.ExitStack()
+        self._stop: StopPoint | None = None
         self._own: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._made = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fitting = True
+        worker = state.current()
+        epochs, steps = self.params["epochs"], self.params["steps"]
+        steps = -1 if steps is None else epochs * steps
+        worker.say(FitBegun(epochs=epochs, steps=steps, **worker.said()))
+        self._stop = self._fitting.enter_context(worker.stop_point())
+        self._made = worker.batches
+        self._ended_at = time.perf_counter()
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._fitting = False
+        self._fitting.close()
+        self._stop = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._stop is not None and self._stop.is_before(self._made + batch + 1):
+            self._fitting.close()  # nobody else says that it is over
+            raise KeyboardInterrupt
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """On a thread of Keras's, or on several: the metrics are there by now."""
+        if self._stop is None:
+            return
+        with self._lock:
+            step_s, self._ended_at = _since(self._ended_at)
+            worker = state.current()
+            step = self._made + batch + 1
+            worker.batches = max(worker.batches, step)
+            measured = {"step_s": step_s}
+            worker.report_values(
+                self._epoch, step, own={}, shared=_scalars(logs), measured=measured
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._own = {}
+        self._epoch = epoch + 1
+        self._made = state.current().batches
 
     def on_test_begin(self, logs: Any = None) -> None:
-        if self._fitting:  # validation is about to reset the metrics
+        if self._stop is not None:  # validation is about to reset the metrics
             self._own = _own_loss(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -65,8 +110,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         state.current().report_values(epoch + 1, -1, own=own, shared=_scalars(logs))
 
     def on_test_end(self, logs: Any = None) -> None:
-        if not self._fitting and logs:
+        if self._stop is None and logs:
             state.current().report_values(-1, -1, own={}, shared=_scalars(logs))
+
+
+def _since(began: float) -> tuple[float, float]:
+    """Seconds since a moment, and this moment."""
+    now = time.perf_counter()
+    return now - began, now
 
 
 def _scalars(logs: Any) -> dict[str, float]:

@@ -87,6 +87,7 @@ class _Cell:
         self._request = request
         self._worker = state.current()
         self._shell = engine_shell()
+        self._worker.stop_point = self._stop_point
         self._worker.begin_cell(request.number)
 
     def run(self) -> None:
@@ -125,9 +126,13 @@ class _Cell:
         namespace = self._shell.user_ns
         steps.check_names(request, namespace)
         stepper = self._stepper(request, namespace)
-        stop = StopPoint(self._worker, _interrupts, self._last_step)
-        with _interrupts.put_off():
+        with self._stop_point() as stop:
             steps.run(self._worker, request, namespace, stepper, stop)
+
+    @contextlib.contextmanager
+    def _stop_point(self) -> Iterator[StopPoint]:
+        with _interrupts.put_off():
+            yield StopPoint(self._worker, _interrupts, self._last_step)
 
     def _last_step(self, seconds: float) -> int | None:
         """Wait for the order that says after which step to stop."""

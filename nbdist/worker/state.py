@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.records import Columns, Metrics
 from nbdist.worker.memory import MemoryGauge
@@ -15,17 +15,30 @@ from nbdist.worker.sheets import Sheets
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nbdist.records import Speech, StrategyName, WorkerIdentity
+    from nbdist.worker.stop import StopPoint
 
 
 class Worker:
-    """One rank. Created when the engine is told who it is."""
+    """One rank. Created when the engine is told who it is.
+
+    Attributes:
+        cell: the number of the cell that runs; 0 between cells.
+        strategies: what was built.
+        memory: measures what this process takes.
+        stop_point: within it, an interrupt is put off until all ranks can stop at the same step.
+        batches: how many batches `fit` has gone through in this cell.
+    """
 
     def __init__(self, identity: WorkerIdentity) -> None:
         self.rank = identity.rank
         self.world_size = identity.world_size
         self.cell = 0
         self.strategies: dict[StrategyName, Any] = {}
+        self.stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _no_cell
+        self.batches = 0
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
@@ -42,6 +55,7 @@ class Worker:
 
     def begin_cell(self, number: int) -> None:
         self.cell = number
+        self.batches = 0
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
 
@@ -109,6 +123,10 @@ class Worker:
         sys.stdout = self._stdout
         sys.stderr = self._stderr
         shell.display_pub = RankDisplayPublisher(self.said, self.say, parent=shell)
+
+
+def _no_cell() -> NoReturn:
+    raise RuntimeError("no cell runs on this rank")
 
 
 def _scalar(name: str, value: Any) -> float:

@@ -9,7 +9,6 @@ import zmq
 
 from nbdist.records import Columns, Output, Rows, SocketAddress, Speech
 from nbdist.telemetry.logs import OutputLogs
-from nbdist.telemetry.rows import unpacked
 from nbdist.telemetry.stream import Receiver
 from nbdist.worker.memory import MemoryGauge
 from nbdist.worker.probe import PENDING_LIMIT_BYTES, Probe
@@ -137,7 +136,7 @@ def test_rows_arrive_together_and_with_the_memory() -> None:
         heard.wait()
         probe.close()
     rows = [r for r in heard.records if isinstance(r, Rows)]
-    reported = [m for r in rows if r.columns == columns for m in unpacked(r)]
+    reported = [m for r in rows if r.columns == columns for m in r.unpacked()]
     assert [m.step for m in reported] == list(range(1, 101))
     assert reported[-1].own == {"loss": 0.01}
     assert {(m.rank, m.cell, m.epoch) for m in reported} == {(3, 7, 1)}

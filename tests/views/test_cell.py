@@ -14,7 +14,7 @@ HOSTS = {0: "a", 1: "a", 2: "a"}
 
 
 def view(limit: int = 10_000) -> CellView:
-    return CellView(HOSTS, fold_wait_s=60, shown_output_characters=limit)
+    return CellView(HOSTS, fold_wait_s=60, shown_output_characters=limit, run="")
 
 
 def said(rank: int, text: str, stream: str = "stdout") -> Output:

@@ -86,7 +86,7 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
 ) -> None:
     code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace(", verbose=0)", ")", 1)
     run = cluster.run(code)
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    shown = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
     history = cluster.pull(["outcome"], ranks="0")[0]["outcome"]["history"]
     for epoch in (1, 2, 3):

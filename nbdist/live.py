@@ -1,0 +1,268 @@
+"""A run while it is under way: what is kept of it, what is worth saying of it, and its Stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from nbdist.records import (
+    CellEnded,
+    Finding,
+    FitBegun,
+    Metrics,
+    Note,
+    Rows,
+    RunState,
+    RunWorker,
+    StepBegun,
+)
+from nbdist.telemetry.kept import prune
+from nbdist.telemetry.processes import this_process
+from nbdist.telemetry.rundir import RunDirectory, new_id
+from nbdist.views import labels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nbdist.records import CellRequest, RankStatus, RunStatus, Speech, WorkerState
+    from nbdist.settings import Settings
+
+FLUSH_INTERVAL_S = 0.05
+STATE_INTERVAL_S = 0.5
+
+_RANK_STATUS: dict[str, RankStatus] = {
+    "ok": "finished",
+    "error": "failed",
+    "interrupted": "interrupted",
+}
+
+
+class LiveRun(Protocol):
+    """A run that is under way. `hear` is called on the receiver's thread.
+
+    Attributes:
+        id: names it; empty where it is not kept.
+    """
+
+    id: str
+
+    def hear(self, record: Speech) -> None:
+        """Take in what a rank says in this cell."""
+        ...
+
+    def tick(self) -> None:
+        """What was heard reaches who watches; to be called many times a second."""
+        ...
+
+    def stop_requested(self) -> bool:
+        """Whether somebody who watches asked for its end."""
+        ...
+
+    def stopping(self) -> None:
+        """Its end has been asked of the ranks."""
+        ...
+
+    def lost(self, ranks: Iterable[int]) -> None:
+        """These ranks died."""
+        ...
+
+    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
+        """It is over.
+
+        Returns:
+            What the user should know of how it was kept, line by line.
+        """
+        ...
+
+
+class UnkeptRun:
+    """A run that could not be kept, for the reason that it gives at its end."""
+
+    def __init__(self, reason: str) -> None:
+        self.id = ""
+        self._reason = reason
+        self._reported = False
+
+    def hear(self, record: Speech) -> None:
+        self._reported |= isinstance(record, Rows | Metrics)
+
+    def tick(self) -> None: ...
+
+    def stop_requested(self) -> bool:
+        return False
+
+    def stopping(self) -> None: ...
+
+    def lost(self, ranks: Iterable[int]) -> None: ...
+
+    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
+        del status, error
+        return (self._reason,) if self._reported else ()
+
+
+class KeptLiveRun:
+    """A run in a directory of its own. What goes wrong with the disk is said, and stops nothing.
+
+    Args:
+        directory: where it is kept.
+        kept_runs: how many runs are kept; the oldest ones go at the end of this.
+    """
+
+    def __init__(self, directory: RunDirectory, kept_runs: int) -> None:
+        self.id = directory.state.id
+        self._directory = directory
+        self._kept_runs = kept_runs
+        self._lock = threading.Lock()
+        self._workers = {worker.rank: worker for worker in directory.state.workers}
+        self._changes: dict[str, object] = {}
+        self._notes: dict[str, Finding] = {}
+        self._reported = False
+        self._dropped = 0
+        self._flushed_at = self._updated_at = 0.0
+
+    def hear(self, record: Speech) -> None:
+        self._directory.take(record)
+        if isinstance(record, Rows):
+            self._reported = True
+            self._dropped += record.dropped
+        else:
+            with self._lock:
+                self._note(record)
+
+    def _note(self, record: Speech) -> None:
+        if isinstance(record, StepBegun):
+            self._change(
+                replicas=record.replicas,
+                batch=record.batch,
+                samples=record.samples,
+                epochs=record.epochs,
+                steps=record.steps,
+                split=record.sharding,
+            )
+        elif isinstance(record, FitBegun):
+            self._change(epochs=record.epochs, steps=record.steps)
+        elif isinstance(record, Metrics):
+            self._reported = True
+        elif isinstance(record, Note):
+            finding = Finding(topic=record.topic, text=record.text, warning=record.warning)
+            self._notes[record.text] = finding
+        elif isinstance(record, CellEnded):
+            said = f"{record.failure.ename}: {record.failure.evalue}" if record.failure else ""
+            self._set_worker(record.rank, _RANK_STATUS[record.status], said)
+
+    def _change(self, **changes: object) -> None:
+        self._reported = True
+        self._changes |= changes
+
+    def _set_worker(self, rank: int, status: RankStatus, said: str = "") -> None:
+        worker = msgspec.structs.replace(self._workers[rank], status=status, said=said)
+        self._workers[rank] = worker
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._flushed_at >= FLUSH_INTERVAL_S:
+            self._directory.flush()
+            self._flushed_at = now
+        if now - self._updated_at >= STATE_INTERVAL_S:
+            self._update()
+            self._updated_at = now
+
+    def _update(self) -> None:
+        """Write the state where it has changed."""
+        with self._lock:
+            changes, self._changes = self._changes, {}
+            changes["workers"] = tuple(self._workers.values())
+            changes["findings"] = (*self._notes.values(), *self._losses())
+        state = self._directory.state
+        if any(getattr(state, name) != value for name, value in changes.items()):
+            self._directory.update(**changes)
+
+    def _losses(self) -> tuple[Finding, ...]:
+        """What of the reports is not in the directory."""
+        losses = []
+        if self._dropped:
+            rows = labels.count(self._dropped, "report")
+            text = f"{rows} found no room on the way to the notebook and are lost"
+            losses.append(Finding(topic="dropped", text=text, value=self._dropped))
+        if self._directory.fault:
+            losses.append(Finding(topic="disk", text=self._directory.fault))
+        return tuple(losses)
+
+    def stop_requested(self) -> bool:
+        return self._directory.stop_requested()
+
+    def stopping(self) -> None:
+        with self._lock:
+            self._changes["status"] = "stopping"
+        self._update()
+
+    def lost(self, ranks: Iterable[int]) -> None:
+        with self._lock:
+            for rank in ranks:
+                self._set_worker(rank, "dead")
+
+    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
+        if not self._reported:
+            self._directory.discard()
+            return ()
+        self._directory.close()
+        with self._lock:
+            self._changes |= {"status": status, "error": error, "ended": time.time()}
+        self._update()
+        gone = prune(self._directory.path.parent, self._kept_runs)
+        removed = f"nbdist: removed {labels.count(len(gone), 'old run')}, keeping "
+        kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
+        return (*(loss.text for loss in self._losses()), *((kept,) if gone else ()))
+
+
+def begin(
+    request: CellRequest,
+    header: str,
+    cells: Sequence[str],
+    workers: Sequence[WorkerState],
+    settings: Settings,
+) -> LiveRun:
+    """Begin to keep a cell.
+
+    Args:
+        request: the cell.
+        header: the magic's line.
+        cells: all cells of the cluster so far, this one too, each in percent format.
+        workers: those that run it.
+        settings: where runs are kept, and how many.
+    """
+    began = time.time()
+    versions = dict(
+        sorted({k: v for worker in workers for k, v in worker.versions.items()}.items())
+    )
+    state = RunState(
+        id=new_id(began),
+        number=request.number,
+        label=request.label,
+        header=header,
+        strategy=request.strategy,
+        framework=", ".join(f"{k} {v}" for k, v in versions.items() if k != "python"),
+        status="running",
+        began=began,
+        workers=tuple(map(_run_worker, workers)),
+        versions=versions,
+        writer=this_process(),
+        stoppable=request.step is not None,
+    )
+    try:
+        directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
+    except OSError as error:
+        return UnkeptRun(f"nbdist: this run is not kept: {error}")
+    return KeptLiveRun(directory, settings.kept_runs)
+
+
+def _run_worker(worker: WorkerState) -> RunWorker:
+    return RunWorker(
+        rank=worker.rank,
+        host=worker.host,
+        pid=worker.pid,
+        devices=labels.devices(worker.devices),
+    )

@@ -1,0 +1,177 @@
+"""A run in the cell's output: a live view where JupyterLab has ours, elsewhere one line."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+import msgspec
+from IPython.display import DisplayHandle, display
+
+from nbdist.records import RUN_MIME, RunOutput
+from nbdist.views.surface import TextSurface, bundle, in_notebook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import FitBegun, Metrics, MimeBundle, Rows, StepBegun
+
+INTERVAL_S = 0.25
+LINE_INTERVAL_S = 5.0
+"""Between two lines where each is a line more."""
+
+RECENT_MESSAGES = 40
+
+
+class RunView:
+    """One display for a run, kept up to date, and at the end a picture that stays.
+
+    Args:
+        run: the run's id; empty where it is not kept.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._epochs = 0
+        self._steps = -1
+        self._latest: dict[int, Metrics] = {}
+        self._pace: deque[tuple[int, float]] = deque(maxlen=RECENT_MESSAGES)
+        self._leader = -1
+        self._changed = False
+        self._shown_at = time.monotonic()
+        self._surface = _OutputSurface(run) if in_notebook() else _LineSurface()
+
+    def begin(self, begun: StepBegun | FitBegun) -> None:
+        """Steps are about to be made."""
+        self._epochs, self._steps = begun.epochs, begun.steps
+        self._changed = True
+
+    def add(self, rows: Rows) -> None:
+        """Take in the last of a rank's steps."""
+        if not rows.values or not (rows.columns.own or rows.columns.shared):
+            return
+        last = rows.last()
+        if self._leader < 0:
+            self._leader = last.rank
+        self._latest[last.rank] = last
+        if last.rank == self._leader:
+            self._pace.append((last.step, last.time_s))
+        self._changed = True
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Show it, not more often than its surface bears; with `everything`, as it is now."""
+        now = time.monotonic()
+        if self._changed and (everything or now - self._shown_at >= self._surface.interval_s):
+            self._surface.show(self._picture())
+            self._shown_at = now
+            self._changed = False
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Show the run as it ended, if it was shown.
+
+        Args:
+            drawn: makes a picture and a text of the run, with its metadata.
+        """
+        self.flush(everything=True)
+        self._surface.close(drawn)
+
+    def _picture(self) -> RunPicture:
+        if not self._latest:
+            return RunPicture(("waiting for the first step",), None)
+        latest = min(self._latest.values(), key=lambda m: m.step)
+        words = [_of(f"step {latest.step:,}", self._steps)]
+        if self._epochs > 0:
+            words.insert(0, _of(f"epoch {latest.epoch}", self._epochs))
+        losses = [{**m.shared, **m.own}.get("loss") for m in self._latest.values()]
+        known = [loss for loss in losses if loss is not None]
+        if known:
+            words.append(f"loss {sum(known) / len(known):.4g}")
+        (first, since), (last, until) = self._pace[0], self._pace[-1]
+        if last > first:
+            words.append(f"{1000 * (until - since) / (last - first):.3g} ms a step")
+        words.append(f"{latest.time_s:.1f} s")
+        return RunPicture(tuple(words), latest.step / self._steps if self._steps > 0 else None)
+
+
+def _of(text: str, total: int) -> str:
+    return f"{text} of {total:,}" if total > 0 else text
+
+
+class _OutputSurface:
+    """A display of several types, of which each front end takes the best that it knows."""
+
+    interval_s = INTERVAL_S
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._handle: DisplayHandle | None = None
+
+    def show(self, picture: RunPicture) -> None:
+        self._display({**self._own(picture.words, over=False), **bundle(picture)}, {})
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Without HTML, which front ends would take before the picture."""
+        if self._handle is not None:
+            data, metadata = drawn()
+            words = (str(data.get("text/plain", "")),)
+            self._display({**self._own(words, over=True), **data}, metadata)
+
+    def _own(self, words: tuple[str, ...], *, over: bool) -> MimeBundle:
+        if not self._run:
+            return {}
+        output = RunOutput(id=self._run, text=" · ".join(words), over=over)
+        return {RUN_MIME: msgspec.to_builtins(output)}
+
+    def _display(self, data: MimeBundle, metadata: MimeBundle) -> None:
+        if self._handle is None:
+            self._handle = display(data, raw=True, metadata=metadata, display_id=True)
+        else:
+            self._handle.update(data, raw=True, metadata=metadata)
+
+
+class _LineSurface:
+    """The line, written anew where it has changed; nothing is left to show at the end."""
+
+    interval_s = LINE_INTERVAL_S
+
+    def __init__(self) -> None:
+        self._lines = TextSurface()
+
+    def show(self, picture: RunPicture) -> None:
+        self._lines.show(picture)
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunPicture:
+    """The line; `part` of the run is done, if that is known."""
+
+    words: tuple[str, ...]
+    part: float | None
+
+    def html(self) -> str:
+        bar = "" if self.part is None else _bar(min(1.0, self.part))
+        text = escape(" · ".join(self.words))
+        return (
+            '<div style="display:flex;align-items:center;gap:10px;font-size:13px;'
+            "font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
+            "font-variant-numeric:tabular-nums;color:var(--jp-ui-font-color1,#212121);"
+            f'padding:2px 0">{bar}<span>{text}</span></div>'
+        )
+
+    def lines(self) -> list[str]:
+        return [" · ".join(self.words)]
+
+
+def _bar(part: float) -> str:
+    return (
+        '<span role="progressbar" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{100 * part:.0f}" style="flex:none;width:160px;height:8px;'
+        'border-radius:4px;background:var(--jp-border-color2,#e0e0e0);overflow:hidden">'
+        f'<span style="display:block;width:{100 * part:.1f}%;height:100%;'
+        'background:var(--jp-brand-color1,#1976d2)"></span></span>'
+    )
