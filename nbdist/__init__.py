@@ -50,6 +50,7 @@ _HOME = {
     "PjRTStrategy": "nbdist.strategies",
     "Cluster": "nbdist.session",
     "Run": "nbdist.result",
+    "_jupyter_server_extension_points": "nbdist.server",
     "load_ipython_extension": "nbdist.magics",
     "unload_ipython_extension": "nbdist.magics",
 }

@@ -10,11 +10,12 @@ import nbdist
 PACKAGE = Path(nbdist.__file__).parent
 FOUNDATION = {"errors", "settings", "records"}
 STAGES = {"cells", "plan", "cluster", "worker", "telemetry", "views", "server", "export"}
-COMPOSERS = {"session", "run", "result", "objects", "live"}
+COMPOSERS = {"session", "run", "result", "objects", "live", "kept", "placement"}
 FRONT = {"magics", "completion", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},
+    "server": FOUNDATION | {"server", "telemetry"},  # another process, which reads what was kept
     **dict.fromkeys(COMPOSERS, FOUNDATION | STAGES | COMPOSERS),
     **dict.fromkeys(FRONT, FOUNDATION | STAGES | COMPOSERS | FRONT),
 }

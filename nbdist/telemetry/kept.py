@@ -33,9 +33,13 @@ class KeptRun:
         self.path = path
         self.id = path.name
 
+    def written(self) -> bytes:
+        """The whole of `run.json`."""
+        return (self.path / RUN_FILE).read_bytes()
+
     def written_state(self) -> RunState:
         """What `run.json` says, whether or not its writer is still there."""
-        return msgspec.json.decode((self.path / RUN_FILE).read_bytes(), type=RunState)
+        return msgspec.json.decode(self.written(), type=RunState)
 
     def state(self) -> RunState:
         """How the run is: `lost`, and ended when it last wrote, if its writer is gone."""
@@ -49,10 +53,19 @@ class KeptRun:
 
     def tables(self) -> tuple[Table, ...]:
         """The tables there are, in the order they came."""
-        folder = self.path / TABLES_FOLDER
-        files = (path for path in folder.iterdir() if path.suffix == ".json")
-        tables = (msgspec.json.decode(path.read_bytes(), type=Table) for path in files)
-        return tuple(sorted(tables, key=lambda table: table.number))
+        tables: list[Table] = []
+        while (table := self.table(len(tables))) is not None:
+            tables.append(table)
+        return tuple(tables)
+
+    def table(self, number: int) -> Table | None:
+        """Table `number`, counted from 0; None if there is none yet."""
+        try:
+            content = (self.path / TABLES_FOLDER / f"{number}.json").read_bytes()
+        except FileNotFoundError:
+            self._require_directory()
+            return None
+        return msgspec.json.decode(content, type=Table)
 
     def rows(self, table: Table, offset: int, limit: int) -> bytes:
         """Rows as they are in the file, whole ones only.
@@ -68,8 +81,7 @@ class KeptRun:
                 file.seek(offset * row_bytes)
                 rows = file.read(limit * row_bytes)
         except FileNotFoundError:  # no row was written yet
-            if not self.path.is_dir():
-                raise
+            self._require_directory()
             return b""
         return rows[: len(rows) - len(rows) % row_bytes]
 
@@ -94,6 +106,10 @@ class KeptRun:
     def ask_to_stop(self) -> None:
         """Ask the kernel to end the run at the end of a step."""
         (self.path / STOP_FILE).touch()
+
+    def _require_directory(self) -> None:
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{self.path} was deleted")
 
     def _last_written(self) -> float:
         """When, in seconds since 1970."""

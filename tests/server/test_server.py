@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from tornado.httpclient import HTTPClientError
+
+from nbdist.records import (
+    BAD_MESSAGE,
+    NO_SUCH_RUN,
+    RUN_IS_GONE,
+    ClusterState,
+    Columns,
+    RunState,
+    StateMessage,
+    StopRun,
+    TableMessage,
+)
+from nbdist.server.tail import FRAME_BYTES
+from tests.runs import LOSS, loss, losses, new_run, rows, writing_process
+from tests.server.jupyter import TOKEN, JupyterServer, RowsFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+TABS = 20
+NOTICED_S = 4.0
+STOP = msgspec.json.encode(StopRun()).decode()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
+        yield running
+
+
+# A run that is watched.
+
+
+def test_a_run_comes_whole_and_goes_on(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    run.take(losses(1, 3))
+    run.flush()
+
+    async def watch() -> None:
+        async with server.watch(run.state.id) as tab:
+            state, table, past = await tab.past()
+            assert state == StateMessage(state=run.state)
+            assert isinstance(table, TableMessage)
+            assert table.table.columns == LOSS
+            assert isinstance(past, RowsFrame)
+            np.testing.assert_array_equal(past.values.reshape(3, 5)[:, 4], [1, 2, 3])
+            run.take(losses(4, 5))
+            run.flush()
+            np.testing.assert_array_equal((await tab.rows(0, 5, 2))[:, 4], [4, 5])
+            run.take(rows([[0, 1, 6, 0.6, 7, 8]], Columns(own=("loss", "late"))))
+            run.flush()
+            assert (await tab.table()).table.columns.own == ("loss", "late")
+            np.testing.assert_array_equal(await tab.rows(1, 6, 1), [[0, 1, 6, 0.6, 7, 8]])
+            run.update(status="finished", ended=run.state.began + 1)
+            assert (await tab.status("finished")).state == run.state
+
+    asyncio.run(watch())
+    run.close()
+
+
+def test_a_run_without_reports_is_caught_up_with(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+
+    async def watch() -> None:
+        async with server.watch(run.state.id) as tab:
+            assert await tab.past() == [StateMessage(state=run.state)]
+
+    asyncio.run(watch())
+    run.close()
+
+
+def test_a_long_past_comes_in_frames(server: JupyterServer) -> None:
+    run = new_run(server.runs, status="finished")
+    for first in range(1, 120_001, 10_000):
+        run.take(losses(first, first + 9_999))
+    run.close()
+
+    async def watch() -> list[RowsFrame]:
+        async with server.watch(run.state.id) as tab:
+            return [message for message in await tab.past() if isinstance(message, RowsFrame)]
+
+    frames = asyncio.run(watch())
+    assert len(frames) > 1
+    assert max(frame.size_bytes for frame in frames) <= FRAME_BYTES
+    whole = np.concatenate([frame.values for frame in frames]).reshape(-1, 5)
+    np.testing.assert_array_equal(whole[:, 2], np.arange(1, 120_001))
+
+
+def test_stop_reaches_the_run(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+
+    async def watch() -> None:
+        async with server.watch(run.state.id) as tab:
+            await tab.past()
+            assert not run.stop_requested()
+            await tab.say(STOP)
+            await until(run.stop_requested)
+
+    asyncio.run(watch())
+    run.close()
+
+
+async def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + NOTICED_S
+    while not done():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_many_tabs_hear_the_same(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+
+    async def watch() -> list[np.ndarray]:
+        async with contextlib.AsyncExitStack() as stack:
+            tabs = [
+                await stack.enter_async_context(server.watch(run.state.id)) for _ in range(TABS)
+            ]
+            await asyncio.gather(*(tab.past() for tab in tabs))
+            for step in range(1, 101):
+                run.take(loss(step))
+                run.flush()
+                await asyncio.sleep(0.001)
+            return list(await asyncio.gather(*(tab.rows(0, 5, 100) for tab in tabs)))
+
+    for heard in asyncio.run(watch()):
+        np.testing.assert_array_equal(heard[:, 2], np.arange(1, 101))
+    run.close()
+
+
+def test_a_tab_that_does_not_listen_holds_up_nobody(server: JupyterServer) -> None:
+    """The server neither waits for it nor keeps its messages in memory."""
+    run = new_run(server.runs)
+    for first in range(1, 400_001, 20_000):
+        run.take(losses(first, first + 19_999))
+    run.flush()
+    past_bytes = 400_000 * 40
+    process = psutil.Process(server.process.pid)
+
+    async def watch() -> int:
+        before: int = process.memory_info().rss
+        async with contextlib.AsyncExitStack() as stack:
+            tabs = [
+                await stack.enter_async_context(server.watch(run.state.id)) for _ in range(TABS)
+            ]
+            heard = sum(m.size_bytes for m in await tabs[0].past() if isinstance(m, RowsFrame))
+            grown: int = process.memory_info().rss - before
+            later = sum(m.size_bytes for m in await tabs[1].past() if isinstance(m, RowsFrame))
+        assert heard == later > past_bytes
+        return grown
+
+    assert asyncio.run(watch()) < TABS * past_bytes / 4
+    run.close()
+
+
+# Runs that go away.
+
+
+def test_a_directory_that_is_deleted_while_it_is_watched(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    run.take(loss(1))
+    run.flush()
+
+    async def watch() -> int | None:
+        async with server.watch(run.state.id) as tab:
+            await tab.past()
+            shutil.rmtree(run.path)
+            return await tab.end()
+
+    assert asyncio.run(watch()) == RUN_IS_GONE
+    run.close()
+
+
+BEGIN_AND_WAIT = """
+run = new_run(root)
+run.take(losses(1, 2))
+run.flush()
+print(run.state.id, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_kernel_that_dies_leaves_a_lost_run(server: JupyterServer) -> None:
+    with writing_process(BEGIN_AND_WAIT, server.runs) as process:
+        assert process.stdout
+        name = process.stdout.readline().strip()
+
+        async def watch() -> float:
+            async with server.watch(name) as tab:
+                await tab.past()
+                killed = time.monotonic()
+                process.kill()
+                state = (await tab.status("lost")).state
+                assert state.ended >= state.began
+                return time.monotonic() - killed
+
+        assert asyncio.run(watch()) < NOTICED_S
+
+
+# What is refused.
+
+
+def refusal(
+    server: JupyterServer, run_id: str, token: str = TOKEN, headers: dict[str, str] | None = None
+) -> int:
+    """The HTTP status of a socket that was not opened."""
+
+    async def watch() -> None:
+        async with server.watch(run_id, token, headers):
+            pass
+
+    with pytest.raises(HTTPClientError) as refused:
+        asyncio.run(watch())
+    return refused.value.code
+
+
+def ending(server: JupyterServer, run_id: str, said: Sequence[str | bytes] = ()) -> int | None:
+    """The code with which the server closes the socket after what was said."""
+
+    async def watch() -> int | None:
+        async with server.watch(run_id) as tab:
+            for message in said:
+                await tab.say(message)
+            return await tab.end()
+
+    return asyncio.run(watch())
+
+
+def test_without_the_token_nothing_is_told(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    assert refusal(server, run.state.id, token="wrong") == 403
+    assert refusal(server, run.state.id, token="") == 403
+    assert server.get("nbdist/runs", token="wrong")[0] == 403
+    assert server.get("nbdist/clusters", token="wrong")[0] == 403
+    run.close()
+
+
+def test_the_users_cookie_is_good_for_our_own_pages_only(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    cookie = server.login()
+    ours = {"Cookie": cookie, "Origin": f"http://{server.at}"}
+    theirs = {"Cookie": cookie, "Origin": "http://elsewhere.example"}
+
+    async def watch() -> None:
+        async with server.watch(run.state.id, headers=ours) as tab:
+            assert await tab.past() == [StateMessage(state=run.state)]
+
+    asyncio.run(watch())
+    assert refusal(server, run.state.id, headers=theirs) == 403
+    run.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["20260101-000000-abcdef", "nothing", "..", quote("../../etc", safe=""), "%00", "x" * 500],
+)
+def test_a_run_that_is_not_there(server: JupyterServer, name: str) -> None:
+    assert ending(server, name) == NO_SUCH_RUN
+
+
+def test_a_path_out_of_the_runs_is_nowhere(server: JupyterServer) -> None:
+    assert refusal(server, "../../etc") == 404
+
+
+def test_a_link_out_of_the_runs_is_refused(server: JupyterServer, tmp_path: Path) -> None:
+    outside = new_run(tmp_path)
+    server.runs.mkdir(exist_ok=True)
+    (server.runs / outside.state.id).symlink_to(outside.path)
+    assert ending(server, outside.state.id) == NO_SUCH_RUN
+    outside.close()
+
+
+def test_a_run_of_another_version_is_refused(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    (run.path / "run.json").write_text('{"version": 99}')
+    assert ending(server, run.state.id) == NO_SUCH_RUN
+    run.close()
+
+
+@pytest.mark.parametrize("message", ["", "stop", '{"type": "Start"}', b"\x00\xff", '["StopRun"]'])
+def test_a_message_that_is_none_ends_the_socket(
+    server: JupyterServer, message: str | bytes
+) -> None:
+    run = new_run(server.runs)
+    assert ending(server, run.state.id, [message, STOP]) == BAD_MESSAGE
+    assert not run.stop_requested()
+    run.close()
+
+
+def test_a_message_that_is_too_long_ends_the_socket(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    assert ending(server, run.state.id, [STOP[:-1] + " " * 1024 + "}"]) == 1009
+    assert not run.stop_requested()
+    run.close()
+
+
+# Lists.
+
+
+def test_the_newest_runs(server: JupyterServer) -> None:
+    future = time.time() + 1000
+    made = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
+    made[2].discard()
+    status, body = server.get("nbdist/runs?limit=2")
+    assert status == 200
+    assert msgspec.json.decode(body, type=list[RunState]) == [made[1].state, made[0].state]
+    for run in made:
+        run.close()
+
+
+@pytest.mark.parametrize("limit", ["0", "201", "-1", "many", ""])
+def test_a_limit_that_cannot_be(server: JupyterServer, limit: str) -> None:
+    status, body = server.get(f"nbdist/runs?limit={limit}")
+    assert status == 400
+    assert "limit is 1 to 200" in json.loads(body)["message"]
+
+
+def test_clusters_whose_notebook_is_there(server: JupyterServer, tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.close()
+    here = run.state.writer
+    gone = type(here)(host=here.host, pid=here.pid, started=here.started - 10)
+    for name, writer in (("a", here), ("b", gone)):
+        state = ClusterState(id=name, frameworks=("jax",), workers=(), run="", writer=writer)
+        (server.clusters / name).mkdir(parents=True)
+        (server.clusters / name / "cluster.json").write_bytes(msgspec.json.encode(state))
+    (server.clusters / "c").mkdir()
+    (server.clusters / "c" / "cluster.json").write_text("{")
+    status, body = server.get("nbdist/clusters")
+    assert status == 200
+    assert [state.id for state in msgspec.json.decode(body, type=list[ClusterState])] == ["a"]
