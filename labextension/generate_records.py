@@ -1,0 +1,164 @@
+"""Writes src/records.ts, the browser's copy of the records that it reads.
+
+Run `python labextension/generate_records.py` after a change of `nbdist/records/`; a test fails
+while the copy differs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import msgspec.inspect as types
+
+from nbdist import records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TARGET = Path(__file__).parent / "src" / "records.ts"
+
+ROOTS = (
+    records.RunState,
+    records.RunOutput,
+    records.ClusterState,
+    records.StateMessage,
+    records.TableMessage,
+    records.CaughtUp,
+    records.StopRun,
+)
+CONSTANTS = (
+    "PLACE",
+    "MEASURES",
+    "RUN_MIME",
+    "RUN_ID",
+    "BAD_MESSAGE",
+    "NO_SUCH_RUN",
+    "RUN_IS_GONE",
+)
+UNIONS = {"ServerMessage": records.AnyServerMessage}
+HEADER = (
+    "// Made by labextension/generate_records.py from nbdist/records: change those, not this.\n"
+)
+
+SCALARS = {
+    types.StrType: "string",
+    types.IntType: "number",
+    types.FloatType: "number",
+    types.BoolType: "boolean",
+    types.NoneType: "null",
+    types.AnyType: "unknown",
+}
+LITERALS = {
+    frozenset(get_args(value)): name
+    for name, value in vars(records).items()
+    if get_origin(value) is Literal
+}
+
+
+def source() -> str:
+    """The whole of records.ts."""
+    return "\n".join([HEADER, *constants(), *literals(), *interfaces(), *unions()])
+
+
+def constants() -> Iterator[str]:
+    """One line for each of `CONSTANTS`."""
+    for name in CONSTANTS:
+        value = getattr(records, name)
+        text = f"{list(value)} as const" if isinstance(value, tuple) else repr(value)
+        yield f"export const {name} = {text};\n"
+
+
+def literals() -> Iterator[str]:
+    """The named sets of words that the records use, in the order of their names."""
+    used = {LITERALS[words] for struct in structs() for words in words_of(struct)}
+    for name in sorted(used):
+        words = " | ".join(f"'{word}'" for word in get_args(getattr(records, name)))
+        yield f"export type {name} = {words};\n"
+
+
+def interfaces() -> Iterator[str]:
+    """An interface for each record, with its docstring."""
+    for struct in structs():
+        lines = [comment(struct.cls), f"export interface {struct.cls.__name__} {{"]
+        if struct.tag is not None:
+            lines.append(f"  readonly {struct.tag_field}: '{struct.tag}';")
+        lines += [f"  readonly {f.encode_name}: {typescript(f.type)};" for f in struct.fields]
+        yield "\n".join([*lines, "}\n"])
+
+
+def unions() -> Iterator[str]:
+    """The messages by what sends them."""
+    for name, union in UNIONS.items():
+        members = " | ".join(member.__name__ for member in get_args(union))
+        yield f"export type {name} = {members};\n"
+
+
+def structs() -> list[types.StructType]:
+    """The roots and all that they hold, each before what holds it."""
+    found: dict[type, types.StructType] = {}
+
+    def visit(kind: types.Type) -> None:
+        if isinstance(kind, types.StructType) and kind.cls not in found:
+            for field in kind.fields:
+                visit(field.type)
+            found[kind.cls] = kind
+        for part in parts(kind):
+            visit(part)
+
+    for root in types.multi_type_info(ROOTS):
+        visit(root)
+    return list(found.values())
+
+
+def parts(kind: types.Type) -> tuple[types.Type, ...]:
+    """What a container holds."""
+    match kind:
+        case types.VarTupleType(item_type=item) | types.ListType(item_type=item):
+            return (item,)
+        case types.DictType(value_type=value):
+            return (value,)
+        case types.UnionType(types=members):
+            return tuple(members)
+    return ()
+
+
+def words_of(struct: types.StructType) -> Iterator[frozenset[Any]]:
+    """The sets of words in the fields of a record."""
+    for field in struct.fields:
+        for kind in (field.type, *parts(field.type)):
+            if isinstance(kind, types.LiteralType):
+                yield frozenset(kind.values)
+
+
+def typescript(kind: types.Type) -> str:
+    """The type as TypeScript writes it.
+
+    Raises:
+        TypeError: the records use a type that this has no words for.
+    """
+    match kind:
+        case types.StructType(cls=cls):
+            return cls.__name__
+        case types.LiteralType(values=values):
+            return LITERALS[frozenset(values)]
+        case types.VarTupleType(item_type=item) | types.ListType(item_type=item):
+            return f"readonly {typescript(item)}[]"
+        case types.DictType(value_type=value):
+            return f"Readonly<Record<string, {typescript(value)}>>"
+        case types.UnionType(types=members):
+            return " | ".join(typescript(member) for member in members)
+    if type(kind) not in SCALARS:
+        raise TypeError(f"records.ts: no TypeScript for {kind}")
+    return SCALARS[type(kind)]
+
+
+def comment(record: type) -> str:
+    """The docstring as a JSDoc comment."""
+    lines = (inspect.getdoc(record) or "").splitlines()
+    return "\n".join(["/**", *(f" * {line}".rstrip() for line in lines), " */"])
+
+
+if __name__ == "__main__":
+    TARGET.write_text(source())

@@ -1,0 +1,228 @@
+// Made by labextension/generate_records.py from nbdist/records: change those, not this.
+
+export const PLACE = ['rank', 'epoch', 'step', 'time_s'] as const;
+
+export const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'] as const;
+
+export const RUN_MIME = 'application/vnd.nbdist.run.v1+json';
+
+export const RUN_ID = '\\d{8}-\\d{6}-[0-9a-f]{6}';
+
+export const BAD_MESSAGE = 4400;
+
+export const NO_SUCH_RUN = 4404;
+
+export const RUN_IS_GONE = 4410;
+
+export type FindingTopic = 'network' | 'straggler' | 'starved' | 'dropped' | 'disk' | 'batch' | 'compiled' | 'nan';
+
+export type RankStatus = 'running' | 'finished' | 'failed' | 'interrupted' | 'dead';
+
+export type RunStatus = 'running' | 'stopping' | 'finished' | 'stopped' | 'failed' | 'interrupted' | 'lost';
+
+export type StrategyName = 'mirrored' | 'pjrt';
+
+/**
+ * A rank of a run.
+ *
+ * Attributes:
+ *     devices: in words, as in `2 x cpu`.
+ *     said: of a rank that failed, its error.
+ */
+export interface RunWorker {
+  readonly rank: number;
+  readonly host: string;
+  readonly pid: number;
+  readonly devices: string;
+  readonly status: RankStatus;
+  readonly said: string;
+}
+
+/**
+ * The process that keeps a run: its start tells it from a later process of the same pid.
+ */
+export interface Writer {
+  readonly host: string;
+  readonly pid: number;
+  readonly started: number;
+}
+
+/**
+ * Something about a run that is worth a line; one that no longer holds is taken away.
+ *
+ * Attributes:
+ *     topic: what it is about.
+ *     text: what was seen, and what to type.
+ *     ranks: whom it is about; empty where it is all.
+ *     value: the share or the ratio that was seen; 0 where there is none.
+ *     warning: whether something should be done.
+ */
+export interface Finding {
+  readonly topic: FindingTopic;
+  readonly text: string;
+  readonly ranks: readonly number[];
+  readonly value: number;
+  readonly warning: boolean;
+}
+
+/**
+ * What `run.json` holds; replaced as a whole whenever it changes.
+ *
+ * Attributes:
+ *     id: names the run's directory; matches `RUN_ID`.
+ *     number: of the cell within its cluster.
+ *     label: the notebook's execution count.
+ *     header: the magic's line, as typed.
+ *     strategy: whose scope the cell ran in; None where it ran in none.
+ *     framework: in words, with its version.
+ *     status: how it is.
+ *     began: seconds since 1970.
+ *     ended: seconds since 1970; 0 while it runs.
+ *     replicas: how many share a batch; 0 where the cell is no step.
+ *     batch: samples in the first global batch; 0 where the cell is no step.
+ *     samples: samples in an epoch; -1 where nobody knows.
+ *     epochs: how many there will be; 0 where nobody knows.
+ *     steps: steps of the whole run; -1 where nobody knows.
+ *     split: how the data come to the ranks, in words.
+ *     workers: the ranks, in their order.
+ *     findings: what is worth a line.
+ *     error: of a run that failed, the one that ended it.
+ *     versions: of what ran, by name.
+ *     writer: who keeps it.
+ *     stoppable: whether Stop ends it at the end of a step.
+ */
+export interface RunState {
+  readonly id: string;
+  readonly number: number;
+  readonly label: number;
+  readonly header: string;
+  readonly strategy: StrategyName | null;
+  readonly framework: string;
+  readonly status: RunStatus;
+  readonly began: number;
+  readonly workers: readonly RunWorker[];
+  readonly versions: Readonly<Record<string, string>>;
+  readonly writer: Writer;
+  readonly ended: number;
+  readonly replicas: number;
+  readonly batch: number;
+  readonly samples: number;
+  readonly epochs: number;
+  readonly steps: number;
+  readonly split: string;
+  readonly findings: readonly Finding[];
+  readonly error: string;
+  readonly stoppable: boolean;
+  readonly version: number;
+}
+
+/**
+ * What an output of type `RUN_MIME` holds: where to look, and what to say until then.
+ *
+ * Attributes:
+ *     id: the run's.
+ *     text: the run in a line.
+ *     over: it has ended; what is shown will not change.
+ */
+export interface RunOutput {
+  readonly id: string;
+  readonly text: string;
+  readonly over: boolean;
+}
+
+/**
+ * A device that a rank drives, as its framework names it.
+ */
+export interface Device {
+  readonly platform: string;
+  readonly kind: string;
+  readonly name: string;
+  readonly memory_bytes: number | null;
+}
+
+/**
+ * A rank, as `%dist_status` shows it.
+ */
+export interface WorkerState {
+  readonly rank: number;
+  readonly host: string;
+  readonly pid: number;
+  readonly versions: Readonly<Record<string, string>>;
+  readonly devices: readonly Device[];
+  readonly state: string;
+  readonly memory_bytes: number;
+}
+
+/**
+ * What `cluster.json` holds while a cluster is there.
+ *
+ * Attributes:
+ *     id: names it.
+ *     frameworks: what its workers load.
+ *     workers: the ranks, in their order.
+ *     run: the run that is under way; empty between runs.
+ *     writer: the notebook's kernel.
+ *     kernel: the kernel's id within its Jupyter server; empty where there is none.
+ */
+export interface ClusterState {
+  readonly id: string;
+  readonly frameworks: readonly string[];
+  readonly workers: readonly WorkerState[];
+  readonly run: string;
+  readonly writer: Writer;
+  readonly kernel: string;
+}
+
+/**
+ * How the run is; sent first, and whenever it changes.
+ */
+export interface StateMessage {
+  readonly type: 'StateMessage';
+  readonly state: RunState;
+}
+
+/**
+ * What a report holds after its `PLACE`, in this order.
+ *
+ * Attributes:
+ *     measures: what nbdist measured, of `MEASURES`.
+ *     own: metrics of the rank's own.
+ *     shared: metrics reduced over all ranks, the same on each.
+ */
+export interface Columns {
+  readonly measures: readonly string[];
+  readonly own: readonly string[];
+  readonly shared: readonly string[];
+}
+
+/**
+ * One append-only file of rows; reports with the same columns are in one table.
+ */
+export interface Table {
+  readonly number: number;
+  readonly columns: Columns;
+}
+
+/**
+ * A table's columns; sent before its rows.
+ */
+export interface TableMessage {
+  readonly type: 'TableMessage';
+  readonly table: Table;
+}
+
+/**
+ * All that the run had when the browser came has been sent; what follows is new.
+ */
+export interface CaughtUp {
+  readonly type: 'CaughtUp';
+}
+
+/**
+ * What a browser may say: end the run at the end of a step.
+ */
+export interface StopRun {
+  readonly type: 'StopRun';
+}
+
+export type ServerMessage = StateMessage | TableMessage | CaughtUp;

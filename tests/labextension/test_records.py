@@ -1,0 +1,49 @@
+"""The browser's copy of the records is the records."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nbdist import records
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+GENERATOR = Path(__file__).parents[2] / "labextension" / "generate_records.py"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_records", GENERATOR)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_records_ts_is_not_stale(generator: ModuleType) -> None:
+    assert generator.TARGET.read_text() == generator.source(), f"run: python {GENERATOR.name}"
+
+
+def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:
+    block = generator.source().split("export interface RunState {")[1].split("}\n")[0]
+    fields = [line.split(":")[0].removeprefix("  readonly ") for line in block.splitlines() if line]
+    assert fields == list(records.RunState.__struct_fields__)
+
+
+def test_messages_carry_the_tag_that_is_sent(generator: ModuleType) -> None:
+    assert records.StopRun.__struct_config__.tag == "StopRun"
+    assert "readonly type: 'StopRun';" in generator.source()
+    assert "export type ServerMessage = StateMessage | TableMessage | CaughtUp;" in (
+        generator.source()
+    )
+
+
+def test_a_type_without_words_is_refused(generator: ModuleType) -> None:
+    with pytest.raises(TypeError, match="no TypeScript for"):
+        generator.typescript(generator.types.BytesType())
