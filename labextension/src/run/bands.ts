@@ -1,0 +1,97 @@
+import type { Cut } from './decimate';
+import { Strip } from './decimate';
+import type { Grid, Mark } from './grid';
+import type { Line } from './sources';
+
+/** Which quantiles of the ranks are kept: the whole, 80 % of them, half of them, the middle. */
+export const QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1] as const;
+export const MEDIAN = 3;
+
+/** So many times the spread of the middle half away from it, a rank stands out. */
+const FAR_OUT = 3;
+/** Which part of the line, at its end, tells whether a rank stands out. */
+const RECENT = 0.1;
+const FEWEST_RECENT = 5;
+const MOST_OUTLIERS = 4;
+
+/** The quantiles of many ranks, bin by bin; only bins that changed are looked at again. */
+export class Bands {
+  readonly strips = QUANTILES.map(() => new Strip());
+  private readonly values: readonly Float32Array[];
+  private readonly mark: Mark;
+  private scratch = new Float32Array(0);
+
+  constructor(private readonly grid: Grid) {
+    this.values = QUANTILES.map(() => new Float32Array(grid.capacity));
+    this.mark = grid.mark();
+  }
+
+  dispose(): void {
+    this.grid.unmark(this.mark);
+  }
+
+  update(lines: readonly Line[]): void {
+    if (this.scratch.length < lines.length) {
+      this.scratch = new Float32Array(lines.length);
+    }
+    for (let bin = this.mark.from; bin < this.grid.length; bin++) {
+      this.updateBin(lines, bin);
+    }
+    this.mark.from = Infinity;
+  }
+
+  /** Cut the bands into the columns of a picture. */
+  fill(cut: Cut): void {
+    this.strips.forEach((strip, i) => strip.fillPlain(this.values[i]!, this.grid.length, cut));
+  }
+
+  /** The ranks that are far from the others at the end of their lines, the farthest first. */
+  outliers(lines: readonly Line[]): number[] {
+    const recent = Math.max(FEWEST_RECENT, Math.floor(this.grid.length * RECENT));
+    const means = lines.map(line => ({ rank: line.rank, mean: meanOfLast(line, recent) }));
+    const known = means.filter(({ mean }) => !Number.isNaN(mean));
+    const sorted = Float64Array.from(known, ({ mean }) => mean).sort();
+    const [low, high] = [quantile(sorted, 0.25), quantile(sorted, 0.75)];
+    const far = FAR_OUT * (high - low);
+    const away = (mean: number): number => Math.max(low - mean, mean - high);
+    return known
+      .filter(({ mean }) => away(mean) > far)
+      .sort((a, b) => away(b.mean) - away(a.mean))
+      .slice(0, MOST_OUTLIERS)
+      .map(({ rank }) => rank);
+  }
+
+  private updateBin(lines: readonly Line[], bin: number): void {
+    let known = 0;
+    for (const { trace } of lines) {
+      if (bin < trace.length && trace.n[bin]! > 0) {
+        this.scratch[known++] = trace.mean[bin]!;
+      }
+    }
+    const sorted = this.scratch.subarray(0, known).sort();
+    QUANTILES.forEach((part, i) => (this.values[i]![bin] = quantile(sorted, part)));
+  }
+}
+
+function meanOfLast({ trace }: Line, bins: number): number {
+  let sum = 0;
+  let count = 0;
+  for (let i = Math.max(0, trace.length - bins); i < trace.length; i++) {
+    if (trace.n[i]! > 0) {
+      sum += trace.mean[i]!;
+      count++;
+    }
+  }
+  return count > 0 ? sum / count : NaN;
+}
+
+/** The value below which `part` of the sorted ones are, between two of them by interpolation. */
+export function quantile(sorted: Float32Array | Float64Array, part: number): number {
+  if (sorted.length === 0) {
+    return NaN;
+  }
+  const at = part * (sorted.length - 1);
+  const below = sorted[Math.floor(at)]!;
+  const above = sorted[Math.ceil(at)]!;
+  return below + (above - below) * (at - Math.floor(at));
+}

@@ -1,0 +1,255 @@
+import { MEDIAN } from './bands';
+import { DataTable } from './datatable';
+import { describe, entries, place } from './describe';
+import { Disposables, make, newId, setAttribute, setText } from './dom';
+import { Gestures } from './gestures';
+import { HeatMap } from './heat';
+import { Legend } from './legend';
+import type { Area } from './paint';
+import { Painter } from './paint';
+import type { Settings } from './picture';
+import { Picture } from './picture';
+import { Plot } from './plot';
+import type { Source } from './sources';
+import type { Span } from './span';
+import type { Theme } from './theme';
+import { lineColour } from './theme';
+import type { Say } from './words';
+
+/** A line that is nearer to the pointer than this is brought out. */
+const NEAR_PIXELS = 24;
+/** With fewer lines each is drawn a little thicker. */
+const FEW_LINES = 8;
+
+/** What a chart shares with the view it is in. */
+export interface ChartContext {
+  readonly settings: Settings;
+  readonly theme: Theme;
+  readonly say: Say;
+  /** Ranks whose lines are hidden. */
+  readonly hidden: Set<number>;
+  /** Ranks that are always shown by name. */
+  stragglers(): readonly number[];
+  /** Draw again in the next frame. */
+  request(): void;
+}
+
+/** One chart: lines or bands, legend, heat map of many ranks, and its data as a table. */
+export class Chart {
+  readonly root: HTMLElement;
+  private readonly disposables = new Disposables();
+  private readonly picture: Picture;
+  private readonly plot: Plot;
+  private readonly legend: Legend;
+  private readonly table: DataTable;
+  private readonly heat: HeatMap;
+  private readonly image: HTMLElement;
+  private readonly readout: HTMLElement;
+  private readonly reset: HTMLButtonElement;
+  private span: Span | null = null;
+  private pointer: { readonly x: number; readonly y: number } | null = null;
+  private near = -1;
+  private painter: Painter | null = null;
+
+  constructor(
+    readonly source: Source,
+    private readonly context: ChartContext
+  ) {
+    const { say, hidden, theme } = context;
+    const request = (): void => context.request();
+    this.picture = new Picture(source, hidden);
+    this.legend = new Legend(hidden, request, say);
+    this.table = new DataTable(source.title, say, request);
+    this.heat = new HeatMap(say);
+    this.image = make('div', 'image', { role: 'img', dir: 'ltr', 'aria-label': source.title });
+    this.readout = make('span', 'readout');
+    this.reset = make('button', 'small', { type: 'button' }, say('Reset zoom'));
+    this.root = this.build();
+    this.plot = new Plot(this.image, source.unit, theme, {
+      paint: (canvas, area, ratio) => this.paint(canvas, area, ratio),
+      select: span => this.show(span),
+      hover: at => this.hover(at),
+      resize: request
+    });
+    this.listen();
+  }
+
+  /**
+   * Draw what there is now.
+   *
+   * Args:
+   *   isFull: also what need not follow each frame: words, legend, heat map and table.
+   */
+  draw(isFull: boolean): void {
+    const { settings } = this.context;
+    if (isFull) {
+      this.picture.name(this.context.stragglers());
+    }
+    this.picture.update(settings, this.span, this.plot.width);
+    this.plot.draw(this.picture, settings.x === 'time');
+    if (isFull || this.pointer !== null) {
+      this.drawLegend();
+    }
+    if (isFull) {
+      this.drawWords();
+    }
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+    this.root.remove();
+  }
+
+  private build(): HTMLElement {
+    const { say } = this.context;
+    const id = newId('chart');
+    const keys = say('Drag to zoom, Shift-drag to pan, Ctrl-wheel to zoom, double-click for all. Keys: arrows, +, −, 0.');
+    const area = { role: 'group', tabindex: 0, 'aria-labelledby': id, title: keys };
+    this.reset.hidden = true;
+    const caption = make('figcaption', 'caption', {}, make('h4', '', { id }, this.source.title), this.readout, this.reset);
+    this.heat.root.hidden = true;
+    return make(
+      'figure',
+      'chart',
+      {},
+      caption,
+      make('div', 'plot', area, this.image),
+      this.heat.root,
+      this.legend.root,
+      this.table.root
+    );
+  }
+
+  private listen(): void {
+    const chart = this;
+    const host = this.image.parentElement ?? this.image;
+    const gestures = new Gestures(host, {
+      get all() {
+        return chart.picture.all;
+      },
+      get shown() {
+        return chart.picture.shown;
+      },
+      get over() {
+        return chart.plot.over;
+      },
+      show: span => this.show(span),
+      valueAt: left => this.plot.valueAt(left)
+    });
+    this.disposables.listen(this.reset, 'click', () => this.show(null));
+    this.disposables.add(() => this.picture.dispose());
+    this.disposables.add(() => this.plot.dispose());
+    this.disposables.add(() => gestures.dispose());
+  }
+
+  private show(span: Span | null): void {
+    this.span = span;
+    this.reset.hidden = span === null;
+    this.context.request();
+  }
+
+  private hover(at: { readonly x: number; readonly y: number } | null): void {
+    this.pointer = at;
+    this.near = at === null ? -1 : this.nearest(this.picture.columnAt(at.x), at.y);
+    this.context.request();
+  }
+
+  private nearest(column: number, y: number): number {
+    let [rank, least] = [-1, NEAR_PIXELS * devicePixelRatio];
+    for (const line of this.shownLines()) {
+      const distance = this.painter?.distance(line.strip, column, y) ?? NaN;
+      if (distance < least) {
+        [rank, least] = [line.rank, distance];
+      }
+    }
+    return rank;
+  }
+
+  private shownLines(): Picture['lines'] {
+    return this.picture.lines.filter(line => !this.context.hidden.has(line.rank));
+  }
+
+  private drawLegend(): void {
+    const { settings, say } = this.context;
+    const column = this.pointer === null ? -1 : this.picture.columnAt(this.pointer.x);
+    this.legend.show(entries(this.picture, column, say), this.near);
+    const x = this.picture.x[column];
+    setText(this.readout, x === undefined ? '' : place(x, this.source.grid.axis, settings, say));
+  }
+
+  private drawWords(): void {
+    const { settings, say } = this.context;
+    setAttribute(this.image, 'aria-label', describe(this.picture, settings, say));
+    this.table.draw(this.picture, settings);
+    this.heat.root.hidden = this.picture.bands === null;
+    if (this.picture.bands !== null) {
+      const { ranks, bins } = this.picture;
+      this.heat.draw(ranks, bins, this.source.title, this.source.unit, this.plot.inset);
+    }
+  }
+
+  private paint(canvas: CanvasRenderingContext2D, area: Area, ratio: number): void {
+    const { x, columns, shown, y, isLog } = this.picture;
+    const painter = new Painter(canvas, area, x, columns, shown, y, isLog, ratio);
+    this.painter = painter;
+    painter.inside(() => {
+      this.paintBands(painter);
+      this.paintLines(painter);
+      this.paintWhole(painter);
+      this.paintMarks(painter);
+    });
+  }
+
+  private paintBands(painter: Painter): void {
+    const strips = this.picture.bands?.strips;
+    const { accent, text } = this.context.theme.colours;
+    if (strips !== undefined) {
+      painter.band(strips[0]!, strips[6]!, accent, 0.18);
+      painter.band(strips[1]!, strips[5]!, accent, 0.22);
+      painter.band(strips[2]!, strips[4]!, accent, 0.32);
+      painter.line(strips[MEDIAN]!, { colour: text, width: 2, alpha: 1 });
+    }
+    if (this.source.limit > 0 && this.source.limit < this.picture.y.max) {
+      painter.level(this.source.limit, this.context.theme.colours.error);
+    }
+  }
+
+  private paintLines(painter: Painter): void {
+    const lines = this.shownLines();
+    const isFew = lines.length <= FEW_LINES;
+    const faint = isFew ? 0.85 : 0.6;
+    for (const { rank, strip, raw } of lines) {
+      const colour = lineColour(rank);
+      const alpha = this.near >= 0 && this.near !== rank ? faint * 0.35 : faint;
+      if (this.picture.hasRaw) {
+        painter.line(raw, { colour, width: 1, alpha: 0.22 });
+      }
+      painter.line(strip, { colour, width: isFew ? 1.25 : 1, alpha });
+    }
+  }
+
+  private paintWhole(painter: Painter): void {
+    const { text, ground } = this.context.theme.colours;
+    const column = this.pointer === null ? -1 : this.picture.columnAt(this.pointer.x);
+    if (this.picture.whole !== null) {
+      painter.line(this.picture.whole, { colour: text, width: 2.25, alpha: 1 });
+    }
+    const near = this.picture.lines.find(line => line.rank === this.near);
+    if (near !== undefined) {
+      painter.line(near.strip, { colour: lineColour(near.rank), width: 2.25, alpha: 1 });
+      painter.dot(near.strip, column, lineColour(near.rank), ground);
+    } else if (this.picture.whole !== null && column >= 0) {
+      painter.dot(this.picture.whole, column, text, ground);
+    }
+  }
+
+  private paintMarks(painter: Painter): void {
+    const { error } = this.context.theme.colours;
+    for (const { strip } of this.shownLines()) {
+      painter.marks(strip, error);
+    }
+    if (this.picture.whole !== null) {
+      painter.marks(this.picture.whole, error);
+    }
+  }
+}

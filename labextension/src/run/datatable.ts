@@ -1,0 +1,93 @@
+import { QUANTILES } from './bands';
+import { place, valueOf } from './describe';
+import { make } from './dom';
+import type { Strip } from './decimate';
+import type { Picture, Settings } from './picture';
+import type { Say } from './words';
+import { amount, fill } from './words';
+
+const MOST_ROWS = 50;
+const MOST_RANKS = 16;
+
+interface DataColumn {
+  readonly name: string;
+  readonly strip: Strip;
+}
+
+/** What a chart shows, as a table that opens. */
+export class DataTable {
+  readonly root: HTMLDetailsElement;
+  private readonly table: HTMLTableElement;
+
+  constructor(
+    private readonly title: string,
+    private readonly say: Say,
+    opened: () => void
+  ) {
+    const name = fill(say('Data of {0}'), title);
+    this.table = make('table', 'data');
+    const region = { role: 'region', 'aria-label': name, tabindex: 0 };
+    this.root = make(
+      'details',
+      'details',
+      {},
+      make('summary', '', {}, say('Data')),
+      make('div', 'scroll', region, this.table)
+    );
+    this.root.addEventListener('toggle', opened);
+  }
+
+  /** Fill it anew, if it is open. */
+  draw(picture: Picture, settings: Settings): void {
+    if (!this.root.open) {
+      return;
+    }
+    const columns = columnsOf(picture, this.say);
+    const caption = make('caption', '', {}, this.title);
+    const places = rowsOf(picture.columns).map(at => this.row(picture, settings, columns, at));
+    const head = [settings.x === 'time' ? this.say('time') : this.say(picture.source.grid.axis)];
+    const cells = [...head, ...columns.map(column => column.name)];
+    const names = cells.map(name => make('th', '', { scope: 'col' }, name));
+    this.table.replaceChildren(
+      caption,
+      make('thead', '', {}, make('tr', '', {}, ...names)),
+      make('tbody', '', {}, ...places)
+    );
+  }
+
+  private row(
+    picture: Picture,
+    settings: Settings,
+    columns: readonly DataColumn[],
+    at: number
+  ): HTMLElement {
+    const { unit, grid } = picture.source;
+    const where = place(picture.x[at]!, grid.axis, settings, this.say);
+    const cells = columns.map(({ strip }) => {
+      const value = valueOf(strip, at);
+      const isMissing = Number.isNaN(value) && !strip.bad[at];
+      return make('td', '', {}, isMissing ? '' : amount(value, unit));
+    });
+    return make('tr', '', {}, make('th', '', { scope: 'row' }, where), ...cells);
+  }
+}
+
+/** Columns of the picture, evenly apart, the last one among them. */
+function rowsOf(columns: number): number[] {
+  const rows = Math.min(columns, MOST_ROWS);
+  const apart = rows > 1 ? (columns - 1) / (rows - 1) : 0;
+  return Array.from({ length: rows }, (_, i) => Math.round(i * apart));
+}
+
+function columnsOf(picture: Picture, say: Say): DataColumn[] {
+  const { whole, bands, source } = picture;
+  const columns: DataColumn[] = whole === null ? [] : [{ name: say(source.wholeName), strip: whole }];
+  if (bands !== null) {
+    const names = [say('least'), '10 %', '25 %', say('median'), '75 %', '90 %', say('greatest')];
+    QUANTILES.forEach((_, i) => columns.push({ name: names[i]!, strip: bands.strips[i]! }));
+  }
+  for (const { rank, strip } of picture.lines.slice(0, MOST_RANKS)) {
+    columns.push({ name: `${say('rank')} ${rank}`, strip });
+  }
+  return columns;
+}

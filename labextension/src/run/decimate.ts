@@ -1,0 +1,123 @@
+import type { Trace } from './series';
+
+/** The bins that are seen, and how many of them make a column of the picture. */
+export interface Cut {
+  readonly from: number;
+  /** Beyond the last. */
+  readonly to: number;
+  readonly per: number;
+  readonly columns: number;
+}
+
+/**
+ * Cut the bins `from..to` into at most `most` columns (and one more at each end).
+ *
+ * Columns begin at multiples of their width, so that a line does not shimmer while it grows.
+ */
+export function cut(from: number, to: number, most: number): Cut {
+  const per = Math.max(1, Math.ceil((to - from) / Math.max(1, most)));
+  const first = Math.floor(from / per) * per;
+  return { from: first, to, per, columns: Math.max(0, Math.ceil((to - first) / per)) };
+}
+
+/** A line as it is drawn: of each column the least, the greatest and the mean; nan where empty. */
+export class Strip {
+  low = new Float32Array(0);
+  high = new Float32Array(0);
+  mean = new Float32Array(0);
+  bad = new Uint8Array(0);
+  columns = 0;
+
+  private clear(columns: number): void {
+    this.columns = columns;
+    if (this.low.length < columns) {
+      const size = 2 * columns;
+      this.low = new Float32Array(size);
+      this.high = new Float32Array(size);
+      this.mean = new Float32Array(size);
+      this.bad = new Uint8Array(size);
+    }
+  }
+
+  /** Take the bins of `cut`; nothing of a line is lost that would be seen. */
+  fill(trace: Trace, { from, to, per, columns }: Cut): void {
+    this.clear(columns);
+    const { min, max, mean, n, bad } = trace;
+    const end = Math.min(to, trace.length);
+    for (let column = 0, bin = from; column < columns; column++) {
+      let low = Infinity;
+      let high = -Infinity;
+      let sum = 0;
+      let count = 0;
+      let bits = 0;
+      for (const stop = Math.min(end, bin + per); bin < stop; bin++) {
+        bits |= bad[bin]!;
+        const weight = n[bin]!;
+        if (weight > 0) {
+          low = min[bin]! < low ? min[bin]! : low;
+          high = max[bin]! > high ? max[bin]! : high;
+          sum += mean[bin]! * weight;
+          count += weight;
+        }
+      }
+      this.low[column] = count > 0 ? low : NaN;
+      this.high[column] = count > 0 ? high : NaN;
+      this.mean[column] = count > 0 ? sum / count : NaN;
+      this.bad[column] = bits;
+    }
+  }
+
+  /** Take one value for each bin; nan where there is none. */
+  fillPlain(values: Float32Array, length: number, { from, to, per, columns }: Cut): void {
+    this.clear(columns);
+    const end = Math.min(to, length);
+    for (let column = 0, bin = from; column < columns; column++) {
+      let low = Infinity;
+      let high = -Infinity;
+      let sum = 0;
+      let count = 0;
+      for (const stop = Math.min(end, bin + per); bin < stop; bin++) {
+        const value = values[bin]!;
+        if (value === value) {
+          low = value < low ? value : low;
+          high = value > high ? value : high;
+          sum += value;
+          count++;
+        }
+      }
+      this.low[column] = count > 0 ? low : NaN;
+      this.high[column] = count > 0 ? high : NaN;
+      this.mean[column] = count > 0 ? sum / count : NaN;
+      this.bad[column] = 0;
+    }
+  }
+
+  /** Take from the bins of `cut` only which values were none. */
+  takeBad({ bad, length }: Trace, { from, to, per, columns }: Cut): void {
+    const end = Math.min(to, length);
+    for (let column = 0, bin = from; column < columns; column++) {
+      for (const stop = Math.min(end, bin + per); bin < stop; bin++) {
+        this.bad[column]! |= bad[bin]!;
+      }
+    }
+  }
+
+  /** The mean of several lines, column by column, of those that have a value there. */
+  fillMean(strips: readonly Strip[], columns: number): void {
+    this.clear(columns);
+    for (let column = 0; column < columns; column++) {
+      let sum = 0;
+      let count = 0;
+      for (const strip of strips) {
+        const value = strip.mean[column]!;
+        if (value === value) {
+          sum += value;
+          count++;
+        }
+      }
+      const mean = count > 0 ? sum / count : NaN;
+      this.low[column] = this.high[column] = this.mean[column] = mean;
+      this.bad[column] = 0;
+    }
+  }
+}

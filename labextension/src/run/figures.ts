@@ -1,0 +1,78 @@
+import type { RunState } from '../records';
+import type { RunModel } from './model';
+import { isOpen } from './status';
+
+/** The time of a step is the mean over so many. */
+const RECENT_STEPS = 20;
+/** The browser's clock is taken for the run's where it differs by no more than this. */
+const CLOCKS_DIFFER_S = 3600;
+
+/** The numbers above the charts; nan where one is not known. */
+export interface Figures {
+  readonly step: number;
+  readonly steps: number;
+  readonly epoch: number;
+  readonly epochs: number;
+  /** The name of the first metric, and its value. */
+  readonly name: string;
+  readonly value: number;
+  readonly stepSeconds: number;
+  readonly samplesPerSecond: number;
+  readonly elapsed: number;
+  /** Seconds until the end, at the pace so far. */
+  readonly left: number;
+}
+
+/** What a run is at now. */
+export function figures(model: RunModel, now: number): Figures {
+  const { state } = model;
+  const far = model.farthest();
+  const metric = model.metrics()[0];
+  const stepSeconds = meanStep(model);
+  const elapsed = elapsedOf(state, far.seconds, now);
+  const steps = state !== null && state.steps > 0 ? state.steps : NaN;
+  const step = far.step >= 0 ? far.step : NaN;
+  const batch = state?.batch ?? 0;
+  return {
+    step,
+    steps,
+    epoch: far.epoch >= 0 ? far.epoch : NaN,
+    epochs: state !== null && state.epochs > 0 ? state.epochs : NaN,
+    name: metric?.name ?? '',
+    value: metric?.latestOfAll() ?? NaN,
+    stepSeconds,
+    samplesPerSecond: batch > 0 ? batch / stepSeconds : NaN,
+    elapsed,
+    left: state !== null && isOpen(state.status) ? ((steps - step) * far.seconds) / step : NaN
+  };
+}
+
+/** The recent time of a step of one rank, seconds; nan where it is not known. */
+export function stepSecondsOf(model: RunModel, rank: number): number {
+  return model.measure('step_s')?.own.get(rank)?.recent(RECENT_STEPS) ?? NaN;
+}
+
+function meanStep(model: RunModel): number {
+  let sum = 0;
+  let known = 0;
+  for (const series of model.measure('step_s')?.own.values() ?? []) {
+    const seconds = series.recent(RECENT_STEPS);
+    if (!Number.isNaN(seconds)) {
+      sum += seconds;
+      known++;
+    }
+  }
+  return known > 0 ? sum / known : NaN;
+}
+
+function elapsedOf(state: RunState | null, said: number, now: number): number {
+  if (state === null) {
+    return said;
+  }
+  if (state.ended > 0) {
+    return state.ended - state.began;
+  }
+  const since = now - state.began;
+  const isLikely = since >= said && since < said + CLOCKS_DIFFER_S;
+  return isOpen(state.status) && isLikely ? since : said;
+}

@@ -1,0 +1,98 @@
+import { Disposables } from './dom';
+import type { Span } from './span';
+import { panned, zoomed } from './span';
+
+const WHEEL_STEP = 1.0015;
+const KEY_ZOOM = 1.5;
+const KEY_PAN = 0.2;
+
+/** What gestures act on. */
+export interface Stretch {
+  readonly all: Span;
+  readonly shown: Span;
+  /** Show a stretch; null is all. */
+  show(span: Span | null): void;
+  /** The value at so many pixels from the left of the plot. */
+  valueAt(left: number): number;
+  /** What the lines are drawn on. */
+  readonly over: HTMLElement;
+}
+
+/**
+ * Zoom and pan by wheel, drag and keys.
+ *
+ * The wheel alone scrolls the page, as everywhere: with Ctrl or Cmd (a pinch on a touchpad is the
+ * same) it zooms, with Shift or sideways it pans.
+ */
+export class Gestures {
+  private readonly disposables = new Disposables();
+  private drag: { readonly x: number; readonly span: Span } | null = null;
+
+  constructor(
+    host: HTMLElement,
+    private readonly stretch: Stretch
+  ) {
+    const listen = this.disposables.listen.bind(this.disposables);
+    listen<WheelEvent>(host, 'wheel', event => this.wheel(event), { passive: false });
+    listen<KeyboardEvent>(host, 'keydown', event => this.key(event));
+    listen<MouseEvent>(host, 'mousedown', event => this.down(event));
+    listen<MouseEvent>(window, 'mousemove', event => this.move(event));
+    listen<MouseEvent>(window, 'mouseup', () => (this.drag = null));
+    listen<MouseEvent>(host, 'dblclick', () => stretch.show(null));
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+  }
+
+  private wheel(event: WheelEvent): void {
+    const { shown, all, over } = this.stretch;
+    const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
+    if (event.ctrlKey || event.metaKey) {
+      const left = event.clientX - over.getBoundingClientRect().left;
+      const factor = WHEEL_STEP ** event.deltaY;
+      this.stretch.show(zoomed(shown, all, factor, this.stretch.valueAt(left)));
+    } else if (isSideways && shown !== all) {
+      const by = event.deltaX || event.deltaY;
+      this.stretch.show(panned(shown, all, by / over.clientWidth));
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  private down(event: MouseEvent): void {
+    if (event.shiftKey && event.button === 0) {
+      this.drag = { x: event.clientX, span: this.stretch.shown };
+      event.preventDefault();
+    }
+  }
+
+  private move(event: MouseEvent): void {
+    if (this.drag !== null) {
+      const by = (this.drag.x - event.clientX) / this.stretch.over.clientWidth;
+      this.stretch.show(panned(this.drag.span, this.stretch.all, by));
+    }
+  }
+
+  private key(event: KeyboardEvent): void {
+    const { shown, all } = this.stretch;
+    const middle = (shown.min + shown.max) / 2;
+    const acts: Readonly<Record<string, () => Span | null>> = {
+      ArrowLeft: () => panned(shown, all, -KEY_PAN),
+      ArrowRight: () => panned(shown, all, KEY_PAN),
+      '+': () => zoomed(shown, all, 1 / KEY_ZOOM, middle),
+      '=': () => zoomed(shown, all, 1 / KEY_ZOOM, middle),
+      '-': () => zoomed(shown, all, KEY_ZOOM, middle),
+      '0': () => null,
+      Escape: () => null
+    };
+    const act = acts[event.key];
+    const isPlain = !event.ctrlKey && !event.metaKey && !event.altKey;
+    if (act !== undefined && isPlain) {
+      this.stretch.show(act());
+      event.preventDefault();
+      event.stopPropagation();
+    }
+  }
+}

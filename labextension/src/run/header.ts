@@ -1,0 +1,163 @@
+import type { RunState } from '../records';
+import { Disposables, make, setAttribute, setText } from './dom';
+import type { Figures } from './figures';
+import { figures } from './figures';
+import type { Connection, RunModel } from './model';
+import { isOpen, RUN_LOOKS } from './status';
+import type { Say } from './words';
+import { amount, clock, count, fill, plain } from './words';
+
+const CONNECTIONS: Readonly<Record<Connection, string>> = {
+  connecting: 'connecting …',
+  live: '',
+  reconnecting: 'connection lost, trying again …',
+  gone: 'the run was deleted; what was seen of it stays here',
+  saved: ''
+};
+
+interface Figure {
+  readonly root: HTMLElement;
+  readonly name: HTMLElement;
+  readonly value: HTMLElement;
+}
+
+/** How the run is: its status, its progress, its numbers, and the button that stops it. */
+export class Header {
+  readonly root: HTMLElement;
+  private readonly disposables = new Disposables();
+  private readonly pill = make('span', 'pill');
+  private readonly sign = make('span', 'sign', { 'aria-hidden': 'true' });
+  private readonly word = make('span', '');
+  private readonly title = make('code', 'title');
+  private readonly about = make('span', 'about');
+  private readonly connection = make('span', 'connection');
+  private readonly stop: HTMLButtonElement;
+  private readonly bar: HTMLElement;
+  private readonly done = make('span', 'done');
+  private readonly figures = new Map<string, Figure>();
+  private readonly numbers = make('dl', 'figures');
+  private readonly spoken = make('span', 'hidden', { role: 'status' });
+  private isAsked = false;
+
+  constructor(
+    private readonly model: RunModel,
+    private readonly say: Say,
+    stop: () => void
+  ) {
+    this.stop = make('button', 'stop', { type: 'button' }, say('Stop'));
+    const range = { 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-label': say('steps done') };
+    this.bar = make('div', 'bar', { role: 'progressbar', ...range }, this.done);
+    this.pill.append(this.sign, this.word);
+    const line = [this.pill, this.title, this.about, this.connection, this.stop];
+    this.root = make(
+      'header',
+      'header',
+      {},
+      make('div', 'line', {}, ...line),
+      this.bar,
+      this.numbers,
+      this.spoken
+    );
+    this.disposables.listen(this.stop, 'click', () => this.ask(stop));
+  }
+
+  /**
+   * Args:
+   *   now: seconds since 1970.
+   */
+  draw(now: number): void {
+    const { state, connection } = this.model;
+    setText(this.connection, this.say(CONNECTIONS[connection]));
+    if (state !== null) {
+      this.drawState(state);
+    }
+    const known = figures(this.model, now);
+    this.drawBar(known);
+    this.drawNumbers(known);
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+  }
+
+  private ask(stop: () => void): void {
+    if (!this.isAsked && this.model.state?.status === 'running') {
+      this.isAsked = true;
+      stop();
+      this.drawState(this.model.state);
+    }
+  }
+
+  private drawState(state: RunState): void {
+    const isStopping = this.isAsked && state.status === 'running';
+    const { sign, word, tone } = RUN_LOOKS[isStopping ? 'stopping' : state.status];
+    setText(this.sign, sign);
+    setText(this.word, this.say(word));
+    setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, this.say(word)));
+    setAttribute(this.pill, 'data-tone', tone);
+    setText(this.title, state.header);
+    setAttribute(this.title, 'title', state.header);
+    setText(this.about, aboutOf(state, this.say));
+    this.drawStop(state, isStopping);
+  }
+
+  /** It stays where the focus is while the run stops; only then it goes. */
+  private drawStop(state: RunState, isStopping: boolean): void {
+    const isBusy = isStopping || state.status === 'stopping';
+    this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
+    setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
+    setText(this.stop, this.say(isBusy ? 'Stopping …' : 'Stop'));
+    const how = state.stoppable ? 'Ends the run at the end of a step' : 'Interrupts the cell';
+    setAttribute(this.stop, 'title', this.say(how));
+  }
+
+  private drawBar({ step, steps }: Figures): void {
+    const part = Math.min(1, step / steps);
+    const isKnown = !Number.isNaN(part);
+    this.bar.hidden = !isKnown;
+    if (isKnown) {
+      this.done.style.inlineSize = `${(100 * part).toFixed(1)}%`;
+      setAttribute(this.bar, 'aria-valuenow', (100 * part).toFixed(0));
+      const words = fill(this.say('step {0} of {1}'), count(step), count(steps));
+      setAttribute(this.bar, 'aria-valuetext', words);
+    }
+  }
+
+  private drawNumbers(known: Figures): void {
+    const of = (part: number, whole: number): string =>
+      Number.isNaN(whole) ? count(part) : fill(this.say('{0} of {1}'), count(part), count(whole));
+    this.number('epoch', this.say('epoch'), known.epoch, part => of(part, known.epochs));
+    this.number('step', this.say('step'), known.step, part => of(part, known.steps));
+    this.number('metric', known.name, known.name === '' ? NaN : known.value, plain, known.name !== '');
+    this.number('time', this.say('a step'), known.stepSeconds, value => amount(value, 'seconds'));
+    this.number('rate', this.say('samples/s'), known.samplesPerSecond, plain);
+    this.number('elapsed', this.say('elapsed'), known.elapsed, clock);
+    this.number('left', this.say('left'), known.left, clock);
+  }
+
+  private number(
+    key: string,
+    name: string,
+    value: number,
+    write: (value: number) => string,
+    isThere = !Number.isNaN(value)
+  ): void {
+    let figure = this.figures.get(key);
+    if (figure === undefined) {
+      figure = { root: make('div', 'figure'), name: make('dt', ''), value: make('dd', '') };
+      figure.root.append(figure.name, figure.value);
+      this.numbers.append(figure.root);
+      this.figures.set(key, figure);
+    }
+    figure.root.hidden = !isThere;
+    setText(figure.name, name);
+    setText(figure.value, isThere ? write(value) : '');
+  }
+}
+
+function aboutOf(state: RunState, say: Say): string {
+  const ranks = state.workers.length;
+  const who = fill(ranks === 1 ? say('{0} rank') : say('{0} ranks'), count(ranks));
+  const batch = state.batch > 0 ? fill(say('batch {0}'), count(state.batch)) : '';
+  return [who, state.framework, state.strategy ?? '', batch].filter(part => part !== '').join(' · ');
+}

@@ -1,0 +1,89 @@
+import { make, setAttribute, setText } from './dom';
+import { lineColour } from './theme';
+import type { Say } from './words';
+import { fill } from './words';
+
+/** An entry: a line that may be switched off, or (with `rank` null) one that is always there. */
+export interface Entry {
+  readonly rank: number | null;
+  readonly label: string;
+  readonly value: string;
+  readonly kind: 'line' | 'whole' | 'band';
+  /** Of a band: how much of the colour. */
+  readonly strength?: number;
+}
+
+interface Chip {
+  readonly root: HTMLElement;
+  readonly value: HTMLElement;
+}
+
+/** The lines of a chart by name, each with its value; a click on a rank shows or hides its line. */
+export class Legend {
+  readonly root: HTMLElement;
+  private chips: Chip[] = [];
+  private shape = '';
+
+  constructor(
+    private readonly hidden: Set<number>,
+    private readonly changed: () => void,
+    private readonly say: Say
+  ) {
+    this.root = make('div', 'legend', { role: 'group', 'aria-label': say('lines') });
+  }
+
+  show(entries: readonly Entry[], near: number): void {
+    const shape = entries.map(({ rank, label }) => `${rank} ${label}`).join('|');
+    if (shape !== this.shape) {
+      this.shape = shape;
+      this.chips = entries.map(entry => this.chip(entry));
+      this.root.replaceChildren(...this.chips.map(chip => chip.root));
+    }
+    entries.forEach((entry, i) => this.refresh(this.chips[i]!, entry, near));
+  }
+
+  private refresh(chip: Chip, { rank, value }: Entry, near: number): void {
+    setText(chip.value, value);
+    if (rank !== null) {
+      setAttribute(chip.root, 'aria-pressed', String(!this.hidden.has(rank)));
+      chip.root.classList.toggle('nbdist-near', rank === near);
+    }
+  }
+
+  private chip({ rank, label, kind, strength }: Entry): Chip {
+    const swatch = make('span', `swatch nbdist-swatch-${kind}`, { 'aria-hidden': 'true' });
+    if (rank !== null) {
+      swatch.style.setProperty('--nbdist-line', lineColour(rank));
+    }
+    swatch.style.opacity = String(strength ?? 1);
+    const value = make('span', 'chip-value');
+    const parts = [swatch, make('span', 'chip-label', {}, label), value];
+    if (rank === null) {
+      return { root: make('span', 'chip', {}, ...parts), value };
+    }
+    const title = fill(this.say('Show or hide {0}; Alt-click shows it alone'), label);
+    const button = make('button', 'chip', { type: 'button', title }, ...parts);
+    button.addEventListener('click', event => this.toggle(rank, event.altKey));
+    return { root: button, value };
+  }
+
+  private toggle(rank: number, isAlone: boolean): void {
+    if (isAlone) {
+      this.alone(rank);
+    } else if (!this.hidden.delete(rank)) {
+      this.hidden.add(rank);
+    }
+    this.changed();
+  }
+
+  /** Hide all others; where they are hidden already, show them again. */
+  private alone(rank: number): void {
+    const ranks = this.shape.split('|').map(part => parseInt(part, 10));
+    const others = ranks.filter(other => other >= 0 && other !== rank);
+    const areHidden = others.every(other => this.hidden.has(other));
+    this.hidden.clear();
+    if (!areHidden) {
+      others.forEach(other => this.hidden.add(other));
+    }
+  }
+}

@@ -1,0 +1,313 @@
+import type { RunState, Table } from '../records';
+import { PLACE } from '../records';
+import type { Axis } from './grid';
+import { Grid } from './grid';
+import { Series } from './series';
+
+/** How the browser is connected to the run; `saved` needs no connection. */
+export type Connection = 'connecting' | 'live' | 'reconnecting' | 'gone' | 'saved';
+
+/** Bins of all ranks together, for each metric: some 4 MB. */
+const BINS_OF_ALL = 2 ** 18;
+const FEWEST_BINS = 512;
+const MOST_BINS = 4096;
+
+/** A rank that is beyond this was not meant. */
+const MOST_RANKS = 2 ** 16;
+/** Steps are counted exactly up to here. */
+const LARGEST_PLACE = 2 ** 52;
+
+const [RANK, EPOCH, STEP, TIME] = [0, 1, 2, 3];
+
+/** What ranks said under one name: each for itself, or all the same. */
+export class Metric {
+  readonly own = new Map<number, Series>();
+  shared: Series | null = null;
+  private source = -1;
+
+  constructor(
+    readonly name: string,
+    readonly grid: Grid
+  ) {}
+
+  of(rank: number): Series {
+    let series = this.own.get(rank);
+    if (series === undefined) {
+      series = new Series(this.grid);
+      this.own.set(rank, series);
+    }
+    return series;
+  }
+
+  /** A value that all ranks say alike is taken once: of the rank that came first with it. */
+  addShared(rank: number, bin: number, place: number, value: number): void {
+    this.shared ??= new Series(this.grid);
+    if (rank !== this.source && place <= this.shared.lastPlace) {
+      return;
+    }
+    this.source = rank;
+    this.shared.add(bin, place, value);
+  }
+
+  /** The latest value of a rank, or of all; nan where there is none. */
+  latest(rank: number): number {
+    return (this.own.get(rank) ?? this.shared)?.lastValue ?? NaN;
+  }
+
+  /** The latest value: the shared one, or the mean of those of the ranks. */
+  latestOfAll(): number {
+    if (this.shared !== null) {
+      return this.shared.lastValue;
+    }
+    let sum = 0;
+    for (const series of this.own.values()) {
+      sum += series.lastValue;
+    }
+    return this.own.size > 0 ? sum / this.own.size : NaN;
+  }
+
+  get isEmpty(): boolean {
+    return this.own.size === 0 && this.shared === null;
+  }
+}
+
+/** How far a rank is. */
+export interface Progress {
+  readonly rank: number;
+  step: number;
+  epoch: number;
+  seconds: number;
+  /** Rows that had neither a step nor an epoch. */
+  reports: number;
+}
+
+interface Column {
+  readonly name: string;
+  readonly kind: 'measure' | 'own' | 'shared';
+}
+
+interface TableReader {
+  readonly columns: readonly Column[];
+  readonly width: number;
+  /** What was left of the last message: the beginning of a row. */
+  rest: Float64Array;
+  /** The metric of each column, of each axis. */
+  readonly metrics: Map<Axis, readonly Metric[]>;
+}
+
+/** A run as the browser knows it: its state, and of each metric a bounded line for each rank. */
+export class RunModel {
+  state: RunState | null = null;
+  connection: Connection = 'connecting';
+  /** All that the run had when it was opened is here. */
+  isCaughtUp = false;
+  /** Rows taken in. */
+  rows = 0;
+
+  private grids = new Map<Axis, Grid>();
+  private metricsByKey = new Map<string, Metric>();
+  private measuresByName = new Map<string, Metric>();
+  private progressByRank = new Map<number, Progress>();
+  private tables = new Map<number, TableReader>();
+  private readonly listeners = new Set<() => void>();
+
+  onState(state: RunState): void {
+    this.state = state;
+    this.changed();
+  }
+
+  onTable(table: Table): void {
+    const { measures, own, shared } = table.columns;
+    const columns: Column[] = [
+      ...measures.map(name => ({ name, kind: 'measure' as const })),
+      ...own.map(name => ({ name, kind: 'own' as const })),
+      ...shared.map(name => ({ name, kind: 'shared' as const }))
+    ];
+    const width = PLACE.length + columns.length;
+    const rest = new Float64Array(0);
+    this.tables.set(table.number, { columns, width, rest, metrics: new Map() });
+    this.changed();
+  }
+
+  /** Take in `[table number, row, row, ...]`; a row that is cut is completed by the next message. */
+  onRows(values: Float64Array): void {
+    const table = this.tables.get(values[0] ?? -1);
+    if (table === undefined) {
+      return;
+    }
+    let rows = values.subarray(1);
+    if (table.rest.length > 0) {
+      rows = joined(table.rest, rows);
+    }
+    const whole = rows.length - (rows.length % table.width);
+    table.rest = rows.slice(whole);
+    for (let at = 0; at < whole; at += table.width) {
+      this.addRow(table, rows, at);
+    }
+    this.changed();
+  }
+
+  onCaughtUp(): void {
+    this.isCaughtUp = true;
+    this.changed();
+  }
+
+  onConnection(connection: Connection): void {
+    this.connection = connection;
+    this.changed();
+  }
+
+  /** Forget the rows: everything is sent again. */
+  reset(): void {
+    this.isCaughtUp = false;
+    this.rows = 0;
+    this.grids = new Map();
+    this.metricsByKey = new Map();
+    this.measuresByName = new Map();
+    this.progressByRank = new Map();
+    this.tables = new Map();
+    this.changed();
+  }
+
+  /** Call `listener` whenever something changed; returns what ends that. */
+  subscribe(listener: () => void): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  /** The metrics, loss first, else in the order in which they came. */
+  metrics(): Metric[] {
+    const all = [...this.metricsByKey.values()];
+    const isLoss = (metric: Metric): number => (metric.name === 'loss' ? 0 : 1);
+    return all.sort((a, b) => isLoss(a) - isLoss(b));
+  }
+
+  /** What nbdist measured of each step; undefined where it did not. */
+  measure(name: string): Metric | undefined {
+    return this.measuresByName.get(name);
+  }
+
+  /** How far a rank is; undefined where it has said nothing. */
+  progress(rank: number): Progress | undefined {
+    return this.progressByRank.get(rank);
+  }
+
+  /** How far the rank is that is farthest. */
+  farthest(): Progress {
+    const far: Progress = { rank: -1, step: -1, epoch: -1, seconds: 0, reports: 0 };
+    for (const one of this.progressByRank.values()) {
+      far.step = Math.max(far.step, one.step);
+      far.epoch = Math.max(far.epoch, one.epoch);
+      far.seconds = Math.max(far.seconds, one.seconds);
+      far.reports = Math.max(far.reports, one.reports);
+    }
+    return far;
+  }
+
+  private changed(): void {
+    for (const listener of [...this.listeners]) {
+      listener();
+    }
+  }
+
+  private addRow(table: TableReader, rows: Float64Array, at: number): void {
+    const rank = rows[at + RANK!]!;
+    if (!(rank >= 0 && rank < MOST_RANKS)) {
+      return;
+    }
+    const progress = this.progressOf(rank);
+    const axis = advance(progress, rows, at);
+    const place = axis === 'report' ? progress.reports : progress[axis];
+    if (!(place <= LARGEST_PLACE)) {
+      return;
+    }
+    const metrics = this.metricsOf(table, axis);
+    const grid = this.grid(axis);
+    const bin = grid.place(place);
+    grid.clock(bin, rows[at + TIME!]!);
+    grid.touch(bin);
+    for (let i = 0; i < metrics.length; i++) {
+      const value = rows[at + PLACE.length + i]!;
+      if (table.columns[i]!.kind === 'shared') {
+        metrics[i]!.addShared(rank, bin, place, value);
+      } else {
+        metrics[i]!.of(rank).add(bin, place, value);
+      }
+    }
+    this.rows++;
+  }
+
+  private progressOf(rank: number): Progress {
+    let progress = this.progressByRank.get(rank);
+    if (progress === undefined) {
+      progress = { rank, step: -1, epoch: -1, seconds: 0, reports: 0 };
+      this.progressByRank.set(rank, progress);
+    }
+    return progress;
+  }
+
+  private metricsOf(table: TableReader, axis: Axis): readonly Metric[] {
+    let metrics = table.metrics.get(axis);
+    if (metrics === undefined) {
+      metrics = table.columns.map(column => this.metricOf(column, axis));
+      table.metrics.set(axis, metrics);
+    }
+    return metrics;
+  }
+
+  private metricOf({ name, kind }: Column, axis: Axis): Metric {
+    const isMeasure = kind === 'measure';
+    const all = isMeasure ? this.measuresByName : this.metricsByKey;
+    const key = isMeasure && axis === 'step' ? name : `${axis} ${name}`;
+    let metric = all.get(key);
+    if (metric === undefined) {
+      metric = new Metric(name, this.grid(axis));
+      all.set(key, metric);
+    }
+    return metric;
+  }
+
+  private grid(axis: Axis): Grid {
+    let grid = this.grids.get(axis);
+    if (grid === undefined) {
+      grid = new Grid(axis, binsFor(this.state?.workers.length ?? 1));
+      this.grids.set(axis, grid);
+    }
+    return grid;
+  }
+}
+
+/** How many bins a line has where there are so many ranks. */
+export function binsFor(ranks: number): number {
+  const each = 2 ** Math.floor(Math.log2(BINS_OF_ALL / Math.max(1, ranks)));
+  return Math.min(MOST_BINS, Math.max(FEWEST_BINS, each));
+}
+
+/** Note where a row is; says what it is counted by. */
+function advance(progress: Progress, rows: Float64Array, at: number): Axis {
+  const step = rows[at + STEP!]!;
+  const epoch = rows[at + EPOCH!]!;
+  const seconds = rows[at + TIME!]!;
+  if (epoch >= 0) {
+    progress.epoch = epoch;
+  }
+  if (seconds >= 0 && seconds < Infinity) {
+    progress.seconds = seconds;
+  }
+  if (step >= 0) {
+    progress.step = step;
+    return 'step';
+  }
+  if (epoch >= 0) {
+    return 'epoch';
+  }
+  progress.reports++;
+  return 'report';
+}
+
+function joined(first: Float64Array, second: Float64Array): Float64Array {
+  const both = new Float64Array(first.length + second.length);
+  both.set(first);
+  both.set(second, first.length);
+  return both;
+}

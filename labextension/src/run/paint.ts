@@ -1,0 +1,206 @@
+import type { Strip } from './decimate';
+import { TOO_HIGH } from './series';
+import type { Span } from './span';
+
+/** The part of a canvas that is drawn on, in its own pixels. */
+export interface Area {
+  readonly left: number;
+  readonly top: number;
+  readonly width: number;
+  readonly height: number;
+}
+
+export interface Pen {
+  readonly colour: string;
+  readonly width: number;
+  readonly alpha: number;
+  readonly dash?: readonly number[];
+}
+
+/** Fewer points than this, for each so many pixels, are seen as points. */
+const PIXELS_PER_POINT = 12;
+const MARK_SIZE = 3.5;
+
+/** Draws strips of columns into an area; keeps no state of the canvas. */
+export class Painter {
+  private readonly px: Float32Array;
+  private readonly scale: (value: number) => number;
+
+  /**
+   * Args:
+   *   x: where each column is.
+   *   ratio: pixels of the canvas in one of the page.
+   */
+  constructor(
+    private readonly context: CanvasRenderingContext2D,
+    private readonly area: Area,
+    x: Float64Array,
+    private readonly columns: number,
+    shown: Span,
+    y: Span,
+    isLog: boolean,
+    private readonly ratio: number
+  ) {
+    this.px = new Float32Array(columns);
+    const perPlace = area.width / (shown.max - shown.min);
+    for (let i = 0; i < columns; i++) {
+      this.px[i] = area.left + (x[i]! - shown.min) * perPlace;
+    }
+    this.scale = scaleOf(area, y, isLog);
+  }
+
+  /** Draw inside of the area only. */
+  inside(draw: () => void): void {
+    const { left, top, width, height } = this.area;
+    this.context.save();
+    this.context.beginPath();
+    this.context.rect(left, top, width, height);
+    this.context.clip();
+    this.context.lineJoin = 'round';
+    draw();
+    this.context.restore();
+  }
+
+  /** A line: a column without a value is passed over, one with a value that is none breaks it. */
+  line(strip: Strip, pen: Pen): void {
+    this.take(pen);
+    this.context.beginPath();
+    const points = this.trace(strip);
+    this.context.stroke();
+    if (points * PIXELS_PER_POINT * this.ratio < this.area.width) {
+      this.points(strip, pen.width + 1);
+    }
+  }
+
+  /** The room between two lines. */
+  band(lower: Strip, upper: Strip, colour: string, alpha: number): void {
+    this.context.fillStyle = colour;
+    this.context.globalAlpha = alpha;
+    this.context.beginPath();
+    for (let i = 0; i < this.columns; i++) {
+      this.edge(i, upper.high[i]!);
+    }
+    for (let i = this.columns - 1; i >= 0; i--) {
+      this.edge(i, lower.low[i]!);
+    }
+    this.context.fill();
+  }
+
+  /** A cross at the edge for each column with a value that is none. */
+  marks(strip: Strip, colour: string): void {
+    const size = MARK_SIZE * this.ratio;
+    this.take({ colour, width: 1.75, alpha: 1 });
+    this.context.beginPath();
+    for (let i = 0; i < this.columns; i++) {
+      const bits = strip.bad[i]!;
+      if (bits !== 0) {
+        const isHigh = (bits & TOO_HIGH) !== 0;
+        this.cross(this.px[i]!, isHigh ? size * 1.6 : this.area.height - size * 1.6, size);
+      }
+    }
+    this.context.stroke();
+  }
+
+  /** A dashed line across at a value. */
+  level(value: number, colour: string): void {
+    this.take({ colour, width: 1, alpha: 0.9, dash: [4, 4] });
+    const y = Math.round(this.scale(value)) + 0.5;
+    this.context.beginPath();
+    this.context.moveTo(this.area.left, y);
+    this.context.lineTo(this.area.left + this.area.width, y);
+    this.context.stroke();
+  }
+
+  /** A dot on a line. */
+  dot(strip: Strip, column: number, colour: string, ground: string): void {
+    const y = this.scale(strip.mean[column]!);
+    if (y === y) {
+      this.take({ colour: ground, width: 2, alpha: 1 });
+      this.context.fillStyle = colour;
+      this.context.beginPath();
+      this.context.arc(this.px[column]!, y, 4 * this.ratio, 0, 2 * Math.PI);
+      this.context.stroke();
+      this.context.fill();
+    }
+  }
+
+  /** How far a line is above or below a height, in pixels of the canvas; nan where it is not. */
+  distance(strip: Strip, column: number, y: number): number {
+    return Math.abs(this.scale(strip.mean[column]!) - this.area.top - y);
+  }
+
+  private take({ colour, width, alpha, dash }: Pen): void {
+    this.context.strokeStyle = colour;
+    this.context.lineWidth = width * this.ratio;
+    this.context.globalAlpha = alpha;
+    this.context.setLineDash(dash?.map(length => length * this.ratio) ?? []);
+  }
+
+  private trace({ low, high, bad }: Strip): number {
+    const { context, px, scale } = this;
+    const bottom = this.area.top + this.area.height;
+    let before = NaN;
+    let points = 0;
+    for (let i = 0; i < this.columns; i++) {
+      const top = scale(high[i]!);
+      if (top !== top) {
+        before = bad[i] ? NaN : before;
+        continue;
+      }
+      const lowest = scale(low[i]!);
+      const below = lowest === lowest ? lowest : bottom;
+      const isTopFirst = Math.abs(top - before) < Math.abs(below - before);
+      const x = px[i]!;
+      if (before === before) {
+        context.lineTo(x, isTopFirst ? top : below);
+      } else {
+        context.moveTo(x, below);
+      }
+      before = isTopFirst ? below : top;
+      if (top !== below) {
+        context.lineTo(x, before);
+      }
+      points++;
+    }
+    return points;
+  }
+
+  private points({ mean }: Strip, radius: number): void {
+    this.context.fillStyle = this.context.strokeStyle;
+    for (let i = 0; i < this.columns; i++) {
+      const y = this.scale(mean[i]!);
+      if (y === y) {
+        this.context.beginPath();
+        this.context.arc(this.px[i]!, y, radius * this.ratio, 0, 2 * Math.PI);
+        this.context.fill();
+      }
+    }
+  }
+
+  private edge(column: number, value: number): void {
+    const y = this.scale(value);
+    if (y === y) {
+      this.context.lineTo(this.px[column]!, y);
+    }
+  }
+
+  private cross(x: number, y: number, size: number): void {
+    const middle = this.area.top + y;
+    this.context.moveTo(x - size, middle - size);
+    this.context.lineTo(x + size, middle + size);
+    this.context.moveTo(x + size, middle - size);
+    this.context.lineTo(x - size, middle + size);
+  }
+}
+
+/** From values to heights; nan for what has no place on a logarithmic scale. */
+function scaleOf(area: Area, y: Span, isLog: boolean): (value: number) => number {
+  const bottom = area.top + area.height;
+  if (!isLog) {
+    const per = area.height / (y.max - y.min);
+    return value => bottom - (value - y.min) * per;
+  }
+  const first = Math.log(y.min);
+  const per = area.height / (Math.log(y.max) - first);
+  return value => (value > 0 ? bottom - (Math.log(value) - first) * per : NaN);
+}

@@ -1,0 +1,276 @@
+import { Bands } from './bands';
+import type { Cut } from './decimate';
+import { cut, Strip } from './decimate';
+import type { Span } from './span';
+import { padded } from './span';
+import { smooth } from './smooth';
+import type { Line, Source } from './sources';
+
+/** More lines than this are shown as bands. */
+export const MOST_LINES = 64;
+/** More lines than this are drawn coarser: they cover each other. */
+const MANY_LINES = 16;
+/** Lines behind which the values before smoothing are seen as well. */
+const FEW_LINES = 8;
+
+const MOST_NAMED = 8;
+
+/** How all charts of a view are shown. */
+export interface Settings {
+  x: 'place' | 'time';
+  isLog: boolean;
+  /** The weight of what was before, in 0..1. */
+  smoothing: number;
+}
+
+/** The line of a rank as it is drawn. */
+export interface DrawnLine {
+  readonly rank: number;
+  readonly strip: Strip;
+  /** As it was said, where `strip` is smoothed. */
+  readonly raw: Strip;
+}
+
+/** What is drawn of a source, for one width and one stretch of the axis. */
+export class Picture {
+  lines: DrawnLine[] = [];
+  /** The lines of all ranks as the source has them. */
+  ranks: readonly Line[] = [];
+  /** Of all ranks; null where there is only one line. */
+  whole: Strip | null = null;
+  /** Of more ranks than lines can be told apart. */
+  bands: Bands | null = null;
+  /** Where each column is. */
+  x = new Float64Array(0);
+  columns = 0;
+  /** The bins that are seen. */
+  bins: Cut = { from: 0, to: 0, per: 1, columns: 0 };
+  /** The stretch of the axis that there is. */
+  all: Span = { min: 0, max: 1 };
+  shown: Span = { min: 0, max: 1 };
+  y: Span = { min: 0, max: 1 };
+  /** The scale is logarithmic. */
+  isLog = false;
+  isSmoothed = false;
+  /** Ranks that are drawn beside the bands. */
+  private named: readonly number[] = [];
+
+  private readonly pool = new Map<number, DrawnLine>();
+  private readonly wholeStrip = new Strip();
+  private smoothed = new Float32Array(0);
+
+  constructor(
+    readonly source: Source,
+    readonly hidden: ReadonlySet<number>
+  ) {}
+
+  dispose(): void {
+    this.bands?.dispose();
+  }
+
+  /**
+   * Cut the source anew.
+   *
+   * Args:
+   *   span: what is to be seen; null for all.
+   *   width: of the plot in pixels.
+   */
+  update(settings: Settings, span: Span | null, width: number): void {
+    const lines = this.source.lines();
+    const places = this.places(settings);
+    this.all = places.all;
+    this.shown = span ?? places.all;
+    const coarse = lines.length > MANY_LINES ? 2 : 1;
+    const [from, to] = places.bins(this.shown);
+    const bins = cut(from, to, Math.floor(width / coarse));
+    this.bins = bins;
+    this.columns = bins.columns;
+    this.isSmoothed = settings.smoothing > 0;
+    this.setX(bins, places.at);
+    this.ranks = lines;
+    this.setLines(lines, bins, settings.smoothing);
+    this.setWhole(lines, bins, settings.smoothing);
+    this.setRange(settings);
+  }
+
+  /** The column nearest to a value of the axis; -1 where there is none. */
+  columnAt(x: number): number {
+    let best = -1;
+    for (let i = 0; i < this.columns; i++) {
+      if (best < 0 || Math.abs(this.x[i]! - x) < Math.abs(this.x[best]! - x)) {
+        best = i;
+      }
+    }
+    return best;
+  }
+
+  private places({ x }: Settings): Places {
+    const { grid } = this.source;
+    if (x === 'time') {
+      return inTime(grid.seconds(), grid.length, grid.binOf(grid.first));
+    }
+    return {
+      all: spanOf(grid.first, grid.last),
+      at: bin => Math.max(grid.first, grid.at(bin)),
+      bins: shown => [
+        Math.max(0, grid.binOf(shown.min) - 1),
+        Math.min(grid.length, grid.binOf(shown.max) + 2)
+      ]
+    };
+  }
+
+  private setX(bins: Cut, at: (bin: number) => number): void {
+    if (this.x.length < bins.columns) {
+      this.x = new Float64Array(2 * bins.columns);
+    }
+    for (let column = 0; column < bins.columns; column++) {
+      this.x[column] = at(bins.from + column * bins.per);
+    }
+  }
+
+  private setLines(lines: readonly Line[], bins: Cut, weight: number): void {
+    if (lines.length <= MOST_LINES) {
+      this.bands?.dispose();
+      this.bands = null;
+      this.lines = lines.map(line => this.drawn(line, bins, weight));
+      return;
+    }
+    this.bands ??= new Bands(this.source.grid);
+    this.bands.update(lines);
+    this.bands.fill(bins);
+    const named = new Set(this.named);
+    const chosen = lines.filter(line => named.has(line.rank));
+    this.lines = chosen.map(line => this.drawn(line, bins, weight));
+  }
+
+  private drawn(line: Line, bins: Cut, weight: number): DrawnLine {
+    let drawn = this.pool.get(line.rank);
+    if (drawn === undefined) {
+      drawn = { rank: line.rank, strip: new Strip(), raw: new Strip() };
+      this.pool.set(line.rank, drawn);
+    }
+    this.fillStrip(drawn.strip, line.trace, bins, weight);
+    if (weight > 0 && this.hasRaw) {
+      drawn.raw.fill(line.trace, bins);
+    }
+    return drawn;
+  }
+
+  /** The values before smoothing are seen behind the lines. */
+  get hasRaw(): boolean {
+    return this.isSmoothed && this.lines.length <= FEW_LINES && this.bands === null;
+  }
+
+  private fillStrip(strip: Strip, trace: Line['trace'], bins: Cut, weight: number): void {
+    if (weight === 0) {
+      strip.fill(trace, bins);
+      return;
+    }
+    if (this.smoothed.length < trace.length) {
+      this.smoothed = new Float32Array(2 * trace.length);
+    }
+    smooth(trace, weight, this.smoothed);
+    strip.fillPlain(this.smoothed, trace.length, bins);
+    strip.takeBad(trace, bins);
+  }
+
+  /** Ranks that stand out, where there are too many for lines; `others` are named in any case. */
+  name(others: readonly number[]): void {
+    const far = this.bands?.outliers(this.ranks) ?? [];
+    this.named = [...new Set([...others, ...far])].slice(0, MOST_NAMED);
+  }
+
+  private setWhole(lines: readonly Line[], bins: Cut, weight: number): void {
+    const trace = this.source.whole();
+    this.whole = null;
+    if (trace !== null) {
+      this.whole = this.wholeStrip;
+      this.fillStrip(this.whole, trace, bins, weight);
+    } else if (lines.length > 1 && this.bands === null) {
+      this.whole = this.wholeStrip;
+      this.whole.fillMean(this.lines.map(line => line.strip), bins.columns);
+    }
+  }
+
+  private setRange({ isLog }: Settings): void {
+    const range = new Range(this.columns);
+    for (const line of this.lines) {
+      if (!this.hidden.has(line.rank)) {
+        range.take(this.hasRaw ? line.raw : line.strip);
+      }
+    }
+    for (const strip of [this.whole, ...(this.bands?.strips ?? [])]) {
+      if (strip !== null) {
+        range.take(strip);
+      }
+    }
+    this.isLog = isLog && range.high > 0;
+    this.y = this.isLog ? range.log() : range.linear(this.source.isAmount);
+  }
+}
+
+interface Places {
+  readonly all: Span;
+  readonly at: (bin: number) => number;
+  readonly bins: (shown: Span) => [number, number];
+}
+
+function spanOf(min: number, max: number): Span {
+  if (!(min <= max)) {
+    return { min: 0, max: 1 };
+  }
+  return min < max ? { min, max } : { min: min - 0.5, max: max + 0.5 };
+}
+
+function inTime(seconds: Float64Array, length: number, first: number): Places {
+  const at = (bin: number): number => seconds[Math.min(length - 1, bin)]!;
+  const from = (time: number): number => {
+    let [low, high] = [0, length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      [low, high] = at(middle) < time ? [middle + 1, high] : [low, middle];
+    }
+    return low;
+  };
+  return {
+    all: spanOf(length > 0 ? at(Math.max(0, first)) : 0, length > 0 ? at(length - 1) : 0),
+    at,
+    bins: shown => [Math.max(0, from(shown.min) - 1), Math.min(length, from(shown.max) + 2)]
+  };
+}
+
+/** The values of strips, from the least to the greatest. */
+class Range {
+  low = Infinity;
+  high = -Infinity;
+  private leastPositive = Infinity;
+
+  constructor(private readonly columns: number) {}
+
+  take({ low, high }: Strip): void {
+    for (let i = 0; i < this.columns; i++) {
+      if (low[i]! < this.low) {
+        this.low = low[i]!;
+      }
+      if (high[i]! > this.high) {
+        this.high = high[i]!;
+      }
+      const positive = low[i]! > 0 ? low[i]! : high[i]!;
+      if (positive > 0 && positive < this.leastPositive) {
+        this.leastPositive = positive;
+      }
+    }
+  }
+
+  log(): Span {
+    return padded(this.leastPositive, this.high, true);
+  }
+
+  linear(isAmount: boolean): Span {
+    if (this.low > this.high) {
+      return { min: 0, max: 1 };
+    }
+    const span = padded(isAmount ? Math.min(0, this.low) : this.low, this.high, false);
+    return isAmount && this.low >= 0 ? { min: 0, max: span.max } : span;
+  }
+}

@@ -1,0 +1,226 @@
+import uPlot from 'uplot';
+
+import { Disposables } from './dom';
+import type { Picture } from './picture';
+import type { Area } from './paint';
+import type { Span } from './span';
+import type { Theme } from './theme';
+import type { Unit } from './words';
+import { clock, ticks } from './words';
+
+const HEIGHT = 260;
+const LEAST_WIDTH = 120;
+const X_AXIS_HEIGHT = 30;
+const LEAST_Y_AXIS_WIDTH = 48;
+const PIXELS_PER_LETTER = 6.3;
+/** A drag that is shorter is a click. */
+const LEAST_DRAG = 5;
+
+/** What a plot tells whoever made it. */
+export interface PlotEvents {
+  /** Draw the lines: the axes are there. */
+  paint(context: CanvasRenderingContext2D, area: Area, ratio: number): void;
+  /** A stretch of the axis was chosen. */
+  select(span: Span): void;
+  /** The pointer is above a place, at a height in pixels of the canvas; null: it is gone. */
+  hover(at: { readonly x: number; readonly y: number } | null): void;
+  /** There is another width to draw for. */
+  resize(): void;
+}
+
+/** Axes, grid and pointer, by uPlot; the lines are drawn by whoever made it. */
+export class Plot {
+  private readonly disposables = new Disposables();
+  private chart: uPlot;
+  private isLog = false;
+  private picture: Picture | null = null;
+  private isTime = false;
+  private hadPointer = false;
+
+  constructor(
+    private readonly host: HTMLElement,
+    private readonly unit: Unit,
+    private readonly theme: Theme,
+    private readonly events: PlotEvents
+  ) {
+    this.chart = this.create();
+    const observer = new ResizeObserver(() => this.resize());
+    observer.observe(host);
+    this.disposables.add(() => observer.disconnect());
+    this.disposables.add(() => this.chart.destroy());
+  }
+
+  /** The width of what lines are drawn on, in pixels of the canvas. */
+  get width(): number {
+    return Math.max(1, this.chart.bbox.width);
+  }
+
+  /** Where the lines are drawn, in pixels of the page, from the left of the host. */
+  get inset(): { readonly left: number; readonly width: number } {
+    const ratio = uPlot.pxRatio;
+    return { left: this.chart.bbox.left / ratio, width: this.chart.bbox.width / ratio };
+  }
+
+  /** What the pointer acts on. */
+  get over(): HTMLElement {
+    return this.chart.over;
+  }
+
+  /** The value of the x axis at so many pixels from the left of the plot. */
+  valueAt(left: number): number {
+    return this.chart.posToVal(left, 'x');
+  }
+
+  draw(picture: Picture, isTime: boolean): void {
+    this.picture = picture;
+    this.isTime = isTime;
+    if (picture.isLog !== this.isLog) {
+      this.isLog = picture.isLog;
+      this.chart.destroy();
+      this.chart = this.create();
+    }
+    const { min, max } = picture.shown;
+    this.chart.setData([
+      [min, max],
+      [picture.y.min, picture.y.max]
+    ]);
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+  }
+
+  private resize(): void {
+    const width = this.size();
+    if (width !== this.chart.width) {
+      this.chart.setSize({ width, height: HEIGHT });
+      this.events.resize();
+    }
+  }
+
+  private size(): number {
+    return Math.max(LEAST_WIDTH, this.host.clientWidth);
+  }
+
+  private create(): uPlot {
+    const chart = new uPlot(this.options(), undefined, this.host);
+    chart.over.classList.add('nbdist-over');
+    return chart;
+  }
+
+  private options(): uPlot.Options {
+    return {
+      width: this.size(),
+      height: HEIGHT,
+      padding: [8, 14, 0, 0],
+      legend: { show: false },
+      cursor: this.cursor(),
+      scales: {
+        x: { time: false, range: () => this.range('shown') },
+        y: { distr: this.isLog ? 3 : 1, range: () => this.range('y') }
+      },
+      axes: [this.xAxis(), this.yAxis()],
+      series: [{}, { paths: () => null, points: { show: false } }],
+      hooks: {
+        draw: [chart => this.events.paint(chart.ctx, chart.bbox, uPlot.pxRatio)],
+        setSelect: [chart => this.selected(chart)],
+        setCursor: [chart => this.moved(chart)]
+      }
+    };
+  }
+
+  private cursor(): uPlot.Cursor {
+    const unlessShift: uPlot.Cursor.MouseListenerFactory = (_chart, _target, handler) => event => {
+      if (!event.shiftKey) {
+        handler(event);
+      }
+      return null;
+    };
+    return {
+      y: false,
+      points: { show: false },
+      drag: { x: true, y: false, setScale: false, dist: LEAST_DRAG },
+      bind: { mousedown: unlessShift, dblclick: () => () => null }
+    };
+  }
+
+  private range(of: 'shown' | 'y'): uPlot.Range.MinMax {
+    const span = this.picture?.[of] ?? { min: this.isLog ? 1 : 0, max: 10 };
+    return [span.min, span.max];
+  }
+
+  private xAxis(): uPlot.Axis {
+    return {
+      ...this.axis(),
+      size: X_AXIS_HEIGHT,
+      space: 70,
+      incrs: (_chart, _axis, min, max) => (this.isTime ? timeSteps(max - min) : placeSteps()),
+      values: (_chart, splits, _axis, _space, increment) =>
+        this.isTime
+          ? splits.map(value => (increment >= 1 ? clock(value) : ticks([value], 'seconds', increment)[0] ?? ''))
+          : ticks(splits, 'number', increment)
+    };
+  }
+
+  private yAxis(): uPlot.Axis {
+    return {
+      ...this.axis(),
+      space: 38,
+      size: (_chart, values) => {
+        const longest = (values ?? []).reduce((most, text) => Math.max(most, (text ?? '').length), 0);
+        return Math.max(LEAST_Y_AXIS_WIDTH, Math.ceil(longest * PIXELS_PER_LETTER) + 18);
+      },
+      values: (_chart, splits, _axis, _space, increment) =>
+        this.isLog
+          ? splits.map(value => (value === null ? '' : ticks([value], this.unit, value)[0] ?? ''))
+          : ticks(splits, this.unit, increment)
+    };
+  }
+
+  private axis(): uPlot.Axis {
+    return {
+      stroke: () => this.theme.colours.faint,
+      font: this.theme.colours.font,
+      gap: 6,
+      grid: { stroke: () => this.theme.colours.grid, width: 1 },
+      ticks: { show: false }
+    };
+  }
+
+  private selected(chart: uPlot): void {
+    const { left, width } = chart.select;
+    if (width >= LEAST_DRAG) {
+      this.events.select({ min: this.valueAt(left), max: this.valueAt(left + width) });
+    }
+    if (width > 0) {
+      chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    }
+  }
+
+  private moved(chart: uPlot): void {
+    const { left, top } = chart.cursor;
+    const isThere = left !== undefined && top !== undefined && left >= 0;
+    if (isThere) {
+      this.events.hover({ x: this.valueAt(left), y: top * uPlot.pxRatio });
+    } else if (this.hadPointer) {
+      this.events.hover(null);
+    }
+    this.hadPointer = isThere;
+  }
+}
+
+/** Steps are whole. */
+function placeSteps(): number[] {
+  const steps: number[] = [];
+  for (let power = 1; power < 1e15; power *= 10) {
+    steps.push(power, 2 * power, 5 * power);
+  }
+  return steps;
+}
+
+/** Seconds, minutes and hours as clocks divide them. */
+function timeSteps(length: number): number[] {
+  const parts = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30];
+  const minutes = [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+  return [...parts, ...minutes, ...[2, 5, 10, 50, 100].map(days => days * 86400), length];
+}

@@ -1,0 +1,358 @@
+import type { Axis, Grid } from './grid';
+import type { Metric, RunModel } from './model';
+import type { Trace } from './series';
+import type { Unit } from './words';
+
+/** Above this share of a step the network is worth a word (and a finding). */
+const NETWORK_LIMIT = 0.2;
+/** Above this share of a step the ranks starve. */
+const INPUT_LIMIT = 0.1;
+
+/** The line of one rank. */
+export interface Line {
+  readonly rank: number;
+  readonly trace: Trace;
+}
+
+/** What one chart shows. */
+export interface Source {
+  readonly key: string;
+  readonly title: string;
+  readonly unit: Unit;
+  /** Its values are amounts, to be seen from 0 on. */
+  readonly isAmount: boolean;
+  readonly grid: Grid;
+  /** What the line of all ranks is called. */
+  readonly wholeName: string;
+  /** What the lines of the ranks are, where it is not what the title says. */
+  readonly lineName: string;
+  /** A value that is marked; 0 for none. */
+  readonly limit: number;
+  /** In the order of the ranks. */
+  lines(): readonly Line[];
+  /** The line of all ranks; null where it is the mean of theirs. */
+  whole(): Trace | null;
+}
+
+/** The traces of a metric's ranks, in their order. */
+class Lines {
+  private lines: Line[] = [];
+
+  constructor(private readonly metric: Metric) {}
+
+  get(): readonly Line[] {
+    if (this.lines.length !== this.metric.own.size) {
+      this.lines = [...this.metric.own].map(([rank, trace]) => ({ rank, trace }));
+      this.lines.sort((a, b) => a.rank - b.rank);
+    }
+    return this.lines;
+  }
+}
+
+/** A metric as the ranks said it. */
+class MetricSource implements Source {
+  readonly key: string;
+  readonly grid: Grid;
+  readonly lineName = '';
+  readonly limit = 0;
+  private readonly ranks: Lines;
+
+  constructor(
+    private readonly metric: Metric,
+    readonly title: string,
+    readonly unit: Unit,
+    readonly isAmount: boolean
+  ) {
+    this.key = `${metric.grid.axis} ${metric.name}`;
+    this.grid = metric.grid;
+    this.ranks = new Lines(metric);
+  }
+
+  get wholeName(): string {
+    return this.metric.shared === null ? 'mean' : 'all ranks';
+  }
+
+  lines(): readonly Line[] {
+    return this.ranks.get();
+  }
+
+  whole(): Trace | null {
+    return this.metric.shared;
+  }
+}
+
+/** A line that is computed from others, bin by bin. */
+class Computed implements Trace {
+  mean = new Float32Array(0);
+  n = new Uint32Array(0);
+  length = 0;
+  readonly bad: Uint8Array;
+
+  constructor(grid: Grid) {
+    this.bad = new Uint8Array(grid.capacity);
+  }
+
+  get min(): Float32Array {
+    return this.mean;
+  }
+
+  get max(): Float32Array {
+    return this.mean;
+  }
+
+  reach(length: number): void {
+    if (this.n.length < length) {
+      this.mean = new Float32Array(2 * length);
+      this.n = new Uint32Array(2 * length);
+    }
+    this.length = length;
+  }
+
+  set(bin: number, value: number): void {
+    const isFinite = value - value === 0;
+    this.mean[bin] = isFinite ? value : 0;
+    this.n[bin] = isFinite ? 1 : 0;
+  }
+
+  /** `batch` samples in each of the steps whose seconds `step` holds. */
+  setRate(step: Trace, batch: number): void {
+    this.reach(step.length);
+    for (let i = 0; i < step.length; i++) {
+      this.set(i, step.n[i]! > 0 ? batch / step.mean[i]! : NaN);
+    }
+  }
+
+  /** What part of `step` is `part`, less what `base` holds for all. */
+  setShare(part: Trace, step: Trace, base: Float32Array | null): void {
+    this.reach(Math.min(part.length, step.length));
+    for (let i = 0; i < this.length; i++) {
+      const isThere = part.n[i]! > 0 && step.n[i]! > 0;
+      const seconds = part.mean[i]! - (base === null ? 0 : base[i]!);
+      this.set(i, isThere ? seconds / step.mean[i]! : NaN);
+    }
+  }
+}
+
+/** Computed lines for the ranks of a metric. */
+class ComputedLines {
+  private readonly byRank = new Map<number, Computed>();
+  private lines: Line[] = [];
+
+  constructor(private readonly grid: Grid) {}
+
+  get(ranks: readonly Line[], compute: (line: Line, out: Computed) => void): readonly Line[] {
+    for (const line of ranks) {
+      compute(line, this.of(line.rank));
+    }
+    if (this.lines.length !== ranks.length) {
+      this.lines = ranks.map(({ rank }) => ({ rank, trace: this.of(rank) }));
+    }
+    return this.lines;
+  }
+
+  private of(rank: number): Computed {
+    let computed = this.byRank.get(rank);
+    if (computed === undefined) {
+      computed = new Computed(this.grid);
+      this.byRank.set(rank, computed);
+    }
+    return computed;
+  }
+}
+
+/** Samples a second; where no batch is known, steps a second. */
+class ThroughputSource implements Source {
+  readonly key = 'throughput';
+  readonly isAmount = true;
+  readonly wholeName = 'mean';
+  readonly lineName = '';
+  readonly limit = 0;
+  readonly grid: Grid;
+  private readonly steps: Lines;
+  private readonly computed: ComputedLines;
+
+  constructor(
+    private readonly model: RunModel,
+    step: Metric
+  ) {
+    this.grid = step.grid;
+    this.steps = new Lines(step);
+    this.computed = new ComputedLines(step.grid);
+  }
+
+  get title(): string {
+    return this.batch > 0 ? 'samples/s' : 'steps/s';
+  }
+
+  get unit(): Unit {
+    return 'number';
+  }
+
+  lines(): readonly Line[] {
+    const batch = this.batch || 1;
+    return this.computed.get(this.steps.get(), ({ trace }, out) => out.setRate(trace, batch));
+  }
+
+  whole(): null {
+    return null;
+  }
+
+  private get batch(): number {
+    return this.model.state?.batch ?? 0;
+  }
+}
+
+/** Which part of each step the ranks waited for their batch. */
+class InputSource implements Source {
+  readonly key = 'input';
+  readonly title = 'waiting for input, of the step';
+  readonly unit = 'share';
+  readonly isAmount = true;
+  readonly wholeName = 'mean';
+  readonly lineName = '';
+  readonly limit = INPUT_LIMIT;
+  readonly grid: Grid;
+  private readonly parts: Lines;
+  private readonly computed: ComputedLines;
+
+  constructor(
+    input: Metric,
+    private readonly step: Metric
+  ) {
+    this.grid = step.grid;
+    this.parts = new Lines(input);
+    this.computed = new ComputedLines(step.grid);
+  }
+
+  lines(): readonly Line[] {
+    return this.computed.get(this.parts.get(), ({ rank, trace }, out) =>
+      out.setShare(trace, this.step.of(rank), null)
+    );
+  }
+
+  whole(): null {
+    return null;
+  }
+}
+
+/**
+ * The network's share of the steps: the least time that any rank spent in collectives. What a rank
+ * spent there beyond it, it waited for the slower ones.
+ */
+class NetworkSource implements Source {
+  readonly key = 'network';
+  readonly title = 'network and waiting for other ranks, of the step';
+  readonly unit = 'share';
+  readonly isAmount = true;
+  readonly wholeName = 'network';
+  readonly lineName = 'waiting';
+  readonly limit = NETWORK_LIMIT;
+  readonly grid: Grid;
+  private readonly parts: Lines;
+  private readonly steps: Lines;
+  private readonly computed: ComputedLines;
+  private readonly network: Computed;
+  private least = new Float32Array(0);
+
+  constructor(
+    collective: Metric,
+    private readonly step: Metric
+  ) {
+    this.grid = step.grid;
+    this.parts = new Lines(collective);
+    this.steps = new Lines(step);
+    this.computed = new ComputedLines(step.grid);
+    this.network = new Computed(step.grid);
+  }
+
+  lines(): readonly Line[] {
+    this.findLeast();
+    return this.computed.get(this.parts.get(), ({ rank, trace }, out) =>
+      out.setShare(trace, this.step.of(rank), this.least)
+    );
+  }
+
+  whole(): Trace {
+    const seconds = new Float64Array(this.grid.length);
+    const ranks = new Uint32Array(this.grid.length);
+    for (const { trace } of this.steps.get()) {
+      for (let i = 0; i < trace.length; i++) {
+        seconds[i]! += trace.n[i]! > 0 ? trace.mean[i]! : 0;
+        ranks[i]! += trace.n[i]! > 0 ? 1 : 0;
+      }
+    }
+    this.findLeast();
+    this.network.reach(this.grid.length);
+    for (let i = 0; i < this.grid.length; i++) {
+      this.network.set(i, (this.least[i]! * ranks[i]!) / seconds[i]!);
+    }
+    return this.network;
+  }
+
+  private findLeast(): void {
+    if (this.least.length < this.grid.length) {
+      this.least = new Float32Array(this.grid.capacity);
+    }
+    this.least.fill(Infinity);
+    for (const { trace } of this.parts.get()) {
+      for (let i = 0; i < trace.length; i++) {
+        if (trace.n[i]! > 0 && trace.mean[i]! < this.least[i]!) {
+          this.least[i] = trace.mean[i]!;
+        }
+      }
+    }
+  }
+}
+
+const PLACES: Record<Axis, string> = { step: 'by step', epoch: 'by epoch', report: 'by report' };
+
+/** A chart for each metric; one that comes both by step and by epoch is told apart. */
+export function metricSources(model: RunModel): Source[] {
+  const metrics = model.metrics();
+  return metrics.map(metric => {
+    const isTwice = metrics.some(other => other !== metric && other.name === metric.name);
+    const title = isTwice ? `${metric.name} (${PLACES[metric.grid.axis]})` : metric.name;
+    return new MetricSource(metric, title, 'number', false);
+  });
+}
+
+export function stepTimeSources(model: RunModel): Source[] {
+  const step = model.measure('step_s');
+  return step === undefined ? [] : [new MetricSource(step, 'step time', 'seconds', true)];
+}
+
+export function throughputSources(model: RunModel): Source[] {
+  const step = model.measure('step_s');
+  return step === undefined ? [] : [new ThroughputSource(model, step)];
+}
+
+/** Memory of the processes, and of their devices where these have any of their own. */
+export function memorySources(model: RunModel): Source[] {
+  const titles = { process_bytes: 'process memory', device_bytes: 'device memory' };
+  const sources: Source[] = [];
+  for (const [name, title] of Object.entries(titles)) {
+    const metric = model.measure(name);
+    if (metric !== undefined && isUsed(metric)) {
+      sources.push(new MetricSource(metric, title, 'bytes', true));
+    }
+  }
+  return sources;
+}
+
+export function shareSources(model: RunModel): Source[] {
+  const step = model.measure('step_s');
+  const collective = model.measure('collective_s');
+  const input = model.measure('input_s');
+  const sources: Source[] = [];
+  if (step !== undefined && collective !== undefined) {
+    sources.push(new NetworkSource(collective, step));
+  }
+  if (step !== undefined && input !== undefined) {
+    sources.push(new InputSource(input, step));
+  }
+  return sources;
+}
+
+function isUsed(metric: Metric): boolean {
+  return [...metric.own.values()].some(series => series.lastValue > 0);
+}

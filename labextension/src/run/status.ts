@@ -1,0 +1,33 @@
+import type { RankStatus, RunStatus } from '../records';
+
+/** How a status looks: a sign and a word, so that colour is not all there is. */
+export interface Look {
+  readonly sign: string;
+  readonly word: string;
+  readonly tone: 'live' | 'good' | 'bad' | 'calm';
+}
+
+export const RUN_LOOKS: Readonly<Record<RunStatus, Look>> = {
+  running: { sign: '▶', word: 'running', tone: 'live' },
+  stopping: { sign: '◼', word: 'stopping', tone: 'calm' },
+  finished: { sign: '✓', word: 'finished', tone: 'good' },
+  stopped: { sign: '◼', word: 'stopped', tone: 'calm' },
+  failed: { sign: '✕', word: 'failed', tone: 'bad' },
+  interrupted: { sign: '◼', word: 'interrupted', tone: 'calm' },
+  lost: { sign: '?', word: 'lost: the kernel is gone', tone: 'bad' }
+};
+
+export const RANK_LOOKS: Readonly<Record<RankStatus, Look>> = {
+  running: { sign: '▶', word: 'running', tone: 'live' },
+  finished: { sign: '✓', word: 'finished', tone: 'good' },
+  failed: { sign: '✕', word: 'failed', tone: 'bad' },
+  interrupted: { sign: '◼', word: 'interrupted', tone: 'calm' },
+  dead: { sign: '✕', word: 'dead', tone: 'bad' }
+};
+
+export const STRAGGLER: Look = { sign: '▲', word: 'straggler', tone: 'bad' };
+
+/** The run may still change. */
+export function isOpen(status: RunStatus): boolean {
+  return status === 'running' || status === 'stopping';
+}

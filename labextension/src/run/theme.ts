@@ -1,0 +1,88 @@
+import { Disposables } from './dom';
+
+/**
+ * Colours of lines: told apart by the colour-blind (after Okabe and Ito, "Color Universal Design",
+ * 2008; the light ones darkened), each with a contrast of at least 3 on white and on #111.
+ */
+export const LINE_COLOURS = [
+  '#1f77d0',
+  '#d55e00',
+  '#00906a',
+  '#c2619b',
+  '#a87b00',
+  '#2b93ad',
+  '#8a6ad6',
+  '#c9504f'
+] as const;
+
+/** The colour of a rank's line. */
+export function lineColour(rank: number): string {
+  return LINE_COLOURS[rank % LINE_COLOURS.length] ?? LINE_COLOURS[0];
+}
+
+/** The colours of a chart as the page has them now. */
+export interface Colours {
+  readonly text: string;
+  readonly faint: string;
+  readonly grid: string;
+  readonly accent: string;
+  readonly ground: string;
+  readonly error: string;
+  readonly font: string;
+  /** The reader's system decides on colours. */
+  readonly isForced: boolean;
+}
+
+/** Follows the theme of the page: of Jupyter, or else of the system. */
+export class Theme {
+  colours: Colours;
+  private readonly disposables = new Disposables();
+  private readonly listeners = new Set<() => void>();
+
+  constructor(private readonly host: HTMLElement) {
+    this.colours = read(host);
+    const observer = new MutationObserver(() => this.readAgain());
+    const names = ['class', 'style', 'data-jp-theme-light', 'data-jp-theme-name'];
+    for (const element of [document.body, document.documentElement]) {
+      observer.observe(element, { attributeFilter: names });
+    }
+    this.disposables.add(() => observer.disconnect());
+    for (const query of ['(prefers-color-scheme: dark)', '(forced-colors: active)']) {
+      this.disposables.listen(matchMedia(query), 'change', () => this.readAgain());
+    }
+    // The sheet of a theme may come after its name.
+    this.disposables.listen(document.head, 'load', () => this.readAgain(), { capture: true });
+  }
+
+  onChange(listener: () => void): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+    this.listeners.clear();
+  }
+
+  private readAgain(): void {
+    this.colours = read(this.host);
+    for (const listener of [...this.listeners]) {
+      listener();
+    }
+  }
+}
+
+function read(host: HTMLElement): Colours {
+  const style = getComputedStyle(host);
+  const colour = (name: string): string => style.getPropertyValue(`--nbdist-${name}`).trim();
+  return {
+    text: colour('text'),
+    faint: colour('faint'),
+    grid: colour('grid'),
+    accent: colour('accent'),
+    ground: colour('ground'),
+    error: colour('error'),
+    font: `11px ${style.fontFamily}`,
+    isForced: matchMedia('(forced-colors: active)').matches
+  };
+}

@@ -1,0 +1,106 @@
+import { Disposables, make, newId, setText } from './dom';
+import type { Settings } from './picture';
+import type { Say } from './words';
+
+/** At its end the slider keeps all but this part of what was before. */
+const LEAST_NEW = 1e-3;
+const SLIDER_STEPS = 60;
+
+/** What all charts of the view are shown by: the metric, the axis, the scale, the smoothing. */
+export class Toolbar {
+  readonly root: HTMLElement;
+  private readonly disposables = new Disposables();
+  private readonly metric: HTMLSelectElement;
+  private readonly metricLabel: HTMLElement;
+  private keys = '';
+
+  constructor(
+    private readonly settings: Settings,
+    private readonly say: Say,
+    private readonly changed: () => void
+  ) {
+    const id = newId('metric');
+    this.metric = make('select', '', { id });
+    this.metricLabel = make('label', 'field', { for: id }, say('Metric'), this.metric);
+    this.disposables.listen(this.metric, 'change', changed);
+    this.root = make(
+      'div',
+      'toolbar',
+      { role: 'group', 'aria-label': say('Charts') },
+      this.metricLabel,
+      this.axis(),
+      this.log(),
+      this.smoothing()
+    );
+  }
+
+  /** The key of the chosen metric. */
+  get chosen(): string {
+    return this.metric.value;
+  }
+
+  /** There is a metric to choose. */
+  set hasMetrics(isThere: boolean) {
+    this.metricLabel.hidden = !isThere || this.metric.options.length < 2;
+  }
+
+  /** Offer these metrics; what was chosen stays chosen. */
+  offer(metrics: readonly { readonly key: string; readonly title: string }[]): void {
+    const keys = metrics.map(({ key }) => key).join('|');
+    if (keys !== this.keys) {
+      this.keys = keys;
+      const chosen = this.metric.value;
+      const options = metrics.map(({ key, title }) => make('option', '', { value: key }, title));
+      this.metric.replaceChildren(...options);
+      const isThere = metrics.some(({ key }) => key === chosen);
+      this.metric.value = isThere ? chosen : (metrics[0]?.key ?? '');
+    }
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+  }
+
+  private axis(): HTMLElement {
+    const name = newId('axis');
+    const choice = (value: Settings['x'], text: string): HTMLElement => {
+      const input = make('input', '', { type: 'radio', name, value });
+      input.checked = this.settings.x === value;
+      this.disposables.listen(input, 'change', () => {
+        this.settings.x = value;
+        this.changed();
+      });
+      return make('label', 'choice', {}, input, make('span', '', {}, text));
+    };
+    const group = { role: 'radiogroup', 'aria-label': this.say('Horizontal axis') };
+    return make('div', 'choices', group, choice('place', this.say('Step')), choice('time', this.say('Time')));
+  }
+
+  private log(): HTMLElement {
+    const input = make('input', '', { type: 'checkbox' });
+    input.checked = this.settings.isLog;
+    this.disposables.listen(input, 'change', () => {
+      this.settings.isLog = input.checked;
+      this.changed();
+    });
+    return make('label', 'field', {}, input, this.say('Log scale'));
+  }
+
+  private smoothing(): HTMLElement {
+    const input = make('input', 'slider', { type: 'range', min: 0, max: SLIDER_STEPS, value: 0 });
+    const value = make('output', 'slider-value', { 'aria-hidden': 'true' }, '0');
+    this.disposables.listen(input, 'input', () => {
+      this.settings.smoothing = weightOf(Number(input.value));
+      const text = this.settings.smoothing.toFixed(this.settings.smoothing > 0.99 ? 3 : 2);
+      setText(value, text);
+      input.setAttribute('aria-valuetext', text);
+      this.changed();
+    });
+    return make('label', 'field', {}, this.say('Smoothing'), input, value);
+  }
+}
+
+/** Evenly finer towards 1: 0, 0.9 at a third, 0.99 at two thirds, 0.999 at the end. */
+function weightOf(position: number): number {
+  return 1 - LEAST_NEW ** (position / SLIDER_STEPS);
+}

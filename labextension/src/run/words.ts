@@ -1,0 +1,123 @@
+/** Puts a text of the view into the language of the reader. */
+export type Say = (text: string) => string;
+
+/** What a number is of, and so how it is written. */
+export type Unit = 'number' | 'seconds' | 'bytes' | 'share';
+
+const DIGITS = 4;
+const COUNT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
+const PLAIN = new Intl.NumberFormat(undefined, { maximumSignificantDigits: DIGITS });
+const SHORT = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3 });
+
+/** `step {0} of {1}` with its places filled. */
+export function fill(text: string, ...values: readonly (string | number)[]): string {
+  return text.replace(/\{(\d)\}/g, (_, place: string) => String(values[Number(place)] ?? ''));
+}
+
+/** `1,234`. */
+export function count(value: number): string {
+  return COUNT.format(value);
+}
+
+/** `1 rank`, `1,200 ranks`: the texts are those for one and for several, with `{0}`. */
+export function counted(value: number, one: string, several: string): string {
+  return fill(value === 1 ? one : several, count(value));
+}
+
+/** `0.4127`, `2.31e-9`, `nan`, `∞`. */
+export function plain(value: number): string {
+  if (Number.isNaN(value)) {
+    return 'nan';
+  }
+  if (!Number.isFinite(value)) {
+    return value > 0 ? '∞' : '−∞';
+  }
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) {
+    return value.toExponential(DIGITS - 2);
+  }
+  return PLAIN.format(value);
+}
+
+interface Scale {
+  readonly factor: number;
+  readonly suffix: string;
+}
+
+const SECONDS: readonly Scale[] = [
+  { factor: 1, suffix: ' s' },
+  { factor: 1e3, suffix: ' ms' },
+  { factor: 1e6, suffix: ' µs' }
+];
+const BYTES: readonly Scale[] = [
+  { factor: 1e-12, suffix: ' TB' },
+  { factor: 1e-9, suffix: ' GB' },
+  { factor: 1e-6, suffix: ' MB' },
+  { factor: 1e-3, suffix: ' kB' },
+  { factor: 1, suffix: ' B' }
+];
+const LARGE: readonly Scale[] = [
+  { factor: 1e-9, suffix: 'G' },
+  { factor: 1e-6, suffix: 'M' },
+  { factor: 1e-3, suffix: 'k' }
+];
+const NO_SCALE: Scale = { factor: 1, suffix: '' };
+
+/** In which scale a value of this size is written. */
+function scaleOf(unit: Unit, size: number): Scale {
+  if (unit === 'share') {
+    return { factor: 100, suffix: ' %' };
+  }
+  const scales = unit === 'seconds' ? SECONDS : unit === 'bytes' ? BYTES : [];
+  const fitting = scales.find(scale => size * scale.factor >= 1);
+  return fitting ?? scales[scales.length - 1] ?? NO_SCALE;
+}
+
+/** `12.3 ms`, `1.44 GB`, `23 %`, `0.4127`. */
+export function amount(value: number, unit: Unit): string {
+  if (unit === 'number' || !Number.isFinite(value)) {
+    return plain(value);
+  }
+  const { factor, suffix } = scaleOf(unit, Math.abs(value));
+  return SHORT.format(value * factor) + suffix;
+}
+
+/** Marks of an axis, `increment` apart, all in one scale. */
+export function ticks(values: readonly number[], unit: Unit, increment: number): string[] {
+  const size = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  if (unit === 'number' && size !== 0 && (size >= 1e12 || size < 1e-4)) {
+    return values.map(value => (value === 0 ? '0' : value.toExponential(1)));
+  }
+  const large = size >= 1e4 ? LARGE.find(scale => size * scale.factor >= 1) : undefined;
+  const scale = unit === 'number' ? (large ?? NO_SCALE) : scaleOf(unit, size);
+  const step = increment * scale.factor;
+  const digits = Math.min(10, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+  const isHalf = Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6;
+  const format = new Intl.NumberFormat(undefined, {
+    minimumFractionDigits: digits + (isHalf ? 1 : 0),
+    maximumFractionDigits: digits + (isHalf ? 1 : 0)
+  });
+  return values.map(value => (value === 0 ? '0' : format.format(value * scale.factor) + scale.suffix));
+}
+
+/** `0:07`, `12:05`, `1:02:03`: seconds as on a clock. */
+export function clock(seconds: number): string {
+  const whole = Math.max(0, Math.floor(seconds));
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (value: number): string => String(value).padStart(2, '0');
+  return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** `0, 2–4` for 0, 2, 3, 4. */
+export function ranks(numbers: readonly number[]): string {
+  const spans: [number, number][] = [];
+  for (const rank of [...numbers].sort((a, b) => a - b)) {
+    const last = spans[spans.length - 1];
+    if (last !== undefined && rank === last[1] + 1) {
+      last[1] = rank;
+    } else {
+      spans.push([rank, rank]);
+    }
+  }
+  return spans.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(', ');
+}

@@ -1,0 +1,204 @@
+import type { RunState, RunWorker } from '../records';
+import { Disposables, make, setAttribute, setText } from './dom';
+import { stepSecondsOf } from './figures';
+import type { RunModel } from './model';
+import type { Look } from './status';
+import { RANK_LOOKS, STRAGGLER } from './status';
+import { lineColour } from './theme';
+import type { Say } from './words';
+import { amount, count, fill, plain } from './words';
+
+/** A cell: what is written, and what it is sorted by. */
+interface Cell {
+  readonly text: string;
+  readonly order: number | string;
+}
+
+interface Column {
+  readonly key: string;
+  readonly name: string;
+  readonly isNumber: boolean;
+  readonly cell: (worker: RunWorker) => Cell;
+}
+
+interface Row {
+  readonly root: HTMLTableRowElement;
+  readonly cells: readonly HTMLElement[];
+  readonly sign: HTMLElement;
+  readonly state: HTMLElement;
+}
+
+/** The ranks as a table: who is where, and how far; sorted by a click on a column's name. */
+export class Workers {
+  readonly root: HTMLElement;
+  private readonly disposables = new Disposables();
+  private readonly body = make('tbody', '');
+  private readonly heading = make('h4', '');
+  private readonly columns: readonly Column[];
+  private readonly heads: readonly HTMLElement[];
+  private readonly rows = new Map<number, Row>();
+  private sortBy = 0;
+  private isFalling = false;
+
+  constructor(
+    private readonly model: RunModel,
+    private readonly say: Say
+  ) {
+    this.columns = this.allColumns();
+    this.heads = this.columns.map((column, i) => this.head(column, i));
+    const head = make('thead', '', {}, make('tr', '', {}, ...this.heads));
+    const table = make('table', 'workers', {}, head, this.body);
+    const region = { role: 'region', 'aria-label': say('Workers'), tabindex: 0 };
+    const scroll = make('div', 'scroll', region, table);
+    this.root = make('section', 'section', {}, this.heading, scroll);
+    this.mark();
+  }
+
+  draw(): void {
+    const { state } = this.model;
+    const workers = state?.workers ?? [];
+    setText(this.heading, fill(this.say('Workers ({0})'), count(workers.length)));
+    if (state === null) {
+      return;
+    }
+    const stragglers = stragglersOf(state);
+    for (const worker of workers) {
+      this.refresh(worker, stragglers.has(worker.rank));
+    }
+    this.order(workers);
+  }
+
+  dispose(): void {
+    this.disposables.dispose();
+  }
+
+  private allColumns(): Column[] {
+    const { say, model } = this;
+    const number = (value: number, text: string): Cell => ({
+      text: Number.isNaN(value) ? '–' : text,
+      order: value
+    });
+    const loss = (rank: number): number => model.metrics()[0]?.latest(rank) ?? NaN;
+    const step = (rank: number): number => {
+      const at = model.progress(rank)?.step ?? -1;
+      return at >= 0 ? at : NaN;
+    };
+    const text = (value: string): Cell => ({ text: value, order: value });
+    const column = (key: string, name: string, isNumber: boolean, cell: Column['cell']): Column => ({
+      key,
+      name: say(name),
+      isNumber,
+      cell
+    });
+    return [
+      column('rank', 'rank', true, ({ rank }) => number(rank, `${rank}`)),
+      column('host', 'host', false, ({ host }) => text(host)),
+      column('devices', 'devices', false, ({ devices }) => text(devices)),
+      column('step', 'step', true, ({ rank }) => number(step(rank), count(step(rank)))),
+      column('loss', 'loss', true, ({ rank }) => number(loss(rank), plain(loss(rank)))),
+      column('pace', 'ms/step', true, ({ rank }) => {
+        const ms = 1000 * stepSecondsOf(model, rank);
+        return number(ms, plain(Number(ms.toPrecision(3))));
+      }),
+      column('memory', 'memory', true, ({ rank }) => {
+        const bytes = memoryOf(model, rank);
+        return number(bytes, amount(bytes, 'bytes'));
+      }),
+      column('state', 'state', false, ({ status }) => text(say(RANK_LOOKS[status].word)))
+    ];
+  }
+
+  private head({ name, isNumber }: Column, i: number): HTMLElement {
+    const button = make('button', 'sort', { type: 'button' }, name);
+    this.disposables.listen(button, 'click', () => this.choose(i));
+    return make('th', isNumber ? 'number' : '', { scope: 'col' }, button);
+  }
+
+  private choose(i: number): void {
+    this.isFalling = this.sortBy === i && !this.isFalling;
+    this.sortBy = i;
+    this.mark();
+    this.order(this.model.state?.workers ?? []);
+  }
+
+  private mark(): void {
+    this.heads.forEach((head, i) => {
+      const order = this.isFalling ? 'descending' : 'ascending';
+      setAttribute(head, 'aria-sort', i === this.sortBy ? order : 'none');
+    });
+  }
+
+  private refresh(worker: RunWorker, isStraggler: boolean): void {
+    const row = this.rowOf(worker.rank);
+    this.columns.forEach((column, i) => {
+      if (column.key !== 'state') {
+        setText(row.cells[i]!, column.cell(worker).text);
+      }
+    });
+    const isSlow = isStraggler && worker.status === 'running';
+    const look: Look = isSlow ? STRAGGLER : RANK_LOOKS[worker.status];
+    setText(row.sign, look.sign);
+    setText(row.state, this.say(look.word) + (worker.said === '' ? '' : `: ${worker.said}`));
+    setAttribute(row.root, 'data-tone', look.tone);
+  }
+
+  private rowOf(rank: number): Row {
+    let row = this.rows.get(rank);
+    if (row === undefined) {
+      row = this.newRow(rank);
+      this.rows.set(rank, row);
+      this.body.append(row.root);
+    }
+    return row;
+  }
+
+  private newRow(rank: number): Row {
+    const sign = make('span', 'sign', { 'aria-hidden': 'true' });
+    const state = make('span', '');
+    const swatch = make('span', 'swatch', { 'aria-hidden': 'true' });
+    swatch.style.setProperty('--nbdist-line', lineColour(rank));
+    const texts = this.columns.map(() => make('span', ''));
+    const cells = this.columns.map(({ key, isNumber }, i) => {
+      const parts = key === 'state' ? [sign, state] : key === 'rank' ? [swatch, texts[i]!] : [texts[i]!];
+      return key === 'rank'
+        ? make('th', 'number', { scope: 'row' }, ...parts)
+        : make('td', isNumber ? 'number' : key, {}, ...parts);
+    });
+    return { root: make('tr', '', {}, ...cells), cells: texts, sign, state };
+  }
+
+  /** Put the rows in order; they are moved only where it is another. */
+  private order(workers: readonly RunWorker[]): void {
+    const column = this.columns[this.sortBy]!;
+    const keyed = workers.map(worker => ({ rank: worker.rank, order: column.cell(worker).order }));
+    const sign = this.isFalling ? -1 : 1;
+    keyed.sort((a, b) => sign * compare(a.order, b.order) || a.rank - b.rank);
+    const roots = keyed.map(({ rank }) => this.rowOf(rank).root);
+    const isSame = roots.every((root, i) => this.body.children[i] === root);
+    if (!isSame || this.body.children.length !== roots.length) {
+      this.body.replaceChildren(...roots);
+    }
+  }
+}
+
+/** Which ranks were found to be slower than the others. */
+export function stragglersOf(state: RunState | null): Set<number> {
+  const found = state?.findings.filter(finding => finding.topic === 'straggler') ?? [];
+  return new Set(found.flatMap(finding => finding.ranks));
+}
+
+function memoryOf(model: RunModel, rank: number): number {
+  const device = model.measure('device_bytes')?.own.get(rank)?.lastValue ?? NaN;
+  return device > 0 ? device : (model.measure('process_bytes')?.own.get(rank)?.lastValue ?? NaN);
+}
+
+/** What is not known comes last. */
+function compare(a: number | string, b: number | string): number {
+  if (typeof a === 'string' || typeof b === 'string') {
+    return String(a).localeCompare(String(b));
+  }
+  if (Number.isNaN(a) || Number.isNaN(b)) {
+    return Number(Number.isNaN(a)) - Number(Number.isNaN(b));
+  }
+  return a - b;
+}
