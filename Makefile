@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 
 .PHONY: demo test lab bench check clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
 	  { echo "nbdist needs Python 3.11 to 3.13; say which one: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -31,4 +32,4 @@ bench: $(READY)
 	@$(BIN)/python -m benchmarks all
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist nbdist/labextension nbdist/static labextension/lib labextension/node_modules

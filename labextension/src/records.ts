@@ -1,4 +1,4 @@
-// Made by labextension/generate_records.py from nbdist/records: change those, not this.
+// Made by tools/generate_records.py from nbdist/records: change those, not this.
 
 export const PLACE = ['rank', 'epoch', 'step', 'time_s'] as const;
 

@@ -13,7 +13,7 @@ from nbdist import records
 if TYPE_CHECKING:
     from types import ModuleType
 
-GENERATOR = Path(__file__).parents[2] / "labextension" / "generate_records.py"
+GENERATOR = Path(__file__).parents[2] / "tools" / "generate_records.py"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def generator() -> ModuleType:
 
 
 def test_records_ts_is_not_stale(generator: ModuleType) -> None:
-    assert generator.TARGET.read_text() == generator.source(), f"run: python {GENERATOR.name}"
+    assert generator.TARGET.read_text() == generator.source(), f"run: python tools/{GENERATOR.name}"
 
 
 def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:

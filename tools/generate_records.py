@@ -1,6 +1,6 @@
-"""Writes src/records.ts, the browser's copy of the records that it reads.
+"""Writes labextension/src/records.ts, the browser's copy of the records that it reads.
 
-Run `python labextension/generate_records.py` after a change of `nbdist/records/`; a test fails
+Run `python tools/generate_records.py` after a change of `nbdist/records/`; a test fails
 while the copy differs.
 """
 
@@ -17,7 +17,7 @@ from nbdist import records
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TARGET = Path(__file__).parent / "src" / "records.ts"
+TARGET = Path(__file__).parents[1] / "labextension" / "src" / "records.ts"
 
 ROOTS = (
     records.RunState,
@@ -38,9 +38,7 @@ CONSTANTS = (
     "RUN_IS_GONE",
 )
 UNIONS = {"ServerMessage": records.AnyServerMessage}
-HEADER = (
-    "// Made by labextension/generate_records.py from nbdist/records: change those, not this.\n"
-)
+HEADER = "// Made by tools/generate_records.py from nbdist/records: change those, not this.\n"
 
 SCALARS = {
     types.StrType: "string",
