@@ -1,14 +1,37 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
-import { Token } from '@lumino/coreutils';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStateDB } from '@jupyterlab/statedb';
+import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { Token } from '@lumino/coreutils';
+import { Signal } from '@lumino/signaling';
+import { nbdistIcon } from './icon';
 import { LiveRuns } from './live';
 import { rendererFactory } from './mime';
+import { Actions } from './panel/actions';
+import { Commands } from './panel/commands';
+import { RunningFigures } from './panel/figures';
+import { ServerModel } from './panel/model';
+import { CurrentNotebook } from './panel/notebook';
+import type { PanelParts } from './panel/panel';
+import { Panel } from './panel/panel';
+import { Preferences } from './panel/preferences';
+import { StatusItem } from './panel/status';
+import { RunTabs } from './panel/tabs';
 
-/** Before text/html (0) and the widgets of ipywidgets (0), which an output may hold as well. */
+const PANEL_PLUGIN = 'nbdist:panel';
+
+/** Before all other types that an output may hold. */
 const MIME_RANK = -20;
+/** Below the file browser, the running kernels and the table of contents. */
+const PANEL_RANK = 600;
 
 const ILiveRuns = new Token<LiveRuns>('nbdist:ILiveRuns', 'The runs that the page watches.');
+const IPanelParts = new Token<PanelParts>('nbdist:IPanelParts', 'What the panel shows.');
 
 const live: JupyterFrontEndPlugin<LiveRuns> = {
   id: 'nbdist:live',
@@ -35,4 +58,80 @@ const mime: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [live, mime];
+const panel: JupyterFrontEndPlugin<PanelParts> = {
+  id: PANEL_PLUGIN,
+  description: 'Clusters and runs in the sidebar, and the commands for them.',
+  autoStart: true,
+  provides: IPanelParts,
+  requires: [ILiveRuns, INotebookTracker],
+  optional: [ILabShell, ILayoutRestorer, ISettingRegistry, IStateDB, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    runs: LiveRuns,
+    tracker: INotebookTracker,
+    labShell: ILabShell | null,
+    restorer: ILayoutRestorer | null,
+    settings: ISettingRegistry | null,
+    states: IStateDB | null,
+    translator: ITranslator | null
+  ) => {
+    const trans = (translator ?? nullTranslator).load('nbdist');
+    const server = new ServerModel(app.serviceManager.serverSettings);
+    const figures = new RunningFigures(server, runs);
+    const notebook = new CurrentNotebook(tracker);
+    const preferences = new Preferences(states);
+    const parts = { server, figures, notebook, preferences, commands: app.commands, trans };
+    preferences.changed.connect(() => server.setInterval(preferences.poll_s));
+    void preferences.load(settings, PANEL_PLUGIN);
+
+    const sidebar = new Panel(parts);
+    sidebar.title.icon = nbdistIcon;
+    sidebar.title.caption = 'nbdist';
+    app.shell.add(sidebar, 'left', { rank: PANEL_RANK });
+    restorer?.add(sidebar, sidebar.id);
+    app.commands.addCommand(Commands.openPanel, {
+      label: trans.__('Open the nbdist panel'),
+      describedBy: { args: { type: 'object', properties: {} } },
+      execute: () => app.shell.activateById(sidebar.id)
+    });
+
+    const tabs = new RunTabs(app, runs, trans, labShell === null ? 'right' : 'main');
+    tabs.addCommands(server);
+    if (restorer !== null) {
+      tabs.restore(restorer);
+    }
+    new Actions(parts, runs).addTo(app);
+    return parts;
+  }
+};
+
+const palette: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:palette',
+  description: 'The commands in the palette.',
+  autoStart: true,
+  requires: [ICommandPalette, IPanelParts],
+  activate: (_: JupyterFrontEnd, commandPalette: ICommandPalette) => {
+    const needsRun: string = Commands.openRun;
+    for (const command of Object.values(Commands).filter(name => name !== needsRun)) {
+      commandPalette.addItem({ command, category: 'nbdist' });
+    }
+  }
+};
+
+const status: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:status',
+  description: 'Workers and samples per second in the status bar.',
+  autoStart: true,
+  requires: [IStatusBar, IPanelParts],
+  activate: (app: JupyterFrontEnd, statusBar: IStatusBar, parts: PanelParts) => {
+    const { server, figures, trans } = parts;
+    const open = (): void => void app.commands.execute(Commands.openPanel);
+    const item = new StatusItem(server, figures, trans, open);
+    const activeStateChanged = new Signal<StatusItem, void>(item);
+    server.changed.connect(() => activeStateChanged.emit());
+    const isActive = (): boolean => item.isActive;
+    statusBar.registerStatusItem('nbdist:status', { item, isActive, activeStateChanged });
+  }
+};
+
+export default [live, mime, panel, palette, status];

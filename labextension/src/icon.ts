@@ -1,0 +1,14 @@
+import { LabIcon } from '@jupyterlab/ui-components';
+
+/** Four workers around what they share. */
+export const nbdistIcon = new LabIcon({
+  name: 'nbdist:icon',
+  svgstr:
+    '<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">' +
+    '<g class="jp-icon3" fill="#616161">' +
+    '<circle cx="12" cy="12" r="3"/><circle cx="4.5" cy="4.5" r="2.5"/>' +
+    '<circle cx="19.5" cy="4.5" r="2.5"/><circle cx="4.5" cy="19.5" r="2.5"/>' +
+    '<circle cx="19.5" cy="19.5" r="2.5"/>' +
+    '<path d="M5.2 3.8 20.2 18.8 18.8 20.2 3.8 5.2zM18.8 3.8 3.8 18.8 5.2 20.2 20.2 5.2z"/>' +
+    '</g></svg>'
+});

@@ -1,0 +1,115 @@
+import type { JupyterFrontEnd } from '@jupyterlab/application';
+import { InputDialog } from '@jupyterlab/apputils';
+import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import type { LiveRuns } from '../live';
+import type { ClusterState, RunState } from '../records';
+import { STOP_CLUSTER, filled, resizeCode, startCode } from './code';
+import { Commands } from './commands';
+import type { PanelParts } from './panel';
+
+type Args = ReadonlyPartialJSONObject;
+
+const ID = { id: { type: 'string', description: 'Which one; that of the notebook if left out' } };
+const HOSTS = { hosts: { type: 'integer', minimum: 1, description: 'How many hosts' } };
+const FRAMEWORK = { framework: { type: 'string', enum: ['', 'tensorflow', 'jax'] } };
+const LABEL = { label: { type: 'string', description: 'Which snippet; it is asked for if left out' } };
+
+/** The commands that act on a notebook, a cluster or a run. */
+export class Actions {
+  constructor(
+    private readonly parts: PanelParts,
+    private readonly runs: LiveRuns
+  ) {}
+
+  /** Add the commands; they say anew what is enabled whenever that may have changed. */
+  addTo(app: JupyterFrontEnd): void {
+    const { server, notebook, trans } = this.parts;
+    const add = (
+      id: string,
+      label: string,
+      properties: ReadonlyJSONObject,
+      execute: (args: Args) => unknown,
+      isEnabled: (args: Args) => boolean
+    ): void => {
+      const describedBy = { args: { type: 'object', properties } };
+      app.commands.addCommand(id, { label, describedBy, execute, isEnabled });
+      server.changed.connect(() => app.commands.notifyCommandChanged(id));
+      notebook.changed.connect(() => app.commands.notifyCommandChanged(id));
+    };
+    const hasCluster = (args: Args): boolean => this.cluster(args) !== undefined;
+    const canStart = (): boolean => notebook.kernel !== '' && !hasCluster({});
+    const isRunning = (args: Args): boolean => this.run(args)?.status === 'running';
+
+    add(Commands.startCluster, trans.__('Start a cluster'), { ...HOSTS, ...FRAMEWORK }, args => this.start(args), canStart);
+    add(Commands.stopCluster, trans.__('Stop the cluster'), ID, args => this.stopCluster(args), hasCluster);
+    add(Commands.resizeCluster, trans.__('Resize the cluster'), { ...ID, ...HOSTS }, args => this.resize(args), hasCluster);
+    add(Commands.stopRun, trans.__('Stop run'), ID, args => this.stopRun(args), isRunning);
+    add(Commands.insertSnippet, trans.__('Insert a snippet'), LABEL, args => this.insert(args), () => notebook.isThere);
+  }
+
+  private async start(args: Args): Promise<void> {
+    const { notebook, preferences } = this.parts;
+    await this.runCell(startCode({ ...preferences.wish, ...args }), notebook.kernel);
+  }
+
+  private async stopCluster(args: Args): Promise<void> {
+    await this.runCell(STOP_CLUSTER, this.cluster(args)?.kernel ?? '');
+  }
+
+  private async resize(args: Args): Promise<void> {
+    const cluster = this.cluster(args);
+    const hosts = args['hosts'] ?? (await this.askHosts());
+    if (cluster !== undefined && typeof hosts === 'number') {
+      await this.runCell(resizeCode(cluster, hosts), cluster.kernel);
+    }
+  }
+
+  private async stopRun(args: Args): Promise<void> {
+    const run = this.run(args);
+    if (run !== undefined) {
+      await this.runs.stop(run.id);
+    }
+  }
+
+  private async insert(args: Args): Promise<void> {
+    const { notebook, preferences } = this.parts;
+    const label = args['label'] ?? (await this.askSnippet());
+    const snippet = preferences.snippets.find(one => one.label === label);
+    if (snippet !== undefined) {
+      notebook.insert(filled(snippet, preferences.wish.hosts));
+    }
+  }
+
+  private async runCell(code: string, kernel: string): Promise<void> {
+    await this.parts.notebook.run(code, kernel);
+    await this.parts.server.refresh();
+  }
+
+  /** The cluster that is named, else that of the notebook. */
+  private cluster(args: Args): ClusterState | undefined {
+    const { server, notebook } = this.parts;
+    return args['id'] === undefined
+      ? server.clusterOf(notebook.kernel)
+      : server.clusters.find(one => one.id === args['id']);
+  }
+
+  /** The run that is named, else that of the notebook, else the newest under way. */
+  private run(args: Args): RunState | undefined {
+    const { server, notebook } = this.parts;
+    return args['id'] === undefined
+      ? (server.runOf(notebook.kernel) ?? server.running[0])
+      : server.runs.find(one => one.id === args['id']);
+  }
+
+  private async askHosts(): Promise<number | null> {
+    const { preferences, trans } = this.parts;
+    const title = trans.__('How many hosts?');
+    return (await InputDialog.getNumber({ title, value: preferences.wish.hosts })).value;
+  }
+
+  private async askSnippet(): Promise<string | null> {
+    const { preferences, trans } = this.parts;
+    const items = preferences.snippets.map(one => one.label);
+    return (await InputDialog.getItem({ title: trans.__('Insert a snippet'), items })).value;
+  }
+}

@@ -1,0 +1,156 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+import type { ClusterState, WorkerState } from '../records';
+import type { Framework, Wish } from './code';
+import { FRAMEWORKS } from './code';
+import { clusterTitle, devicesOf, frameworkName, gigabytes } from './words';
+
+const MOST_HOSTS = 1024;
+
+interface StartProps {
+  readonly wish: Wish;
+  readonly trans: TranslationBundle;
+  readonly onWish: (wish: Wish) => void;
+  readonly onStart: (wish: Wish) => void;
+}
+
+/** Asks for a cluster for the notebook that the user is in. */
+export function StartForm({ wish, trans, onWish, onStart }: StartProps): React.JSX.Element {
+  return (
+    <form className="nbdist-Form" aria-label={trans.__('Start a cluster')} onSubmit={submitted(() => onStart(wish))}>
+      <HostsInput
+        label={trans.__('Hosts')}
+        hosts={wish.hosts}
+        onHosts={hosts => onWish({ ...wish, hosts })}
+      />
+      <label>
+        {trans.__('Framework')}
+        <select
+          className="jp-mod-styled"
+          value={wish.framework}
+          onChange={event => onWish({ ...wish, framework: event.target.value as Framework })}
+        >
+          {FRAMEWORKS.map(name => (
+            <option key={name} value={name}>
+              {name === '' ? trans.__('All installed') : frameworkName(name)}
+            </option>
+          ))}
+        </select>
+      </label>
+      <button type="submit" className="jp-mod-styled jp-mod-accept">
+        {trans.__('Start')}
+      </button>
+    </form>
+  );
+}
+
+interface ClusterProps {
+  readonly cluster: ClusterState;
+  /** The open notebook whose cluster it is; '' where it is not open here. */
+  readonly notebook: string;
+  readonly trans: TranslationBundle;
+  readonly onResize: (hosts: number) => void;
+  readonly onStop: () => void;
+}
+
+/** A cluster: its workers, and what can be done with it from its notebook. */
+export function Cluster(props: ClusterProps): React.JSX.Element {
+  const { cluster, notebook, trans, onResize, onStop } = props;
+  const title = clusterTitle(cluster, trans);
+  const [hosts, setHosts] = React.useState(cluster.workers.length);
+  const busy = cluster.run !== '';
+  return (
+    <section className="nbdist-Cluster" aria-label={title}>
+      <h3>{title}</h3>
+      <p>
+        {notebook === '' ? trans.__('Its notebook is not open here.') : notebook}
+        {busy && ` · ${trans.__('a run is under way')}`}
+      </p>
+      <Workers workers={cluster.workers} trans={trans} />
+      {notebook !== '' && (
+        <form
+          className="nbdist-Form"
+          aria-label={trans.__('Change the cluster')}
+          onSubmit={submitted(() => onResize(hosts))}
+        >
+          <HostsInput label={trans.__('Hosts')} hosts={hosts} onHosts={setHosts} />
+          <button
+            type="submit"
+            className="jp-mod-styled"
+            disabled={busy || hosts === cluster.workers.length}
+          >
+            {trans.__('Resize')}
+          </button>
+          <button type="button" className="jp-mod-styled jp-mod-warn" disabled={busy} onClick={onStop}>
+            {trans.__('Stop')}
+          </button>
+        </form>
+      )}
+    </section>
+  );
+}
+
+interface WorkersProps {
+  readonly workers: readonly WorkerState[];
+  readonly trans: TranslationBundle;
+}
+
+function Workers({ workers, trans }: WorkersProps): React.JSX.Element {
+  return (
+    <div className="nbdist-Scroll" tabIndex={0} role="group" aria-label={trans.__('Workers')}>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">{trans.__('Rank')}</th>
+            <th scope="col">{trans.__('Host')}</th>
+            <th scope="col">{trans.__('Devices')}</th>
+            <th scope="col">{trans.__('Memory')}</th>
+            <th scope="col">{trans.__('State')}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {workers.map(worker => (
+            <tr key={worker.rank}>
+              <th scope="row">{worker.rank}</th>
+              <td>{worker.host}</td>
+              <td>{devicesOf(worker)}</td>
+              <td>{worker.memory_bytes > 0 ? gigabytes(worker.memory_bytes) : ''}</td>
+              <td>{worker.state}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+interface HostsProps {
+  readonly label: string;
+  readonly hosts: number;
+  readonly onHosts: (hosts: number) => void;
+}
+
+function HostsInput({ label, hosts, onHosts }: HostsProps): React.JSX.Element {
+  return (
+    <label>
+      {label}
+      <input
+        className="jp-mod-styled"
+        type="number"
+        required
+        min={1}
+        max={MOST_HOSTS}
+        value={Number.isNaN(hosts) ? '' : hosts}
+        onChange={event => onHosts(event.target.valueAsNumber)}
+      />
+    </label>
+  );
+}
+
+/** What a form does in place of loading a page. */
+function submitted(act: () => void): React.FormEventHandler {
+  return event => {
+    event.preventDefault();
+    act();
+  };
+}

@@ -1,0 +1,45 @@
+import type { ClusterState } from '../records';
+
+/** What a cluster is to be made of; every framework that is installed where none is named. */
+export interface Wish {
+  readonly hosts: number;
+  readonly framework: Framework;
+}
+
+export type Framework = '' | 'tensorflow' | 'jax';
+
+export const FRAMEWORKS: readonly Framework[] = ['', 'tensorflow', 'jax'];
+
+/** A piece of code to put into a notebook; `{hosts}` in it becomes a number. */
+export interface Snippet {
+  readonly label: string;
+  readonly code: string;
+}
+
+export const STOP_CLUSTER = '%dist_stop';
+
+/** The cell that starts a cluster, in a notebook that may not have loaded nbdist. */
+export function startCode(wish: Wish): string {
+  return `%load_ext nbdist\n${startLine(wish)}`;
+}
+
+/** The cell that replaces a cluster by one with another number of hosts. */
+export function resizeCode(cluster: ClusterState, hosts: number): string {
+  return `${STOP_CLUSTER}\n${startLine({ hosts, framework: onlyFramework(cluster) })}`;
+}
+
+/** A snippet for so many hosts. */
+export function filled(snippet: Snippet, hosts: number): string {
+  return snippet.code.replaceAll('{hosts}', String(hosts));
+}
+
+function startLine(wish: Wish): string {
+  const hosts = `${wish.hosts} ${wish.hosts === 1 ? 'host' : 'hosts'}`;
+  const framework = wish.framework === '' ? '' : ` --framework ${wish.framework}`;
+  return `%dist_start ${hosts}${framework}`;
+}
+
+function onlyFramework(cluster: ClusterState): Framework {
+  const named = FRAMEWORKS.find(name => name === cluster.frameworks[0]);
+  return cluster.frameworks.length === 1 && named !== undefined ? named : '';
+}

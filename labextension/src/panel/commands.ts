@@ -1,0 +1,11 @@
+/** The commands; the arguments of each are in its own description. */
+export const Commands = {
+  openPanel: 'nbdist:open-panel',
+  startCluster: 'nbdist:start-cluster',
+  stopCluster: 'nbdist:stop-cluster',
+  resizeCluster: 'nbdist:resize-cluster',
+  openRun: 'nbdist:open-run',
+  openLatestRun: 'nbdist:open-latest-run',
+  stopRun: 'nbdist:stop-run',
+  insertSnippet: 'nbdist:insert-snippet'
+} as const;

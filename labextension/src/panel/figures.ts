@@ -1,0 +1,93 @@
+import type { IDisposable } from '@lumino/disposable';
+import { Throttler } from '@lumino/polling';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+import type { LiveRuns, Watch } from '../live';
+import type { RunModel } from '../run/model';
+import type { ServerModel } from './model';
+
+/** How often figures are shown anew while rows come in. */
+const SHOWN_EVERY_MS = 500;
+
+/** What can be said of a run in a line; nan or '' where it is not known. */
+export interface Figures {
+  /** Steps that the farthest rank has made. */
+  readonly steps: number;
+  readonly metric: string;
+  readonly value: number;
+  readonly samples_per_s: number;
+}
+
+const UNKNOWN: Figures = { steps: NaN, metric: '', value: NaN, samples_per_s: NaN };
+
+interface Followed {
+  readonly watch: Watch;
+  readonly stopListening: () => void;
+}
+
+/** Follows the runs that are under way, for those who show only a line of each. */
+export class RunningFigures implements IDisposable {
+  constructor(
+    private readonly server: ServerModel,
+    private readonly runs: LiveRuns
+  ) {
+    server.changed.connect(this.follow, this);
+    this.follow();
+  }
+
+  isDisposed = false;
+
+  get changed(): ISignal<this, void> {
+    return this.signal;
+  }
+
+  of(id: string): Figures {
+    const followed = this.followed.get(id);
+    return followed === undefined ? UNKNOWN : figures(followed.watch.model);
+  }
+
+  dispose(): void {
+    this.isDisposed = true;
+    this.followed.forEach((_, id) => this.leave(id));
+    this.throttler.dispose();
+    Signal.clearData(this);
+  }
+
+  private follow(): void {
+    const ids = new Set(this.server.running.map(run => run.id));
+    [...this.followed.keys()].filter(id => !ids.has(id)).forEach(id => this.leave(id));
+    [...ids].filter(id => !this.followed.has(id)).forEach(id => this.join(id));
+  }
+
+  private join(id: string): void {
+    const watch = this.runs.watch(id);
+    const stopListening = watch.model.subscribe(() => void this.throttler.invoke());
+    this.followed.set(id, { watch, stopListening });
+  }
+
+  private leave(id: string): void {
+    const followed = this.followed.get(id);
+    followed?.stopListening();
+    followed?.watch.dispose();
+    this.followed.delete(id);
+  }
+
+  private readonly followed = new Map<string, Followed>();
+  private readonly signal = new Signal<this, void>(this);
+  private readonly throttler = new Throttler(() => this.signal.emit(), {
+    limit: SHOWN_EVERY_MS,
+    edge: 'trailing'
+  });
+}
+
+function figures(model: RunModel): Figures {
+  const metric = model.metrics()[0];
+  const step_s = model.measure('step_s')?.latestOfAll() ?? NaN;
+  const batch = model.state?.batch ?? 0;
+  return {
+    steps: model.farthest().step + 1 || NaN,
+    metric: metric?.name ?? '',
+    value: metric?.latestOfAll() ?? NaN,
+    samples_per_s: batch > 0 ? batch / step_s : NaN
+  };
+}

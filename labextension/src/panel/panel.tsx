@@ -1,0 +1,152 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+import { Cluster, StartForm } from './clusters';
+import type { Snippet } from './code';
+import { Commands } from './commands';
+import type { RunningFigures } from './figures';
+import type { ServerModel } from './model';
+import type { CurrentNotebook } from './notebook';
+import type { Preferences } from './preferences';
+import { Runs } from './runs';
+
+/** What the panel shows, and what carries out what is asked of it. */
+export interface PanelParts {
+  readonly server: ServerModel;
+  readonly figures: RunningFigures;
+  readonly notebook: CurrentNotebook;
+  readonly preferences: Preferences;
+  readonly commands: CommandRegistry;
+  readonly trans: TranslationBundle;
+}
+
+/** The sidebar: clusters, runs and snippets. Whatever it does, a command or a magic does as well. */
+export class Panel extends ReactWidget {
+  constructor(private readonly parts: PanelParts) {
+    super();
+    this.id = 'nbdist-panel';
+    this.addClass('nbdist-Panel');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', parts.trans.__('nbdist clusters and runs'));
+    parts.server.changed.connect(this.draw, this);
+    parts.figures.changed.connect(this.draw, this);
+    parts.notebook.changed.connect(this.draw, this);
+    parts.preferences.changed.connect(this.draw, this);
+  }
+
+  protected override render(): React.JSX.Element {
+    const { server, figures, preferences, trans } = this.parts;
+    return (
+      <>
+        {this.trouble()}
+        <Section title={trans.__('Clusters')}>
+          {this.start()}
+          {server.clusters.map(cluster => this.cluster(cluster.id))}
+        </Section>
+        <Section title={trans.__('Runs')}>
+          <Runs
+            runs={server.runs}
+            figuresOf={id => figures.of(id)}
+            trans={trans}
+            onOpen={id => this.execute(Commands.openRun, { id })}
+            onStop={id => this.execute(Commands.stopRun, { id })}
+          />
+        </Section>
+        <Section title={trans.__('Snippets')}>
+          <ul className="nbdist-Snippets">{preferences.snippets.map(s => this.snippet(s))}</ul>
+        </Section>
+      </>
+    );
+  }
+
+  private trouble(): React.JSX.Element | null {
+    const { server, trans } = this.parts;
+    if (server.trouble === 'none') {
+      return null;
+    }
+    const text =
+      server.trouble === 'unserved'
+        ? trans.__('The Jupyter server does not have nbdist: install it there and start it anew.')
+        : trans.__('The Jupyter server does not answer.');
+    return (
+      <p role="alert" className="nbdist-Error">
+        {text}
+      </p>
+    );
+  }
+
+  private start(): React.JSX.Element | null {
+    const { server, notebook, preferences, trans } = this.parts;
+    if (notebook.kernel === '') {
+      return <p>{trans.__('Open a notebook to start a cluster from it.')}</p>;
+    }
+    if (server.clusterOf(notebook.kernel) !== undefined) {
+      return null;
+    }
+    return (
+      <StartForm
+        wish={preferences.wish}
+        trans={trans}
+        onWish={wish => preferences.setWish(wish)}
+        onStart={wish => this.execute(Commands.startCluster, { ...wish })}
+      />
+    );
+  }
+
+  private cluster(id: string): React.JSX.Element | null {
+    const { server, notebook, trans } = this.parts;
+    const cluster = server.clusters.find(one => one.id === id);
+    return cluster === undefined ? null : (
+      <Cluster
+        key={`${id} ${cluster.workers.length}`}
+        cluster={cluster}
+        notebook={notebook.titleOf(cluster.kernel)}
+        trans={trans}
+        onResize={hosts => this.execute(Commands.resizeCluster, { id, hosts })}
+        onStop={() => this.execute(Commands.stopCluster, { id })}
+      />
+    );
+  }
+
+  private snippet(snippet: Snippet): React.JSX.Element {
+    const { notebook, trans } = this.parts;
+    return (
+      <li key={snippet.label}>
+        <button
+          type="button"
+          className="nbdist-Link"
+          disabled={!notebook.isThere}
+          title={trans.__('Insert as a cell')}
+          onClick={() => this.execute(Commands.insertSnippet, { label: snippet.label })}
+        >
+          {snippet.label}
+        </button>
+      </li>
+    );
+  }
+
+  private execute(command: string, args: Readonly<Record<string, string | number>>): void {
+    void this.parts.commands.execute(command, args);
+  }
+
+  private draw(): void {
+    this.update();
+  }
+}
+
+interface SectionProps {
+  readonly title: string;
+  readonly children: React.ReactNode;
+}
+
+function Section({ title, children }: SectionProps): React.JSX.Element {
+  return (
+    <details className="nbdist-Section" open>
+      <summary>
+        <h2>{title}</h2>
+      </summary>
+      {children}
+    </details>
+  );
+}

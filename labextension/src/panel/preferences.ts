@@ -1,0 +1,58 @@
+import type { ISettingRegistry } from '@jupyterlab/settingregistry';
+import type { IStateDB } from '@jupyterlab/statedb';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+import type { Framework, Snippet, Wish } from './code';
+import { FRAMEWORKS } from './code';
+
+const KEY = 'nbdist:wish';
+const FIRST_WISH: Wish = { hosts: 4, framework: '' };
+
+/** What the user set, and what they last asked for, which a reload of the page brings back. */
+export class Preferences {
+  constructor(private readonly states: IStateDB | null) {}
+
+  wish = FIRST_WISH;
+  snippets: readonly Snippet[] = [];
+  poll_s = 2;
+
+  get changed(): ISignal<this, void> {
+    return this.signal;
+  }
+
+  setWish(wish: Wish): void {
+    this.wish = wish;
+    this.signal.emit();
+    void this.states?.save(KEY, { ...wish });
+  }
+
+  /** Take the settings, now and whenever they change; the last wish goes before the default. */
+  async load(registry: ISettingRegistry | null, plugin: string): Promise<void> {
+    const settings = await registry?.load(plugin);
+    if (settings !== undefined) {
+      settings.changed.connect(this.take, this);
+      this.take(settings);
+      this.wish = { ...this.wish, hosts: settings.get('defaultHosts').composite as number };
+    }
+    this.wish = asWish(await this.states?.fetch(KEY)) ?? this.wish;
+    this.signal.emit();
+  }
+
+  private take(settings: ISettingRegistry.ISettings): void {
+    this.poll_s = settings.get('pollSeconds').composite as number;
+    this.snippets = settings.get('snippets').composite as unknown as readonly Snippet[];
+    this.signal.emit();
+  }
+
+  private readonly signal = new Signal<this, void>(this);
+}
+
+/** What was saved, if it is a wish. */
+function asWish(saved: unknown): Wish | null {
+  if (typeof saved !== 'object' || saved === null || !('hosts' in saved && 'framework' in saved)) {
+    return null;
+  }
+  const { hosts, framework } = saved;
+  const known = FRAMEWORKS.includes(framework as Framework);
+  return typeof hosts === 'number' && known ? { hosts, framework: framework as Framework } : null;
+}

@@ -1,0 +1,61 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+import { isOver } from '../live';
+import type { RunState } from '../records';
+import type { Figures } from './figures';
+import { progress, runTitle, statusName, when } from './words';
+
+interface RunsProps {
+  readonly runs: readonly RunState[];
+  readonly figuresOf: (id: string) => Figures;
+  readonly trans: TranslationBundle;
+  readonly onOpen: (id: string) => void;
+  readonly onStop: (id: string) => void;
+}
+
+/** The runs that are kept, newest first. */
+export function Runs(props: RunsProps): React.JSX.Element {
+  const { runs, trans } = props;
+  if (runs.length === 0) {
+    return <p>{trans.__('No run has been kept yet.')}</p>;
+  }
+  return (
+    <ul className="nbdist-Runs">
+      {runs.map(run => (
+        <Run key={run.id} run={run} {...props} />
+      ))}
+    </ul>
+  );
+}
+
+function Run(props: RunsProps & { readonly run: RunState }): React.JSX.Element {
+  const { run, figuresOf, trans, onOpen, onStop } = props;
+  const title = runTitle(run, trans);
+  const workers = trans._n('%1 worker', '%1 workers', run.workers.length);
+  return (
+    <li>
+      <button type="button" className="nbdist-Link" title={run.header} onClick={() => onOpen(run.id)}>
+        {title}
+      </button>
+      <span className="nbdist-Status" data-status={run.status}>
+        {statusName(run, trans)}
+      </span>
+      <p>{[when(run), workers].join(' · ')}</p>
+      {!isOver(run) && (
+        <div className="nbdist-Running">
+          <span>{progress(run, figuresOf(run.id), trans)}</span>
+          <button
+            type="button"
+            className="jp-mod-styled jp-mod-warn"
+            aria-label={trans.__('Stop the run %1', title)}
+            disabled={run.status !== 'running'}
+            onClick={() => onStop(run.id)}
+          >
+            {trans.__('Stop')}
+          </button>
+        </div>
+      )}
+      {run.error !== '' && <p className="nbdist-Error">{run.error}</p>}
+    </li>
+  );
+}

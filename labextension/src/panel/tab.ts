@@ -1,0 +1,57 @@
+import { MainAreaWidget } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { LabIcon } from '@jupyterlab/ui-components';
+import { Widget } from '@lumino/widgets';
+import type { LiveRuns, Watch } from '../live';
+import { RunView } from '../run/view';
+import { runTitle } from './words';
+
+/** A tab of the main area that shows one run. */
+export class RunTab extends MainAreaWidget<RunContent> {
+  constructor(
+    readonly run: string,
+    runs: LiveRuns,
+    trans: TranslationBundle,
+    icon: LabIcon
+  ) {
+    super({ content: new RunContent(runs.watch(run), trans) });
+    this.id = `nbdist-run-${run}`;
+    this.title.closable = true;
+    this.title.icon = icon;
+  }
+}
+
+class RunContent extends Widget {
+  constructor(
+    private readonly watch: Watch,
+    private readonly trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('nbdist-RunTab');
+    this.title.label = trans.__('Run');
+    const stop = (): void => void watch.stop();
+    this.view = new RunView(this.node, watch.model, { stop }, text => trans.__(text));
+    this.stopListening = watch.model.subscribe(() => this.name());
+    this.name();
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.stopListening();
+      this.view.dispose();
+      this.watch.dispose();
+      super.dispose();
+    }
+  }
+
+  private name(): void {
+    const state = this.watch.model.state;
+    if (state !== null) {
+      this.title.label = runTitle(state, this.trans);
+      this.title.caption = state.header;
+    }
+  }
+
+  private readonly view: RunView;
+  private readonly stopListening: () => void;
+}

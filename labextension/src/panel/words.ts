@@ -1,0 +1,97 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { ClusterState, Device, RunState, WorkerState } from '../records';
+import type { Figures } from './figures';
+
+const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
+
+/** A number as it is read in a line: four digits of it. */
+export function short(value: number): string {
+  return value.toLocaleString(undefined, { maximumSignificantDigits: 4 });
+}
+
+/** Bytes in GB, as vendors count them. */
+export function gigabytes(bytes: number): string {
+  return `${(bytes / 1e9).toLocaleString(undefined, { maximumFractionDigits: 1 })} GB`;
+}
+
+export function frameworkName(name: string): string {
+  return NAMES[name] ?? name;
+}
+
+export function clusterTitle(cluster: ClusterState, trans: TranslationBundle): string {
+  const workers = cluster.workers.length;
+  const count = trans._n('%1 worker', '%1 workers', workers);
+  return [count, ...cluster.frameworks.map(frameworkName)].join(' · ');
+}
+
+/** As in `2 × cpu`; a worker may drive devices of several kinds. */
+export function devicesOf(worker: WorkerState): string {
+  const counts = new Map<string, number>();
+  worker.devices.forEach(device => counts.set(nameOf(device), (counts.get(nameOf(device)) ?? 0) + 1));
+  return [...counts].map(([name, n]) => (n > 1 ? `${n} × ${name}` : name)).join(', ');
+}
+
+/** The magic's line without the magic, else the number of the cell. */
+export function runTitle(run: RunState, trans: TranslationBundle): string {
+  const options = run.header.replace(/^%%\w+\s*/, '').trim();
+  return options === '' ? trans.__('Cell %1', run.label) : options;
+}
+
+export function statusName(run: RunState, trans: TranslationBundle): string {
+  const names: Record<RunState['status'], string> = {
+    running: trans.__('running'),
+    stopping: trans.__('stopping'),
+    finished: trans.__('finished'),
+    stopped: trans.__('stopped'),
+    failed: trans.__('failed'),
+    interrupted: trans.__('interrupted'),
+    lost: trans.__('lost')
+  };
+  return names[run.status];
+}
+
+/** When it began and how long it took, as in `14:02 · 1 m 20 s`. */
+export function when(run: RunState): string {
+  const began = new Date(1000 * run.began);
+  const today = began.toDateString() === new Date().toDateString();
+  const start = today
+    ? began.toLocaleTimeString(undefined, { timeStyle: 'short' })
+    : began.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
+  return run.ended > 0 ? `${start} · ${duration(run.ended - run.began)}` : start;
+}
+
+/** What is known of a run under way, as in `step 120 of 400 · loss 0.21 · 1,204 samples/s`. */
+export function progress(run: RunState, figures: Figures, trans: TranslationBundle): string {
+  const parts = [
+    Number.isNaN(figures.steps) ? '' : stepText(figures.steps, run.steps, trans),
+    Number.isNaN(figures.value) ? '' : `${figures.metric} ${short(figures.value)}`,
+    rate(figures, trans)
+  ];
+  return parts.filter(part => part !== '').join(' · ');
+}
+
+/** Samples per second; '' where they are not known. */
+export function rate(figures: Figures, trans: TranslationBundle): string {
+  const known = Number.isFinite(figures.samples_per_s);
+  return known ? trans.__('%1 samples/s', short(figures.samples_per_s)) : '';
+}
+
+function stepText(steps: number, of: number, trans: TranslationBundle): string {
+  return of > 0
+    ? trans.__('step %1 of %2', steps.toLocaleString(), of.toLocaleString())
+    : trans.__('step %1', steps.toLocaleString());
+}
+
+function duration(seconds: number): string {
+  if (seconds < 60) {
+    return `${short(Math.max(0, Math.round(10 * seconds) / 10))} s`;
+  }
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60
+    ? `${minutes} min ${Math.round(seconds % 60)} s`
+    : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+function nameOf(device: Device): string {
+  return device.kind === '' ? device.platform : device.kind;
+}
