@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
 
 from nbdist.cells.grammar import STRATEGIES, parse_bucket
 from nbdist.cluster import hosts
@@ -206,6 +207,14 @@ class DistMagics(Magics):
         for name in args.names:
             values = [objects[name] for objects in pulled.values()]
             self.shell.user_ns[args.output or name] = values[0] if len(values) == 1 else values
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="Names on the workers, such as params or model.optimizer.")
+    @line_magic
+    def dist_show(self, line: str) -> None:
+        """Show where arrays are: their shards, the devices that hold them, bytes on each."""
+        args = parse_argstring(self.dist_show, line)
+        display(self._cluster("%dist_show").show(*args.names))
 
     def end(self) -> None:
         """End the cluster with the notebook."""

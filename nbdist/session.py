@@ -18,6 +18,7 @@ from nbdist.cluster.dispatch import Dispatcher
 from nbdist.cluster.engines import Engines
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.objects import read_objects, write_objects
+from nbdist.placement import locate
 from nbdist.records import (
     ClusterRequest,
     Communication,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from nbdist.records import Speech
+    from nbdist.views.placement import PlacementPicture
 
 __all__ = ["Cluster", "Run"]
 
@@ -346,6 +348,10 @@ class Cluster:
             )
         payloads = self._apply(transfer.get, list(names), chosen)
         return {rank: read_objects(p) for rank, p in zip(chosen, payloads, strict=True)}
+
+    def show(self, *names: str) -> PlacementPicture:
+        """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
+        return locate(names, self._apply, {r: hello.host for r, hello in self._hellos.items()})
 
     def _apply(
         self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]

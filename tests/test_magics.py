@@ -25,6 +25,7 @@ NEED_A_CLUSTER = {
     "dist_logs": "0",
     "dist_push": "a",
     "dist_pull": "a",
+    "dist_show": "a",
 }
 
 

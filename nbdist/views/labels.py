@@ -43,6 +43,16 @@ def memory(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 
+def size(size_bytes: float) -> str:
+    """`12 B`, `3.4 kB`, `512 MB`; three figures, decimal units."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size_bytes < 999.5 or unit == "TB":
+            break
+        size_bytes /= 1000
+    digits = 0 if unit == "B" or size_bytes >= 99.95 else 1
+    return f"{size_bytes:,.{digits}f} {unit}"
+
+
 def count(number: int, noun: str) -> str:
     """`1 rank`, `1,200 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

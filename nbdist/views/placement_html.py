@@ -1,0 +1,153 @@
+"""A placement as HTML without a script: a tree that folds, and a small picture of every array.
+
+The styles are in a `<style>` of its own, as a page may have thousands of rows. A notebook that is
+not trusted loses it, and the labels for screen readers: what is left are the tree, the numbers, the
+colours of the blocks and their tool tips.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from nbdist.views import html, labels
+from nbdist.views import placement_words as words
+from nbdist.views.placement_blocks import Blocks, chip
+from nbdist.views.placement_tree import Leaf, on_devices, total
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.records import Placement
+    from nbdist.views.placement_tree import Branch, Cost
+
+SHOWN_ROWS = 6000
+OPEN_ROWS = 40
+"""A tree with so many arrays is open from the start, one with more down to its names."""
+
+_SHOWN_DEVICES = 12
+_BAR_WIDTH = 220
+_HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
+_STYLE = """<style>
+.nbd-r{display:flex;gap:10px;align-items:center;padding:1px 0;
+ border-bottom:1px solid var(--jp-border-color3,#eee)}
+.nbd-r>span{flex:0 0 86px;overflow-wrap:anywhere}
+.nbd-r>.nbd-n{flex:1 1 180px;min-width:110px;
+ font-family:var(--jp-code-font-family,monospace);font-size:12px}
+.nbd-r>.nbd-w{flex-basis:150px}
+.nbd-r>.nbd-c{flex-basis:170px}
+.nbd-r>.nbd-s{text-align:right;font-variant-numeric:tabular-nums;flex-basis:70px}
+.nbd-h{font-weight:500;color:var(--jp-ui-font-color2,#616161);padding-left:16px}
+.nbd-t details>:not(summary){margin-left:16px}
+.nbd-t>.nbd-r{margin-left:16px}
+.nbd-t summary{cursor:pointer}
+.nbd-t summary:focus-visible{outline:2px solid var(--jp-brand-color1,#1976d2)}
+.nbd-t summary>.nbd-r{display:inline-flex;width:calc(100% - 16px);font-weight:500;
+ vertical-align:middle}
+.nbd-f{color:var(--jp-ui-font-color2,#616161)}
+.nbd-p{display:inline-block;line-height:0;white-space:nowrap;max-width:170px;overflow:hidden}
+.nbd b{display:inline-block;min-width:14px;height:15px;line-height:15px;padding:0 3px;margin:0 1px
+ 1px 0;font-size:10px;font-weight:400;text-align:center;border-radius:2px;box-sizing:content-box;
+ vertical-align:top}
+.nbd-d{display:grid;grid-template-columns:auto auto auto 1fr;gap:2px 10px;align-items:center;
+ justify-content:start;margin:6px 0}
+.nbd-d>i{display:block;height:10px;background:var(--jp-info-color1,#4878a8);border-radius:2px}
+</style>"""
+
+
+def page(placement: Placement, root: Branch) -> str:
+    """The whole view."""
+    title = words.title(placement, root.cost)
+    facts = "".join(html.line(text) for text in words.facts(placement, root.cost))
+    tree = _Tree(placement, root.cost.arrays <= OPEN_ROWS).html(root)
+    return html.box(title, f'{_STYLE}<div class="nbd">{facts}', _devices(placement), tree, "</div>")
+
+
+def _devices(placement: Placement) -> str:
+    sizes = list(on_devices(placement).items())
+    shown, rest = sizes[:_SHOWN_DEVICES], sizes[_SHOWN_DEVICES:]
+    most = max((size for _, size in sizes), default=0)
+    more = ""
+    if rest:
+        text = f"{len(rest):,} more devices"
+        more = f"<details><summary>{text}</summary>{_bars(placement, rest, most)}</details>"
+    return _bars(placement, shown, most) + more
+
+
+def _bars(placement: Placement, sizes: Sequence[tuple[int, int]], most: int) -> str:
+    """A row for each device: its number in the pictures below, its place, its bytes."""
+    rows = "".join(
+        f"<div>{chip(device)}</div><div>{escape(words.device(placement, device))}</div>"
+        f'<div style="text-align:right">{labels.size(size)}</div>'
+        f'<i style="width:{_BAR_WIDTH * size / most if most else 0:.0f}px"></i>'
+        for device, size in sizes
+    )
+    return f'<div class="nbd-d">{rows}</div>'
+
+
+class _Tree:
+    """Rows, until there are as many as may be."""
+
+    def __init__(self, placement: Placement, all_open: bool) -> None:
+        self._layouts = placement.layouts
+        self._blocks = Blocks(placement)
+        self._all_open = all_open
+        self._left = SHOWN_ROWS
+        self._what = [
+            (words.how(layout), words.cut(layout), words.over_axes(layout))
+            for layout in placement.layouts
+        ]
+
+    def html(self, root: Branch) -> str:
+        head = "".join(
+            f'<span class="{name}">{text}</span>'
+            for text, name in zip(
+                _HEADER,
+                ("nbd-n", "", "", "nbd-w", "nbd-c", "nbd-s", "nbd-s", "nbd-s"),
+                strict=True,
+            )
+        )
+        rows = "".join(self._entries(root, 0))
+        return f'<div class="nbd-t"><div class="nbd-r nbd-h">{head}</div>{rows}</div>'
+
+    def _entries(self, node: Branch, depth: int) -> Iterator[str]:
+        for index, entry in enumerate(node.entries):
+            if self._left <= 0:
+                yield self._rest(total(node.entries[index:]))
+                return
+            self._left -= 1
+            yield self._leaf(entry) if isinstance(entry, Leaf) else self._branch(entry, depth)
+
+    def _rest(self, hidden: Cost) -> str:
+        text = f"… and {labels.count(hidden.arrays, 'more array')}, {labels.size(hidden.once)}"
+        return f'<div class="nbd-f">{text}</div>'
+
+    def _branch(self, branch: Branch, depth: int) -> str:
+        cost = branch.cost
+        row = (
+            f'<span class="nbd-r"><span class="nbd-n">{escape(branch.label)}</span> '
+            f'<span class="nbd-f">{labels.count(cost.arrays, "array")}</span> '
+            f'<span class="nbd-s">{labels.size(cost.once)}</span> '
+            f'<span class="nbd-s"></span> '
+            f'<span class="nbd-s">{labels.size(cost.shardable) if cost.shardable else ""}</span>'
+            "</span>"
+        )
+        is_open = " open" if self._all_open or depth == 0 else ""
+        inner = "".join(self._entries(branch, depth + 1))
+        return f"<details{is_open}><summary>{row}</summary>{inner}</details>"
+
+    def _leaf(self, leaf: Leaf) -> str:
+        array, layout = leaf.array, self._layouts[leaf.array.layout]
+        how, cut, over = self._what[array.layout]
+        who = f" (rank {labels.ranks(array.ranks)})" if array.ranks else ""
+        where = self._blocks.html(array) if layout.devices else ""
+        once = labels.size(leaf.cost.once) if layout.devices else ""
+        return (
+            f'<div class="nbd-r"><span class="nbd-n">{escape(leaf.label)}{who}</span> '
+            f"<span>{words.shape(array)}</span> <span>{escape(array.dtype)}</span> "
+            f'<span class="nbd-w" title="{escape(over)}">{escape(how)}</span> '
+            f'<span class="nbd-c">{where}<span class="nbd-f"> {cut}</span></span> '
+            f'<span class="nbd-s">{once}</span> '
+            f'<span class="nbd-s">{words.per_device(array, layout)}</span> '
+            f'<span class="nbd-s">{words.advice(array, layout, leaf.cost)}</span></div>'
+        )

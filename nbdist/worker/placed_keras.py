@@ -1,0 +1,29 @@
+"""Keras's objects, on whichever backend, as `worker/placement.py` looks at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from nbdist.worker.placed import ABSTRACT, Found, Inside
+
+_WITH_VARIABLES = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
+
+
+def read(value: Any) -> Found | Inside | None:
+    if isinstance(value, keras.Variable):
+        if value._value is None:  # `value` itself would run the initializer
+            return Found(tuple(value.shape), value.dtype, 0, ABSTRACT)
+        return Inside([((), value._value)])
+    if isinstance(value, _WITH_VARIABLES):
+        return Inside(
+            [(_path(value.name, variable.path), variable) for variable in value.variables]
+        )
+    return None
+
+
+def _path(owner: str, path: str) -> tuple[str, ...]:
+    """`/dense`, `/kernel` for `sequential/dense/kernel` of `sequential`."""
+    words = path.split("/")
+    return tuple(f"/{word}" for word in (words[1:] if words[0] == owner else words))
