@@ -120,6 +120,12 @@ def test_status_push_pull_and_logs(kernel: Kernel) -> None:
     assert "2 workers, 2 idle" in kernel.run("%dist_status").check().plain[0]
 
 
+def test_show_displays_where_arrays_are(kernel: Kernel) -> None:
+    kernel.run("%%dist_run\nimport numpy as np\ntable = {'w': np.ones((3, 2))}").check()
+    done = kernel.run("%dist_show table").check()
+    assert done.plain[0].startswith("table: 1 array, 96 B")
+
+
 @pytest.mark.parametrize(
     ("code", "ename", "says"),
     [
@@ -131,6 +137,8 @@ def test_status_push_pull_and_logs(kernel: Kernel) -> None:
         ("%%dist_run --strategy mirrored\n1", "UsageError", "needs tensorflow"),
         ("%%dist_run\n \n", "UsageError", "the cell is empty"),
         ("%dist_logs 9", "UsageError", "no rank 9"),
+        ("%dist_show nothing", "TransferError", "no such name on the workers: nothing"),
+        ("%dist_show x[0]", "UsageError", "'x[0]': type names as in %dist_show params"),
     ],
 )
 def test_bad_input_is_one_error(kernel: Kernel, code: str, ename: str, says: str) -> None:

@@ -22,7 +22,7 @@ _COLOURS = ("#36a", "#b50", "#284", "#a24", "#74a", "#067", "#853", "#556")
 _ROWS, _COLUMNS = 8, 12
 """Cells of a picture; of more, the last says how many there are."""
 
-_ALL_CELLS = 10_000
+_ALL_CELLS = 4000
 """Cells of a page; past these, each picture is drawn once for each shape."""
 
 

@@ -30,22 +30,26 @@ _BAR_WIDTH = 220
 _HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
 _STYLE = """<style>
 .nbd-r{display:flex;gap:10px;align-items:center;padding:1px 0;
- border-bottom:1px solid var(--jp-border-color3,#eee)}
-.nbd-r>span{flex:0 0 86px;overflow-wrap:anywhere}
-.nbd-r>.nbd-n{flex:1 1 180px;min-width:110px;
+ border-bottom:1px solid var(--jp-border-color3,rgba(128,128,128,.25))}
+.nbd-r>span{flex:0 0 80px;overflow-wrap:anywhere}
+.nbd-r>:nth-child(1){flex:1 1 120px;min-width:48px;
  font-family:var(--jp-code-font-family,monospace);font-size:12px}
-.nbd-r>.nbd-w{flex-basis:150px}
-.nbd-r>.nbd-c{flex-basis:170px}
-.nbd-r>.nbd-s{text-align:right;font-variant-numeric:tabular-nums;flex-basis:70px}
-.nbd-h{font-weight:500;color:var(--jp-ui-font-color2,#616161);padding-left:16px}
-.nbd-t details>:not(summary){margin-left:16px}
-.nbd-t>.nbd-r{margin-left:16px}
+.nbd-r>:nth-child(3){flex-basis:64px}
+.nbd-r>:nth-child(4){flex-basis:120px}
+.nbd-r>:nth-child(5){flex-basis:166px;display:flex;gap:6px;align-items:center;
+ color:var(--jp-ui-font-color2,#757575)}
+.nbd-r>:nth-child(n+6){text-align:end;font-variant-numeric:tabular-nums;flex-basis:62px}
+.nbd-r>:nth-child(8){flex-basis:96px}
+.nbd-t>.nbd-r:first-child,.nbd-f{color:var(--jp-ui-font-color2,#757575)}
+.nbd-t{overflow-x:auto}
+.nbd-t details>:not(summary){margin-inline-start:16px}
+.nbd-t>.nbd-r{margin-inline-start:16px}
 .nbd-t summary{cursor:pointer}
 .nbd-t summary:focus-visible{outline:2px solid var(--jp-brand-color1,#1976d2)}
-.nbd-t summary>.nbd-r{display:inline-flex;width:calc(100% - 16px);font-weight:500;
- vertical-align:middle}
-.nbd-f{color:var(--jp-ui-font-color2,#616161)}
-.nbd-p{display:inline-block;line-height:0;white-space:nowrap;max-width:170px;overflow:hidden}
+.nbd-t summary>.nbd-r{display:inline-flex;width:calc(100% - 14px);vertical-align:middle;
+ white-space:nowrap}
+.nbd-t summary>.nbd-r>:first-child{font-weight:600}
+.nbd-p{flex:none;line-height:0;white-space:nowrap;max-width:166px;overflow:hidden}
 .nbd b{display:inline-block;min-width:14px;height:15px;line-height:15px;padding:0 3px;margin:0 1px
  1px 0;font-size:10px;font-weight:400;text-align:center;border-radius:2px;box-sizing:content-box;
  vertical-align:top}
@@ -99,16 +103,8 @@ class _Tree:
         ]
 
     def html(self, root: Branch) -> str:
-        head = "".join(
-            f'<span class="{name}">{text}</span>'
-            for text, name in zip(
-                _HEADER,
-                ("nbd-n", "", "", "nbd-w", "nbd-c", "nbd-s", "nbd-s", "nbd-s"),
-                strict=True,
-            )
-        )
         rows = "".join(self._entries(root, 0))
-        return f'<div class="nbd-t"><div class="nbd-r nbd-h">{head}</div>{rows}</div>'
+        return f'<div class="nbd-t"><div class="nbd-r">{_cells(*_HEADER)}</div>{rows}</div>'
 
     def _entries(self, node: Branch, depth: int) -> Iterator[str]:
         for index, entry in enumerate(node.entries):
@@ -124,30 +120,33 @@ class _Tree:
 
     def _branch(self, branch: Branch, depth: int) -> str:
         cost = branch.cost
-        row = (
-            f'<span class="nbd-r"><span class="nbd-n">{escape(branch.label)}</span> '
-            f'<span class="nbd-f">{labels.count(cost.arrays, "array")}</span> '
-            f'<span class="nbd-s">{labels.size(cost.once)}</span> '
-            f'<span class="nbd-s"></span> '
-            f'<span class="nbd-s">{labels.size(cost.shardable) if cost.shardable else ""}</span>'
-            "</span>"
-        )
+        shardable = labels.size(cost.shardable) if cost.shardable else ""
+        arrays = labels.count(cost.arrays, "array")
+        size = labels.size(cost.once)
+        row = _cells(escape(branch.label), arrays, "", "", "", size, "", shardable)
         is_open = " open" if self._all_open or depth == 0 else ""
         inner = "".join(self._entries(branch, depth + 1))
-        return f"<details{is_open}><summary>{row}</summary>{inner}</details>"
+        head = f'<summary><span class="nbd-r">{row}</span></summary>'
+        return f"<details{is_open}>{head}{inner}</details>"
 
     def _leaf(self, leaf: Leaf) -> str:
         array, layout = leaf.array, self._layouts[leaf.array.layout]
         how, cut, over = self._what[array.layout]
         who = f" (rank {labels.ranks(array.ranks)})" if array.ranks else ""
         where = self._blocks.html(array) if layout.devices else ""
-        once = labels.size(leaf.cost.once) if layout.devices else ""
-        return (
-            f'<div class="nbd-r"><span class="nbd-n">{escape(leaf.label)}{who}</span> '
-            f"<span>{words.shape(array)}</span> <span>{escape(array.dtype)}</span> "
-            f'<span class="nbd-w" title="{escape(over)}">{escape(how)}</span> '
-            f'<span class="nbd-c">{where}<span class="nbd-f"> {cut}</span></span> '
-            f'<span class="nbd-s">{once}</span> '
-            f'<span class="nbd-s">{words.per_device(array, layout)}</span> '
-            f'<span class="nbd-s">{words.advice(array, layout, leaf.cost)}</span></div>'
+        cells = _cells(
+            escape(leaf.label) + who,
+            words.shape(array),
+            escape(array.dtype),
+            f'<span title="{escape(over)}">{escape(how)}</span>' if over else escape(how),
+            f"{where} <span>{cut}</span>",
+            labels.size(leaf.cost.once) if layout.devices else "",
+            words.per_device(array, layout),
+            words.advice(array, layout, leaf.cost),
         )
+        return f'<div class="nbd-r">{cells}</div>'
+
+
+def _cells(*texts: str) -> str:
+    """With spaces between, for where the style is lost."""
+    return " ".join(f"<span>{text}</span>" for text in texts)

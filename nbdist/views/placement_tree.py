@@ -6,10 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nbdist.records import HOST_MEMORY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nbdist.records import Layout, PlacedArray, Placement
+
+
+_LEAST = 4
+"""Rows that are worth opening a branch for."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +82,18 @@ def on_devices(placement: Placement) -> dict[int, int]:
     for index, size in of_layout.items():
         for device in placement.layouts[index].devices:
             total[device] += size
-    places = placement.devices
-    return {
-        d: total[d] for d in sorted(total, key=lambda d: (places[d].rank, _natural(places[d].name)))
-    }
+    return {device: total[device] for device in sorted(total, key=lambda d: _order(placement, d))}
+
+
+def _order(placement: Placement, index: int) -> tuple[bool, int, str, int]:
+    """Hosts' memories last; `cpu:2` before `cpu:10`."""
+    device = placement.devices[index]
+    stem, number = _natural(device.name)
+    return device.name == HOST_MEMORY, device.rank, stem, number
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """`cpu:2` before `cpu:10`."""
+    """`cpu`, 2 for `cpu:2`."""
     stem, _, number = name.partition(":")
     return stem, int(number) if number.isdigit() else -1
 
@@ -165,27 +175,38 @@ class Row:
 
 
 def rows(root: Branch, limit: int) -> list[Row]:
-    """About `limit` rows at most: as deep as they allow, and with the ends of long branches off."""
-    depth = 0
-    while _count(root, depth + 1) <= limit and _count(root, depth + 1) > _count(root, depth):
-        depth += 1
-    return list(_rows(root, 0, depth, limit))
+    """`limit` rows at most: long branches end early, and small ones are open before large ones."""
+    return list(_rows(root, 0, limit))
 
 
-def _count(node: Branch, depth: int) -> int:
-    """Rows when branches are open down to a depth."""
-    inner = (e for e in node.entries if isinstance(e, Branch)) if depth else ()
-    return len(node.entries) + sum(_count(branch, depth - 1) for branch in inner)
-
-
-def _rows(node: Branch, depth: int, open_to: int, limit: int) -> Iterator[Row]:
-    for entry in node.entries[:limit]:
-        if isinstance(entry, Leaf):
+def _rows(node: Branch, depth: int, limit: int) -> Iterator[Row]:
+    """Of a branch too long, the first half or so of what could be shown, and the first is open."""
+    fits = len(node.entries) <= limit
+    shown = node.entries if fits else node.entries[: max(limit // 2, 1)]
+    spare = limit - len(shown) - (not fits)
+    inner = _shares(shown if fits else shown[:1], spare)
+    for index, entry in enumerate(shown):
+        if isinstance(entry, Branch) and index in inner:
             yield Row(depth, entry)
-        elif depth < open_to:
-            yield Row(depth, entry)
-            yield from _rows(entry, depth + 1, open_to, limit)
+            yield from _rows(entry, depth + 1, inner[index])
         else:
-            yield Row(depth, entry, entry.cost)
-    if len(node.entries) > limit:
-        yield Row(depth, None, total(node.entries[limit:]))
+            yield Row(depth, entry, entry.cost if isinstance(entry, Branch) else Cost())
+    if not fits:
+        yield Row(depth, None, total(node.entries[len(shown) :]))
+
+
+def _shares(entries: Sequence[Branch | Leaf], spare: int) -> dict[int, int]:
+    """Rows for what is in each branch; none for branches of which there would be too little."""
+    branches = [(_size(e), i) for i, e in enumerate(entries) if isinstance(e, Branch)]
+    shares: dict[int, int] = {}
+    for left, (size, index) in zip(range(len(branches), 0, -1), sorted(branches), strict=True):
+        share = min(size, spare // left)
+        if share == size or share >= _LEAST:
+            shares[index] = share
+            spare -= share
+    return shares
+
+
+def _size(node: Branch) -> int:
+    """Rows of all that is in it."""
+    return len(node.entries) + sum(_size(e) for e in node.entries if isinstance(e, Branch))

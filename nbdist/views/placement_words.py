@@ -119,9 +119,9 @@ def cut(layout: Layout) -> str:
 
 
 def advice(array: PlacedArray, layout: Layout, cost: Cost) -> str:
-    """`2.1 MB along dim 0`: bytes of copies that could be sharded, and where."""
+    """`2.1 MB, dim 0`: bytes of copies that could be sharded, and where."""
     dimension = dimension_to_cut(array, layout)
-    return f"{labels.size(cost.shardable)} along dim {dimension}" if cost.shardable else ""
+    return f"{labels.size(cost.shardable)}, dim {dimension}" if cost.shardable else ""
 
 
 def per_device(array: PlacedArray, layout: Layout) -> str:
