@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jupyter_core.paths import jupyter_runtime_dir
 
 from nbdist import live
-from nbdist.cells.grammar import parse_cell, parse_ranks
+from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import wiring
 from nbdist.cluster.dispatch import Dispatcher
@@ -25,7 +25,6 @@ from nbdist.records import (
     Device,
     Precision,
     StepOptions,
-    StrategyName,
     WorkerHello,
     WorkerIdentity,
     WorkerState,
@@ -33,6 +32,7 @@ from nbdist.records import (
 from nbdist.result import Run
 from nbdist.run import CellWatch
 from nbdist.settings import Settings
+from nbdist.telemetry.clusters import ClusterFile
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.stream import Receiver
 from nbdist.views.cell import CellView
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from nbdist.views.placement import PlacementPicture
 
 __all__ = ["Cluster", "Run"]
-
-_STRATEGY_OF: dict[str, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
 
 
 class Cluster:
@@ -125,6 +123,7 @@ class Cluster:
         (self._folder / "log").mkdir(parents=True, mode=0o700)
         (self._folder / "security").mkdir(mode=0o700)
         self._logs = OutputLogs(self._folder / "log")
+        self._file = ClusterFile(self._folder, self.request.frameworks)
         self._receiver = Receiver(self._hear)
         self._dispatcher = Dispatcher()
         phases = StartView(f"nbdist: starting {self.world_size} workers on this machine")
@@ -151,6 +150,7 @@ class Cluster:
         if "jax" in self.request.frameworks:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
         phases.finish(f"nbdist: {self.world_size} workers are ready", self.workers(measure=False))
+        self._file.write(self.workers(), run="")
 
     def _meet(self) -> str:
         hellos = self._engines.apply(setup.hello, self.request.frameworks)
@@ -250,11 +250,12 @@ class Cluster:
             raise UsageError(
                 f"--ranks {ranks} with --data: a step runs on all ranks; leave one out"
             )
+        scope = choose_strategy(strategy, self.request)
         request = parse_cell(
             cell,
             number=self._cells + 1,
             label=label or self._cells + 1,
-            strategy=self._strategy(strategy) if len(chosen) == self.world_size else None,
+            strategy=scope if len(chosen) == self.world_size else None,
             header=header,
             precision=precision,
             step=step,
@@ -270,30 +271,17 @@ class Cluster:
         )
         watch = CellWatch(self._cells, host_of, self._engines, view, kept, self.settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
+        self._file.write(self.workers(), run=kept.id)
         try:
             watch.follow(request, self._dispatcher.send)
         finally:
             self.last_run = watch.result()
+            self._file.write(self.workers(), run="")
         return self.last_run
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
         """The ranks that were named; all, when none were."""
         return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
-
-    def _strategy(self, name: str | None) -> StrategyName:
-        built = {_STRATEGY_OF[framework]: framework for framework in self.request.frameworks}
-        for strategy in built:
-            if name in (None, strategy):
-                return strategy
-        for framework, strategy in _STRATEGY_OF.items():
-            if name == strategy:
-                raise UsageError(
-                    f"--strategy {name} needs {framework}, and the workers run "
-                    f"{', '.join(built.values())}: type %dist_stop, then "
-                    f"%dist_start {self.world_size} hosts --framework both"
-                )
-        choices = ", ".join(_STRATEGY_OF.values())
-        raise UsageError(f"unknown strategy {name!r}: choose from {choices}")
 
     def _refuse_unready(self, chosen: Sequence[int]) -> None:
         self._engines.refuse_dead(chosen)

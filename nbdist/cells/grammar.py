@@ -14,13 +14,16 @@ from nbdist.records import (
     BATCH_NAME,
     MASK_NAME,
     CellRequest,
+    ClusterRequest,
+    Framework,
     Precision,
     StepOptions,
     StepRequest,
     StrategyName,
 )
 
-STRATEGIES: tuple[StrategyName, ...] = ("mirrored", "pjrt")
+_STRATEGY_OF: dict[Framework, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
+STRATEGIES = tuple(_STRATEGY_OF.values())
 
 
 def parse_cell(
@@ -87,6 +90,26 @@ def _check_options(
         )
     if faults:
         raise UsageError("\n".join(faults))
+
+
+def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
+    """The strategy of that name, or of the first framework.
+
+    Raises:
+        UsageError: there is none of that name, or the workers do not run its framework.
+    """
+    built = {_STRATEGY_OF[framework]: framework for framework in cluster.frameworks}
+    for strategy in built:
+        if name in (None, strategy):
+            return strategy
+    for framework, strategy in _STRATEGY_OF.items():
+        if name == strategy:
+            raise UsageError(
+                f"--strategy {name} needs {framework}, and the workers run "
+                f"{', '.join(built.values())}: type %dist_stop, then "
+                f"%dist_start {cluster.hosts} hosts --framework both"
+            )
+    raise UsageError(f"unknown strategy {name!r}: choose from {', '.join(STRATEGIES)}")
 
 
 def parse_bucket(text: str) -> tuple[int, ...]:
