@@ -32,20 +32,29 @@ TIMEOUT_S = 60
 class JupyterServer:
     """In a process of its own, on loopback.
 
+    Args:
+        folder: for all its files.
+        app: the module that is run: `jupyter_server`, `jupyterlab` or `notebook`.
+        extra: further arguments of it.
+
     Attributes:
         at: host and port.
         runs: the folder of the runs.
         clusters: where clusters keep their files.
+        home: the folder of the notebooks.
         process: the server's.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, app: str = "jupyter_server", extra: tuple[str, ...] = ()
+    ) -> None:
+        self.home = folder / "home"
         self.runs = folder / "runs"
         self.clusters = folder / "runtime" / "nbdist"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.at = f"127.0.0.1:{free.getsockname()[1]}"
-        (folder / "home").mkdir()
+        self.home.mkdir()
         self._log = folder / "server.log"
         arguments = {
             "ip": "127.0.0.1",
@@ -53,7 +62,7 @@ class JupyterServer:
             "port_retries": "0",
             "open_browser": "False",
             "allow_root": "True",
-            "root_dir": str(folder / "home"),
+            "root_dir": str(self.home),
             "jpserver_extensions": "{'nbdist': True}",
         }
         environment = {
@@ -65,9 +74,10 @@ class JupyterServer:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "jupyter_server"),
+                    *(sys.executable, "-m", app),
                     *(f"--ServerApp.{name}={value}" for name, value in arguments.items()),
                     f"--IdentityProvider.token={TOKEN}",
+                    *extra,
                 ],
                 env={**os.environ, **environment},
                 stdout=log,
@@ -94,10 +104,10 @@ class JupyterServer:
             self.process.kill()
             self.process.wait()
 
-    def get(self, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+    def get(self, path: str, token: str = TOKEN, method: str = "GET") -> tuple[int, bytes]:
         """Status and body of the answer."""
         request = urllib.request.Request(
-            f"http://{self.at}/{path}", headers={"Authorization": f"token {token}"}
+            f"http://{self.at}/{path}", headers={"Authorization": f"token {token}"}, method=method
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

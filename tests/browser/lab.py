@@ -1,0 +1,132 @@
+"""A real JupyterLab or Notebook 7 in a real browser."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+from playwright.sync_api import sync_playwright
+
+from tests.server.jupyter import TOKEN, JupyterServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import BrowserContext, Page
+
+TIMEOUT_MS = 60_000
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_IDLE = """() => {
+  const widget = window.jupyterapp?.shell.currentWidget;
+  return widget?.sessionContext?.session?.kernel?.status === 'idle';
+}"""
+_RUN = """index => {
+  const widget = window.jupyterapp.shell.currentWidget;
+  widget.content.activeCellIndex = index;
+  void window.jupyterapp.commands.execute('notebook:run-cell');
+}"""
+_DONE = """index => {
+  const cell = window.jupyterapp.shell.currentWidget.content.widgets[index];
+  const prompt = cell.node.querySelector('.jp-InputPrompt')?.textContent ?? '';
+  return cell.model.executionCount !== null && !prompt.includes('*');
+}"""
+_OUTPUT = """index =>
+  window.jupyterapp.shell.currentWidget.content.widgets[index].outputArea.node.innerText"""
+
+
+def chromium() -> str | None:
+    """The browser on the path; None where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+@contextlib.contextmanager
+def browser(**context: Any) -> Iterator[BrowserContext]:
+    """A browser without a window.
+
+    Args:
+        **context: of the browser's context, as Playwright takes it.
+    """
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=chromium(), headless=True, args=list(_FLAGS)
+        )
+        try:
+            opened = running.new_context(viewport={"width": 1400, "height": 900}, **context)
+            opened.set_default_timeout(TIMEOUT_MS)
+            yield opened
+        finally:
+            running.close()
+
+
+class Lab:
+    """A JupyterLab, or with `app="notebook"` a Notebook 7.
+
+    Args:
+        folder: for all its files.
+        app: the server's module.
+    """
+
+    def __init__(self, folder: Path, app: str = "jupyterlab") -> None:
+        self._app = app
+        self.server = JupyterServer(folder, app, ("--expose-app-in-browser",))
+
+    def __enter__(self) -> Lab:
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in json.loads(self.server.get("api/sessions")[1]):
+            self.server.get(f"api/sessions/{session['id']}", method="DELETE")
+        self.server.__exit__()
+
+    def write(self, name: str, cells: list[str]) -> Path:
+        """A notebook with these cells of code."""
+        notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+        path = self.server.home / name
+        nbformat.write(notebook, path)
+        return path
+
+    def open(self, page: Page, name: str, *, again: bool = False) -> None:
+        """Show a notebook, with its kernel ready; `again` is a reload of the page."""
+        kind = "lab/tree" if self._app == "jupyterlab" else "notebooks"
+        fresh = "" if again else "&reset"
+        page.goto(
+            f"http://{self.server.at}/{kind}/{name}?token={TOKEN}{fresh}",
+            wait_until="domcontentloaded",
+        )
+        page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+        if not again:
+            page.wait_for_function(_IDLE)
+
+
+def start(page: Page, index: int) -> None:
+    """Begin to run a cell."""
+    page.evaluate(_RUN, index)
+
+
+def wait(page: Page, index: int, timeout_ms: int = 2 * TIMEOUT_MS) -> str:
+    """Wait until the cell has run, and give the text of its output."""
+    page.wait_for_function(_DONE, arg=index, timeout=timeout_ms)
+    text: str = page.evaluate(_OUTPUT, index)
+    return text
+
+
+def run(page: Page, index: int) -> str:
+    """Run a cell to its end, and give the text of its output."""
+    page.wait_for_function(_IDLE)
+    start(page, index)
+    return wait(page, index)
