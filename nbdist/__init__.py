@@ -22,6 +22,7 @@ from nbdist.errors import (
 )
 
 if TYPE_CHECKING:
+    from nbdist.kept import runs
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
     from nbdist.result import Run
     from nbdist.session import Cluster
@@ -43,6 +44,7 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "load_ipython_extension",
+    "runs",
     "unload_ipython_extension",
 ]
 
@@ -50,6 +52,7 @@ _HOME = {
     "PjRTStrategy": "nbdist.strategies",
     "Cluster": "nbdist.session",
     "Run": "nbdist.result",
+    "runs": "nbdist.kept",
     "_jupyter_server_extension_points": "nbdist.server",
     "load_ipython_extension": "nbdist.magics",
     "unload_ipython_extension": "nbdist.magics",

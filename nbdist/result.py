@@ -13,7 +13,7 @@ from nbdist.views import labels
 from nbdist.views.metrics import MetricTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy as np
     import pandas as pd
@@ -118,17 +118,9 @@ class Run:
         reported. A value that was not reported is nan; one that was reduced over the ranks is the
         same on all.
         """
-        import numpy as np
+        from nbdist.telemetry.history import Reports
 
-        chosen = self._by_step()
-        rows = {rank: i for i, rank in enumerate(sorted({m.rank for m in chosen}))}
-        places = sorted({(m.epoch, m.step) for m in chosen}, key=lambda p: (max(p[1], 0), p[0]))
-        columns = {place: i for i, place in enumerate(places)}
-        arrays = {name: np.full((len(rows), len(columns)), np.nan) for name in self.names}
-        for m in chosen:
-            for name, value in (m.shared | m.own).items():
-                arrays[name][rows[m.rank], columns[m.epoch, m.step]] = value
-        return {name: array for name, array in arrays.items() if not np.isnan(array).all()}
+        return Reports.of_metrics(self.metrics).history()
 
     @property
     def loss(self) -> np.ndarray:
@@ -147,16 +139,10 @@ class Run:
         Raises:
             UsageError: pandas is not installed.
         """
-        if importlib.util.find_spec("pandas") is None:
-            raise UsageError("to_dataframe needs pandas: type %pip install pandas")
-        import pandas as pd
+        from nbdist.telemetry.history import Reports
 
-        places = ("rank", "epoch", "step", "time_s")
-        rows = [
-            {**{place: getattr(m, place) for place in places}, **m.shared, **m.own}
-            for m in self._by_step()
-        ]
-        return pd.DataFrame(rows, columns=[*places, *self.history])
+        require_pandas()
+        return Reports.of_metrics(self.metrics).frame()
 
     @property
     def summary(self) -> Summary:
@@ -177,10 +163,6 @@ class Run:
             last={name: self.last(name) for name in self.names},
         )
 
-    def _by_step(self) -> Sequence[Metrics]:
-        steps = [m for m in self.metrics if m.step > 0]
-        return steps or self.metrics
-
     def _require(self, name: str) -> None:
         if name not in self.names:
             there = ", ".join(self.names) or "none"
@@ -191,13 +173,12 @@ class Run:
 
     def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
         """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
-        from nbdist.views.chart import CHART_WIDTH, line_chart
+        from nbdist.views.chart import run_bundle
 
-        drawn = {name: array for name, array in self.history.items() if array.shape[1] > 1}
-        bundle: MimeBundle = {"text/plain": repr(self)}
-        metadata: MimeBundle = {}
-        if drawn:
-            name = next(iter(drawn))
-            bundle["image/png"] = line_chart(drawn[name], name, str(self.summary))
-            metadata["image/png"] = {"width": CHART_WIDTH}
-        return bundle, metadata
+        return run_bundle(self.history, repr(self), str(self.summary))
+
+
+def require_pandas() -> None:
+    """Raises: UsageError, where it is not installed."""
+    if importlib.util.find_spec("pandas") is None:
+        raise UsageError("to_dataframe needs pandas: type %pip install pandas")

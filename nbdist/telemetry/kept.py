@@ -85,14 +85,18 @@ class KeptRun:
             return b""
         return rows[: len(rows) - len(rows) % row_bytes]
 
+    def count(self, table: Table) -> int:
+        """How many whole rows there are."""
+        path = self.path / TABLES_FOLDER / f"{table.number}.f64"
+        size = path.stat().st_size if path.exists() else 0
+        return size // (FLOAT_BYTES * len(table.columns.names))
+
     def array(self, table: Table) -> np.ndarray:
         """All rows: shape (rows, len(table.columns.names)), float64."""
         import numpy as np
 
-        width = len(table.columns.names)
-        path = self.path / TABLES_FOLDER / f"{table.number}.f64"
-        rows = path.stat().st_size // (FLOAT_BYTES * width) if path.exists() else 0
-        return np.frombuffer(self.rows(table, 0, rows), "<f8").reshape(-1, width)
+        rows = self.rows(table, 0, self.count(table))
+        return np.frombuffer(rows, "<f8").reshape(-1, len(table.columns.names))
 
     def output(self, rank: int) -> str:
         """All text that the rank wrote."""

@@ -6,13 +6,39 @@ import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nbdist.records import MimeBundle
 
 MANY_RANKS = 16
 CHART_WIDTH = 672
 """In CSS pixels; the picture has more, for screens that have."""
 
 _DPI = 192
+
+
+def run_bundle(
+    history: Mapping[str, np.ndarray], text: str, title: str
+) -> tuple[MimeBundle, MimeBundle]:
+    """A run to display: text, and a picture of the first metric with more than one step.
+
+    Args:
+        history: metrics of shape (ranks, steps), the first to be drawn first.
+        text: the run in words.
+        title: above the picture.
+    """
+    drawn = {name: values for name, values in history.items() if values.shape[1] > 1}
+    bundle: MimeBundle = {"text/plain": text}
+    metadata: MimeBundle = {}
+    if drawn:
+        name = next(iter(drawn))
+        bundle["image/png"] = line_chart(drawn[name], name, title)
+        metadata["image/png"] = {"width": CHART_WIDTH}
+    return bundle, metadata
 
 
 def line_chart(values: np.ndarray, name: str, title: str) -> bytes:
@@ -27,24 +53,67 @@ def line_chart(values: np.ndarray, name: str, title: str) -> bytes:
         A PNG.
     """
     import numpy as np
-    from matplotlib.figure import Figure  # without pyplot: no backend, no state
-    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(CHART_WIDTH / 96, 3), dpi=_DPI, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _axes(name)
     steps = np.arange(1, values.shape[1] + 1)
     alike = bool((values == values[:1]).all())
     if not alike:
         for rank, row in enumerate(values):
             label = f"rank {rank}" if len(values) <= MANY_RANKS else None
             axes.plot(steps, row, linewidth=0.8, alpha=0.55, label=label)
-    mean = np.nanmean(values, axis=0)
-    axes.plot(steps, mean, color="black", linewidth=1.6, label="all ranks" if alike else "mean")
-    axes.set(xlabel="step", ylabel=name)
+    label = "all ranks" if alike else "mean"
+    axes.plot(steps, mean_of_ranks(values), color="black", linewidth=1.6, label=label)
     axes.set_title(title, fontsize=8, loc="left", wrap=True)
+    return _png(figure, axes)
+
+
+def comparison_chart(runs: Mapping[str, np.ndarray], name: str) -> bytes:
+    """A line for each run: the mean of its ranks.
+
+    Args:
+        runs: by what they are called, of shape (ranks, steps); nan where there is none.
+        name: of the metric.
+
+    Returns:
+        A PNG.
+    """
+    import numpy as np
+
+    figure, axes = _axes(name)
+    for run, values in runs.items():
+        mean = mean_of_ranks(values)
+        axes.plot(np.arange(1, len(mean) + 1), mean, linewidth=1.2, label=run)
+    return _png(figure, axes)
+
+
+def mean_of_ranks(values: np.ndarray) -> np.ndarray:
+    """The mean of those that there are: shape (ranks, steps) to (steps,); nan where there is none.
+
+    `numpy.nanmean` warns where there is none.
+    """
+    import numpy as np
+
+    there = (~np.isnan(values)).sum(axis=0)
+    mean: np.ndarray = np.full(values.shape[1], np.nan)
+    with np.errstate(invalid="ignore"):  # of both infinities there is none either
+        np.divide(np.nansum(values, axis=0), there, out=mean, where=there > 0)
+    return mean
+
+
+def _axes(name: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure  # without pyplot: no backend, no state
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(CHART_WIDTH / 96, 3), dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel="step", ylabel=name)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, axes
+
+
+def _png(figure: Figure, axes: Axes) -> bytes:
     axes.legend(fontsize=7, frameon=False, ncols=2)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

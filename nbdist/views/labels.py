@@ -56,3 +56,18 @@ def size(size_bytes: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 rank`, `1,200 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    )
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters of it."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"

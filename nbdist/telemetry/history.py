@@ -1,0 +1,108 @@
+"""What ranks reported as arrays: metrics by rank and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from nbdist.records import PLACE, Columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pandas as pd
+
+    from nbdist.records import Metrics
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The reports of all ranks, in the order of their times.
+
+    Attributes:
+        places: shape (reports, len(PLACE)), float64.
+        metrics: by name, shape (reports,), float64; nan where a report has none. A rank's own
+            value goes before the one that was reduced over the ranks.
+    """
+
+    places: np.ndarray
+    metrics: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of_tables(cls, tables: Iterable[tuple[Columns, np.ndarray]]) -> Self:
+        """Of rows as they are kept: shape (rows, len(columns.names))."""
+        kept = [(columns, rows) for columns, rows in tables if len(rows)]
+        places = [rows[:, : len(PLACE)] for _, rows in kept]
+        all_places = np.concatenate([np.empty((0, len(PLACE))), *places])
+        names = dict.fromkeys(n for columns, _ in kept for n in (*columns.own, *columns.shared))
+        metrics = {name: np.full(len(all_places), np.nan) for name in names}
+        start = 0
+        for columns, rows in kept:
+            for name, values in _metrics(columns, rows).items():
+                metrics[name][start : start + len(rows)] = values
+            start += len(rows)
+        order = np.argsort(all_places[:, PLACE.index("time_s")], kind="stable")
+        return cls(all_places, metrics)._chosen(order)
+
+    @classmethod
+    def of_metrics(cls, reports: Iterable[Metrics]) -> Self:
+        """Of reports one by one."""
+        tables: dict[Columns, list[tuple[float, ...]]] = {}
+        for m in reports:
+            columns = Columns(own=tuple(m.own), shared=tuple(m.shared))
+            place = (m.rank, m.epoch, m.step, m.time_s)
+            row = (*place, *m.own.values(), *m.shared.values())
+            tables.setdefault(columns, []).append(row)
+        return cls.of_tables((columns, np.array(rows)) for columns, rows in tables.items())
+
+    def by_step(self) -> Self:
+        """Those of steps; all, where no steps were reported."""
+        of_steps = self.places[:, PLACE.index("step")] > 0
+        return self._chosen(of_steps) if of_steps.any() else self
+
+    def history(self) -> dict[str, np.ndarray]:
+        """Every metric that was reported as an array of shape (ranks, steps), float64.
+
+        Rows are ranks in their order, columns steps in theirs; epochs where no steps were
+        reported. A value that was not reported is nan.
+        """
+        chosen = self.by_step()
+        rank, epoch, step = chosen.places[:, :3].T
+        ranks, row = np.unique(rank, return_inverse=True)
+        where = np.stack([np.maximum(step, 0), epoch, step], axis=1)
+        steps, column = np.unique(where, axis=0, return_inverse=True)
+        found = {}
+        for name in sorted(chosen.metrics, key=lambda name: name != "loss"):
+            values = chosen.metrics[name]
+            there = ~np.isnan(values)
+            if there.any():
+                found[name] = np.full((len(ranks), len(steps)), np.nan)
+                found[name][row[there], column[there]] = values[there]
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each report of a rank: rank, epoch, step, time_s and the metrics."""
+        import pandas as pd
+
+        chosen = self.by_step()
+        rank, epoch, step, time_s = chosen.places.T
+        counts = {"rank": rank, "epoch": epoch, "step": step}
+        columns = {name: values.astype(int) for name, values in counts.items()}
+        metrics = {name: chosen.metrics[name] for name in self.history()}
+        return pd.DataFrame({**columns, "time_s": time_s, **metrics})
+
+    def _chosen(self, rows: np.ndarray) -> Self:
+        metrics = {name: values[rows] for name, values in self.metrics.items()}
+        return type(self)(self.places[rows], metrics)
+
+
+def _metrics(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns of one table that are metrics."""
+    own = len(PLACE) + len(columns.measures)
+    shared = own + len(columns.own)
+    return {
+        **dict(zip(columns.shared, rows[:, shared:].T, strict=True)),
+        **dict(zip(columns.own, rows[:, own:shared].T, strict=True)),
+    }

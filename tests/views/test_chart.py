@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import numpy as np
+
+from nbdist.views.chart import comparison_chart, line_chart, mean_of_ranks
+
+
+def test_the_mean_is_of_those_that_there_are() -> None:
+    nan, inf = np.nan, np.inf
+    values = np.array([[1, 1, nan, inf, inf], [3, nan, nan, 1, -inf]])
+    np.testing.assert_array_equal(mean_of_ranks(values), [2, 1, nan, inf, nan])
+
+
+def test_metrics_that_are_no_numbers_are_drawn_without_a_warning() -> None:
+    values = np.array([[1, np.nan, np.inf], [2, np.nan, -np.inf]])
+    for picture in (line_chart(values, "loss", "a run"), comparison_chart({"a": values}, "loss")):
+        assert picture.startswith(b"\x89PNG")
