@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-HEAVY = {"tensorflow", "jax", "jaxlib", "keras", "numpy", "ipyparallel", "ipywidgets", "sklearn"}
+HEAVY = {
+    *("tensorflow", "jax", "jaxlib", "keras", "numpy", "ipyparallel", "ipywidgets", "sklearn"),
+    *("jupyter_server", "tornado"),
+}
 
 
 def loaded_after(code: str) -> set[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import Display, Metrics, Output, Rows, RunState
+from nbdist.records import Metrics, Rows, RunState
 from nbdist.telemetry.files import replace_file
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.tables import RowsLostError, TableFiles
@@ -75,12 +75,12 @@ class RunDirectory:
         if path.exists():
             raise FileExistsError(f"there is a run {state.id} in {root}")
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        hidden.mkdir(mode=0o700)
-        (hidden / TABLES_FOLDER).mkdir()
-        (hidden / OUTPUT_FOLDER).mkdir()
-        (hidden / CELLS_FILE).write_text(cells, encoding="utf-8")
-        replace_file(hidden / RUN_FILE, msgspec.json.encode(state))
-        hidden.rename(path)  # a directory that is there is whole
+        try:
+            _fill(hidden, state, cells)
+            hidden.rename(path)  # a directory that is there is whole
+        except OSError:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
         return cls(path, state)
 
     @property
@@ -90,12 +90,13 @@ class RunDirectory:
 
     def take(self, record: Speech) -> None:
         """Keep what a rank says: reports and text."""
-        if isinstance(record, Rows | Metrics):
-            with self._lock:
-                if not self._closed:
-                    self._keep(record)
-        elif isinstance(record, Output | Display) and not self._closed:
-            self._logs.take(record)
+        with self._lock:
+            if self._closed:
+                return
+            if isinstance(record, Rows | Metrics):
+                self._keep(record)
+            else:
+                self._logs.take(record)
 
     def flush(self) -> None:
         """What was taken reaches the file system."""
@@ -143,3 +144,11 @@ class RunDirectory:
     def _lost(self, error: RowsLostError) -> None:
         self.dropped += error.rows
         self._fault = f"{self.dropped} rows could not be kept: {error}"
+
+
+def _fill(folder: Path, state: RunState, cells: str) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / TABLES_FOLDER).mkdir()
+    (folder / OUTPUT_FOLDER).mkdir()
+    (folder / CELLS_FILE).write_text(cells, encoding="utf-8")
+    replace_file(folder / RUN_FILE, msgspec.json.encode(state))

@@ -200,6 +200,12 @@ def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
     assert len(array) + run.dropped == 1003
 
 
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    with largest_file(1000), pytest.raises(OSError, match="too large"):
+        RunDirectory.create(tmp_path, new_state(), "x" * 1001)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(loss(1))
