@@ -12,7 +12,6 @@ from nbdist.records import Rows, StepBegun
 from nbdist.result import Run, require_pandas
 from nbdist.settings import Settings
 from nbdist.telemetry import kept
-from nbdist.telemetry.rows import unpacked
 from nbdist.views import labels
 from nbdist.views.runs import RunLine, RunsPicture
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from nbdist.records import Metrics, MimeBundle, RunState
+    from nbdist.records import Metrics, MimeBundle, RunState, Table
     from nbdist.telemetry.history import Reports
 
 SHOWN_RUNS = 30
@@ -52,7 +51,7 @@ class PastRun:
 
     @property
     def run(self) -> Run:
-        """All that its ranks reported, as what `Cluster.run` returns."""
+        """What `Cluster.run` returned."""
         state = self.state
         begun = StepBegun(
             rank=0,
@@ -122,17 +121,22 @@ class PastRun:
     def _metrics(self, last: int = 0) -> tuple[Metrics, ...]:
         """The reports of all tables in the order of their times; the `last` of each, or all."""
         found: list[Metrics] = []
-        for table in self._kept.tables():
+        for table in self._tables():
             there = self._kept.count(table)
             skipped = max(0, there - last) if last else 0
             values = self._kept.rows(table, skipped, there - skipped)
-            found += unpacked(Rows(rank=0, cell=0, columns=table.columns, values=values))
+            found += Rows(rank=0, cell=0, columns=table.columns, values=values).unpacked()
         return tuple(sorted(found, key=lambda report: report.time_s))
 
     def _reports(self) -> Reports:
         from nbdist.telemetry.history import Reports
 
-        return Reports.of_tables((t.columns, self._kept.array(t)) for t in self._kept.tables())
+        return Reports.of_tables((t.columns, self._kept.array(t)) for t in self._tables())
+
+    def _tables(self) -> tuple[Table, ...]:
+        """Those of which the history is."""
+        is_step = self.state.replicas > 0
+        return tuple(t for t in self._kept.tables() if t.columns.counts(is_step))
 
     def __repr__(self) -> str:
         return f"<nbdist run {self.id}: {self.line(0).text}>"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nbdist.errors import UsageError
+from nbdist.records import Rows
 from nbdist.views import labels
 from nbdist.views.metrics import MetricTable
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nbdist.records import Checked, Metrics, MimeBundle, Note, StepBegun
+    from nbdist.telemetry.history import Reports
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +69,7 @@ class Run:
 
     Attributes:
         number: counts the cells of the cluster from 1.
-        metrics: every scalar that a rank reported, in the order they came.
+        reports: what the ranks reported, in the order it came.
         results: the text of the last expression's value, by rank.
         begun: how a step cell was split; None for other cells.
         checked: what `--check` found, if it was asked for.
@@ -76,17 +77,30 @@ class Run:
     """
 
     number: int
-    metrics: tuple[Metrics, ...] = ()
+    reports: tuple[Metrics | Rows, ...] = ()
     results: Mapping[int, str] = field(default_factory=dict)
     begun: StepBegun | None = None
     checked: Checked | None = None
     notes: tuple[Note, ...] = ()
 
+    @cached_property
+    def metrics(self) -> tuple[Metrics, ...]:
+        """Every scalar that a rank reported, one report after the other."""
+        found: list[Metrics] = []
+        for report in self.reports:
+            found += report.unpacked() if isinstance(report, Rows) else (report,)
+        return tuple(found)
+
+    @cached_property
+    def _arrays(self) -> Reports:
+        from nbdist.telemetry.history import Reports
+
+        return Reports.of(self.reports)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The metrics that were reported, `loss` first."""
-        names = dict.fromkeys(n for m in self.metrics for n in (*m.own, *m.shared))
-        return tuple(sorted(names, key=lambda name: name != "loss"))
+        return tuple(sorted(self._arrays.metrics, key=lambda name: name != "loss"))
 
     def table(self, name: str = "loss") -> MetricTable:
         """One metric by rank and epoch.
@@ -104,10 +118,13 @@ class Run:
             KeyError: no rank reported it; names those that were reported.
         """
         self._require(name)
-        shared = [m.shared[name] for m in self.metrics if name in m.shared]
-        if shared:
-            return shared[-1]
-        own = {m.rank: m.own[name] for m in self.metrics if name in m.own}
+        own: dict[int, float] = {}
+        for report in reversed(self.reports):
+            latest = report.last() if isinstance(report, Rows) else report
+            if name in latest.shared:
+                return latest.shared[name]
+            if name in latest.own:
+                own.setdefault(latest.rank, latest.own[name])
         return sum(own.values()) / len(own)
 
     @property
@@ -118,9 +135,7 @@ class Run:
         reported. A value that was not reported is nan; one that was reduced over the ranks is the
         same on all.
         """
-        from nbdist.telemetry.history import Reports
-
-        return Reports.of_metrics(self.metrics).history()
+        return self._arrays.history()
 
     @property
     def loss(self) -> np.ndarray:
@@ -139,24 +154,20 @@ class Run:
         Raises:
             UsageError: pandas is not installed.
         """
-        from nbdist.telemetry.history import Reports
-
         require_pandas()
-        return Reports.of_metrics(self.metrics).frame()
+        return self._arrays.frame()
 
     @property
     def summary(self) -> Summary:
         """The run in figures."""
-        begun, steps = self.begun, [m for m in self.metrics if m.step > 0]
-        of_one = sorted((m.step, m.time_s) for m in steps if m.rank == steps[0].rank)
-        between = [b[1] - a[1] for a, b in pairwise(of_one)]
+        begun, arrays = self.begun, self._arrays
         anew = {n.text for n in self.notes if n.topic == "compiled" and not n.warning}
         return Summary(
-            ranks=len({m.rank for m in self.metrics} | self.results.keys()),
-            epochs=len({m.epoch for m in self.metrics if m.epoch > 0}),
-            steps=len({m.step for m in steps}),
-            seconds=max((m.time_s for m in self.metrics), default=0.0),
-            step_s=median(between) if between else 0.0,
+            ranks=len(set(arrays.ranks) | self.results.keys()),
+            epochs=arrays.epochs,
+            steps=arrays.steps,
+            seconds=arrays.seconds,
+            step_s=arrays.step_s,
             replicas=begun.replicas if begun else 0,
             batch=begun.batch if begun else 0,
             compilations=1 + len(anew) if begun else 0,

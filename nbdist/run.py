@@ -59,7 +59,7 @@ class CellWatch:
         live: LiveRun,
         settings: Settings,
     ) -> None:
-        self._metrics: list[Metrics] = []
+        self._reports: list[Metrics | Rows] = []
         self._results: dict[int, str] = {}
         self._begun: StepBegun | None = None
         self._checked: Checked | None = None
@@ -87,7 +87,7 @@ class CellWatch:
         """What the ranks have said so far."""
         return Run(
             self._number,
-            tuple(self._metrics),
+            tuple(self._reports),
             dict(self._results),
             self._begun,
             self._checked,
@@ -182,11 +182,10 @@ class CellWatch:
             kept[record.rank] = record
             self._agree_on_stop()
             return
-        if isinstance(record, Rows):
-            if self._is_step or not record.columns.measures:  # else it is a batch of an epoch's
-                self._metrics.extend(record.unpacked())
-        elif isinstance(record, Metrics):
-            self._metrics.append(record)
+        if isinstance(record, Metrics) or (
+            isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
+        ):
+            self._reports.append(record)
         elif isinstance(record, Display) and record.result:
             self._results[record.rank] = str(record.data.get("text/plain", ""))
         elif isinstance(record, StepBegun):

@@ -78,6 +78,14 @@ class Columns(Record, frozen=True):
         """All columns, those of `PLACE` too."""
         return (*PLACE, *self.measures, *self.own, *self.shared)
 
+    def counts(self, is_step: bool) -> bool:
+        """Whether such rows belong to the history of a run, which is a step cell or is none.
+
+        The memory does not. What `fit` measures are batches, whose metrics are means since the
+        epoch began; its history is that of the epochs.
+        """
+        return bool(self.own or self.shared) and (is_step or not self.measures)
+
 
 class Rows(Said, frozen=True):
     """Reports of one rank, many at once: a table of float64, little-endian, row by row.

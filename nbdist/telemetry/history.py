@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from nbdist.records import PLACE, Columns
+from nbdist.records import PLACE, Columns, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,19 +47,57 @@ class Reports:
         return cls(all_places, metrics)._chosen(order)
 
     @classmethod
-    def of_metrics(cls, reports: Iterable[Metrics]) -> Self:
-        """Of reports one by one."""
-        tables: dict[Columns, list[tuple[float, ...]]] = {}
-        for m in reports:
-            columns = Columns(own=tuple(m.own), shared=tuple(m.shared))
-            place = (m.rank, m.epoch, m.step, m.time_s)
-            row = (*place, *m.own.values(), *m.shared.values())
-            tables.setdefault(columns, []).append(row)
-        return cls.of_tables((columns, np.array(rows)) for columns, rows in tables.items())
+    def of(cls, reports: Iterable[Metrics | Rows]) -> Self:
+        """Of reports as they come from the ranks."""
+        tables: dict[Columns, list[np.ndarray]] = {}
+        for report in reports:
+            if isinstance(report, Rows):
+                columns, values = report.columns, np.frombuffer(report.values, "<f8")
+            else:
+                columns = Columns(own=tuple(report.own), shared=tuple(report.shared))
+                place = (report.rank, report.epoch, report.step, report.time_s)
+                values = np.array([*place, *report.own.values(), *report.shared.values()])
+            tables.setdefault(columns, []).append(values)
+        return cls.of_tables(
+            (columns, np.concatenate(parts).reshape(-1, len(columns.names)))
+            for columns, parts in tables.items()
+        )
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that reported."""
+        return [int(rank) for rank in np.unique(self._place("rank"))]
+
+    @property
+    def epochs(self) -> int:
+        """How many were reported."""
+        return _count(self._place("epoch"))
+
+    @property
+    def steps(self) -> int:
+        """How many were reported."""
+        return _count(self._place("step"))
+
+    @property
+    def seconds(self) -> float:
+        """Until the last report."""
+        return float(self._place("time_s").max(initial=0.0))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds between two steps of a rank, the median; 0 with fewer than two."""
+        rank, _, step, time_s = self.places[self._place("step") > 0].T
+        own = rank == rank[:1]
+        between = np.diff(time_s[own][np.argsort(step[own], kind="stable")])
+        return float(np.median(between)) if len(between) else 0.0
+
+    def _place(self, name: str) -> np.ndarray:
+        column: np.ndarray = self.places[:, PLACE.index(name)]
+        return column
 
     def by_step(self) -> Self:
         """Those of steps; all, where no steps were reported."""
-        of_steps = self.places[:, PLACE.index("step")] > 0
+        of_steps = self._place("step") > 0
         return self._chosen(of_steps) if of_steps.any() else self
 
     def history(self) -> dict[str, np.ndarray]:
@@ -96,6 +134,11 @@ class Reports:
     def _chosen(self, rows: np.ndarray) -> Self:
         metrics = {name: values[rows] for name, values in self.metrics.items()}
         return type(self)(self.places[rows], metrics)
+
+
+def _count(numbers: np.ndarray) -> int:
+    """How many different ones there are above 0."""
+    return len(np.unique(numbers[numbers > 0]))
 
 
 def _metrics(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:

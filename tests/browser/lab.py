@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
 from playwright.sync_api import sync_playwright
 
-from tests.server.jupyter import TOKEN, JupyterServer
+from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from playwright.sync_api import BrowserContext, Page
 
@@ -105,7 +105,7 @@ class Lab:
         kind = "lab/tree" if self._app == "jupyterlab" else "notebooks"
         fresh = "" if again else "&reset"
         page.goto(
-            f"http://{self.server.at}/{kind}/{name}?token={TOKEN}{fresh}",
+            f"http://{self.server.at}/{BASE}/{kind}/{name}?token={TOKEN}{fresh}",
             wait_until="domcontentloaded",
         )
         page.wait_for_selector(".jp-Notebook .jp-CodeCell")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TOKEN = "of-the-tests"
 TIMEOUT_S = 60
+BASE = "user/somebody"  # as under JupyterHub
 
 
 class JupyterServer:
@@ -60,6 +61,7 @@ class JupyterServer:
             "ip": "127.0.0.1",
             "port": self.at.split(":")[1],
             "port_retries": "0",
+            "base_url": f"/{BASE}/",
             "open_browser": "False",
             "allow_root": "True",
             "root_dir": str(self.home),
@@ -107,7 +109,9 @@ class JupyterServer:
     def get(self, path: str, token: str = TOKEN, method: str = "GET") -> tuple[int, bytes]:
         """Status and body of the answer."""
         request = urllib.request.Request(
-            f"http://{self.at}/{path}", headers={"Authorization": f"token {token}"}, method=method
+            f"http://{self.at}/{BASE}/{path}",
+            headers={"Authorization": f"token {token}"},
+            method=method,
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -118,7 +122,7 @@ class JupyterServer:
 
     def login(self) -> str:
         """The cookies of a browser that came with the token."""
-        with urllib.request.urlopen(f"http://{self.at}/api/status?token={TOKEN}") as answer:
+        with urllib.request.urlopen(f"http://{self.at}/{BASE}/api/status?token={TOKEN}") as answer:
             cookies = answer.headers.get_all("Set-Cookie")
         return "; ".join(cookie.split(";")[0] for cookie in cookies)
 
@@ -132,7 +136,7 @@ class JupyterServer:
             tornado.httpclient.HTTPClientError: it was refused.
         """
         headers = headers or {"Authorization": f"token {token}"}
-        url = f"ws://{self.at}/nbdist/runs/{run_id}/live"
+        url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live"
         watcher = Watcher(await websocket_connect(HTTPRequest(url, headers=headers)))
         try:
             yield watcher

@@ -25,7 +25,7 @@ def test_every_value_is_at_its_rank_and_step(made: list[Metrics]) -> None:
     chosen = [m for m in made if m.step > 0] or made
     ranks = sorted({m.rank for m in chosen})
     places = sorted({(max(m.step, 0), m.epoch, m.step) for m in chosen})
-    history = Reports.of_metrics(made).history()
+    history = Reports.of(made).history()
     assert set(history) == {name for m in chosen for name in (*m.own, *m.shared)}
     for name, values in history.items():
         assert values.shape == (len(ranks), len(places))
@@ -40,7 +40,7 @@ def test_every_value_is_at_its_rank_and_step(made: list[Metrics]) -> None:
 
 def test_a_later_report_of_the_same_step_counts() -> None:
     later = Metrics(rank=0, cell=1, epoch=1, step=1, time_s=9.0, own={"loss": 5.0, "new": 1.0})
-    history = Reports.of_metrics([later, loss(1)]).history()
+    history = Reports.of([later, loss(1)]).history()
     np.testing.assert_array_equal(history["loss"], [[5]])
     assert list(history) == ["loss", "new"]
 
@@ -58,5 +58,5 @@ def test_what_was_measured_is_no_metric() -> None:
 
 
 def test_no_report_is_no_history() -> None:
-    assert Reports.of_metrics([]).history() == {}
-    assert len(Reports.of_metrics([]).frame()) == 0
+    assert Reports.of([]).history() == {}
+    assert len(Reports.of([]).frame()) == 0
