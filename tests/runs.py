@@ -20,7 +20,7 @@ LOSS = Columns(own=("loss",))
 
 
 def new_state(**changes: object) -> RunState:
-    """A run of two ranks that begins now, written by this process."""
+    """A step cell on two ranks that begins now, written by this process."""
     fields: dict[str, object] = {
         "id": new_id(time.time()),
         "number": 1,
@@ -33,6 +33,7 @@ def new_state(**changes: object) -> RunState:
         "workers": tuple(RunWorker(rank=r, host="here", pid=1, devices="1 x cpu") for r in (0, 1)),
         "versions": {"tensorflow": "2.21"},
         "writer": this_process(),
+        "replicas": 2,
     }
     return RunState(**(fields | changes))  # type: ignore[arg-type]
 

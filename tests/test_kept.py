@@ -100,6 +100,16 @@ def test_a_run_under_way_has_what_there_is_until_now(root: Path) -> None:
     run.close()
 
 
+def test_the_history_of_a_fit_is_that_of_its_epochs(root: Path) -> None:
+    """Its batches, which are measured, are in the tables only."""
+    run = new_run(root, replicas=0)
+    run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5]], WIDE))
+    run.take(Metrics(rank=0, cell=1, epoch=1, step=-1, time_s=0.2, own={"loss": 3.0}))
+    run.close()
+    np.testing.assert_array_equal(nbdist.runs()[0].history["loss"], [[3]])
+    assert [m.step for m in nbdist.runs()[0].run.metrics] == [-1]
+
+
 def test_metrics_in_several_tables_are_one_history(root: Path) -> None:
     run = new_run(root)
     run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5], [1, 1, 1, 0.1, 0.02, np.nan, 0.5]], WIDE))
