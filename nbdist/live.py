@@ -19,6 +19,7 @@ from nbdist.records import (
     RunWorker,
     StepBegun,
 )
+from nbdist.telemetry.findings import Analyst
 from nbdist.telemetry.kept import prune
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.rundir import RunDirectory, new_id
@@ -27,7 +28,7 @@ from nbdist.views import labels
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nbdist.records import CellRequest, RankStatus, RunStatus, Speech, WorkerState
+    from nbdist.records import CellRequest, FindingTopic, RankStatus, RunStatus, Speech, WorkerState
     from nbdist.settings import Settings
 
 FLUSH_INTERVAL_S = 0.05
@@ -53,8 +54,12 @@ class LiveRun(Protocol):
         """Take in what a rank says in this cell."""
         ...
 
-    def tick(self) -> None:
-        """What was heard reaches who watches; to be called many times a second."""
+    def tick(self) -> tuple[str, ...]:
+        """What was heard reaches who watches; to be called many times a second.
+
+        Returns:
+            What the user should know now, line by line; each is said once.
+        """
         ...
 
     def stop_requested(self) -> bool:
@@ -89,7 +94,8 @@ class UnkeptRun:
     def hear(self, record: Speech) -> None:
         self._reported |= isinstance(record, Rows | Metrics)
 
-    def tick(self) -> None: ...
+    def tick(self) -> tuple[str, ...]:
+        return ()
 
     def stop_requested(self) -> bool:
         return False
@@ -119,13 +125,20 @@ class KeptLiveRun:
         self._workers = {worker.rank: worker for worker in directory.state.workers}
         self._changes: dict[str, object] = {}
         self._notes: dict[str, Finding] = {}
+        self._analyst = self._new_analyst(batch=0)
+        self._said: set[FindingTopic] = set()
         self._reported = False
         self._dropped = 0
         self._flushed_at = self._updated_at = 0.0
 
+    def _new_analyst(self, batch: int) -> Analyst:
+        host_of = {worker.rank: worker.host for worker in self._workers.values()}
+        return Analyst(host_of, self._directory.state.strategy, batch)
+
     def hear(self, record: Speech) -> None:
         self._directory.take(record)
         if isinstance(record, Rows):
+            self._analyst.take(record)
             self._reported = True
             self._dropped += record.dropped
         else:
@@ -134,6 +147,8 @@ class KeptLiveRun:
 
     def _note(self, record: Speech) -> None:
         if isinstance(record, StepBegun):
+            if "batch" not in self._changes and not self._directory.state.batch:
+                self._analyst = self._new_analyst(record.batch)  # all ranks say the same
             self._change(
                 replicas=record.replicas,
                 batch=record.batch,
@@ -161,21 +176,26 @@ class KeptLiveRun:
         worker = msgspec.structs.replace(self._workers[rank], status=status, said=said)
         self._workers[rank] = worker
 
-    def tick(self) -> None:
+    def tick(self) -> tuple[str, ...]:
         now = time.monotonic()
         if now - self._flushed_at >= FLUSH_INTERVAL_S:
             self._directory.flush()
             self._flushed_at = now
-        if now - self._updated_at >= STATE_INTERVAL_S:
-            self._update()
-            self._updated_at = now
+        if now - self._updated_at < STATE_INTERVAL_S:
+            return ()
+        self._updated_at = now
+        found = self._analyst.findings()
+        self._update(found)
+        fresh = [finding for finding in found if finding.topic not in self._said]
+        self._said.update(finding.topic for finding in fresh)
+        return tuple(finding.text for finding in fresh)
 
-    def _update(self) -> None:
+    def _update(self, found: tuple[Finding, ...]) -> None:
         """Write the state where it has changed."""
         with self._lock:
             changes, self._changes = self._changes, {}
             changes["workers"] = tuple(self._workers.values())
-            changes["findings"] = (*self._notes.values(), *self._losses())
+            changes["findings"] = (*found, *self._notes.values(), *self._losses())
         state = self._directory.state
         if any(getattr(state, name) != value for name, value in changes.items()):
             self._directory.update(**changes)
@@ -197,7 +217,7 @@ class KeptLiveRun:
     def stopping(self) -> None:
         with self._lock:
             self._changes["status"] = "stopping"
-        self._update()
+        self._update(self._analyst.findings())
 
     def lost(self, ranks: Iterable[int]) -> None:
         with self._lock:
@@ -211,9 +231,9 @@ class KeptLiveRun:
         self._directory.close()
         with self._lock:
             self._changes |= {"status": status, "error": error, "ended": time.time()}
-        self._update()
+        self._update(self._analyst.findings())
         gone = prune(self._directory.path.parent, self._kept_runs)
-        removed = f"nbdist: removed {labels.count(len(gone), 'old run')}, keeping "
+        removed = f"removed {labels.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
         return (*(loss.text for loss in self._losses()), *((kept,) if gone else ()))
 
@@ -255,7 +275,7 @@ def begin(
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
     except OSError as error:
-        return UnkeptRun(f"nbdist: this run is not kept: {error}")
+        return UnkeptRun(f"this run is not kept: {error}")
     return KeptLiveRun(directory, settings.kept_runs)
 
 

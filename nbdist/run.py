@@ -168,7 +168,8 @@ class CellWatch:
             self._take(self._heard.get(timeout=seconds))
         self._drain()
         self._view.flush()
-        self._live.tick()
+        for line in self._live.tick():
+            self._view.say(line)
 
     def _drain(self) -> None:
         while not self._heard.empty():

@@ -150,6 +150,10 @@ class CellView:
         self._tail.flush(everything=everything)
         self._run.flush(everything=everything)
 
+    def say(self, line: str) -> None:
+        """Show a line that is about the run, and of no rank's."""
+        self._tail.write("stderr", f"nbdist: {line}\n")
+
     def close(
         self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
     ) -> None:
@@ -162,7 +166,8 @@ class CellView:
         self.flush(everything=True)
         self._run.close(drawn)
         for line in said:
-            sys.stderr.write(line + "\n")
+            self.say(line)
+        self._tail.flush(everything=True)
 
     def _add_text(self, record: Output) -> None:
         key = (record.rank, record.stream)
