@@ -81,7 +81,7 @@ export function Cluster(props: ClusterProps): React.JSX.Element {
           >
             {trans.__('Resize')}
           </button>
-          <button type="button" className="jp-mod-styled jp-mod-warn" disabled={busy} onClick={onStop}>
+          <button type="button" className="jp-mod-styled jp-mod-reject" disabled={busy} onClick={onStop}>
             {trans.__('Stop')}
           </button>
         </form>

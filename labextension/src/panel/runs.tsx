@@ -46,7 +46,7 @@ function Run(props: RunsProps & { readonly run: RunState }): React.JSX.Element {
           <span>{progress(run, figuresOf(run.id), trans)}</span>
           <button
             type="button"
-            className="jp-mod-styled jp-mod-warn"
+            className="jp-mod-styled jp-mod-reject"
             aria-label={trans.__('Stop the run %1', title)}
             disabled={run.status !== 'running'}
             onClick={() => onStop(run.id)}
