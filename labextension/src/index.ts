@@ -109,11 +109,12 @@ const palette: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:palette',
   description: 'The commands in the palette.',
   autoStart: true,
-  requires: [ICommandPalette, IPanelParts],
-  activate: (_: JupyterFrontEnd, commandPalette: ICommandPalette) => {
+  requires: [IPanelParts],
+  optional: [ICommandPalette],
+  activate: (_: JupyterFrontEnd, __: PanelParts, commandPalette: ICommandPalette | null) => {
     const needsRun: string = Commands.openRun;
     for (const command of Object.values(Commands).filter(name => name !== needsRun)) {
-      commandPalette.addItem({ command, category: 'nbdist' });
+      commandPalette?.addItem({ command, category: 'nbdist' });
     }
   }
 };
@@ -122,8 +123,12 @@ const status: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:status',
   description: 'Workers and samples per second in the status bar.',
   autoStart: true,
-  requires: [IStatusBar, IPanelParts],
-  activate: (app: JupyterFrontEnd, statusBar: IStatusBar, parts: PanelParts) => {
+  requires: [IPanelParts],
+  optional: [IStatusBar],
+  activate: (app: JupyterFrontEnd, parts: PanelParts, statusBar: IStatusBar | null) => {
+    if (statusBar === null) {
+      return; // Notebook 7 has none
+    }
     const { server, figures, trans } = parts;
     const open = (): void => void app.commands.execute(Commands.openPanel);
     const item = new StatusItem(server, figures, trans, open);

@@ -1,1 +1,92 @@
-export default {};
+import type { AnyModel, AnyWidget } from '@anywidget/types';
+import plotStyle from 'uplot/dist/uPlot.min.css';
+import runStyle from '../style/run.css';
+import type { RunState, StopRun, Table } from './records';
+import { RunModel } from './run/model';
+import { RunView } from './run/view';
+
+/** The traits of the widget in Python. */
+interface Traits {
+  /** Null until the run has begun. */
+  state: RunState | null;
+  tables: readonly Table[];
+}
+
+/** What comes with buffers of rows: float64, little-endian, `[table number, row, row, ...]`. */
+interface RowsMessage {
+  readonly type: 'Rows';
+  /** All rows of the run from its first: what was sent before is forgotten. */
+  readonly from_start: boolean;
+}
+
+/** What the widget says when a page has opened it: it asks for all rows, messages being no state. */
+const WATCH = { type: 'WatchRun' } as const;
+const STOP: StopRun = { type: 'StopRun' };
+
+/** For front ends without the extension: the same view, fed by the kernel's messages. */
+function widget(): AnyWidget<Traits> {
+  // anywidget gives every call another proxy of its model, so what they share is kept here.
+  const run = new RunModel();
+  return {
+    initialize({ model, signal }) {
+      const stopFeeding = feed(run, model);
+      signal.addEventListener('abort', stopFeeding);
+      model.send(WATCH);
+    },
+    render({ model, el, signal }) {
+      const host = document.createElement('div');
+      el.append(styles(), host);
+      const view = new RunView(host, run, { stop: () => model.send(STOP) });
+      signal.addEventListener('abort', () => view.dispose());
+    }
+  };
+}
+
+/** Hand on what the kernel says until the returned function is called. */
+function feed(run: RunModel, model: AnyModel<Traits>): () => void {
+  let known = 0;
+  const takeState = (): void => {
+    const state = model.get('state');
+    if (state !== null) {
+      run.onState(state);
+    }
+  };
+  const takeTables = (): void => {
+    const tables = model.get('tables');
+    tables.slice(known).forEach(table => run.onTable(table));
+    known = tables.length;
+  };
+  const takeRows = (message: RowsMessage, buffers: readonly DataView[]): void => {
+    if (message.from_start) {
+      run.reset();
+      known = 0;
+      takeTables();
+    }
+    buffers.forEach(buffer => run.onRows(rowsOf(buffer)));
+  };
+  model.on('change:state', takeState);
+  model.on('change:tables', takeTables);
+  model.on('msg:custom', takeRows);
+  takeState();
+  takeTables();
+  run.onConnection('live');
+  return () => {
+    model.off('change:state', takeState);
+    model.off('change:tables', takeTables);
+    model.off('msg:custom', takeRows);
+  };
+}
+
+/** The rows of a buffer, which need not begin at a multiple of eight bytes. */
+function rowsOf(buffer: DataView): Float64Array {
+  const { byteOffset, byteLength } = buffer;
+  return new Float64Array(buffer.buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer);
+}
+
+function styles(): HTMLStyleElement {
+  const style = document.createElement('style');
+  style.textContent = plotStyle + runStyle;
+  return style;
+}
+
+export default widget;
