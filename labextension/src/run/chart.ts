@@ -32,6 +32,8 @@ export interface ChartContext {
   stragglers(): readonly number[];
   /** Draw again in the next frame. */
   request(): void;
+  /** Draw again, the words too. */
+  requestAll(): void;
 }
 
 /** One chart: lines or bands, legend, heat map of many ranks, and its data as a table. */
@@ -56,7 +58,7 @@ export class Chart {
     private readonly context: ChartContext
   ) {
     const { say, hidden, theme } = context;
-    const request = (): void => context.request();
+    const request = (): void => context.requestAll();
     this.picture = new Picture(source, hidden);
     this.legend = new Legend(hidden, request, say);
     this.table = new DataTable(source.title, say, request);
@@ -179,12 +181,12 @@ export class Chart {
 
   private drawWords(): void {
     const { settings, say } = this.context;
+    this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
     setAttribute(this.image, 'aria-label', describe(this.picture, settings, say));
     this.table.draw(this.picture, settings);
     this.heat.root.hidden = this.picture.bands === null;
     if (this.picture.bands !== null) {
-      const { ranks, bins } = this.picture;
-      this.heat.draw(ranks, bins, this.source.title, this.source.unit, this.plot.inset);
+      this.heat.draw(this.picture, this.plot.inset);
     }
   }
 
@@ -204,9 +206,9 @@ export class Chart {
     const strips = this.picture.bands?.strips;
     const { accent, text } = this.context.theme.colours;
     if (strips !== undefined) {
-      painter.band(strips[0]!, strips[6]!, accent, 0.18);
-      painter.band(strips[1]!, strips[5]!, accent, 0.22);
-      painter.band(strips[2]!, strips[4]!, accent, 0.32);
+      painter.between(strips[0]!, strips[6]!, accent, 0.18);
+      painter.between(strips[1]!, strips[5]!, accent, 0.22);
+      painter.between(strips[2]!, strips[4]!, accent, 0.32);
       painter.line(strips[MEDIAN]!, { colour: text, width: 2, alpha: 1 });
     }
     if (this.source.limit > 0 && this.source.limit < this.picture.y.max) {
@@ -221,10 +223,13 @@ export class Chart {
     for (const { rank, strip, raw } of lines) {
       const colour = lineColour(rank);
       const alpha = this.near >= 0 && this.near !== rank ? faint * 0.35 : faint;
-      if (this.picture.hasRaw) {
-        painter.line(raw, { colour, width: 1, alpha: 0.22 });
+      if (isFew) {
+        const spread = this.picture.hasRaw ? raw : strip;
+        painter.between(spread, spread, colour, 0.2 * alpha);
+        painter.line(strip, { colour, width: 1.25, alpha });
+      } else {
+        painter.zigzag(strip, { colour, width: 1, alpha });
       }
-      painter.line(strip, { colour, width: isFew ? 1.25 : 1, alpha });
     }
   }
 

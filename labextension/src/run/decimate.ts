@@ -40,7 +40,7 @@ export class Strip {
   }
 
   /** Take the bins of `cut`; nothing of a line is lost that would be seen. */
-  fill(trace: Trace, { from, to, per, columns }: Cut): void {
+  fill(trace: Trace, { from, to, per, columns }: Cut): this {
     this.clear(columns);
     const { min, max, mean, n, bad } = trace;
     const end = Math.min(to, trace.length);
@@ -65,6 +65,7 @@ export class Strip {
       this.mean[column] = count > 0 ? sum / count : NaN;
       this.bad[column] = bits;
     }
+    return this;
   }
 
   /** Take one value for each bin; nan where there is none. */

@@ -4,7 +4,7 @@ import type { Axis } from './grid';
 import type { Entry } from './legend';
 import type { Picture, Settings } from './picture';
 import type { Say } from './words';
-import { amount, clock, count, counted, fill } from './words';
+import { amount, clock, count, counted, fill, ranks as spans } from './words';
 
 const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
 
@@ -94,8 +94,7 @@ function extremes({ lines, bands, source }: Picture, say: Say): string[] {
     return [];
   }
   if (bands !== null) {
-    const who = latest.map(({ rank }) => rank).sort((a, b) => a - b);
-    return [fill(say('Standing out: rank {0}.'), who.join(', '))];
+    return [fill(say('Standing out: rank {0}.'), spans(latest.map(({ rank }) => rank)))];
   }
   const write = (value: number): string => amount(value, source.unit);
   const text = say('Least: {0} on rank {1}; greatest: {2} on rank {3}.');

@@ -68,6 +68,7 @@ export class Header {
   draw(now: number): void {
     const { state, connection } = this.model;
     setText(this.connection, this.say(CONNECTIONS[connection]));
+    this.isAsked &&= connection === 'live';
     if (state !== null) {
       this.drawState(state);
     }
@@ -81,10 +82,11 @@ export class Header {
   }
 
   private ask(stop: () => void): void {
-    if (!this.isAsked && this.model.state?.status === 'running') {
+    const { state, connection } = this.model;
+    if (!this.isAsked && state?.status === 'running' && connection === 'live') {
       this.isAsked = true;
       stop();
-      this.drawState(this.model.state);
+      this.drawState(state);
     }
   }
 
@@ -129,7 +131,7 @@ export class Header {
     this.number('epoch', this.say('epoch'), known.epoch, part => of(part, known.epochs));
     this.number('step', this.say('step'), known.step, part => of(part, known.steps));
     this.number('metric', known.name, known.name === '' ? NaN : known.value, plain, known.name !== '');
-    this.number('time', this.say('a step'), known.stepSeconds, value => amount(value, 'seconds'));
+    this.number('time', this.say('step time'), known.stepSeconds, value => amount(value, 'seconds'));
     this.number('rate', this.say('samples/s'), known.samplesPerSecond, plain);
     this.number('elapsed', this.say('elapsed'), known.elapsed, clock);
     this.number('left', this.say('left'), known.left, clock);
@@ -144,8 +146,8 @@ export class Header {
   ): void {
     let figure = this.figures.get(key);
     if (figure === undefined) {
-      figure = { root: make('div', 'figure'), name: make('dt', ''), value: make('dd', '') };
-      figure.root.append(figure.name, figure.value);
+      figure = { root: make('div', 'figure'), name: make('dt', ''), value: make('bdi', '') };
+      figure.root.append(figure.name, make('dd', '', {}, figure.value));
       this.numbers.append(figure.root);
       this.figures.set(key, figure);
     }

@@ -1,9 +1,9 @@
-import type { Cut } from './decimate';
+import { Strip } from './decimate';
 import { make, setAttribute } from './dom';
+import type { Picture } from './picture';
 import type { Line } from './sources';
-import type { Unit } from './words';
-import { amount, fill } from './words';
 import type { Say } from './words';
+import { amount, fill } from './words';
 
 /**
  * Colours from the least to the greatest value: even steps of lightness, told apart without colour
@@ -21,14 +21,28 @@ const STOPS = [
   [253, 231, 37]
 ] as const;
 const SHADES = 256;
+/** Of a metric it is shown how far a rank is from the median, up to so many times the spread. */
+const FARTHEST = 4;
+/** The quantiles that the spread is between, and the middle. */
+const [LOWER, MIDDLE, UPPER] = [2, 3, 4] as const;
 
-/** Ranks from the top down, columns of time from the left: one value for each. */
+/** Where the plot above has its lines, in pixels of the page. */
+export interface Inset {
+  readonly left: number;
+  readonly width: number;
+}
+
+/**
+ * Ranks from the top down, columns of time from the left. An amount is shown as it is; of a metric,
+ * which changes more in time than between ranks, how far the rank is from the others.
+ */
 export class HeatMap {
   readonly root: HTMLElement;
   private readonly canvas: HTMLCanvasElement;
   private readonly labels: HTMLElement;
   private readonly scale: HTMLElement;
   private image: ImageData | null = null;
+  private shown = '';
 
   constructor(private readonly say: Say) {
     this.canvas = make('canvas', 'heat-canvas', { role: 'img', 'aria-label': say('heat map') });
@@ -37,25 +51,15 @@ export class HeatMap {
     this.root = make('div', 'heat', { dir: 'ltr' }, this.labels, this.canvas, this.scale);
   }
 
-  /**
-   * Args:
-   *   inset: where the plot above has its lines, in pixels of the page.
-   */
-  draw(
-    lines: readonly Line[],
-    bins: Cut,
-    title: string,
-    unit: Unit,
-    inset: { readonly left: number; readonly width: number }
-  ): void {
-    const image = this.imageOf(Math.max(1, bins.columns), Math.max(1, lines.length));
-    const shades = new Shades(lines, bins);
-    const pixels = new Uint32Array(image.data.buffer);
-    shades.paint(pixels, image.width);
+  draw(picture: Picture, inset: Inset): void {
+    const image = this.imageOf(Math.max(1, picture.columns), Math.max(1, picture.ranks.length));
+    const shades = new Shades(picture);
+    shades.paint(new Uint32Array(image.data.buffer));
     this.canvas.getContext('2d')?.putImageData(image, 0, 0);
+    this.labels.style.width = `${inset.left}px`;
     this.root.style.paddingLeft = `${inset.left}px`;
     this.canvas.style.width = `${inset.width}px`;
-    this.label(lines, title, unit, shades);
+    this.label(picture, shades);
   }
 
   private imageOf(width: number, height: number): ImageData {
@@ -67,75 +71,67 @@ export class HeatMap {
     return this.image;
   }
 
-  private label(lines: readonly Line[], title: string, unit: Unit, shades: Shades): void {
-    const [first, last] = [lines[0]?.rank ?? 0, lines[lines.length - 1]?.rank ?? 0];
-    const low = amount(shades.low, unit);
-    const high = amount(shades.high, unit);
-    const text = this.say('Heat map of {0}: ranks {1} to {2}, values from {3} to {4}.');
-    setAttribute(this.canvas, 'aria-label', fill(text, title, first, last, low, high));
-    const key = `${first} ${last} ${low} ${high}`;
-    if (this.root.dataset['key'] !== key) {
-      this.root.dataset['key'] = key;
-      const rank = this.say('rank');
-      this.labels.replaceChildren(
-        make('span', '', {}, `${rank} ${first}`),
-        make('span', '', {}, `${rank} ${last}`)
-      );
-      this.scale.replaceChildren(low, make('span', 'heat-bar', { 'aria-hidden': 'true' }), high);
+  private label({ source, ranks }: Picture, shades: Shades): void {
+    const { say } = this;
+    const { unit, isAmount, title } = source;
+    const [first, last] = [ranks[0]?.rank ?? 0, ranks[ranks.length - 1]?.rank ?? 0];
+    const low = isAmount ? amount(shades.low, unit) : say('below the others');
+    const high = isAmount ? amount(shades.high, unit) : say('above');
+    const text = [title, first, last, low, high].join(' ');
+    if (text === this.shown) {
+      return;
     }
+    this.shown = text;
+    const words = say('Heat map of {0}: ranks {1} to {2}, from {3} to {4}.');
+    setAttribute(this.canvas, 'aria-label', fill(words, title, first, last, low, high));
+    const marks = [`${first}`, say('rank'), `${last}`].map(mark => make('span', '', {}, mark));
+    this.labels.replaceChildren(...marks);
+    this.scale.replaceChildren(low, make('span', 'heat-bar', { 'aria-hidden': 'true' }), high);
   }
 }
 
-/** The mean of each rank in each column, and the range in which they are shown. */
+/** A value for each rank and column, and the range in which they are shown. */
 class Shades {
   low = Infinity;
   high = -Infinity;
   private readonly values: Float32Array;
   private readonly columns: number;
+  private readonly strip = new Strip();
 
-  constructor(lines: readonly Line[], bins: Cut) {
-    this.columns = Math.max(1, bins.columns);
-    this.values = new Float32Array(this.columns * Math.max(1, lines.length)).fill(NaN);
-    lines.forEach((line, row) => this.addLine(line, bins, row * this.columns));
-  }
-
-  paint(pixels: Uint32Array, width: number): void {
-    const per = (SHADES - 1) / (this.high - this.low || 1);
-    for (let i = 0; i < this.values.length && i < pixels.length; i++) {
-      const value = this.values[i]!;
-      const shade = Math.round((value - this.low) * per);
-      pixels[i] = value === value ? PALETTE[shade]! : 0;
+  constructor(picture: Picture) {
+    this.columns = Math.max(1, picture.columns);
+    this.values = new Float32Array(this.columns * Math.max(1, picture.ranks.length)).fill(NaN);
+    picture.ranks.forEach((line, row) => this.addLine(picture, line, row * this.columns));
+    if (!picture.source.isAmount) {
+      [this.low, this.high] = [-FARTHEST, FARTHEST];
     }
-    this.carry(pixels, width);
   }
 
   /** A column in which a rank said nothing shows what it said before. */
-  private carry(pixels: Uint32Array, width: number): void {
-    for (let i = 1; i < pixels.length; i++) {
-      if (pixels[i] === 0 && i % width !== 0) {
-        pixels[i] = pixels[i - 1]!;
-      }
+  paint(pixels: Uint32Array): void {
+    const per = (SHADES - 1) / (this.high - this.low || 1);
+    for (let i = 0; i < pixels.length; i++) {
+      const value = this.values[i]!;
+      const shade = Math.round((value - this.low) * per);
+      const before = i % this.columns === 0 ? 0 : pixels[i - 1]!;
+      pixels[i] = value === value ? PALETTE[Math.min(SHADES - 1, Math.max(0, shade))]! : before;
     }
   }
 
-  private addLine({ trace }: Line, { from, to, per, columns }: Cut, at: number): void {
-    const end = Math.min(to, trace.length);
-    for (let column = 0, bin = from; column < columns; column++) {
-      let sum = 0;
-      let count = 0;
-      for (const stop = Math.min(end, bin + per); bin < stop; bin++) {
-        if (trace.n[bin]! > 0) {
-          sum += trace.mean[bin]!;
-          count++;
-        }
-      }
-      if (count > 0) {
-        const mean = sum / count;
-        this.values[at + column] = mean;
-        this.low = mean < this.low ? mean : this.low;
-        this.high = mean > this.high ? mean : this.high;
-      }
+  private addLine({ source, bins, bands }: Picture, { trace }: Line, at: number): void {
+    const { mean } = this.strip.fill(trace, bins);
+    const strips = source.isAmount ? undefined : bands?.strips;
+    for (let column = 0; column < bins.columns; column++) {
+      const value = mean[column]! - (strips?.[MIDDLE]?.mean[column] ?? 0);
+      const spread = (strips?.[UPPER]?.mean[column] ?? 1) - (strips?.[LOWER]?.mean[column] ?? 0);
+      this.take(at + column, spread > 0 ? value / spread : value === value ? 0 : NaN);
     }
+  }
+
+  private take(at: number, value: number): void {
+    this.values[at] = value;
+    this.low = value < this.low ? value : this.low;
+    this.high = value > this.high ? value : this.high;
   }
 }
 

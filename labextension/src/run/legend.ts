@@ -37,6 +37,7 @@ export class Legend {
     if (shape !== this.shape) {
       this.shape = shape;
       this.chips = entries.map(entry => this.chip(entry));
+      this.root.classList.toggle('nbdist-wide', entries.some(({ kind }) => kind === 'band'));
       this.root.replaceChildren(...this.chips.map(chip => chip.root));
     }
     entries.forEach((entry, i) => this.refresh(this.chips[i]!, entry, near));

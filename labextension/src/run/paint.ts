@@ -61,41 +61,44 @@ export class Painter {
     this.context.restore();
   }
 
-  /** A line: a column without a value is passed over, one with a value that is none breaks it. */
+  /**
+   * A line through the means: a column without a value is passed over, one whose values are no
+   * numbers breaks it.
+   */
   line(strip: Strip, pen: Pen): void {
-    this.take(pen);
-    this.context.beginPath();
-    const points = this.trace(strip);
-    this.context.stroke();
-    if (points * PIXELS_PER_POINT * this.ratio < this.area.width) {
-      this.points(strip, pen.width + 1);
-    }
+    this.stroke(strip, strip.mean, strip.mean, pen);
   }
 
-  /** The room between two lines. */
-  band(lower: Strip, upper: Strip, colour: string, alpha: number): void {
+  /** A line through the least and the greatest value of each column. */
+  zigzag(strip: Strip, pen: Pen): void {
+    this.stroke(strip, strip.low, strip.high, pen);
+  }
+
+  /** The room between the least of one line and the greatest of another. */
+  between(lower: Strip, upper: Strip, colour: string, alpha: number): void {
     this.context.fillStyle = colour;
     this.context.globalAlpha = alpha;
-    this.context.beginPath();
-    for (let i = 0; i < this.columns; i++) {
-      this.edge(i, upper.high[i]!);
+    let first = 0;
+    for (let i = 0; i <= this.columns; i++) {
+      if (i === this.columns || isBroken(lower, i)) {
+        this.fillBetween(lower.low, upper.high, first, i);
+        first = i + 1;
+      }
     }
-    for (let i = this.columns - 1; i >= 0; i--) {
-      this.edge(i, lower.low[i]!);
-    }
-    this.context.fill();
   }
 
-  /** A cross at the edge for each column with a value that is none. */
+  /** A cross at the edge where values are none; not one on the other. */
   marks(strip: Strip, colour: string): void {
     const size = MARK_SIZE * this.ratio;
     this.take({ colour, width: 1.75, alpha: 1 });
     this.context.beginPath();
+    let free = -Infinity;
     for (let i = 0; i < this.columns; i++) {
       const bits = strip.bad[i]!;
-      if (bits !== 0) {
+      if (bits !== 0 && this.px[i]! >= free) {
         const isHigh = (bits & TOO_HIGH) !== 0;
         this.cross(this.px[i]!, isHigh ? size * 1.6 : this.area.height - size * 1.6, size);
+        free = this.px[i]! + 3 * size;
       }
     }
     this.context.stroke();
@@ -136,7 +139,39 @@ export class Painter {
     this.context.setLineDash(dash?.map(length => length * this.ratio) ?? []);
   }
 
-  private trace({ low, high, bad }: Strip): number {
+  private stroke(strip: Strip, low: Float32Array, high: Float32Array, pen: Pen): void {
+    this.take(pen);
+    this.context.beginPath();
+    const points = low === high ? this.trace(strip, low) : this.traceBoth(strip, low, high);
+    this.context.stroke();
+    if (points * PIXELS_PER_POINT * this.ratio < this.area.width) {
+      this.points(strip, pen.width + 1);
+    }
+  }
+
+  private trace(strip: Strip, values: Float32Array): number {
+    const { context, px, scale } = this;
+    let isDown = false;
+    let points = 0;
+    for (let i = 0; i < this.columns; i++) {
+      const y = scale(values[i]!);
+      if (y !== y) {
+        isDown = isDown && !isBroken(strip, i);
+        continue;
+      }
+      if (isDown) {
+        context.lineTo(px[i]!, y);
+      } else {
+        context.moveTo(px[i]!, y);
+      }
+      isDown = true;
+      points++;
+    }
+    return points;
+  }
+
+  /** In each column first to the end that is nearer. */
+  private traceBoth(strip: Strip, low: Float32Array, high: Float32Array): number {
     const { context, px, scale } = this;
     const bottom = this.area.top + this.area.height;
     let before = NaN;
@@ -144,25 +179,35 @@ export class Painter {
     for (let i = 0; i < this.columns; i++) {
       const top = scale(high[i]!);
       if (top !== top) {
-        before = bad[i] ? NaN : before;
+        before = isBroken(strip, i) ? NaN : before;
         continue;
       }
-      const lowest = scale(low[i]!);
-      const below = lowest === lowest ? lowest : bottom;
+      const least = scale(low[i]!);
+      const below = least === least ? least : bottom;
       const isTopFirst = Math.abs(top - before) < Math.abs(below - before);
-      const x = px[i]!;
       if (before === before) {
-        context.lineTo(x, isTopFirst ? top : below);
+        context.lineTo(px[i]!, isTopFirst ? top : below);
       } else {
-        context.moveTo(x, below);
+        context.moveTo(px[i]!, below);
       }
       before = isTopFirst ? below : top;
       if (top !== below) {
-        context.lineTo(x, before);
+        context.lineTo(px[i]!, before);
       }
       points++;
     }
     return points;
+  }
+
+  private fillBetween(low: Float32Array, high: Float32Array, first: number, end: number): void {
+    this.context.beginPath();
+    for (let i = first; i < end; i++) {
+      this.edge(i, high[i]!);
+    }
+    for (let i = end - 1; i >= first; i--) {
+      this.edge(i, low[i]!);
+    }
+    this.context.fill();
   }
 
   private points({ mean }: Strip, radius: number): void {
@@ -191,6 +236,11 @@ export class Painter {
     this.context.moveTo(x + size, middle - size);
     this.context.lineTo(x - size, middle + size);
   }
+}
+
+/** All values of the column were none. */
+function isBroken({ mean, bad }: Strip, column: number): boolean {
+  return bad[column] !== 0 && Number.isNaN(mean[column]);
 }
 
 /** From values to heights; nan for what has no place on a logarithmic scale. */

@@ -112,7 +112,7 @@ export class Plot {
     return {
       width: this.size(),
       height: HEIGHT,
-      padding: [8, 14, 0, 0],
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: this.cursor(),
       scales: {

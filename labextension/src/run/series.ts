@@ -67,13 +67,19 @@ export class Series implements Trace, Binned {
     this.mean[bin]! += (value - this.mean[bin]!) / count;
   }
 
-  move(move: Move): void {
+  move({ to }: Move): void {
     const { min, max, mean, n, bad, length } = this;
-    this.allocate(n.length);
+    if (to(0) > 0) {
+      this.allocate(n.length); // bins would go where others still are
+    }
     this.length = 0;
     for (let i = 0; i < length; i++) {
-      if (n[i]! > 0 || bad[i]! > 0) {
-        this.merge(move.to(i), min[i]!, max[i]!, mean[i]!, n[i]!, bad[i]!);
+      const count = n[i]!;
+      const bits = bad[i]!;
+      if (count > 0 || bits > 0) {
+        n[i] = 0;
+        bad[i] = 0;
+        this.merge(to(i), min[i]!, max[i]!, mean[i]!, count, bits);
       }
     }
   }

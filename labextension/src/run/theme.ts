@@ -1,4 +1,4 @@
-import { Disposables } from './dom';
+import { Disposables, make } from './dom';
 
 /**
  * Colours of lines: told apart by the colour-blind (after Okabe and Ito, "Color Universal Design",
@@ -29,8 +29,6 @@ export interface Colours {
   readonly ground: string;
   readonly error: string;
   readonly font: string;
-  /** The reader's system decides on colours. */
-  readonly isForced: boolean;
 }
 
 /** Follows the theme of the page: of Jupyter, or else of the system. */
@@ -72,17 +70,24 @@ export class Theme {
   }
 }
 
+/** Colours may be mixed of others: an element has them as they come out. */
 function read(host: HTMLElement): Colours {
-  const style = getComputedStyle(host);
-  const colour = (name: string): string => style.getPropertyValue(`--nbdist-${name}`).trim();
-  return {
+  const probe = make('span', '', { hidden: '' });
+  host.append(probe);
+  const style = getComputedStyle(probe);
+  const colour = (name: string): string => {
+    probe.style.color = `var(--nbdist-${name})`;
+    return style.color;
+  };
+  const colours = {
     text: colour('text'),
     faint: colour('faint'),
     grid: colour('grid'),
     accent: colour('accent'),
     ground: colour('ground'),
     error: colour('error'),
-    font: `11px ${style.fontFamily}`,
-    isForced: matchMedia('(forced-colors: active)').matches
+    font: `11px ${style.fontFamily}`
   };
+  probe.remove();
+  return colours;
 }

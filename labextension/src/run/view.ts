@@ -23,6 +23,8 @@ import { stragglersOf, Workers } from './workers';
 
 /** Words, tables and heat maps are drawn no more often than this. */
 const WORDS_MS = 250;
+/** The table of the workers, which may have many rows. */
+const TABLE_MS = 1000;
 /** While a run is open its clock goes on without news. */
 const CLOCK_MS = 1000;
 
@@ -63,6 +65,7 @@ export class RunView {
   private shown: Chart[] = [];
   private sourceKeys = '';
   private wordsDrawn = -Infinity;
+  private tableDrawn = -Infinity;
   private timer = 0;
 
   constructor(
@@ -72,7 +75,6 @@ export class RunView {
     private readonly say: Say = text => text
   ) {
     host.append(this.root);
-    const request = (): void => this.frames.request();
     const theme = new Theme(this.root);
     this.header = new Header(model, say, () => actions.stop());
     this.notes = new Notes(say);
@@ -86,7 +88,8 @@ export class RunView {
       say,
       hidden: new Set(),
       stragglers: () => [...stragglersOf(model.state)],
-      request
+      request: () => this.frames.request(),
+      requestAll: () => this.drawAll()
     };
     this.build();
     this.frames = new Frames(this.root, now => this.draw(now));
@@ -133,6 +136,10 @@ export class RunView {
       this.wordsDrawn = now;
       this.drawWords();
     }
+    if (now - this.tableDrawn >= TABLE_MS) {
+      this.tableDrawn = now;
+      this.workers.draw();
+    }
     for (const chart of this.shown) {
       chart.draw(isFull);
     }
@@ -142,7 +149,6 @@ export class RunView {
   private drawWords(): void {
     this.header.draw(Date.now() / 1000);
     this.notes.draw(this.model.state);
-    this.workers.draw();
     this.chooseCharts();
   }
 
@@ -168,8 +174,9 @@ export class RunView {
     const sources = isChoice ? all.filter(source => source.key === chosen) : all;
     const keys = [page.key, ...sources.map(source => source.title)].join('|');
     const isSame = sources.every(({ grid }, i) => this.shown[i]?.source.grid === grid);
-    if (keys === this.sourceKeys && isSame) {
-      return;
+    const isComing = !this.model.isCaughtUp && this.shown.length > 0;
+    if (isSame ? keys === this.sourceKeys : isComing) {
+      return; // what was seen stays until all of it has come again
     }
     this.sourceKeys = keys;
     this.dropCharts();

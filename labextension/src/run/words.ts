@@ -2,12 +2,19 @@
 export type Say = (text: string) => string;
 
 /** What a number is of, and so how it is written. */
-export type Unit = 'number' | 'seconds' | 'bytes' | 'share';
+export type Unit = 'number' | 'short' | 'seconds' | 'bytes' | 'share';
 
 const DIGITS = 4;
 const COUNT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
-const PLAIN = new Intl.NumberFormat(undefined, { maximumSignificantDigits: DIGITS });
-const SHORT = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3 });
+const WHOLE = new Intl.NumberFormat(undefined, { maximumSignificantDigits: DIGITS });
+const PLAIN = digits(DIGITS);
+const SHORT = digits(3);
+
+/** Always so many digits, so that numbers below each other line up. */
+function digits(number: number): Intl.NumberFormat {
+  const options = { minimumSignificantDigits: number, maximumSignificantDigits: number };
+  return new Intl.NumberFormat(undefined, options);
+}
 
 /** `step {0} of {1}` with its places filled. */
 export function fill(text: string, ...values: readonly (string | number)[]): string {
@@ -36,7 +43,7 @@ export function plain(value: number): string {
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) {
     return value.toExponential(DIGITS - 2);
   }
-  return PLAIN.format(value);
+  return (Number.isInteger(value) ? WHOLE : PLAIN).format(value);
 }
 
 interface Scale {
@@ -70,7 +77,8 @@ function scaleOf(unit: Unit, size: number): Scale {
   }
   const scales = unit === 'seconds' ? SECONDS : unit === 'bytes' ? BYTES : [];
   const fitting = scales.find(scale => size * scale.factor >= 1);
-  return fitting ?? scales[scales.length - 1] ?? NO_SCALE;
+  const least = size === 0 ? scales[0] : scales[scales.length - 1];
+  return fitting ?? least ?? NO_SCALE;
 }
 
 /** `12.3 ms`, `1.44 GB`, `23 %`, `0.4127`. */
@@ -79,6 +87,9 @@ export function amount(value: number, unit: Unit): string {
     return plain(value);
   }
   const { factor, suffix } = scaleOf(unit, Math.abs(value));
+  if (value === 0) {
+    return `0${suffix}`;
+  }
   return SHORT.format(value * factor) + suffix;
 }
 

@@ -98,7 +98,7 @@ export class Workers {
       column('loss', 'loss', true, ({ rank }) => number(loss(rank), plain(loss(rank)))),
       column('pace', 'ms/step', true, ({ rank }) => {
         const ms = 1000 * stepSecondsOf(model, rank);
-        return number(ms, plain(Number(ms.toPrecision(3))));
+        return number(ms, amount(ms, 'short'));
       }),
       column('memory', 'memory', true, ({ rank }) => {
         const bytes = memoryOf(model, rank);

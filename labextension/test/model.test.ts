@@ -1,0 +1,167 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import type { Table } from '../src/records';
+import { PLACE } from '../src/records';
+import { binsFor, RunModel } from '../src/run/model';
+import { Random } from './random';
+
+function table(own: string[], shared: string[] = [], measures: string[] = [], number = 0): Table {
+  return { number, columns: { measures, own, shared } };
+}
+
+/** Rows of a table as one message. */
+function message(number: number, ...rows: readonly (readonly number[])[]): Float64Array {
+  return Float64Array.from([number, ...rows.flat()]);
+}
+
+function losses(model: RunModel, rank: number): number[] {
+  const series = model.metrics()[0]!.own.get(rank)!;
+  return [...series.mean.subarray(0, series.length)];
+}
+
+test('rows become a line for each rank', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  model.onRows(message(0, [0, 1, 1, 0.1, 3], [1, 1, 1, 0.1, 5], [0, 1, 2, 0.2, 2]));
+  assert.deepEqual(losses(model, 0), [3, 2]);
+  assert.deepEqual(losses(model, 1), [5]);
+  assert.equal(model.metrics()[0]!.latestOfAll(), 3.5);
+  assert.deepEqual(model.farthest(), { rank: -1, step: 2, epoch: 1, seconds: 0.2, reports: 0 });
+});
+
+test('messages may be cut anywhere', () => {
+  const rows = Array.from({ length: 50 }, (_, i) => [i % 3, 1, i, i / 10, i * i]);
+  const numbers = rows.flat();
+  const whole = new RunModel();
+  whole.onTable(table(['loss']));
+  whole.onRows(message(0, ...rows));
+  for (let seed = 1; seed <= 100; seed++) {
+    const random = new Random(seed);
+    const model = new RunModel();
+    model.onTable(table(['loss']));
+    for (let at = 0; at < numbers.length; ) {
+      const length = 1 + random.below(23);
+      model.onRows(message(0, numbers.slice(at, at + length)));
+      at += length;
+    }
+    assert.equal(model.rows, rows.length);
+    for (const rank of [0, 1, 2]) {
+      assert.deepEqual(losses(model, rank), losses(whole, rank));
+    }
+  }
+});
+
+test('a shared metric is one line, whoever says it first', () => {
+  const model = new RunModel();
+  model.onTable(table([], ['rate']));
+  model.onRows(message(0, [1, 1, 0, 0, 10], [0, 1, 0, 0, 10], [0, 1, 1, 0, 11], [1, 1, 1, 0, 11]));
+  model.onRows(message(0, [1, 1, 2, 0, 12], [0, 1, 2, 0, 12]));
+  const { shared, own } = model.metrics()[0]!;
+  assert.equal(own.size, 0);
+  assert.deepEqual([...shared!.mean.subarray(0, 3)], [10, 11, 12]);
+  assert.deepEqual([...shared!.n.subarray(0, 3)], [1, 1, 1]);
+});
+
+test('a metric may come late, and under another name', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  model.onRows(message(0, [0, 1, 0, 0, 1], [0, 1, 1, 0, 1]));
+  model.onTable(table(['loss', 'error'], [], [], 1));
+  model.onRows(message(1, [0, 1, 2, 0, 4, 7]));
+  model.onTable(table(['mistake'], [], [], 2));
+  model.onRows(message(2, [0, 1, 3, 0, 8]));
+  const metrics = model.metrics();
+  assert.deepEqual(metrics.map(metric => metric.name), ['loss', 'error', 'mistake']);
+  assert.deepEqual(losses(model, 0), [1, 1, 4]);
+  assert.equal(metrics[1]!.own.get(0)!.n[0], 0);
+});
+
+test('loss comes first, whenever it came', () => {
+  const model = new RunModel();
+  model.onTable(table(['accuracy', 'loss']));
+  model.onRows(message(0, [0, 1, 0, 0, 0.5, 2]));
+  assert.deepEqual(model.metrics().map(metric => metric.name), ['loss', 'accuracy']);
+});
+
+test('a metric may be missing on some ranks', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  model.onTable(table(['loss', 'extra'], [], [], 1));
+  model.onRows(message(0, [0, 1, 0, 0, 1]));
+  model.onRows(message(1, [1, 1, 0, 0, 2, 9]));
+  const extra = model.metrics()[1]!;
+  assert.deepEqual([...extra.own.keys()], [1]);
+  assert.ok(Number.isNaN(extra.latest(0)));
+  assert.equal(extra.latest(1), 9);
+});
+
+test('epochs and reports without a step have an axis of their own', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  model.onRows(message(0, [0, 1, 100, 1, 5], [0, 1, -1, 1, 4], [0, -1, -1, 2, 3], [0, -1, -1, 3, 2]));
+  const axes = model.metrics().map(({ grid }) => [grid.axis, grid.first, grid.last]);
+  assert.deepEqual(axes, [['step', 100, 100], ['epoch', 1, 1], ['report', 1, 2]]);
+});
+
+test('what is no row of any rank is passed over', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  model.onRows(message(7, [0, 1, 1, 0, 1]));
+  model.onRows(new Float64Array(0));
+  model.onRows(message(0, [NaN, 1, 1, 0, 1], [-1, 1, 1, 0, 1], [1e9, 1, 1, 0, 1], [0, 1, Infinity, 0, 1]));
+  assert.equal(model.rows, 0);
+  assert.deepEqual(model.metrics(), []);
+});
+
+test('what was measured is no metric', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss'], [], ['step_s']));
+  model.onRows(message(0, [0, 1, 1, 0, 0.25, 1]));
+  assert.deepEqual(model.metrics().map(metric => metric.name), ['loss']);
+  assert.equal(model.measure('step_s')!.latest(0), 0.25);
+  assert.equal(model.measure('input_s'), undefined);
+});
+
+test('each change is told once, until nobody listens', () => {
+  const model = new RunModel();
+  let calls = 0;
+  const end = model.subscribe(() => calls++);
+  model.onTable(table(['loss']));
+  model.onRows(message(0, [0, 1, 1, 0, 1], [0, 1, 2, 0, 1]));
+  model.onConnection('live');
+  model.onCaughtUp();
+  assert.equal(calls, 4);
+  end();
+  model.reset();
+  assert.equal(calls, 4);
+});
+
+test('after a reset the same rows make the same lines', () => {
+  const model = new RunModel();
+  for (let time = 0; time < 2; time++) {
+    model.reset();
+    model.onTable(table(['loss']));
+    model.onRows(message(0, [0, 1, 1, 0, 3], [0, 1, 2, 0, 4]));
+    assert.deepEqual(losses(model, 0), [3, 4]);
+    assert.equal(model.rows, 2);
+  }
+});
+
+test('bins of all ranks together are bounded', () => {
+  const width = PLACE.length + 1;
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  const rows = new Float64Array(1 + 1000 * width);
+  for (let step = 0; step < 1e6; step += 1000) {
+    for (let i = 0; i < 1000; i++) {
+      rows.set([0, 1, step + i, step + i, i], 1 + i * width);
+    }
+    model.onRows(rows);
+  }
+  assert.equal(model.rows, 1e6);
+  assert.ok(model.metrics()[0]!.own.get(0)!.n.length <= binsFor(1));
+  for (const ranks of [1, 4, 64, 256, 1024]) {
+    assert.ok(ranks * binsFor(ranks) <= 2 ** 19, `${ranks} ranks`);
+  }
+});

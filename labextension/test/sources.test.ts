@@ -1,0 +1,189 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import type { Finding, RunState } from '../src/records';
+import { Bands } from '../src/run/bands';
+import { figures } from '../src/run/figures';
+import { RunModel } from '../src/run/model';
+import type { Source } from '../src/run/sources';
+import {
+  memorySources,
+  metricSources,
+  shareSources,
+  stepTimeSources,
+  throughputSources
+} from '../src/run/sources';
+import { LINE_COLOURS } from '../src/run/theme';
+import { amount, clock, plain, ranks, ticks } from '../src/run/words';
+import { stragglersOf } from '../src/run/workers';
+
+const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
+const NOW = 1_000_000;
+
+function state(change: Partial<RunState>): RunState {
+  return {
+    id: '20000101-000000-000000',
+    number: 1,
+    label: 1,
+    header: '%%dist_run',
+    strategy: null,
+    framework: '',
+    status: 'running',
+    began: NOW - 60,
+    ended: 0,
+    workers: [],
+    versions: {},
+    writer: { host: '', pid: 0, started: 0 },
+    replicas: 0,
+    batch: 0,
+    samples: -1,
+    epochs: 0,
+    steps: -1,
+    split: '',
+    findings: [],
+    error: '',
+    stoppable: true,
+    version: 1,
+    ...change
+  };
+}
+
+/** Two steps of each rank; of rank r step, input and collective take what `times` says. */
+function measured(times: readonly (readonly [number, number, number])[], batch = 0): RunModel {
+  const model = new RunModel();
+  model.onState(state({ batch, steps: 8, epochs: 2 }));
+  model.onTable({ number: 0, columns: { measures: MEASURES, own: ['loss'], shared: [] } });
+  for (const step of [1, 2]) {
+    times.forEach((time, rank) => {
+      model.onRows(Float64Array.from([0, rank, 1, step, step * 10, ...time, 5e8, 0, rank]));
+    });
+  }
+  return model;
+}
+
+function means(source: Source): number[] {
+  return source.lines().map(({ trace }) => Number(trace.mean[0]!.toFixed(5)));
+}
+
+test('throughput is the batch over the time of a step, or steps a second', () => {
+  const times = [[0.5, 0, 0]] as const;
+  const [samples] = throughputSources(measured(times, 64));
+  assert.deepEqual([samples!.title, ...means(samples!)], ['samples/s', 128]);
+  const [steps] = throughputSources(measured(times));
+  assert.deepEqual([steps!.title, ...means(steps!)], ['steps/s', 2]);
+});
+
+test('the network has the least of the collectives, ranks wait for the rest', () => {
+  const [network, input] = shareSources(measured([[1, 0.1, 0.3], [1, 0.2, 0.05], [1, 0, 0.2]]));
+  assert.deepEqual(means(network!), [0.25, 0, 0.15]);
+  assert.equal(Number(network!.whole()!.mean[0]!.toFixed(5)), 0.05);
+  assert.deepEqual(means(input!), [0.1, 0.2, 0]);
+});
+
+test('a step without time has no share', () => {
+  const [network] = shareSources(measured([[0, 0, 0]]));
+  assert.equal(network!.lines()[0]!.trace.n[0], 0);
+});
+
+test('memory is shown of devices only where they have some', () => {
+  const model = measured([[1, 0, 0]]);
+  assert.deepEqual(memorySources(model).map(source => source.title), ['process memory']);
+});
+
+test('a metric that comes by step and by epoch has two charts', () => {
+  const model = measured([[1, 0, 0]]);
+  model.onTable({ number: 1, columns: { measures: [], own: ['loss'], shared: [] } });
+  model.onRows(Float64Array.from([1, 0, 1, -1, 30, 0.5]));
+  assert.deepEqual(metricSources(model).map(source => source.title), ['loss (by step)', 'loss (by epoch)']);
+  assert.deepEqual(stepTimeSources(model).map(source => source.title), ['step time']);
+});
+
+/** Of two colours, as WCAG 2.2 defines it. */
+function contrast(a: string, b: string): number {
+  const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
+  return (high! + 0.05) / (low! + 0.05);
+}
+
+function luminance(colour: string): number {
+  const [red, green, blue] = [1, 3, 5].map(at => {
+    const part = parseInt(colour.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
+}
+
+test('a run that has said nothing has nothing to draw', () => {
+  const model = new RunModel();
+  const makers = [metricSources, stepTimeSources, throughputSources, memorySources, shareSources];
+  assert.deepEqual(makers.flatMap(make => make(model)), []);
+});
+
+test('figures are of the farthest rank and of all ranks', () => {
+  const known = figures(measured([[0.2, 0, 0], [0.3, 0, 0]], 10), NOW);
+  assert.deepEqual([known.step, known.steps, known.epoch, known.epochs], [2, 8, 1, 2]);
+  assert.deepEqual([known.name, known.value], ['loss', 0.5]);
+  assert.equal(Number(known.stepSeconds.toFixed(5)), 0.25);
+  assert.equal(Number(known.samplesPerSecond.toFixed(3)), 40);
+  assert.deepEqual([known.elapsed, known.left], [60, 60]);
+});
+
+test('the clock of the browser is not trusted when it cannot be right', () => {
+  const model = measured([[0.2, 0, 0]]);
+  assert.equal(figures(model, NOW - 1e6).elapsed, 20);
+  assert.equal(figures(model, NOW + 1e6).elapsed, 20);
+  model.onState(state({ status: 'finished', ended: NOW - 20 }));
+  assert.equal(figures(model, NOW + 1e6).elapsed, 40);
+  assert.ok(Number.isNaN(figures(model, NOW).left));
+});
+
+test('of many ranks those far from the others are named, the farthest first', () => {
+  const times = Array.from({ length: 100 }, (_, rank) => [1 + rank / 1e4, 0, 0] as const);
+  const [near, far] = [[1.5, 0, 0] as const, [3, 0, 0] as const];
+  const model = measured([...times, near, far]);
+  const [source] = stepTimeSources(model);
+  const bands = new Bands(source!.grid);
+  bands.update(source!.lines());
+  assert.deepEqual(bands.outliers(source!.lines()), [101, 100]);
+  bands.dispose();
+});
+
+test('stragglers are those of the findings', () => {
+  const finding = (topic: Finding['topic'], ...found: number[]): Finding => ({
+    topic,
+    text: '',
+    ranks: found,
+    value: 0,
+    warning: true
+  });
+  const found = stragglersOf(state({ findings: [finding('straggler', 3, 5), finding('nan', 1)] }));
+  assert.deepEqual([...found], [3, 5]);
+  assert.equal(stragglersOf(null).size, 0);
+});
+
+test('colours of lines are seen on white and on black', () => {
+  for (const colour of LINE_COLOURS) {
+    assert.ok(contrast(colour, '#ffffff') >= 3, colour);
+    assert.ok(contrast(colour, '#111111') >= 3, colour);
+  }
+});
+
+test('amounts are written in the unit that fits them', () => {
+  assert.deepEqual(
+    [amount(0.0123, 'seconds'), amount(12e-6, 'seconds'), amount(2.5, 'seconds'), amount(0, 'seconds')],
+    ['12.3 ms', '12.0 µs', '2.50 s', '0 s']
+  );
+  assert.deepEqual([amount(1.5e9, 'bytes'), amount(0.231, 'share')], ['1.50 GB', '23.1 %']);
+  assert.deepEqual([plain(NaN), plain(-Infinity), plain(0.41271), plain(3), plain(1e-9)], ['nan', '−∞', '0.4127', '3', '1.00e-9']);
+});
+
+test('marks of an axis are told apart', () => {
+  assert.deepEqual(ticks([0, 0.25, 0.5], 'number', 0.25), ['0', '0.25', '0.50']);
+  assert.deepEqual(ticks([0, 500, 1000], 'number', 500), ['0', '500', '1,000']);
+  assert.deepEqual(ticks([10000, 12500], 'number', 2500), ['10.0k', '12.5k']);
+  assert.deepEqual(ticks([0.005, 0.01], 'seconds', 0.005), ['5 ms', '10 ms']);
+});
+
+test('clocks and ranks', () => {
+  assert.deepEqual([clock(7), clock(725), clock(3723), clock(-1)], ['0:07', '12:05', '1:02:03', '0:00']);
+  assert.equal(ranks([4, 0, 2, 3]), '0, 2–4');
+});
