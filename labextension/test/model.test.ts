@@ -109,7 +109,7 @@ test('what is no row of any rank is passed over', () => {
   model.onTable(table(['loss']));
   model.onRows(message(7, [0, 1, 1, 0, 1]));
   model.onRows(new Float64Array(0));
-  model.onRows(message(0, [NaN, 1, 1, 0, 1], [-1, 1, 1, 0, 1], [1e9, 1, 1, 0, 1], [0, 1, Infinity, 0, 1]));
+  model.onRows(message(0, [NaN, 1, 1, 0, 1], [-1, 1, 1, 0, 1], [1e9, 1, 1, 0, 1], [0.5, 1, 1, 0, 1], [0, 1, Infinity, 0, 1]));
   assert.equal(model.rows, 0);
   assert.deepEqual(model.metrics(), []);
 });

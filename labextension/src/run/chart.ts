@@ -108,7 +108,7 @@ export class Chart {
     const keys = say('Drag to zoom, Shift-drag to pan, Ctrl-wheel to zoom, double-click for all. Keys: arrows, +, −, 0.');
     const area = { role: 'group', tabindex: 0, 'aria-labelledby': id, title: keys };
     this.reset.hidden = true;
-    const caption = make('figcaption', 'caption', {}, make('h4', '', { id }, this.source.title), this.readout, this.reset);
+    const caption = make('figcaption', 'caption', {}, make('span', 'heading', { id }, this.source.title), this.readout, this.reset);
     this.heat.root.hidden = true;
     return make(
       'figure',

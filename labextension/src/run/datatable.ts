@@ -26,7 +26,7 @@ export class DataTable {
   ) {
     const name = fill(say('Data of {0}'), title);
     this.table = make('table', 'data');
-    const region = { role: 'region', 'aria-label': name, tabindex: 0 };
+    const region = { role: 'group', 'aria-label': name, tabindex: 0 };
     this.root = make(
       'details',
       'details',

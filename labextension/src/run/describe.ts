@@ -44,6 +44,10 @@ export function entries(picture: Picture, column: number, say: Say): Entry[] {
     const label = `${say('rank')} ${rank}`;
     all.push({ rank, label: named(label, source.lineName, say), value: write(strip), kind: 'line' });
   }
+  if (source.limit > 0) {
+    const value = amount(source.limit, source.unit);
+    all.push({ rank: null, label: say('high from'), value, kind: 'limit' });
+  }
   return all;
 }
 

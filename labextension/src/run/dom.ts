@@ -67,9 +67,11 @@ export function setAttribute(element: Element, name: string, value: string): voi
   }
 }
 
+/** The view may be on a page twice over: in JupyterLab and, with scripts of its own, in a widget. */
+const SCRIPT = Math.random().toString(36).slice(2, 8);
 let named = 0;
 
 /** An id that no other element has. */
 export function newId(what: string): string {
-  return `nbdist-${what}-${++named}`;
+  return `nbdist-${what}-${SCRIPT}-${++named}`;
 }

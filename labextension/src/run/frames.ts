@@ -6,20 +6,21 @@ import { Disposables } from './dom';
  * Args:
  *   target: what must be seen.
  *   draw: told when the frame began, in milliseconds.
+ *   appeared: called before the first frame after it could not be seen.
  */
 export class Frames {
   private readonly disposables = new Disposables();
-  private isVisible = true;
+  private isVisible = false;
   private isWanted = false;
   private frame = 0;
 
   constructor(
     target: Element,
-    private readonly draw: (now: number) => void
+    private readonly draw: (now: number) => void,
+    private readonly appeared: () => void
   ) {
     const observer = new IntersectionObserver(entries => {
-      this.isVisible = entries[entries.length - 1]?.isIntersecting ?? true;
-      this.schedule();
+      this.see(entries[entries.length - 1]?.isIntersecting ?? false);
     });
     observer.observe(target);
     this.disposables.add(() => observer.disconnect());
@@ -36,6 +37,14 @@ export class Frames {
   dispose(): void {
     this.isWanted = false;
     this.disposables.dispose();
+  }
+
+  private see(isVisible: boolean): void {
+    if (isVisible && !this.isVisible) {
+      this.appeared();
+    }
+    this.isVisible = isVisible;
+    this.schedule();
   }
 
   private schedule(): void {

@@ -50,7 +50,7 @@ export class Header {
     this.pill.append(this.sign, this.word);
     const line = [this.pill, this.title, this.about, this.connection, this.stop];
     this.root = make(
-      'header',
+      'div',
       'header',
       {},
       make('div', 'line', {}, ...line),

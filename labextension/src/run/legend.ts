@@ -8,10 +8,13 @@ export interface Entry {
   readonly rank: number | null;
   readonly label: string;
   readonly value: string;
-  readonly kind: 'line' | 'whole' | 'band';
+  readonly kind: 'line' | 'whole' | 'band' | 'limit';
   /** Of a band: how much of the colour. */
   readonly strength?: number;
 }
+
+/** Longer labels need wider columns. */
+const SHORT_LABEL = 10;
 
 interface Chip {
   readonly root: HTMLElement;
@@ -37,7 +40,8 @@ export class Legend {
     if (shape !== this.shape) {
       this.shape = shape;
       this.chips = entries.map(entry => this.chip(entry));
-      this.root.classList.toggle('nbdist-wide', entries.some(({ kind }) => kind === 'band'));
+      const isWide = entries.some(({ label }) => label.length > SHORT_LABEL);
+      this.root.classList.toggle('nbdist-wide', isWide);
       this.root.replaceChildren(...this.chips.map(chip => chip.root));
     }
     entries.forEach((entry, i) => this.refresh(this.chips[i]!, entry, near));

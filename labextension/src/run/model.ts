@@ -65,10 +65,6 @@ export class Metric {
     }
     return this.own.size > 0 ? sum / this.own.size : NaN;
   }
-
-  get isEmpty(): boolean {
-    return this.own.size === 0 && this.shared === null;
-  }
 }
 
 /** How far a rank is. */
@@ -91,8 +87,15 @@ interface TableReader {
   readonly width: number;
   /** What was left of the last message: the beginning of a row. */
   rest: Float64Array;
-  /** The metric of each column, of each axis. */
-  readonly metrics: Map<Axis, readonly Metric[]>;
+  readonly sinks: Map<Axis, Sink>;
+}
+
+/** Where the values of a table's columns go, of rows of one axis. */
+interface Sink {
+  readonly grid: Grid;
+  readonly metrics: readonly Metric[];
+  /** Of each rank the line of each column; null for what all ranks share. */
+  readonly byRank: (readonly (Series | null)[])[];
 }
 
 /** A run as the browser knows it: its state, and of each metric a bounded line for each rank. */
@@ -125,7 +128,7 @@ export class RunModel {
     ];
     const width = PLACE.length + columns.length;
     const rest = new Float64Array(0);
-    this.tables.set(table.number, { columns, width, rest, metrics: new Map() });
+    this.tables.set(table.number, { columns, width, rest, sinks: new Map() });
     this.changed();
   }
 
@@ -212,7 +215,7 @@ export class RunModel {
 
   private addRow(table: TableReader, rows: Float64Array, at: number): void {
     const rank = rows[at + RANK!]!;
-    if (!(rank >= 0 && rank < MOST_RANKS)) {
+    if (!(Number.isInteger(rank) && rank >= 0 && rank < MOST_RANKS)) {
       return;
     }
     const progress = this.progressOf(rank);
@@ -221,17 +224,18 @@ export class RunModel {
     if (!(place <= LARGEST_PLACE)) {
       return;
     }
-    const metrics = this.metricsOf(table, axis);
-    const grid = this.grid(axis);
-    const bin = grid.place(place);
-    grid.clock(bin, rows[at + TIME!]!);
-    grid.touch(bin);
-    for (let i = 0; i < metrics.length; i++) {
+    const sink = this.sinkOf(table, axis);
+    const bin = sink.grid.place(place);
+    sink.grid.clock(bin, rows[at + TIME!]!);
+    sink.grid.touch(bin);
+    const lines = (sink.byRank[rank] ??= linesOf(table, sink.metrics, rank));
+    for (let i = 0; i < lines.length; i++) {
       const value = rows[at + PLACE.length + i]!;
-      if (table.columns[i]!.kind === 'shared') {
-        metrics[i]!.addShared(rank, bin, place, value);
+      const line = lines[i] ?? null;
+      if (line === null) {
+        sink.metrics[i]!.addShared(rank, bin, place, value);
       } else {
-        metrics[i]!.of(rank).add(bin, place, value);
+        line.add(bin, place, value);
       }
     }
     this.rows++;
@@ -246,13 +250,14 @@ export class RunModel {
     return progress;
   }
 
-  private metricsOf(table: TableReader, axis: Axis): readonly Metric[] {
-    let metrics = table.metrics.get(axis);
-    if (metrics === undefined) {
-      metrics = table.columns.map(column => this.metricOf(column, axis));
-      table.metrics.set(axis, metrics);
+  private sinkOf(table: TableReader, axis: Axis): Sink {
+    let sink = table.sinks.get(axis);
+    if (sink === undefined) {
+      const metrics = table.columns.map(column => this.metricOf(column, axis));
+      sink = { grid: this.grid(axis), metrics, byRank: [] };
+      table.sinks.set(axis, sink);
     }
-    return metrics;
+    return sink;
   }
 
   private metricOf({ name, kind }: Column, axis: Axis): Metric {
@@ -303,6 +308,14 @@ function advance(progress: Progress, rows: Float64Array, at: number): Axis {
   }
   progress.reports++;
   return 'report';
+}
+
+function linesOf(
+  { columns }: TableReader,
+  metrics: readonly Metric[],
+  rank: number
+): (Series | null)[] {
+  return metrics.map((metric, i) => (columns[i]!.kind === 'shared' ? null : metric.of(rank)));
 }
 
 function joined(first: Float64Array, second: Float64Array): Float64Array {

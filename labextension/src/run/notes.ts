@@ -37,7 +37,7 @@ export class Notes {
 
   private failure(error: string): HTMLElement {
     const name = this.say('Error of the run');
-    return make('pre', 'error', { role: 'region', 'aria-label': name, tabindex: 0 }, error);
+    return make('pre', 'error', { role: 'group', 'aria-label': name, tabindex: 0 }, error);
   }
 }
 

@@ -20,6 +20,7 @@ export interface Pen {
 /** Fewer points than this, for each so many pixels, are seen as points. */
 const PIXELS_PER_POINT = 12;
 const MARK_SIZE = 3.5;
+const END_POINT = 4;
 
 /** Draws strips of columns into an area; keeps no state of the canvas. */
 export class Painter {
@@ -49,12 +50,13 @@ export class Painter {
     this.scale = scaleOf(area, y, isLog);
   }
 
-  /** Draw inside of the area only. */
+  /** Draw inside of the area only, but for the points at its ends. */
   inside(draw: () => void): void {
     const { left, top, width, height } = this.area;
     this.context.save();
     this.context.beginPath();
-    this.context.rect(left, top, width, height);
+    const room = END_POINT * this.ratio;
+    this.context.rect(left - room, top, width + 2 * room, height);
     this.context.clip();
     this.context.lineJoin = 'round';
     draw();

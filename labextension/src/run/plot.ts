@@ -172,7 +172,7 @@ export class Plot {
       },
       values: (_chart, splits, _axis, _space, increment) =>
         this.isLog
-          ? splits.map(value => (value === null ? '' : ticks([value], this.unit, value)[0] ?? ''))
+          ? splits.map(value => (isRound(value) ? (ticks([value], this.unit, value)[0] ?? '') : ''))
           : ticks(splits, this.unit, increment)
     };
   }
@@ -207,6 +207,12 @@ export class Plot {
     }
     this.hadPointer = isThere;
   }
+}
+
+/** On a logarithmic scale 1, 2, 5, 10 … are written; marks between them would be too near. */
+function isRound(value: number | null): boolean {
+  const first = value === null ? '' : value.toPrecision(2);
+  return /^0*\.?0*[125](\.?0)?0*(e[+-]?\d+)?$/.test(first);
 }
 
 /** Steps are whole. */

@@ -205,7 +205,7 @@ class ThroughputSource implements Source {
 /** Which part of each step the ranks waited for their batch. */
 class InputSource implements Source {
   readonly key = 'input';
-  readonly title = 'waiting for input, of the step';
+  readonly title = 'input share of the step';
   readonly unit = 'share';
   readonly isAmount = true;
   readonly wholeName = 'mean';
@@ -241,7 +241,7 @@ class InputSource implements Source {
  */
 class NetworkSource implements Source {
   readonly key = 'network';
-  readonly title = 'network and waiting for other ranks, of the step';
+  readonly title = 'network share of the step';
   readonly unit = 'share';
   readonly isAmount = true;
   readonly wholeName = 'network';

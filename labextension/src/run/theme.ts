@@ -62,7 +62,8 @@ export class Theme {
     this.listeners.clear();
   }
 
-  private readAgain(): void {
+  /** Look at the page again: an element that is in none has no colours. */
+  readAgain(): void {
     this.colours = read(this.host);
     for (const listener of [...this.listeners]) {
       listener();

@@ -92,7 +92,11 @@ export class RunView {
       requestAll: () => this.drawAll()
     };
     this.build();
-    this.frames = new Frames(this.root, now => this.draw(now));
+    this.frames = new Frames(
+      this.root,
+      now => this.draw(now),
+      () => theme.readAgain()
+    );
     this.follow(theme);
   }
 

@@ -104,11 +104,21 @@ export function ticks(values: readonly number[], unit: Unit, increment: number):
   const step = increment * scale.factor;
   const digits = Math.min(10, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
   const isHalf = Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6;
-  const format = new Intl.NumberFormat(undefined, {
-    minimumFractionDigits: digits + (isHalf ? 1 : 0),
-    maximumFractionDigits: digits + (isHalf ? 1 : 0)
-  });
+  const format = fractions(digits + (isHalf ? 1 : 0));
   return values.map(value => (value === 0 ? '0' : format.format(value * scale.factor) + scale.suffix));
+}
+
+const FRACTIONS = new Map<number, Intl.NumberFormat>();
+
+/** So many digits after the point; made once, for that takes longer than to write many numbers. */
+function fractions(number: number): Intl.NumberFormat {
+  let format = FRACTIONS.get(number);
+  if (format === undefined) {
+    const options = { minimumFractionDigits: number, maximumFractionDigits: number };
+    format = new Intl.NumberFormat(undefined, options);
+    FRACTIONS.set(number, format);
+  }
+  return format;
 }
 
 /** `0:07`, `12:05`, `1:02:03`: seconds as on a clock. */

@@ -28,17 +28,21 @@ interface Row {
   readonly state: HTMLElement;
 }
 
+/** By state, those that need a look come first. */
+const TONES: readonly Look['tone'][] = ['bad', 'calm', 'live', 'good'];
+
 /** The ranks as a table: who is where, and how far; sorted by a click on a column's name. */
 export class Workers {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
   private readonly body = make('tbody', '');
-  private readonly heading = make('h4', '');
+  private readonly heading = make('div', 'heading');
   private readonly columns: readonly Column[];
   private readonly heads: readonly HTMLElement[];
   private readonly rows = new Map<number, Row>();
   private sortBy = 0;
   private isFalling = false;
+  private stragglers: ReadonlySet<number> = new Set();
 
   constructor(
     private readonly model: RunModel,
@@ -48,7 +52,7 @@ export class Workers {
     this.heads = this.columns.map((column, i) => this.head(column, i));
     const head = make('thead', '', {}, make('tr', '', {}, ...this.heads));
     const table = make('table', 'workers', {}, head, this.body);
-    const region = { role: 'region', 'aria-label': say('Workers'), tabindex: 0 };
+    const region = { role: 'group', 'aria-label': say('Workers'), tabindex: 0 };
     const scroll = make('div', 'scroll', region, table);
     this.root = make('section', 'section', {}, this.heading, scroll);
     this.mark();
@@ -57,19 +61,34 @@ export class Workers {
   draw(): void {
     const { state } = this.model;
     const workers = state?.workers ?? [];
-    setText(this.heading, fill(this.say('Workers ({0})'), count(workers.length)));
-    if (state === null) {
-      return;
-    }
-    const stragglers = stragglersOf(state);
+    const looks = new Map<Look, number>();
+    this.stragglers = stragglersOf(state);
     for (const worker of workers) {
-      this.refresh(worker, stragglers.has(worker.rank));
+      const look = this.lookOf(worker);
+      looks.set(look, (looks.get(look) ?? 0) + 1);
+      this.refresh(worker, look);
     }
+    this.drawHeading(workers.length, looks);
     this.order(workers);
   }
 
   dispose(): void {
     this.disposables.dispose();
+  }
+
+  /** How many there are, and how many of them are not well. */
+  private drawHeading(workers: number, looks: ReadonlyMap<Look, number>): void {
+    const parts = [fill(this.say('Workers ({0})'), count(workers))];
+    for (const [{ word, tone }, number] of looks) {
+      if (tone === 'bad') {
+        parts.push(`${count(number)} ${this.say(word)}`);
+      }
+    }
+    setText(this.heading, parts.join(' · '));
+  }
+
+  private lookOf({ rank, status }: RunWorker): Look {
+    return status === 'running' && this.stragglers.has(rank) ? STRAGGLER : RANK_LOOKS[status];
   }
 
   private allColumns(): Column[] {
@@ -104,7 +123,10 @@ export class Workers {
         const bytes = memoryOf(model, rank);
         return number(bytes, amount(bytes, 'bytes'));
       }),
-      column('state', 'state', false, ({ status }) => text(say(RANK_LOOKS[status].word)))
+      column('state', 'state', false, worker => {
+        const { word, tone } = this.lookOf(worker);
+        return { text: say(word), order: TONES.indexOf(tone) };
+      })
     ];
   }
 
@@ -128,15 +150,13 @@ export class Workers {
     });
   }
 
-  private refresh(worker: RunWorker, isStraggler: boolean): void {
+  private refresh(worker: RunWorker, look: Look): void {
     const row = this.rowOf(worker.rank);
     this.columns.forEach((column, i) => {
       if (column.key !== 'state') {
         setText(row.cells[i]!, column.cell(worker).text);
       }
     });
-    const isSlow = isStraggler && worker.status === 'running';
-    const look: Look = isSlow ? STRAGGLER : RANK_LOOKS[worker.status];
     setText(row.sign, look.sign);
     setText(row.state, this.say(look.word) + (worker.said === '' ? '' : `: ${worker.said}`));
     setAttribute(row.root, 'data-tone', look.tone);
