@@ -96,7 +96,7 @@ class PlacementPicture:
                 examples.setdefault(array.layout, array)
         for index, array in list(examples.items())[:SHOWN_LAYOUTS]:
             layout = self.placement.layouts[index]
-            name = f"{array.name} ({words.shape(array)})"
+            name = f"{words.label(array.name, ())} ({words.shape(array)})"
             yield f"{words.how(layout)}: {words.over_axes(layout)}; of {name}:"
             yield from self._blocks(array, layout)
             yield ""
@@ -124,15 +124,20 @@ class PlacementPicture:
         if isinstance(row.entry, Leaf):
             return self._array_cells(indent, row.entry)
         cost = row.entry.cost
-        cells = [indent + row.entry.label, labels.count(cost.arrays, "array"), "", "", ""]
+        cells = [
+            indent + words.label(row.entry.label, ()),
+            labels.count(cost.arrays, "array"),
+            "",
+            "",
+            "",
+        ]
         shardable = labels.size(cost.shardable) if cost.shardable else ""
         return [*cells, labels.size(cost.once), "", shardable]
 
     def _array_cells(self, indent: str, leaf: Leaf) -> list[str]:
         array, layout = leaf.array, self.placement.layouts[leaf.array.layout]
-        who = f" (rank {labels.ranks(array.ranks)})" if array.ranks else ""
         return [
-            f"{indent}{leaf.label}{who}",
+            indent + words.label(leaf.label, array.ranks),
             words.shape(array),
             array.dtype,
             words.how(layout),

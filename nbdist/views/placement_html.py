@@ -1,8 +1,8 @@
 """A placement as HTML without a script: a tree that folds, and a small picture of every array.
 
-The styles are in a `<style>` of its own, as a page may have thousands of rows. A notebook that is
+Most styles are in a `<style>` of its own, as a page may have thousands of rows. A notebook that is
 not trusted loses it, and the labels for screen readers: what is left are the tree, the numbers, the
-colours of the blocks and their tool tips.
+colours of the blocks and their tool tips, and the few styles that are not in it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ OPEN_ROWS = 40
 _SHOWN_DEVICES = 12
 _BAR_WIDTH = 220
 _HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
+_APART = "display:flex;gap:10px"
+_APART_INLINE = "display:inline-flex;gap:10px"
+_INDENT = "margin-left:16px"
 _STYLE = """<style>
-.nbd-r{display:flex;gap:10px;align-items:center;padding:1px 0;
+.nbd-r{align-items:center;padding:1px 0;
  border-bottom:1px solid var(--jp-border-color3,rgba(128,128,128,.25))}
 .nbd-r>span{flex:0 0 80px;overflow-wrap:anywhere}
 .nbd-r>:nth-child(1){flex:1 1 120px;min-width:48px;
@@ -42,20 +45,17 @@ _STYLE = """<style>
 .nbd-r>:nth-child(8){flex-basis:96px}
 .nbd-t>.nbd-r:first-child,.nbd-f{color:var(--jp-ui-font-color2,#757575)}
 .nbd-t{overflow-x:auto}
-.nbd-t details>:not(summary){margin-inline-start:16px}
-.nbd-t>.nbd-r{margin-inline-start:16px}
+.nbd-t>.nbd-r{margin-left:16px}
 .nbd-t summary{cursor:pointer}
 .nbd-t summary:focus-visible{outline:2px solid var(--jp-brand-color1,#1976d2)}
-.nbd-t summary>.nbd-r{display:inline-flex;width:calc(100% - 14px);vertical-align:middle;
+.nbd-t summary>.nbd-r{width:calc(100% - 14px);vertical-align:middle;
  white-space:nowrap}
 .nbd-t summary>.nbd-r>:first-child{font-weight:600}
 .nbd-p{flex:none;line-height:0;white-space:nowrap;max-width:166px;overflow:hidden}
 .nbd b{display:inline-block;min-width:14px;height:15px;line-height:15px;padding:0 3px;margin:0 1px
  1px 0;font-size:10px;font-weight:400;text-align:center;border-radius:2px;box-sizing:content-box;
  vertical-align:top}
-.nbd-d{display:grid;grid-template-columns:auto auto auto 1fr;gap:2px 10px;align-items:center;
- justify-content:start;margin:6px 0}
-.nbd-d>i{display:block;height:10px;background:var(--jp-info-color1,#4878a8);border-radius:2px}
+.nbd-b{background:var(--jp-info-color1,#4878a8);border-radius:2px}
 </style>"""
 
 
@@ -81,12 +81,21 @@ def _devices(placement: Placement) -> str:
 def _bars(placement: Placement, sizes: Sequence[tuple[int, int]], most: int) -> str:
     """A row for each device: its number in the pictures below, its place, its bytes."""
     rows = "".join(
-        f"<div>{chip(device)}</div><div>{escape(words.device(placement, device))}</div>"
-        f'<div style="text-align:right">{labels.size(size)}</div>'
-        f'<i style="width:{_BAR_WIDTH * size / most if most else 0:.0f}px"></i>'
+        f"<tr>{_cell(chip(device))}{_cell(escape(words.device(placement, device)))}"
+        f"{_cell(labels.size(size), 'right')}{_cell(_bar(size, most))}</tr>"
         for device, size in sizes
     )
-    return f'<div class="nbd-d">{rows}</div>'
+    return f'<table style="border-collapse:collapse;margin:6px 0;border:none">{rows}</table>'
+
+
+def _cell(inner: str, align: str = "left") -> str:
+    style = f"text-align:{align};padding:1px 10px 1px 0;background:none"
+    return f'<td style="{style}">{inner}</td>'
+
+
+def _bar(size: int, most: int) -> str:
+    width = _BAR_WIDTH * size / most if most else 0
+    return f'<i class="nbd-b" style="display:block;height:10px;width:{width:.0f}px"></i>'
 
 
 class _Tree:
@@ -104,7 +113,8 @@ class _Tree:
 
     def html(self, root: Branch) -> str:
         rows = "".join(self._entries(root, 0))
-        return f'<div class="nbd-t"><div class="nbd-r">{_cells(*_HEADER)}</div>{rows}</div>'
+        head = f'<div class="nbd-r" style="{_APART}">{_cells(*_HEADER)}</div>'
+        return f'<div class="nbd-t">{head}{rows}</div>'
 
     def _entries(self, node: Branch, depth: int) -> Iterator[str]:
         for index, entry in enumerate(node.entries):
@@ -123,19 +133,18 @@ class _Tree:
         shardable = labels.size(cost.shardable) if cost.shardable else ""
         arrays = labels.count(cost.arrays, "array")
         size = labels.size(cost.once)
-        row = _cells(escape(branch.label), arrays, "", "", "", size, "", shardable)
+        row = _cells(escape(words.label(branch.label, ())), arrays, "", "", "", size, "", shardable)
         is_open = " open" if self._all_open or depth == 0 else ""
         inner = "".join(self._entries(branch, depth + 1))
-        head = f'<summary><span class="nbd-r">{row}</span></summary>'
-        return f"<details{is_open}>{head}{inner}</details>"
+        head = f'<summary><span class="nbd-r" style="{_APART_INLINE}">{row}</span></summary>'
+        return f'<details{is_open}>{head}<div style="{_INDENT}">{inner}</div></details>'
 
     def _leaf(self, leaf: Leaf) -> str:
         array, layout = leaf.array, self._layouts[leaf.array.layout]
         how, cut, over = self._what[array.layout]
-        who = f" (rank {labels.ranks(array.ranks)})" if array.ranks else ""
         where = self._blocks.html(array) if layout.devices else ""
         cells = _cells(
-            escape(leaf.label) + who,
+            escape(words.label(leaf.label, array.ranks)),
             words.shape(array),
             escape(array.dtype),
             f'<span title="{escape(over)}">{escape(how)}</span>' if over else escape(how),
@@ -144,7 +153,7 @@ class _Tree:
             words.per_device(array, layout),
             words.advice(array, layout, leaf.cost),
         )
-        return f'<div class="nbd-r">{cells}</div>'
+        return f'<div class="nbd-r" style="{_APART}">{cells}</div>'
 
 
 def _cells(*texts: str) -> str:

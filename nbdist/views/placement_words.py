@@ -18,6 +18,7 @@ _NAMED = 4
 """Devices that are named one by one."""
 
 _NOTES = 12
+_LONGEST = 60
 
 
 def title(placement: Placement, cost: Cost) -> str:
@@ -97,6 +98,13 @@ def devices(placement: Placement, indices: Sequence[int]) -> str:
     named = ", ".join(device(placement, index) for index in indices[:_NAMED])
     rest = len(indices) - _NAMED
     return f"{named} and {rest:,} more" if rest > 0 else named
+
+
+def label(text: str, ranks: Sequence[int]) -> str:
+    """The end of a path, without its middle where it is long, and who has it if not all do."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
+    return f"{text} (rank {labels.ranks(ranks)})" if ranks else text
 
 
 def shape(array: PlacedArray) -> str:

@@ -184,6 +184,14 @@ def test_a_flat_tree_is_cut_too() -> None:
     assert shown[-1].hidden.arrays + sum(isinstance(row.entry, Leaf) for row in shown) == 1000
 
 
+def test_a_long_path_is_shortened() -> None:
+    picture = PlacementPicture(placement(array(ROWS, 6, 4, path=("p", "[0]" * 1000, ".w"))))
+    assert max(map(len, picture.lines())) < 200
+    assert "p[0][0]" in picture.html()
+    assert "…" in picture.html()
+    assert len(picture.html()) < 10_000
+
+
 def test_branches_of_one_branch_are_joined() -> None:
     made = placement(
         array(ROWS, 6, 4, path=("p", "[0]", ".mu", "['w']")),
