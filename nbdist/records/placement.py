@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import msgspec
+
 from nbdist.records.base import Record
 
 LayoutKind = Literal[
@@ -134,4 +136,4 @@ class PlacementReport(Record, frozen=True):
     arrays: tuple[PlacedArray, ...]
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    empty: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    empty: dict[str, str] = msgspec.field(default_factory=dict)

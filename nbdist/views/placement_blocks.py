@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _COLOURS = ("#36a", "#b50", "#284", "#a24", "#74a", "#067", "#853", "#556")
 """Each dark enough for white figures, in a light notebook and in a dark one."""
 
+_GREY = "#666"
+
 _ROWS, _COLUMNS = 8, 12
 """Cells of a picture; of more, the last says how many there are."""
 
@@ -74,10 +76,10 @@ class Blocks:
                 for column in range(min(grid.columns, _COLUMNS))
             ]
             if grid.columns > _COLUMNS:
-                cells.append(_cell("#777", f"{grid.columns} across in all", "…"))
+                cells.append(_cell(_GREY, f"{grid.columns} across in all", "…"))
             lines.append("".join(cells))
         if grid.rows > _ROWS:
-            lines.append(_cell("#777", f"{grid.rows} down in all", "…"))
+            lines.append(_cell(_GREY, f"{grid.rows} down in all", "…"))
         label = escape(self._label(layout))
         count = min(grid.rows, _ROWS) * min(grid.columns, _COLUMNS)
         picture = f'<span class="nbd-p" role="img" aria-label="{label}">{"<br>".join(lines)}</span>'
@@ -88,7 +90,7 @@ class Blocks:
         blocks = dict.fromkeys(block for _, block in held)
         devices = sorted(device for device, _ in held)
         if not devices:
-            return _cell("#777", "on no device that is left", "-")
+            return _cell(_GREY, "on no device that is left", "-")
         slices = "; ".join(words.block(array, layout, block) for block in list(blocks)[:4])
         tip = f"{slices} on {words.devices(self._placement, devices)}"
         text = labels.ranks(devices)

@@ -89,7 +89,9 @@ def _bars(placement: Placement, sizes: Sequence[tuple[int, int]], most: int) -> 
 
 
 def _cell(inner: str, align: str = "left") -> str:
-    style = f"text-align:{align};padding:1px 10px 1px 0;background:none"
+    style = (
+        f"font-size:13px;color:inherit;text-align:{align};padding:1px 10px 1px 0;background:none"
+    )
     return f'<td style="{style}">{inner}</td>'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,16 @@ class JaxReader:
 
     def read(self, value: Any) -> Found | Inside | None:
         if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
-            return Found(value.shape, str(value.dtype), 0, ABSTRACT)
+            return Found(value.shape, _written(value.dtype), 0, ABSTRACT)
         if isinstance(value, jax.Array):
             where = DELETED if value.is_deleted() else self._where(value)
-            return Found(value.shape, str(value.dtype), value.nbytes, where)
+            return Found(value.shape, _written(value.dtype), value.nbytes, where)
         level = default_registry.flatten_one_level_with_keys(value)
         return None if level is None else Inside([((str(key),), part) for key, part in level[0]])
 
     def _where(self, array: jax.Array) -> Where:
         """An array of another shape is cut alike, unless a dimension of it is empty."""
-        key = array.sharding, array.ndim, array.size == 0
+        key = array.sharding, array.ndim, 0 in array.shape
         if key not in self._wheres:
             self._wheres[key] = self._read_sharding(array.sharding, array.shape)
         return self._wheres[key]
@@ -72,6 +73,12 @@ class JaxReader:
         if memory not in (None, device.default_memory().kind):
             name = f"{name} {memory}"
         return PlacedDevice(OWN_RANK if own else rank, name)
+
+
+@functools.lru_cache
+def _written(dtype: Any) -> str:
+    """NumPy takes its time for each."""
+    return str(dtype)
 
 
 def _numbered(devices: Sequence[jax.Device]) -> dict[Any, tuple[int, str]]:

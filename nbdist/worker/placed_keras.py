@@ -6,16 +6,14 @@ from typing import Any
 
 import keras
 
-from nbdist.worker.placed import ABSTRACT, Found, Inside
+from nbdist.worker.placed import Inside
 
 _WITH_VARIABLES = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
 
 
-def read(value: Any) -> Found | Inside | None:
+def read(value: Any) -> Inside | None:
     if isinstance(value, keras.Variable):
-        if value._value is None:  # `value` itself would run the initializer
-            return Found(tuple(value.shape), value.dtype, 0, ABSTRACT)
-        return Inside([((), value._value)])
+        return Inside([((), value.value)])
     if isinstance(value, _WITH_VARIABLES):
         return Inside(
             [(_path(value.name, variable.path), variable) for variable in value.variables]

@@ -258,3 +258,6 @@ def test_a_model_under_jax() -> None:
         assert "model.optimizer/sequential_hidden_kernel_velocity" in {
             array.name for array in placement.arrays
         }
+        cluster.run("layer = keras.layers.Dense(3)", strategy="pjrt")
+        with pytest.raises(nbdist.UsageError, match=r"no arrays in `layer` \(Dense\)"):
+            cluster.show("layer")
