@@ -11,6 +11,7 @@ from jax.tree_util import default_registry
 
 from nbdist.records import OWN_RANK, LayoutKind, PlacedDevice
 from nbdist.worker.placed import ABSTRACT, DELETED, Found, Inside, Mesh, Where
+from nbdist.worker.replicas import PerReplica, Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,10 @@ class JaxReader:
         if isinstance(value, jax.Array):
             where = DELETED if value.is_deleted() else self._where(value)
             return Found(value.shape, _written(value.dtype), value.nbytes, where)
+        if isinstance(value, PerReplica):
+            return Inside([((".stacked",), value.stacked)])
+        if isinstance(value, Ragged):
+            return Inside([((".local()",), value.local())])
         level = default_registry.flatten_one_level_with_keys(value)
         return None if level is None else Inside([((str(key),), part) for key, part in level[0]])
 

@@ -101,6 +101,12 @@ def test_what_each_rank_has_of_its_own(cluster: nbdist.Cluster) -> None:
     assert where(placement, layout) == [(rank, "host memory", 0) for rank in range(3)]
 
 
+def test_what_a_strategy_gives_for_each_replica(cluster: nbdist.Cluster) -> None:
+    cluster.run("each = strategy.run(lambda: jnp.ones((2, 3)))", strategy="pjrt")
+    array, layout = one(cluster.show("each").placement, "each.stacked")
+    assert (array.shape, layout.parts, len(layout.devices)) == ((6, 2, 3), (6, 1, 1), 6)
+
+
 def test_modules_states_and_records(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])\n"
