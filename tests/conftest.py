@@ -55,10 +55,13 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 def quick_compilations() -> Iterator[None]:
     """JAX compiles in a fraction of the time, and the numbers are the same.
 
-    Modules that set the variable for their own clusters have all of XLA's optimizations.
+    The first variable leaves out LLVM's expensive passes, which XLA's fusion emitters run all the
+    same; the second has it do without them. `tests/test_step_options.py` sets both back, and has
+    all that XLA does for a user.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        patch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
         yield
 
 

@@ -49,7 +49,9 @@ SPOILED = STEP.replace(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2, env={"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}) as running:
+    """With all of XLA's optimizations, as a user has them."""
+    optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
+    with nbdist.Cluster(hosts=2, env=optimized) as running:
         running.run(DATA)
         yield running
 
