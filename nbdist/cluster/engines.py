@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import signal
@@ -49,6 +50,8 @@ ENGINE_ARGS = (
     "--log-level=WARN",
 )
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
+_KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
+"""Engines with a framework import it where it is installed; TensorFlow does by itself."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -80,8 +83,9 @@ class Engines:
             controller_args=list(CONTROLLER_ARGS),
             n=request.hosts,
         )
+        frameworks = [*request.frameworks, *(_KERAS if request.frameworks else ())]
         self._seed = SeedProcess(
-            [*request.frameworks, *PRELOADED], environment.shared(request), folder / "log"
+            [*frameworks, *PRELOADED], environment.shared(request), folder / "log"
         )
 
     @property
