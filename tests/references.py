@@ -41,6 +41,28 @@ _PROGRAM = textwrap.dedent("""
 """)
 
 
+_PLAIN = textwrap.dedent("""
+    import importlib, json, os, sys
+
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    outcomes = {}
+    for name, code in json.load(sys.stdin).items():
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            space = {}
+            exec(compile(code, name, "exec"), space)
+            with open(writing, "w") as pipe:
+                json.dump(space["outcome"], pipe)
+            os._exit(0)
+        os.close(writing)
+        with open(reading) as pipe:
+            outcomes[name] = json.load(pipe)
+        os.wait()
+    print(json.dumps(outcomes))
+""")
+
+
 class Training(msgspec.Struct, frozen=True):
     """Texts: a setup that makes `train`, a step that reads `batch` and assigns its reports.
 
@@ -89,6 +111,28 @@ def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     return msgspec.convert(found, dict[str, Outcome])
+
+
+def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, Any]:
+    """`outcome` of each program, run in a process of its own that has seen no cluster.
+
+    Args:
+        programs: texts, by any name.
+        modules: what they all import. It is imported once, in the process that forks theirs.
+        env: further environment.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _PLAIN, *modules],
+        input=json.dumps(programs),
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return outcomes
 
 
 def reported(run: nbdist.Run) -> dict[str, list[float]]:

@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import nbdist
+from tests.keras_programs import (
+    DATASETS,
+    FIT,
+    MODEL,
+    NO_DROPOUT,
+    OUTCOME,
+    SINGLE,
+    TENSORFLOW,
+    WHOLE,
+    one_process,
+    references,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-MODEL = textwrap.dedent("""
-    import keras, numpy as np
-    from sklearn.datasets import load_digits
-    digits = load_digits()
-    images = (digits.data[:961] / 16).astype("float32")
-    labels = digits.target[:961]
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="tanh"),
-                              keras.layers.BatchNormalization(), keras.layers.Dropout(0.2),
-                              keras.layers.Dense(10)])
-    model.compile(
-        optimizer=keras.optimizers.Adam(0.01),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"])
-""")
-"""961 samples: the last of 11 batches has one, which no number of devices here divides."""
-
-FIT = textwrap.dedent("""
-    history = model.fit(images, labels, batch_size=96, epochs=3,
-                        validation_data=(images[:193], labels[:193]), verbose=0)
-""")
-
-OUTCOME = textwrap.dedent("""
-    outcome = {
-        "history": history.history,
-        "evaluate": model.evaluate(images, labels, batch_size=96, verbose=0),
-        "predict": np.asarray(model.predict(images[:97], batch_size=96, verbose=0)).tolist(),
-        "weights": [w.tolist() for w in model.get_weights()],
-    }
-""")
-
-TENSORFLOW = textwrap.dedent("""
-    import tensorflow as tf
-    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(96)
-""")
-
-WHOLE = textwrap.dedent("""
-    batches = [(images[i : i + 96], labels[i : i + 96]) for i in range(0, 961, 96)]
-""")
-
 
 BOTH = pytest.mark.parametrize("cluster", [1, 2], indirect=True, ids=["one_device", "two_devices"])
 
@@ -67,27 +33,6 @@ BOTH = pytest.mark.parametrize("cluster", [1, 2], indirect=True, ids=["one_devic
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=request.param) as running:
         yield running
-
-
-def one_process(code: str) -> Any:
-    """What the code gives in a process that knows nothing of nbdist."""
-    program = f"{code}\nimport json; print(json.dumps(outcome))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@cache
-def reference(shuffle: bool = True) -> Any:
-    fit = FIT if shuffle else FIT.replace("verbose=0", "verbose=0, shuffle=False")
-    return one_process(MODEL + fit + OUTCOME)
 
 
 def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
@@ -118,7 +63,7 @@ def test_keras_is_on_jax_when_jax_is_the_framework(cluster: nbdist.Cluster) -> N
 def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None:
     """Shuffled, with dropout, batch normalisation, and samples that do not divide."""
     for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
-        same(outcome, reference())
+        same(outcome, references()["arrays"])
 
 
 def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
@@ -128,48 +73,7 @@ def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
         f"{head}import nbdist\nstrategy = nbdist.PjRTStrategy()\nwith strategy.scope():\n{scoped}"
     )
     for outcome in outcomes(cluster, code + FIT + OUTCOME):
-        same(outcome, reference())
-
-
-DATASETS = {
-    "tf.data": """
-        import tensorflow as tf
-        def own(ctx):
-            data = tf.data.Dataset.from_tensor_slices((images, labels))
-            data = data.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
-            return data.batch(ctx.get_per_replica_batch_size(96))
-    """,
-    "PyDataset": """
-        class Part(keras.utils.PyDataset):
-            def __init__(self, x, y, size):
-                super().__init__()
-                self.x, self.y, self.size = x, y, size
-            def __len__(self):
-                return -(-len(self.x) // self.size)
-            def __getitem__(self, i):
-                rows = slice(i * self.size, (i + 1) * self.size)
-                return self.x[rows], self.y[rows]
-        def own(ctx):
-            part = slice(ctx.input_pipeline_id, None, ctx.num_input_pipelines)
-            return Part(images[part], labels[part], ctx.get_per_replica_batch_size(96))
-    """,
-    "generator": """
-        def own(ctx):
-            x, y = (a[ctx.input_pipeline_id :: ctx.num_input_pipelines] for a in (images, labels))
-            size = ctx.get_per_replica_batch_size(96)
-            for i in range(0, len(x), size):
-                yield x[i : i + size], y[i : i + size]
-    """,
-}
-
-NO_DROPOUT = MODEL.replace("keras.layers.Dropout(0.2),", "")
-"""A row's place in its batch decides what dropout drops, and parts put rows in other places."""
-
-
-@cache
-def reference_without_dropout() -> Any:
-    fit = FIT.replace("verbose=0", "verbose=0, shuffle=False")
-    return one_process(NO_DROPOUT + fit + OUTCOME)
+        same(outcome, references()["arrays"])
 
 
 @pytest.mark.parametrize("kind", DATASETS)
@@ -183,7 +87,7 @@ def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, 
         "model.evaluate(images, labels, batch_size=96", "model.evaluate(dataset"
     )
     for outcome in outcomes(cluster, code):
-        same(outcome, reference_without_dropout())
+        same(outcome, references()["without dropout"])
 
 
 @pytest.mark.parametrize(
@@ -199,20 +103,12 @@ def test_global_batches_give_the_numbers_of_one_process(
 ) -> None:
     fit = FIT.replace("images, labels, batch_size=96", "data, shuffle=False", 1)
     for outcome in outcomes(cluster, NO_DROPOUT + define + fit + OUTCOME):
-        same(outcome, reference_without_dropout())
+        same(outcome, references()["without dropout"])
 
 
 def test_single_batches(cluster: nbdist.Cluster) -> None:
-    steps = (
-        "losses = [model.train_on_batch(images[i : i + 97], labels[i : i + 97])[0]"
-        " for i in range(3)]\n"
-        "outcome = {'losses': [float(v) for v in losses],"
-        " 'test': [float(v) for v in model.test_on_batch(images[:97], labels[:97])],"
-        " 'predict': model.predict_on_batch(images[:97]).tolist()}\n"
-    )
-    theirs = one_process(MODEL + steps)
-    for outcome in outcomes(cluster, MODEL + steps):
-        same(outcome, theirs)
+    for outcome in outcomes(cluster, MODEL + SINGLE):
+        same(outcome, references()["single batches"])
 
 
 @BOTH
@@ -240,7 +136,7 @@ def test_epochs_are_shown_with_the_loss_of_all(
     assert [line.split()[1] for line in epochs] == ["1", "2", "3"]
     assert all(not m.own for m in run.metrics), "no rank's own part is known apart"
     assert [m.shared["loss"] for m in run.metrics if m.rank == 0] == pytest.approx(
-        reference()["history"]["loss"], rel=1e-5
+        references()["arrays"]["history"]["loss"], rel=1e-5
     )
 
 
@@ -267,7 +163,7 @@ def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_pat
     )
     run = cluster.run(MODEL + FIT + code + "alike")
     assert set(run.results.values()) == {"True"}
-    plain = one_process(LOAD.replace("PATH", repr(str(whole))))
+    plain = one_process({"load": LOAD.replace("PATH", repr(str(whole)))})["load"]
     same(cluster.pull(["outcome"])[1]["outcome"], plain)
 
 
@@ -315,7 +211,7 @@ def test_a_scope_leaves_what_was_set_before(cluster: nbdist.Cluster) -> None:
 
 def test_a_rank_by_itself_trains_by_itself(cluster: nbdist.Cluster) -> None:
     run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
-    same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], reference())
+    same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], references()["arrays"])
     assert not run.results
 
 
@@ -323,7 +219,7 @@ def test_a_cleared_session_still_trains_over_all(cluster: nbdist.Cluster) -> Non
     for outcome in outcomes(
         cluster, "import keras\nkeras.utils.clear_session()\n" + MODEL + FIT + OUTCOME
     ):
-        same(outcome, reference())
+        same(outcome, references()["arrays"])
     run = cluster.run("model.layers[0].kernel.value.sharding.is_fully_addressable")
     assert set(run.results.values()) == {"False"}
 

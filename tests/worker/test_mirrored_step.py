@@ -6,23 +6,23 @@ step is given a strategy and asks nothing else of it.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import textwrap
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 
+from tests.references import plainly
+
 PROGRAM = textwrap.dedent("""
-    import json, sys
     import numpy as np, tensorflow as tf, keras
     from nbdist.cells.program import compile_step
     from nbdist.records import StepOptions, StepRequest
     from nbdist.worker.data import Cut
     from nbdist.worker.mirrored_step import MirroredStep
 
-    replicas, precision = int(sys.argv[1]), sys.argv[2] or None
+    replicas, precision = REPLICAS, PRECISION or None
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -69,26 +69,28 @@ PROGRAM = textwrap.dedent("""
         assert landed.finite
         values.append([landed.values["loss"], landed.values["accuracy"]])
     step.finish()
-    print(json.dumps({"values": values, "weights": [w.tolist() for w in model.get_weights()]}))
+    outcome = {"values": values, "weights": [w.tolist() for w in model.get_weights()]}
 """)
 
 
-def outcome(replicas: int, precision: str = "") -> dict[str, list[list[float]]]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(replicas), precision],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    loaded: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
-    return loaded
+PRECISIONS = ("", "float16")
 
 
-@pytest.mark.parametrize("precision", ["", "float16"])
+@cache
+def outcomes() -> dict[str, dict[str, list[list[float]]]]:
+    """What the program gives in a process of its own, for each number and precision."""
+    programs = {
+        f"{replicas} {precision}": PROGRAM.replace("REPLICAS", str(replicas)).replace(
+            "PRECISION", repr(precision)
+        )
+        for replicas, precision in product((1, 2), PRECISIONS)
+    }
+    return plainly(programs, "tensorflow")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_two_replicas_of_a_rank_give_the_numbers_of_one(precision: str) -> None:
-    one, two = outcome(1, precision), outcome(2, precision)
+    one, two = outcomes()[f"1 {precision}"], outcomes()[f"2 {precision}"]
     near = {"rtol": 1e-5, "atol": 1e-6} if not precision else {"rtol": 0.05, "atol": 0.02}
     np.testing.assert_allclose(two["values"], one["values"], **near)
     for a, b in zip(two["weights"], one["weights"], strict=True):
