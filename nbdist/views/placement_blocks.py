@@ -16,13 +16,16 @@ from nbdist.views import placement_words as words
 if TYPE_CHECKING:
     from nbdist.records import Layout, PlacedArray, Placement
 
-_COLOURS = ("#36a", "#b50", "#284", "#a24", "#74a", "#067", "#853", "#556")
-"""Each dark enough for white figures, in a light notebook and in a dark one."""
+_COLOURS = ("#36a", "#b50", "#284", "#a24", "#74a", "#067", "#853")
+"""Each dark enough for white figures. Seven, so that rows of two, four or eight devices differ."""
 
 _GREY = "#666"
 
 _ROWS, _COLUMNS = 8, 12
 """Cells of a picture; of more, the last says how many there are."""
+
+_CHARACTERS = 15
+"""Of the devices' numbers in a row; longer ones are left to the tool tips."""
 
 _ALL_CELLS = 4000
 """Cells of a page; past these, each picture is drawn once for each shape."""
@@ -33,8 +36,10 @@ def chip(device: int) -> str:
 
 
 def _cell(colour: str, tip: str, text: str) -> str:
+    """Without a text a narrow one."""
     tip = f' title="{escape(tip)}"' if tip else ""
-    return f'<b style="background:{colour};color:#fff"{tip}>{text}</b>'
+    kind = "" if text else ' class="nbd-o"'
+    return f'<b{kind} style="background:{colour};color:#fff"{tip}>{text or "&nbsp;"}</b>'
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,12 @@ class Blocks:
     def _draw(self, array: PlacedArray, layout: Layout) -> tuple[str, int]:
         grid = _grid(layout)
         held = _by_cell(layout, grid)
+        widest = max(len(labels.ranks(d for d, _ in pairs)) for pairs in held.values())
+        named = widest * min(grid.columns, _COLUMNS) <= _CHARACTERS
         lines = []
         for row in range(min(grid.rows, _ROWS)):
             cells = [
-                self._one(array, layout, held[row, column])
+                self._one(array, layout, held[row, column], named=named)
                 for column in range(min(grid.columns, _COLUMNS))
             ]
             if grid.columns > _COLUMNS:
@@ -85,7 +92,9 @@ class Blocks:
         picture = f'<span class="nbd-p" role="img" aria-label="{label}">{"<br>".join(lines)}</span>'
         return picture, count
 
-    def _one(self, array: PlacedArray, layout: Layout, held: list[tuple[int, int]]) -> str:
+    def _one(
+        self, array: PlacedArray, layout: Layout, held: list[tuple[int, int]], *, named: bool
+    ) -> str:
         """A cell: several devices where they have the same, or differ in what is not drawn."""
         blocks = dict.fromkeys(block for _, block in held)
         devices = sorted(device for device, _ in held)
@@ -93,9 +102,9 @@ class Blocks:
             return _cell(_GREY, "on no device that is left", "-")
         slices = "; ".join(words.block(array, layout, block) for block in list(blocks)[:4])
         tip = f"{slices} on {words.devices(self._placement, devices)}"
-        text = labels.ranks(devices)
-        short = text if len(text) <= 6 else f"{len(devices)} dev."
-        return _cell(_COLOURS[devices[0] % len(_COLOURS)], tip, short)
+        return _cell(
+            _COLOURS[devices[0] % len(_COLOURS)], tip, labels.ranks(devices) if named else ""
+        )
 
     def _label(self, layout: Layout) -> str:
         count = labels.count(len(layout.devices), "device")

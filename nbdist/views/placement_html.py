@@ -37,10 +37,11 @@ _STYLE = """<style>
 .nbd-r>span{flex:0 0 80px;overflow-wrap:anywhere}
 .nbd-r>:nth-child(1){flex:1 1 120px;min-width:48px;
  font-family:var(--jp-code-font-family,monospace);font-size:12px}
+.nbd-r>:nth-child(2){flex-basis:92px}
 .nbd-r>:nth-child(3){flex-basis:64px}
 .nbd-r>:nth-child(4){flex-basis:120px}
-.nbd-r>:nth-child(5){flex-basis:166px;display:flex;gap:6px;align-items:center;
- color:var(--jp-ui-font-color2,#757575)}
+.nbd-r>:nth-child(5){flex-basis:166px;display:flex;flex-wrap:wrap;gap:2px 6px;
+ align-items:center;white-space:nowrap; color:var(--jp-ui-font-color2,#757575)}
 .nbd-r>:nth-child(n+6){text-align:end;font-variant-numeric:tabular-nums;flex-basis:62px}
 .nbd-r>:nth-child(8){flex-basis:96px}
 .nbd-t>.nbd-r:first-child,.nbd-f{color:var(--jp-ui-font-color2,#757575)}
@@ -55,6 +56,7 @@ _STYLE = """<style>
 .nbd b{display:inline-block;min-width:14px;height:15px;line-height:15px;padding:0 3px;margin:0 1px
  1px 0;font-size:10px;font-weight:400;text-align:center;border-radius:2px;box-sizing:content-box;
  vertical-align:top}
+.nbd .nbd-o{min-width:11px;padding:0}
 .nbd-b{background:var(--jp-info-color1,#4878a8);border-radius:2px}
 </style>"""
 

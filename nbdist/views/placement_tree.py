@@ -196,12 +196,17 @@ def _rows(node: Branch, depth: int, limit: int) -> Iterator[Row]:
 
 
 def _shares(entries: Sequence[Branch | Leaf], spare: int) -> dict[int, int]:
-    """Rows for what is in each branch; none for branches of which there would be too little."""
+    """Rows for what is in each branch, by its index: small ones are shown whole, first ones first.
+
+    Large ones share what is left, if that is enough for each.
+    """
     branches = [(_size(e), i) for i, e in enumerate(entries) if isinstance(e, Branch)]
     shares: dict[int, int] = {}
     for left, (size, index) in zip(range(len(branches), 0, -1), sorted(branches), strict=True):
         share = min(size, spare // left)
-        if share == size or share >= _LEAST:
+        if share < min(size, _LEAST):
+            share = size
+        if share <= spare:
             shares[index] = share
             spare -= share
     return shares

@@ -139,7 +139,7 @@ def per_device(array: PlacedArray, layout: Layout) -> str:
 def over_axes(layout: Layout) -> str:
     """`dim 0 in 3 over data, dim 2 in 2 over model`."""
     return ", ".join(
-        f"dim {dimension} in {parts}" + (f" over {' and '.join(axes)}" if axes else "")
+        f"dim {dimension} in {parts}" + (f" over {' x '.join(axes)}" if axes else "")
         for dimension, (parts, axes) in enumerate(
             zip(layout.parts, layout.axes or ((),) * len(layout.parts), strict=True)
         )

@@ -184,6 +184,22 @@ def test_a_flat_tree_is_cut_too() -> None:
     assert shown[-1].hidden.arrays + sum(isinstance(row.entry, Leaf) for row in shown) == 1000
 
 
+def test_first_branches_are_open_before_later_ones() -> None:
+    made = many(48).placement
+    shown = rows(tree(made), 20)
+    assert len(shown) <= 20
+    assert [row.depth for row in shown[:6]] == [0, 1, 2, 2, 2, 2]
+    assert all(row.depth == 1 for row in shown[-3:])
+
+
+def test_large_branches_share_the_rows() -> None:
+    made = placement(
+        *(array(ROWS, 6, 4, path=(name, f"[{i}]")) for name in ("p", "q") for i in range(500))
+    )
+    shown = [row for row in rows(tree(made), 20) if row.entry is None]
+    assert len(shown) == 2
+
+
 def test_a_long_path_is_shortened() -> None:
     picture = PlacementPicture(placement(array(ROWS, 6, 4, path=("p", "[0]" * 1000, ".w"))))
     assert max(map(len, picture.lines())) < 200
