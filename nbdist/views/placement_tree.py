@@ -34,14 +34,6 @@ class Cost:
     stored: int = 0
     shardable: int = 0
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.arrays + other.arrays,
-            self.once + other.once,
-            self.stored + other.stored,
-            self.shardable + other.shardable,
-        )
-
     @property
     def copies(self) -> int:
         """Bytes of copies beyond the first."""
