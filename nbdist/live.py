@@ -165,7 +165,8 @@ class KeptLiveRun:
             finding = Finding(topic=record.topic, text=record.text, warning=record.warning)
             self._notes[record.text] = finding
         elif isinstance(record, CellEnded):
-            said = f"{record.failure.ename}: {record.failure.evalue}" if record.failure else ""
+            failed = record.failure if record.status == "error" else None
+            said = f"{failed.ename}: {failed.evalue}" if failed else ""
             self._set_worker(record.rank, _RANK_STATUS[record.status], said)
 
     def _change(self, **changes: object) -> None:

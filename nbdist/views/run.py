@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -96,6 +98,12 @@ class RunView:
         return RunPicture(tuple(words), latest.step / self._steps if self._steps > 0 else None)
 
 
+def _load_matplotlib() -> None:
+    """Beside the run, so that its picture need not wait for what takes a second to import."""
+    name = "matplotlib.figure"
+    threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
+
+
 def _of(text: str, total: int) -> str:
     return f"{text} of {total:,}" if total > 0 else text
 
@@ -110,6 +118,8 @@ class _OutputSurface:
         self._handle: DisplayHandle | None = None
 
     def show(self, picture: RunPicture) -> None:
+        if self._handle is None:
+            _load_matplotlib()
         self._display({**self._own(picture.words, over=False), **bundle(picture)}, {})
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
