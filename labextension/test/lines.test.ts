@@ -38,7 +38,10 @@ test('smoothing of a constant line is that line, from its first value on', () =>
   const out = new Float32Array(100);
   for (const weight of [0, 0.5, 0.99, 0.999]) {
     smooth(line, weight, out);
-    assert.ok(out.every(value => Math.abs(value - 7) < 1e-4), `weight ${weight}`);
+    assert.ok(
+      out.every(value => Math.abs(value - 7) < 1e-4),
+      `weight ${weight}`
+    );
   }
 });
 
@@ -98,7 +101,10 @@ test('nothing that would be seen of a line is lost when it is cut into columns',
       const first = bins.from + column * bins.per;
       const part = values.slice(first, Math.min(to, first + bins.per));
       const numbers = known(part);
-      assert.equal(strip.bad[column] !== 0, part.some(value => Number.isNaN(value)));
+      assert.equal(
+        strip.bad[column] !== 0,
+        part.some(value => Number.isNaN(value))
+      );
       assert.equal(Number.isNaN(strip.low[column]), numbers.length === 0);
       if (numbers.length > 0) {
         assert.equal(strip.low[column], Math.fround(Math.min(...numbers)));
@@ -112,7 +118,9 @@ test('nothing that would be seen of a line is lost when it is cut into columns',
 
 test('the mean of ranks is of those that said something', () => {
   const bins = cut(0, 3, 10);
-  const strips = [lineOf([1, undefined, NaN]), lineOf([3, 5, NaN])].map(line => new Strip().fill(line, bins));
+  const strips = [lineOf([1, undefined, NaN]), lineOf([3, 5, NaN])].map(line =>
+    new Strip().fill(line, bins)
+  );
   const mean = new Strip();
   mean.fillMean(strips, bins.columns);
   assert.deepEqual([...mean.mean.subarray(0, 3)], [2, 5, NaN]);
@@ -128,9 +136,14 @@ test('columns stay where they are while a line grows', () => {
 test('quantiles lie in order, and the ends are the least and the greatest', () => {
   for (let seed = 1; seed <= 100; seed++) {
     const random = new Random(seed);
-    const values = Float64Array.from({ length: 1 + random.below(50) }, () => random.signed()).sort();
+    const values = Float64Array.from({ length: 1 + random.below(50) }, () =>
+      random.signed()
+    ).sort();
     const parts = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1].map(part => quantile(values, part));
-    assert.deepEqual(parts, [...parts].sort((a, b) => a - b));
+    assert.deepEqual(
+      parts,
+      [...parts].sort((a, b) => a - b)
+    );
     assert.equal(parts[0], values[0]);
     assert.equal(parts[6], values[values.length - 1]);
   }
@@ -148,7 +161,9 @@ test('zoom and pan never leave the whole', () => {
         random.next() < 0.5
           ? (zoomed(span, whole, 2 ** (2 * random.signed()), centre) ?? whole)
           : panned(span, whole, random.signed());
-      assert.ok(span.min >= whole.min - 1e-9 && span.max <= whole.max + 1e-9 && span.min < span.max);
+      assert.ok(
+        span.min >= whole.min - 1e-9 && span.max <= whole.max + 1e-9 && span.min < span.max
+      );
     }
   }
 });

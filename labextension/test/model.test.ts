@@ -40,7 +40,7 @@ test('messages may be cut anywhere', () => {
     const random = new Random(seed);
     const model = new RunModel();
     model.onTable(table(['loss']));
-    for (let at = 0; at < numbers.length; ) {
+    for (let at = 0; at < numbers.length;) {
       const length = 1 + random.below(23);
       model.onRows(message(0, numbers.slice(at, at + length)));
       at += length;
@@ -72,7 +72,10 @@ test('a metric may come late, and under another name', () => {
   model.onTable(table(['mistake'], [], [], 2));
   model.onRows(message(2, [0, 1, 3, 0, 8]));
   const metrics = model.metrics();
-  assert.deepEqual(metrics.map(metric => metric.name), ['loss', 'error', 'mistake']);
+  assert.deepEqual(
+    metrics.map(metric => metric.name),
+    ['loss', 'error', 'mistake']
+  );
   assert.deepEqual(losses(model, 0), [1, 1, 4]);
   assert.equal(metrics[1]!.own.get(0)!.n[0], 0);
 });
@@ -81,7 +84,10 @@ test('loss comes first, whenever it came', () => {
   const model = new RunModel();
   model.onTable(table(['accuracy', 'loss']));
   model.onRows(message(0, [0, 1, 0, 0, 0.5, 2]));
-  assert.deepEqual(model.metrics().map(metric => metric.name), ['loss', 'accuracy']);
+  assert.deepEqual(
+    model.metrics().map(metric => metric.name),
+    ['loss', 'accuracy']
+  );
 });
 
 test('a metric may be missing on some ranks', () => {
@@ -99,9 +105,15 @@ test('a metric may be missing on some ranks', () => {
 test('epochs and reports without a step have an axis of their own', () => {
   const model = new RunModel();
   model.onTable(table(['loss']));
-  model.onRows(message(0, [0, 1, 100, 1, 5], [0, 1, -1, 1, 4], [0, -1, -1, 2, 3], [0, -1, -1, 3, 2]));
+  model.onRows(
+    message(0, [0, 1, 100, 1, 5], [0, 1, -1, 1, 4], [0, -1, -1, 2, 3], [0, -1, -1, 3, 2])
+  );
   const axes = model.metrics().map(({ grid }) => [grid.axis, grid.first, grid.last]);
-  assert.deepEqual(axes, [['step', 100, 100], ['epoch', 1, 1], ['report', 1, 2]]);
+  assert.deepEqual(axes, [
+    ['step', 100, 100],
+    ['epoch', 1, 1],
+    ['report', 1, 2]
+  ]);
 });
 
 test('what is no row of any rank is passed over', () => {
@@ -109,7 +121,16 @@ test('what is no row of any rank is passed over', () => {
   model.onTable(table(['loss']));
   model.onRows(message(7, [0, 1, 1, 0, 1]));
   model.onRows(new Float64Array(0));
-  model.onRows(message(0, [NaN, 1, 1, 0, 1], [-1, 1, 1, 0, 1], [1e9, 1, 1, 0, 1], [0.5, 1, 1, 0, 1], [0, 1, Infinity, 0, 1]));
+  model.onRows(
+    message(
+      0,
+      [NaN, 1, 1, 0, 1],
+      [-1, 1, 1, 0, 1],
+      [1e9, 1, 1, 0, 1],
+      [0.5, 1, 1, 0, 1],
+      [0, 1, Infinity, 0, 1]
+    )
+  );
   assert.equal(model.rows, 0);
   assert.deepEqual(model.metrics(), []);
 });
@@ -118,7 +139,10 @@ test('what was measured is no metric', () => {
   const model = new RunModel();
   model.onTable(table(['loss'], [], ['step_s']));
   model.onRows(message(0, [0, 1, 1, 0, 0.25, 1]));
-  assert.deepEqual(model.metrics().map(metric => metric.name), ['loss']);
+  assert.deepEqual(
+    model.metrics().map(metric => metric.name),
+    ['loss']
+  );
   assert.equal(model.measure('step_s')!.latest(0), 0.25);
   assert.equal(model.measure('input_s'), undefined);
 });

@@ -74,7 +74,10 @@ test('steps far apart need no more bins', () => {
 test('values that are no numbers are marked and leave the others as they are', () => {
   const given = [1, NaN, Infinity, -Infinity, 1e300, 3];
   const [, series] = filled(range(0, given.length), place => given[place]!);
-  assert.deepEqual([...series.bad.subarray(0, 6)], [0, NOT_A_NUMBER, TOO_HIGH, TOO_LOW, TOO_HIGH, 0]);
+  assert.deepEqual(
+    [...series.bad.subarray(0, 6)],
+    [0, NOT_A_NUMBER, TOO_HIGH, TOO_LOW, TOO_HIGH, 0]
+  );
   assert.deepEqual([...series.n.subarray(0, 6)], [1, 0, 0, 0, 0, 1]);
   assert.equal(series.recent(2), 2);
 });
@@ -82,7 +85,10 @@ test('values that are no numbers are marked and leave the others as they are', (
 test('marks of values that are none outlive the folding of bins', () => {
   const [grid, series] = filled(range(0, 1000), place => (place === 500 ? NaN : 1));
   assert.equal(series.bad[grid.binOf(500)], NOT_A_NUMBER);
-  assert.equal(series.bad.reduce((total, bits) => total + bits, 0), NOT_A_NUMBER);
+  assert.equal(
+    series.bad.reduce((total, bits) => total + bits, 0),
+    NOT_A_NUMBER
+  );
 });
 
 test('a series that begins late has empty bins before', () => {
@@ -95,7 +101,10 @@ test('a series that begins late has empty bins before', () => {
       late.add(bin, place, 2);
     }
   }
-  assert.equal(late.n.subarray(0, 30).reduce((total, n) => total + n, 0), 0);
+  assert.equal(
+    late.n.subarray(0, 30).reduce((total, n) => total + n, 0),
+    0
+  );
   assert.equal(late.length, early.length);
 });
 
@@ -104,7 +113,10 @@ test('bins go on in time when a clock is set back, and forth', () => {
   const clock = [0, 1, 2, -3600, -3599, -3598, 7200, 7201];
   clock.forEach((time, place) => grid.clock(grid.place(place), time));
   const seconds = [...grid.seconds().subarray(0, grid.length)];
-  assert.ok(seconds.every((time, i) => i === 0 || time >= seconds[i - 1]!), String(seconds));
+  assert.ok(
+    seconds.every((time, i) => i === 0 || time >= seconds[i - 1]!),
+    String(seconds)
+  );
   assert.equal(seconds[5]! - seconds[3]!, 2);
 });
 

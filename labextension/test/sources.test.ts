@@ -74,7 +74,13 @@ test('throughput is the batch over the time of a step, or steps a second', () =>
 });
 
 test('the network has the least of the collectives, ranks wait for the rest', () => {
-  const [network, input] = shareSources(measured([[1, 0.1, 0.3], [1, 0.2, 0.05], [1, 0, 0.2]]));
+  const [network, input] = shareSources(
+    measured([
+      [1, 0.1, 0.3],
+      [1, 0.2, 0.05],
+      [1, 0, 0.2]
+    ])
+  );
   assert.deepEqual(means(network!), [0.25, 0, 0.15]);
   assert.equal(Number(network!.whole()!.mean[0]!.toFixed(5)), 0.05);
   assert.deepEqual(means(input!), [0.1, 0.2, 0]);
@@ -87,15 +93,24 @@ test('a step without time has no share', () => {
 
 test('memory is shown of devices only where they have some', () => {
   const model = measured([[1, 0, 0]]);
-  assert.deepEqual(memorySources(model).map(source => source.title), ['process memory']);
+  assert.deepEqual(
+    memorySources(model).map(source => source.title),
+    ['process memory']
+  );
 });
 
 test('a metric that comes by step and by epoch has two charts', () => {
   const model = measured([[1, 0, 0]]);
   model.onTable({ number: 1, columns: { measures: [], own: ['loss'], shared: [] } });
   model.onRows(Float64Array.from([1, 0, 1, -1, 30, 0.5]));
-  assert.deepEqual(metricSources(model).map(source => source.title), ['loss (by step)', 'loss (by epoch)']);
-  assert.deepEqual(stepTimeSources(model).map(source => source.title), ['step time']);
+  assert.deepEqual(
+    metricSources(model).map(source => source.title),
+    ['loss (by step)', 'loss (by epoch)']
+  );
+  assert.deepEqual(
+    stepTimeSources(model).map(source => source.title),
+    ['step time']
+  );
 });
 
 /** Of two colours, as WCAG 2.2 defines it. */
@@ -115,11 +130,23 @@ function luminance(colour: string): number {
 test('a run that has said nothing has nothing to draw', () => {
   const model = new RunModel();
   const makers = [metricSources, stepTimeSources, throughputSources, memorySources, shareSources];
-  assert.deepEqual(makers.flatMap(make => make(model)), []);
+  assert.deepEqual(
+    makers.flatMap(make => make(model)),
+    []
+  );
 });
 
 test('figures are of the farthest rank and of all ranks', () => {
-  const known = figures(measured([[0.2, 0, 0], [0.3, 0, 0]], 10), NOW);
+  const known = figures(
+    measured(
+      [
+        [0.2, 0, 0],
+        [0.3, 0, 0]
+      ],
+      10
+    ),
+    NOW
+  );
   assert.deepEqual([known.step, known.steps, known.epoch, known.epochs], [2, 8, 1, 2]);
   assert.deepEqual([known.name, known.value], ['loss', 0.5]);
   assert.equal(Number(known.stepSeconds.toFixed(5)), 0.25);
@@ -169,11 +196,19 @@ test('colours of lines are seen on white and on black', () => {
 
 test('amounts are written in the unit that fits them', () => {
   assert.deepEqual(
-    [amount(0.0123, 'seconds'), amount(12e-6, 'seconds'), amount(2.5, 'seconds'), amount(0, 'seconds')],
+    [
+      amount(0.0123, 'seconds'),
+      amount(12e-6, 'seconds'),
+      amount(2.5, 'seconds'),
+      amount(0, 'seconds')
+    ],
     ['12.3 ms', '12.0 µs', '2.50 s', '0 s']
   );
   assert.deepEqual([amount(1.5e9, 'bytes'), amount(0.231, 'share')], ['1.50 GB', '23.1 %']);
-  assert.deepEqual([plain(NaN), plain(-Infinity), plain(0.41271), plain(3), plain(1e-9)], ['nan', '−∞', '0.4127', '3', '1.00e-9']);
+  assert.deepEqual(
+    [plain(NaN), plain(-Infinity), plain(0.41271), plain(3), plain(1e-9)],
+    ['nan', '−∞', '0.4127', '3', '1.00e-9']
+  );
 });
 
 test('marks of an axis are told apart', () => {
@@ -184,6 +219,9 @@ test('marks of an axis are told apart', () => {
 });
 
 test('clocks and ranks', () => {
-  assert.deepEqual([clock(7), clock(725), clock(3723), clock(-1)], ['0:07', '12:05', '1:02:03', '0:00']);
+  assert.deepEqual(
+    [clock(7), clock(725), clock(3723), clock(-1)],
+    ['0:07', '12:05', '1:02:03', '0:00']
+  );
   assert.equal(ranks([4, 0, 2, 3]), '0, 2–4');
 });

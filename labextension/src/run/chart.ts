@@ -49,6 +49,7 @@ export class Chart {
   private readonly readout: HTMLElement;
   private readonly reset: HTMLButtonElement;
   private span: Span | null = null;
+  private axis: Settings['x'] = 'place';
   private pointer: { readonly x: number; readonly y: number } | null = null;
   private near = -1;
   private painter: Painter | null = null;
@@ -84,6 +85,10 @@ export class Chart {
    */
   draw(isFull: boolean): void {
     const { settings } = this.context;
+    if (settings.x !== this.axis) {
+      this.axis = settings.x;
+      this.show(null);
+    }
     if (isFull) {
       this.picture.name(this.context.stragglers());
     }
@@ -105,10 +110,19 @@ export class Chart {
   private build(): HTMLElement {
     const { say } = this.context;
     const id = newId('chart');
-    const keys = say('Drag to zoom, Shift-drag to pan, Ctrl-wheel to zoom, double-click for all. Keys: arrows, +, −, 0.');
+    const keys = say(
+      'Drag or Ctrl-wheel to zoom, Shift-drag to pan, double-click for all. Keys: arrows, +, −, 0.'
+    );
     const area = { role: 'group', tabindex: 0, 'aria-labelledby': id, title: keys };
     this.reset.hidden = true;
-    const caption = make('figcaption', 'caption', {}, make('span', 'heading', { id }, this.source.title), this.readout, this.reset);
+    const caption = make(
+      'figcaption',
+      'caption',
+      {},
+      make('span', 'heading', { id }, this.source.title),
+      this.readout,
+      this.reset
+    );
     this.heat.root.hidden = true;
     return make(
       'figure',
@@ -219,9 +233,10 @@ export class Chart {
   private paintLines(painter: Painter): void {
     const lines = this.shownLines();
     const isFew = lines.length <= FEW_LINES;
-    const faint = isFew ? 0.85 : 0.6;
+    const stragglers = this.context.stragglers();
     for (const { rank, strip, raw } of lines) {
       const colour = lineColour(rank);
+      const faint = stragglers.includes(rank) ? 1 : isFew ? 0.85 : 0.6;
       const alpha = this.near >= 0 && this.near !== rank ? faint * 0.35 : faint;
       if (isFew) {
         const spread = this.picture.hasRaw ? raw : strip;

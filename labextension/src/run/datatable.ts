@@ -81,7 +81,8 @@ function rowsOf(columns: number): number[] {
 
 function columnsOf(picture: Picture, say: Say): DataColumn[] {
   const { whole, bands, source } = picture;
-  const columns: DataColumn[] = whole === null ? [] : [{ name: say(source.wholeName), strip: whole }];
+  const columns: DataColumn[] =
+    whole === null ? [] : [{ name: say(source.wholeName), strip: whole }];
   if (bands !== null) {
     const names = [say('least'), '10 %', '25 %', say('median'), '75 %', '90 %', say('greatest')];
     QUANTILES.forEach((_, i) => columns.push({ name: names[i]!, strip: bands.strips[i]! }));

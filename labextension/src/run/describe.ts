@@ -42,7 +42,12 @@ export function entries(picture: Picture, column: number, say: Say): Entry[] {
   }
   for (const { rank, strip } of lines) {
     const label = `${say('rank')} ${rank}`;
-    all.push({ rank, label: named(label, source.lineName, say), value: write(strip), kind: 'line' });
+    all.push({
+      rank,
+      label: named(label, source.lineName, say),
+      value: write(strip),
+      kind: 'line'
+    });
   }
   if (source.limit > 0) {
     const value = amount(source.limit, source.unit);
@@ -61,11 +66,18 @@ function hasBad(strip: Strip, column: number): boolean {
 }
 
 function bandEntries(values: readonly string[], say: Say): Entry[] {
-  const span = (low: number, high: number): string => `${values[low] ?? ''} – ${values[high] ?? ''}`;
+  const span = (low: number, high: number): string =>
+    `${values[low] ?? ''} – ${values[high] ?? ''}`;
   const last = QUANTILES.length - 1;
   return [
     { rank: null, label: say('median'), value: values[MEDIAN] ?? '', kind: 'whole' },
-    { rank: null, label: say('half of the ranks'), value: span(2, last - 2), kind: 'band', strength: 0.6 },
+    {
+      rank: null,
+      label: say('half of the ranks'),
+      value: span(2, last - 2),
+      kind: 'band',
+      strength: 0.6
+    },
     { rank: null, label: say('80 %'), value: span(1, last - 1), kind: 'band', strength: 0.35 },
     { rank: null, label: say('all'), value: span(0, last), kind: 'band', strength: 0.18 }
   ];
@@ -78,7 +90,13 @@ export function describe(picture: Picture, settings: Settings, say: Say): string
   const who = counted(ranks.length, say('{0} rank'), say('{0} ranks'));
   const parts = [
     ranks.length > 0
-      ? fill(say('Chart of {0}, {1}, from {2} to {3}.'), source.title, who, at(all.min), at(all.max))
+      ? fill(
+          say('Chart of {0}, {1}, from {2} to {3}.'),
+          source.title,
+          who,
+          at(all.min),
+          at(all.max)
+        )
       : fill(say('Chart of {0}, from {1} to {2}.'), source.title, at(all.min), at(all.max))
   ];
   const middle = picture.whole ?? picture.bands?.strips[MEDIAN] ?? picture.lines[0]?.strip;
@@ -106,7 +124,10 @@ function extremes({ lines, bands, source }: Picture, say: Say): string[] {
 }
 
 function holes(picture: Picture, say: Say): string[] {
-  const strips = [...picture.lines.map(line => line.strip), ...(picture.whole ? [picture.whole] : [])];
+  const strips = [
+    ...picture.lines.map(line => line.strip),
+    ...(picture.whole ? [picture.whole] : [])
+  ];
   const isHole = (column: number): boolean => strips.some(strip => strip.bad[column] !== 0);
   for (let column = 0; column < picture.columns; column++) {
     if (isHole(column)) {

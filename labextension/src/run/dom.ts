@@ -67,7 +67,7 @@ export function setAttribute(element: Element, name: string, value: string): voi
   }
 }
 
-/** The view may be on a page twice over: in JupyterLab and, with scripts of its own, in a widget. */
+/** A page may have the view twice: JupyterLab's and, with scripts of its own, a widget's. */
 const SCRIPT = Math.random().toString(36).slice(2, 8);
 let named = 0;
 

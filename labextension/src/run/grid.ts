@@ -1,4 +1,4 @@
-/** What the rows of a run are counted by: their steps, their epochs, or (with neither) themselves. */
+/** What rows are counted by: their steps, their epochs, or (with neither) themselves. */
 export type Axis = 'step' | 'epoch' | 'report';
 
 /** How the bins of a grid changed: bin `i` became bin `to(i)`. */
@@ -25,8 +25,8 @@ const ROOM_BELOW = 8;
 /**
  * Bins over one axis, alike for all ranks and metrics.
  *
- * Each bin holds `stride` places; when there are more than `capacity` of them the stride doubles, so
- * that what is kept is bounded, however long the run is, and its shape stays.
+ * Each bin holds `stride` places; when there are more than `capacity` bins the stride doubles: what
+ * is kept is bounded, however long the run is, and its shape stays.
  */
 export class Grid {
   /** The first place of bin 0. */

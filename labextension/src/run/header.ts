@@ -130,8 +130,16 @@ export class Header {
       Number.isNaN(whole) ? count(part) : fill(this.say('{0} of {1}'), count(part), count(whole));
     this.number('epoch', this.say('epoch'), known.epoch, part => of(part, known.epochs));
     this.number('step', this.say('step'), known.step, part => of(part, known.steps));
-    this.number('metric', known.name, known.name === '' ? NaN : known.value, plain, known.name !== '');
-    this.number('time', this.say('step time'), known.stepSeconds, value => amount(value, 'seconds'));
+    this.number(
+      'metric',
+      known.name,
+      known.name === '' ? NaN : known.value,
+      plain,
+      known.name !== ''
+    );
+    this.number('time', this.say('step time'), known.stepSeconds, value =>
+      amount(value, 'seconds')
+    );
     this.number('rate', this.say('samples/s'), known.samplesPerSecond, plain);
     this.number('elapsed', this.say('elapsed'), known.elapsed, clock);
     this.number('left', this.say('left'), known.left, clock);
@@ -161,5 +169,7 @@ function aboutOf(state: RunState, say: Say): string {
   const ranks = state.workers.length;
   const who = fill(ranks === 1 ? say('{0} rank') : say('{0} ranks'), count(ranks));
   const batch = state.batch > 0 ? fill(say('batch {0}'), count(state.batch)) : '';
-  return [who, state.framework, state.strategy ?? '', batch].filter(part => part !== '').join(' · ');
+  return [who, state.framework, state.strategy ?? '', batch]
+    .filter(part => part !== '')
+    .join(' · ');
 }

@@ -58,7 +58,7 @@ export class Legend {
   private chip({ rank, label, kind, strength }: Entry): Chip {
     const swatch = make('span', `swatch nbdist-swatch-${kind}`, { 'aria-hidden': 'true' });
     if (rank !== null) {
-      swatch.style.setProperty('--nbdist-line', lineColour(rank));
+      swatch.style.setProperty('--nbdist-rank', lineColour(rank));
     }
     swatch.style.opacity = String(strength ?? 1);
     const value = make('span', 'chip-value');

@@ -132,7 +132,7 @@ export class RunModel {
     this.changed();
   }
 
-  /** Take in `[table number, row, row, ...]`; a row that is cut is completed by the next message. */
+  /** Take in `[table number, row, row, ...]`; a row that is cut goes on in the next message. */
   onRows(values: Float64Array): void {
     const table = this.tables.get(values[0] ?? -1);
     if (table === undefined) {

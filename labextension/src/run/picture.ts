@@ -188,7 +188,10 @@ export class Picture {
       this.fillStrip(this.whole, trace, bins, weight);
     } else if (lines.length > 1 && this.bands === null) {
       this.whole = this.wholeStrip;
-      this.whole.fillMean(this.lines.map(line => line.strip), bins.columns);
+      this.whole.fillMean(
+        this.lines.map(line => line.strip),
+        bins.columns
+      );
     }
   }
 

@@ -92,7 +92,7 @@ export class Plot {
 
   private resize(): void {
     const width = this.size();
-    if (width !== this.chart.width) {
+    if (this.host.clientWidth > 0 && width !== this.chart.width) {
       this.chart.setSize({ width, height: HEIGHT });
       this.events.resize();
     }
@@ -157,7 +157,9 @@ export class Plot {
       incrs: (_chart, _axis, min, max) => (this.isTime ? timeSteps(max - min) : placeSteps()),
       values: (_chart, splits, _axis, _space, increment) =>
         this.isTime
-          ? splits.map(value => (increment >= 1 ? clock(value) : ticks([value], 'seconds', increment)[0] ?? ''))
+          ? splits.map(value =>
+              increment >= 1 ? clock(value) : (ticks([value], 'seconds', increment)[0] ?? '')
+            )
           : ticks(splits, 'number', increment)
     };
   }
@@ -167,7 +169,10 @@ export class Plot {
       ...this.axis(),
       space: 38,
       size: (_chart, values) => {
-        const longest = (values ?? []).reduce((most, text) => Math.max(most, (text ?? '').length), 0);
+        const longest = (values ?? []).reduce(
+          (most, text) => Math.max(most, (text ?? '').length),
+          0
+        );
         return Math.max(LEAST_Y_AXIS_WIDTH, Math.ceil(longest * PIXELS_PER_LETTER) + 18);
       },
       values: (_chart, splits, _axis, _space, increment) =>

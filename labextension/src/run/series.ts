@@ -108,7 +108,9 @@ export class Series implements Trace, Binned {
     this.n[bin] = before + n;
     this.min[bin] = before ? Math.min(this.min[bin]!, min) : min;
     this.max[bin] = before ? Math.max(this.max[bin]!, max) : max;
-    this.mean[bin] = before ? this.mean[bin]! + ((mean - this.mean[bin]!) * n) / (before + n) : mean;
+    this.mean[bin] = before
+      ? this.mean[bin]! + ((mean - this.mean[bin]!) * n) / (before + n)
+      : mean;
   }
 
   private reach(length: number): void {

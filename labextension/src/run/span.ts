@@ -7,7 +7,7 @@ export interface Span {
 /** What is seen is never less than this part of the whole. */
 const FINEST = 1e-4;
 
-/** The span made `factor` times as long about `centre`, kept inside of `whole`; null is all of it. */
+/** The span made `factor` times as long about `centre`, inside of `whole`; null is all of it. */
 export function zoomed(span: Span, whole: Span, factor: number, centre: number): Span | null {
   const finest = (whole.max - whole.min) * FINEST;
   const length = Math.max(finest, (span.max - span.min) * factor);

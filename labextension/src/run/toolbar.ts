@@ -73,7 +73,13 @@ export class Toolbar {
       return make('label', 'choice', {}, input, make('span', '', {}, text));
     };
     const group = { role: 'radiogroup', 'aria-label': this.say('Horizontal axis') };
-    return make('div', 'choices', group, choice('place', this.say('Step')), choice('time', this.say('Time')));
+    return make(
+      'div',
+      'choices',
+      group,
+      choice('place', this.say('Step')),
+      choice('time', this.say('Time'))
+    );
   }
 
   private log(): HTMLElement {

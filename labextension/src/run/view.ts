@@ -42,11 +42,21 @@ interface Page {
 }
 
 const PAGES: readonly Page[] = [
-  { key: 'metrics', title: 'Metrics', sources: metricSources, empty: 'No metric yet: `report(loss=…)` in the cell, or the last line of a step.' },
+  {
+    key: 'metrics',
+    title: 'Metrics',
+    sources: metricSources,
+    empty: 'No metric yet: `report(loss=…)` in the cell, or the last line of a step.'
+  },
   { key: 'time', title: 'Step time', sources: stepTimeSources, empty: 'No step yet.' },
   { key: 'rate', title: 'Throughput', sources: throughputSources, empty: 'No step yet.' },
   { key: 'memory', title: 'Memory', sources: memorySources, empty: 'No memory was measured yet.' },
-  { key: 'share', title: 'Network & input', sources: shareSources, empty: 'Nothing was measured yet.' }
+  {
+    key: 'share',
+    title: 'Network & input',
+    sources: shareSources,
+    empty: 'Nothing was measured yet.'
+  }
 ];
 
 /** A run, live or as it was: plain elements in `host`, drawn when the model changes. */
@@ -177,17 +187,25 @@ export class RunView {
     const { chosen } = this.toolbar;
     const sources = isChoice ? all.filter(source => source.key === chosen) : all;
     const keys = [page.key, ...sources.map(source => source.title)].join('|');
-    const isSame = sources.every(({ grid }, i) => this.shown[i]?.source.grid === grid);
-    const isComing = !this.model.isCaughtUp && this.shown.length > 0;
-    if (isSame ? keys === this.sourceKeys : isComing) {
-      return; // what was seen stays until all of it has come again
+    const isOnGrid = sources.every(({ grid }, i) => this.shown[i]?.source.grid === grid);
+    if ((keys === this.sourceKeys && isOnGrid) || this.isComingAgain(page, sources)) {
+      return;
     }
     this.sourceKeys = keys;
     this.dropCharts();
     this.shown = sources.map(source => new Chart(source, this.context));
     const empty = make('p', 'empty', {}, this.say(page.empty));
     this.toolbar.root.hidden = sources.length === 0;
-    this.charts.replaceChildren(...(sources.length === 0 ? [empty] : this.shown.map(one => one.root)));
+    this.charts.replaceChildren(
+      ...(sources.length === 0 ? [empty] : this.shown.map(one => one.root))
+    );
+  }
+
+  /** After a reset what was seen stays until all of it has come again. */
+  private isComingAgain(page: Page, sources: readonly Source[]): boolean {
+    const [shown] = this.shown;
+    const isOfBefore = shown !== undefined && shown.source.grid !== sources[0]?.grid;
+    return isOfBefore && !this.model.isCaughtUp && this.sourceKeys.startsWith(`${page.key}|`);
   }
 
   private dropCharts(): void {

@@ -105,7 +105,9 @@ export function ticks(values: readonly number[], unit: Unit, increment: number):
   const digits = Math.min(10, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
   const isHalf = Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6;
   const format = fractions(digits + (isHalf ? 1 : 0));
-  return values.map(value => (value === 0 ? '0' : format.format(value * scale.factor) + scale.suffix));
+  return values.map(value =>
+    value === 0 ? '0' : format.format(value * scale.factor) + scale.suffix
+  );
 }
 
 const FRACTIONS = new Map<number, Intl.NumberFormat>();
@@ -124,7 +126,11 @@ function fractions(number: number): Intl.NumberFormat {
 /** `0:07`, `12:05`, `1:02:03`: seconds as on a clock. */
 export function clock(seconds: number): string {
   const whole = Math.max(0, Math.floor(seconds));
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const [hours, minutes, rest] = [
+    Math.floor(whole / 3600),
+    Math.floor(whole / 60) % 60,
+    whole % 60
+  ];
   const two = (value: number): string => String(value).padStart(2, '0');
   return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
@@ -140,5 +146,7 @@ export function ranks(numbers: readonly number[]): string {
       spans.push([rank, rank]);
     }
   }
-  return spans.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(', ');
+  return spans
+    .map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`))
+    .join(', ');
 }

@@ -28,6 +28,10 @@ interface Row {
   readonly state: HTMLElement;
 }
 
+const UNKNOWN = '–';
+/** The column of the first metric, which is named as that is. */
+const METRIC = 'metric';
+
 /** By state, those that need a look come first. */
 const TONES: readonly Look['tone'][] = ['bad', 'calm', 'live', 'good'];
 
@@ -69,6 +73,9 @@ export class Workers {
       this.refresh(worker, look);
     }
     this.drawHeading(workers.length, looks);
+    const metric = this.columns.findIndex(({ key }) => key === METRIC);
+    const [name] = this.model.metrics();
+    setText(this.heads[metric]!.firstChild!, name?.name ?? this.say('loss'));
     this.order(workers);
   }
 
@@ -93,41 +100,28 @@ export class Workers {
 
   private allColumns(): Column[] {
     const { say, model } = this;
-    const number = (value: number, text: string): Cell => ({
-      text: Number.isNaN(value) ? '–' : text,
-      order: value
-    });
-    const loss = (rank: number): number => model.metrics()[0]?.latest(rank) ?? NaN;
-    const step = (rank: number): number => {
-      const at = model.progress(rank)?.step ?? -1;
-      return at >= 0 ? at : NaN;
+    const column = (name: string, isNumber: boolean, cell: Column['cell'], key = name): Column => {
+      return { key, name: say(name), isNumber, cell };
     };
-    const text = (value: string): Cell => ({ text: value, order: value });
-    const column = (key: string, name: string, isNumber: boolean, cell: Column['cell']): Column => ({
-      key,
-      name: say(name),
-      isNumber,
-      cell
-    });
     return [
-      column('rank', 'rank', true, ({ rank }) => number(rank, `${rank}`)),
-      column('host', 'host', false, ({ host }) => text(host)),
-      column('devices', 'devices', false, ({ devices }) => text(devices)),
-      column('step', 'step', true, ({ rank }) => number(step(rank), count(step(rank)))),
-      column('loss', 'loss', true, ({ rank }) => number(loss(rank), plain(loss(rank)))),
-      column('pace', 'ms/step', true, ({ rank }) => {
-        const ms = 1000 * stepSecondsOf(model, rank);
-        return number(ms, amount(ms, 'short'));
+      column('rank', true, ({ rank }) => numberCell(rank, String)),
+      column('host', false, ({ host }) => textCell(host)),
+      column('devices', false, ({ devices }) => textCell(devices)),
+      column('step', true, ({ rank }) => numberCell(stepOf(model, rank), count)),
+      column('loss', true, ({ rank }) => metricCell(model, rank), METRIC),
+      column('ms/step', true, ({ rank }) => {
+        return numberCell(1000 * stepSecondsOf(model, rank), ms => amount(ms, 'short'));
       }),
-      column('memory', 'memory', true, ({ rank }) => {
-        const bytes = memoryOf(model, rank);
-        return number(bytes, amount(bytes, 'bytes'));
+      column('memory', true, ({ rank }) => {
+        return numberCell(memoryOf(model, rank), bytes => amount(bytes, 'bytes'));
       }),
-      column('state', 'state', false, worker => {
-        const { word, tone } = this.lookOf(worker);
-        return { text: say(word), order: TONES.indexOf(tone) };
-      })
+      column('state', false, worker => this.stateCell(worker))
     ];
+  }
+
+  private stateCell(worker: RunWorker): Cell {
+    const { word, tone } = this.lookOf(worker);
+    return { text: this.say(word), order: TONES.indexOf(tone) };
   }
 
   private head({ name, isNumber }: Column, i: number): HTMLElement {
@@ -140,7 +134,7 @@ export class Workers {
     this.isFalling = this.sortBy === i && !this.isFalling;
     this.sortBy = i;
     this.mark();
-    this.order(this.model.state?.workers ?? []);
+    this.draw();
   }
 
   private mark(): void {
@@ -158,7 +152,9 @@ export class Workers {
       }
     });
     setText(row.sign, look.sign);
-    setText(row.state, this.say(look.word) + (worker.said === '' ? '' : `: ${worker.said}`));
+    const [said] = worker.said.split('\n', 1);
+    setText(row.state, this.say(look.word) + (said ? `: ${said}` : ''));
+    setAttribute(row.state, 'title', worker.said);
     setAttribute(row.root, 'data-tone', look.tone);
   }
 
@@ -176,10 +172,11 @@ export class Workers {
     const sign = make('span', 'sign', { 'aria-hidden': 'true' });
     const state = make('span', '');
     const swatch = make('span', 'swatch', { 'aria-hidden': 'true' });
-    swatch.style.setProperty('--nbdist-line', lineColour(rank));
+    swatch.style.setProperty('--nbdist-rank', lineColour(rank));
     const texts = this.columns.map(() => make('span', ''));
     const cells = this.columns.map(({ key, isNumber }, i) => {
-      const parts = key === 'state' ? [sign, state] : key === 'rank' ? [swatch, texts[i]!] : [texts[i]!];
+      const parts =
+        key === 'state' ? [sign, state] : key === 'rank' ? [swatch, texts[i]!] : [texts[i]!];
       return key === 'rank'
         ? make('th', 'number', { scope: 'row' }, ...parts)
         : make('td', isNumber ? 'number' : key, {}, ...parts);
@@ -205,6 +202,27 @@ export class Workers {
 export function stragglersOf(state: RunState | null): Set<number> {
   const found = state?.findings.filter(finding => finding.topic === 'straggler') ?? [];
   return new Set(found.flatMap(finding => finding.ranks));
+}
+
+function textCell(text: string): Cell {
+  return { text, order: text };
+}
+
+function numberCell(value: number, write: (value: number) => string): Cell {
+  return { text: Number.isNaN(value) ? UNKNOWN : write(value), order: value };
+}
+
+/** The latest value of the first metric; one that is no number is said, too. */
+function metricCell(model: RunModel, rank: number): Cell {
+  const [metric] = model.metrics();
+  const isKnown = metric !== undefined && (metric.own.has(rank) || metric.shared !== null);
+  const value = metric?.latest(rank) ?? NaN;
+  return { text: isKnown ? plain(value) : UNKNOWN, order: value };
+}
+
+function stepOf(model: RunModel, rank: number): number {
+  const step = model.progress(rank)?.step ?? -1;
+  return step >= 0 ? step : NaN;
 }
 
 function memoryOf(model: RunModel, rank: number): number {
