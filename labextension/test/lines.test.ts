@@ -126,6 +126,19 @@ test('the mean of ranks is of those that said something', () => {
   assert.deepEqual([...mean.mean.subarray(0, 3)], [2, 5, NaN]);
 });
 
+test('the envelope of ranks holds each of them', () => {
+  const bins = cut(0, 4, 2);
+  const values = [
+    [1, 9, NaN, undefined],
+    [-2, 3, undefined, NaN]
+  ];
+  const strips = values.map(line => new Strip().fill(lineOf(line), bins));
+  const envelope = new Strip();
+  envelope.fillEnvelope(strips, bins.columns);
+  assert.deepEqual([...envelope.low.subarray(0, 2)], [-2, NaN]);
+  assert.deepEqual([...envelope.high.subarray(0, 2)], [9, NaN]);
+});
+
 test('columns stay where they are while a line grows', () => {
   for (let length = 100; length < 200; length++) {
     const { from, per } = cut(7, length, 30);

@@ -234,6 +234,14 @@ export class Chart {
     const lines = this.shownLines();
     const isFew = lines.length <= FEW_LINES;
     const stragglers = this.context.stragglers();
+    if (!isFew) {
+      const { envelope } = this.picture;
+      envelope.fillEnvelope(
+        lines.map(line => line.strip),
+        this.picture.columns
+      );
+      painter.between(envelope, envelope, this.context.theme.colours.text, 0.12);
+    }
     for (const { rank, strip, raw } of lines) {
       const colour = lineColour(rank);
       const faint = stragglers.includes(rank) ? 1 : isFew ? 0.85 : 0.6;
@@ -241,10 +249,8 @@ export class Chart {
       if (isFew) {
         const spread = this.picture.hasRaw ? raw : strip;
         painter.between(spread, spread, colour, 0.2 * alpha);
-        painter.line(strip, { colour, width: 1.25, alpha });
-      } else {
-        painter.zigzag(strip, { colour, width: 1, alpha });
       }
+      painter.line(strip, { colour, width: isFew ? 1.25 : 1, alpha });
     }
   }
 

@@ -103,6 +103,23 @@ export class Strip {
     }
   }
 
+  /** The least and the greatest value of several lines, column by column. */
+  fillEnvelope(strips: readonly Strip[], columns: number): void {
+    this.clear(columns);
+    this.bad.fill(0);
+    for (let column = 0; column < columns; column++) {
+      let low = Infinity;
+      let high = -Infinity;
+      for (const strip of strips) {
+        low = strip.low[column]! < low ? strip.low[column]! : low;
+        high = strip.high[column]! > high ? strip.high[column]! : high;
+      }
+      this.low[column] = low <= high ? low : NaN;
+      this.high[column] = low <= high ? high : NaN;
+      this.mean[column] = NaN;
+    }
+  }
+
   /** The mean of several lines, column by column, of those that have a value there. */
   fillMean(strips: readonly Strip[], columns: number): void {
     this.clear(columns);

@@ -68,12 +68,13 @@ export class Painter {
    * numbers breaks it.
    */
   line(strip: Strip, pen: Pen): void {
-    this.stroke(strip, strip.mean, strip.mean, pen);
-  }
-
-  /** A line through the least and the greatest value of each column. */
-  zigzag(strip: Strip, pen: Pen): void {
-    this.stroke(strip, strip.low, strip.high, pen);
+    this.take(pen);
+    this.context.beginPath();
+    const points = this.trace(strip);
+    this.context.stroke();
+    if (points * PIXELS_PER_POINT * this.ratio < this.area.width) {
+      this.points(strip, pen.width + 1);
+    }
   }
 
   /** The room between the least of one line and the greatest of another. */
@@ -141,22 +142,12 @@ export class Painter {
     this.context.setLineDash(dash?.map(length => length * this.ratio) ?? []);
   }
 
-  private stroke(strip: Strip, low: Float32Array, high: Float32Array, pen: Pen): void {
-    this.take(pen);
-    this.context.beginPath();
-    const points = low === high ? this.trace(strip, low) : this.traceBoth(strip, low, high);
-    this.context.stroke();
-    if (points * PIXELS_PER_POINT * this.ratio < this.area.width) {
-      this.points(strip, pen.width + 1);
-    }
-  }
-
-  private trace(strip: Strip, values: Float32Array): number {
+  private trace(strip: Strip): number {
     const { context, px, scale } = this;
     let isDown = false;
     let points = 0;
     for (let i = 0; i < this.columns; i++) {
-      const y = scale(values[i]!);
+      const y = scale(strip.mean[i]!);
       if (y !== y) {
         isDown = isDown && !isBroken(strip, i);
         continue;
@@ -167,35 +158,6 @@ export class Painter {
         context.moveTo(px[i]!, y);
       }
       isDown = true;
-      points++;
-    }
-    return points;
-  }
-
-  /** In each column first to the end that is nearer. */
-  private traceBoth(strip: Strip, low: Float32Array, high: Float32Array): number {
-    const { context, px, scale } = this;
-    const bottom = this.area.top + this.area.height;
-    let before = NaN;
-    let points = 0;
-    for (let i = 0; i < this.columns; i++) {
-      const top = scale(high[i]!);
-      if (top !== top) {
-        before = isBroken(strip, i) ? NaN : before;
-        continue;
-      }
-      const least = scale(low[i]!);
-      const below = least === least ? least : bottom;
-      const isTopFirst = Math.abs(top - before) < Math.abs(below - before);
-      if (before === before) {
-        context.lineTo(px[i]!, isTopFirst ? top : below);
-      } else {
-        context.moveTo(px[i]!, below);
-      }
-      before = isTopFirst ? below : top;
-      if (top !== below) {
-        context.lineTo(px[i]!, before);
-      }
       points++;
     }
     return points;

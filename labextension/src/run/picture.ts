@@ -55,6 +55,9 @@ export class Picture {
   /** Ranks that are drawn beside the bands. */
   private named: readonly number[] = [];
 
+  /** From the least to the greatest value of many lines, which are drawn without their own. */
+  readonly envelope = new Strip();
+
   private readonly pool = new Map<number, DrawnLine>();
   private readonly wholeStrip = new Strip();
   private smoothed = new Float32Array(0);

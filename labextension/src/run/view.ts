@@ -63,7 +63,8 @@ const PAGES: readonly Page[] = [
 export class RunView {
   private readonly disposables = new Disposables();
   private readonly settings: Settings = { x: 'place', isLog: false, smoothing: 0 };
-  private readonly root = make('div', 'run');
+  /** Keys that are pressed in it are its own: JupyterLab has commands for arrows and Enter. */
+  private readonly root = make('div', 'run', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly frames: Frames;
   private readonly header: Header;
   private readonly notes: Notes;
