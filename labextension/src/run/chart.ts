@@ -1,6 +1,6 @@
 import { MEDIAN } from './bands';
 import { DataTable } from './datatable';
-import { describe, entries, place } from './describe';
+import { describe, entries, place, valueOf } from './describe';
 import { Disposables, make, newId, setAttribute, setText } from './dom';
 import { Gestures } from './gestures';
 import { HeatMap } from './heat';
@@ -15,6 +15,7 @@ import type { Span } from './span';
 import type { Theme } from './theme';
 import { lineColour } from './theme';
 import type { Say } from './words';
+import { amount } from './words';
 
 /** A line that is nearer to the pointer than this is brought out. */
 const NEAR_PIXELS = 24;
@@ -190,7 +191,16 @@ export class Chart {
     const column = this.pointer === null ? -1 : this.picture.columnAt(this.pointer.x);
     this.legend.show(entries(this.picture, column, say), this.near);
     const x = this.picture.x[column];
-    setText(this.readout, x === undefined ? '' : place(x, this.source.grid.axis, settings, say));
+    const where = x === undefined ? '' : place(x, this.source.grid.axis, settings, say);
+    setText(this.readout, [where, this.nearText(column)].filter(part => part !== '').join(' · '));
+  }
+
+  /** The line that is brought out, by name: it may be far down in the legend. */
+  private nearText(column: number): string {
+    const near = this.picture.lines.find(line => line.rank === this.near);
+    const value = near === undefined ? NaN : valueOf(near.strip, column);
+    const rank = `${this.context.say('rank')} ${this.near}`;
+    return Number.isNaN(value) ? '' : `${rank}: ${amount(value, this.source.unit)}`;
   }
 
   private drawWords(): void {
