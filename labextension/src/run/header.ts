@@ -7,12 +7,10 @@ import { isOpen, RUN_LOOKS } from './status';
 import type { Say } from './words';
 import { amount, clock, count, fill, plain } from './words';
 
-const CONNECTIONS: Readonly<Record<Connection, string>> = {
+const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
   connecting: 'connecting …',
-  live: '',
   reconnecting: 'connection lost, trying again …',
-  gone: 'the run was deleted; what was seen of it stays here',
-  saved: ''
+  gone: 'the run was deleted; what was seen of it stays here'
 };
 
 interface Figure {
@@ -67,7 +65,8 @@ export class Header {
    */
   draw(now: number): void {
     const { state, connection } = this.model;
-    setText(this.connection, this.say(CONNECTIONS[connection]));
+    const words = CONNECTIONS[connection];
+    setText(this.connection, words === undefined ? '' : this.say(words));
     this.isAsked &&= connection === 'live';
     if (state !== null) {
       this.drawState(state);
