@@ -38,6 +38,11 @@ IDLE = """() => {
     const panel = window.jupyterapp?.shell.currentWidget;
     return panel?.sessionContext?.session?.kernel?.status === 'idle';
 }"""
+AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
+VIOLATIONS = """async selector => {
+    const { violations } = await axe.run(selector);
+    return violations.flatMap(({ id, nodes }) => nodes.map(node => `${id}: ${node.html}`));
+}"""
 HAS_RUN = """i => {
     const cell = window.jupyterapp.shell.currentWidget.content.widgets[i];
     return cell.model.executionCount !== null && cell.model.executionState === 'idle';
@@ -177,6 +182,12 @@ class Tab:
         )
         sources: list[str] = self.page.evaluate(code)
         return sources
+
+    def violations(self, selector: str) -> list[str]:
+        """What axe-core finds wrong with an element: rule and place of each."""
+        self.page.add_script_tag(path=AXE)
+        found: list[str] = self.page.evaluate(VIOLATIONS, selector)
+        return found
 
     def wait_for(self, condition: str, argument: object = None) -> None:
         """Wait until JavaScript says so."""

@@ -143,3 +143,16 @@ def test_a_server_that_comes_back_is_followed_again(tab: Tab, jupyter: Jupyter) 
     while len(tab.sockets) == before or tab.sockets[-1].is_closed():
         page.wait_for_timeout(100)
     expect(page.locator(OUTPUT, has_text="lost")).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_the_panel_can_be_read_by_everybody(tab: Tab, theme: str) -> None:
+    page = tab.page
+    tab.run(1)
+    tab.begin(2)
+    page.locator(f"{OUTPUT} canvas").first.wait_for()
+    page.locator(".nbdist-Running").wait_for()
+    tab.command("apputils:change-theme", theme=theme)
+    tab.wait_for("theme => document.body.dataset.jpThemeName === theme", theme)
+    assert tab.violations("#nbdist-panel") == []
+    stop(tab)
