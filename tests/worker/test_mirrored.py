@@ -34,6 +34,8 @@ MODEL = textwrap.dedent("""
         metrics=["accuracy"])
     history = model.fit(images, labels, batch_size=96, epochs=3, shuffle=False,
                         validation_data=(images[:192], labels[:192]), verbose=0)
+""")
+OUTCOME = textwrap.dedent("""
     outcome = {
         "history": history.history,
         "evaluate": model.evaluate(images, labels, batch_size=96, verbose=0),
@@ -56,7 +58,9 @@ def cluster() -> Iterator[nbdist.Cluster]:
 @cache
 def references() -> dict[str, Any]:
     """What the same code gives in plain TensorFlow, by the optimizer's name."""
-    programs = {name: MODEL.replace("OPTIMIZER", code) for name, code in OPTIMIZERS.items()}
+    programs = {
+        name: MODEL.replace("OPTIMIZER", code) + OUTCOME for name, code in OPTIMIZERS.items()
+    }
     return plainly(programs, "tensorflow", "sklearn.datasets")
 
 
@@ -67,7 +71,7 @@ def close(ours: Any, reference: Any) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
     reference = references()[name]
-    cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS[name]))
+    cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS[name]) + OUTCOME)
     outcomes = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
     for outcome in outcomes:
         for metric, values in reference["history"].items():
@@ -82,10 +86,11 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace(", verbose=0)", ")", 1)
-    run = cluster.run(code)
+    run = cluster.run(f"{code}
+history = history.history")
     shown = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
-    history = cluster.pull(["outcome"], ranks="0")[0]["outcome"]["history"]
+    history = cluster.pull(["history"], ranks="0")[0]["history"]
     for epoch in (1, 2, 3):
         of_epoch = [m for m in run.metrics if m.epoch == epoch]
         own = [m.own["loss"] for m in of_epoch]
