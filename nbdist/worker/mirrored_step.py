@@ -12,7 +12,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
 from nbdist.errors import StepError
-from nbdist.worker import one_device, steps
+from nbdist.worker import collective_clock, one_device, steps
 from nbdist.worker.check import compare
 from nbdist.worker.data import kind_of, map_arrays
 from nbdist.worker.finite import FiniteWatch, LossScaling
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nbdist.worker.learning_rate import Rates
 
 FINITE = f"{HIDDEN}finite"
+COLLECTIVES = f"{HIDDEN}collectives"
 """Beside the values that a step reports."""
 
 
@@ -78,6 +79,7 @@ class MirroredStep:
         self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
         signature = [tf.TensorSpec([None], tf.int32)]
         self._gather = tf.function(self._gathered, signature, autograph=False)
+        self._clock = collective_clock.choose(strategy, request.options, COLLECTIVES)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._undo.enter_context(self._objects.computing_in(precision))
 
@@ -125,9 +127,10 @@ class MirroredStep:
     def read(self, report: Any) -> steps.Landed:
         """The mean over this rank's own replicas."""
         if self._local == 1:
-            values = {name: float(value) for name, value in report.items()}
+            measured = self._clock.measured(report.get(COLLECTIVES))
+            values = {n: float(value) for n, value in report.items() if n != COLLECTIVES}
             finite = bool(values.pop(FINITE))
-            return steps.Landed(values, finite, self._watch.reason)
+            return steps.Landed(values, finite, self._watch.reason, measured)
         local = {
             name: [part.numpy() for part in self._strategy.experimental_local_results(value)]
             for name, value in report.items()
@@ -168,14 +171,20 @@ class MirroredStep:
 
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Traced once for parts of batches, once for whole ones: shapes may be the same."""
-        with one_device.arithmetic(whole=whole, watch=self._watch), self._watch.installed():
+        with (
+            one_device.arithmetic(whole=whole, watch=self._watch),
+            self._watch.installed(),
+            self._clock.installed(),
+        ):
             return self._strategy.run(self._replica, args=values)
 
     def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
         self._watch.begin()
+        self._clock.begin()
         report, _ = self._body(*values)
         scalars = steps.scalars(self._request, report, tf.convert_to_tensor)
-        return {**scalars, FINITE: self._watch.agreed(scalars)}
+        finite = self._watch.agreed(scalars)
+        return {**scalars, FINITE: finite, **self._clock.stamps()}
 
 
 @contextlib.contextmanager

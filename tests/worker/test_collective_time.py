@@ -1,0 +1,149 @@
+"""Collectives timed on real engines: the least over ranks is the network's, the rest is waiting."""
+
+from __future__ import annotations
+
+import struct
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import Rows, StepOptions
+from nbdist.telemetry.findings import Analyst
+from nbdist.worker.spans import covered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Finding, Speech
+
+SLEEP_S = 0.03
+STEPS = 40
+HOSTS = {0: "hostA", 1: "hostB"}
+SETUP = f"""
+import time
+import numpy as np, keras, tensorflow as tf
+def data():
+    for number in range({STEPS}):
+        yield np.ones((8, 64), "float32") * number / {STEPS}
+def nap(value):
+    time.sleep(SLOW * {SLEEP_S})
+    return value
+keras.utils.set_random_seed(1)
+layer = keras.layers.Dense(64, activation="tanh")
+layer.build((None, 64))
+optimizer = keras.optimizers.SGD(0.01)
+optimizer.build(layer.trainable_variables)
+"""
+STEP = """
+slowed = tf.ensure_shape(tf.numpy_function(nap, [batch], tf.float32), batch.shape)
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(layer(slowed) ** 2)
+optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+"""
+
+
+class Heard:
+    """The rows that ranks send, beside what the cluster makes of them."""
+
+    def __init__(self, cluster: nbdist.Cluster, patch: pytest.MonkeyPatch) -> None:
+        self.rows: list[Rows] = []
+        onward = cluster._receiver._handle
+
+        def hear(record: Speech) -> None:
+            if isinstance(record, Rows):
+                self.rows.append(record)
+            onward(record)
+
+        patch.setattr(cluster._receiver, "_handle", hear)
+
+    def column(self, rank: int, name: str) -> list[float]:
+        return [row[name] for row in self._tables(rank) if name in row]
+
+    def _tables(self, rank: int) -> Iterator[dict[str, float]]:
+        for rows in self.rows:
+            names = rows.columns.names
+            if rows.rank == rank:
+                for values in struct.iter_unpack(f"<{len(names)}d", rows.values):
+                    yield dict(zip(names, values, strict=True))
+
+    def findings(self, strategy: Any) -> dict[str, Finding]:
+        analyst = Analyst(HOSTS, strategy, batch=8)
+        for rows in self.rows:
+            analyst.take(rows)
+        return {finding.topic: finding for finding in analyst.findings()}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=2) as running:
+        yield running
+
+
+@pytest.fixture
+def heard(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Heard:
+    return Heard(cluster, monkeypatch)
+
+
+def train(cluster: nbdist.Cluster, slow: str, **options: Any) -> nbdist.Run:
+    cluster.run(f"SLOW = {slow}\n" + SETUP)
+    return cluster.run(STEP, step=StepOptions(data="data", **options), strategy="mirrored")
+
+
+class TestMirrored:
+    def test_a_slow_rank_is_the_straggler_and_the_network_is_not_blamed(
+        self, cluster: nbdist.Cluster, heard: Heard
+    ) -> None:
+        train(cluster, "strategy.cluster_resolver.task_id == 1")
+        waited = {rank: median(heard.column(rank, "collective_s")) for rank in HOSTS}
+        step_s = median(heard.column(0, "step_s"))
+        assert step_s > SLEEP_S
+        assert waited[0] > 0.5 * SLEEP_S  # rank 0 waits for rank 1 in the all-reduce
+        assert waited[1] < 0.5 * waited[0]
+        found = heard.findings("mirrored")
+        assert found["straggler"].ranks == (1,)
+        assert found["straggler"].text.startswith("rank 1@hostB is ")
+
+    def test_ranks_alike_and_slow_are_no_stragglers(
+        self, cluster: nbdist.Cluster, heard: Heard
+    ) -> None:
+        train(cluster, "1")
+        for rank in HOSTS:
+            assert len(heard.column(rank, "collective_s")) == STEPS
+            assert 0 < median(heard.column(rank, "collective_s")) < 0.5 * SLEEP_S
+        assert "network" not in heard.findings("mirrored")
+
+    def test_an_all_reduce_of_the_users_own_and_of_batch_statistics_count(
+        self, cluster: nbdist.Cluster, heard: Heard
+    ) -> None:
+        cluster.run("SLOW = strategy.cluster_resolver.task_id\n" + SETUP)
+        cell = (
+            "late = tf.ensure_shape(tf.numpy_function(nap, [batch], tf.float32), batch.shape)\n"
+            "replica = tf.distribute.get_replica_context()\n"
+            "loss = replica.all_reduce('MEAN', tf.reduce_mean(late))"
+        )
+        cluster.run(cell, step=StepOptions(data="data"), strategy="mirrored")
+        assert median(heard.column(0, "collective_s")) > 0.5 * SLEEP_S
+
+    def test_timing_changes_no_number(self, cluster: nbdist.Cluster, heard: Heard) -> None:
+        without = (
+            "import nbdist.worker.collective_clock as clock\nchosen = clock.choose\n"
+            "clock.choose = lambda *_: clock.NoClock()"
+        )
+        timed = train(cluster, "0")
+        assert heard.column(0, "collective_s")
+        cluster.run(without)
+        heard.rows.clear()
+        untimed = train(cluster, "0")
+        cluster.run("clock.choose = chosen")
+        assert not heard.column(0, "collective_s")
+        np.testing.assert_array_equal(timed.loss, untimed.loss)
+
+
+def test_spans_that_overlap_are_counted_once() -> None:
+    spans = np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [1.5, 1.75]])
+    assert covered(spans) == 4.0
+    assert covered(spans[:1]) == 1.0
+    assert covered(spans[:0]) == 0.0
