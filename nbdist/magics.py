@@ -10,7 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from nbdist.cells.grammar import STRATEGIES, parse_bucket
+from nbdist.cells.grammar import STRATEGIES, parse_bucket, parse_prefetch
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
@@ -105,6 +105,11 @@ class DistMagics(Magics):
     @argument("--check", action="store_true", help="First compare a step with one replica's.")
     @argument("--jit", action="store_true", help="Compile the step as a whole with XLA.")
     @argument("--on-nan", choices=("stop", "warn"), help="When a value is not finite; or stop.")
+    @argument(
+        "--prefetch",
+        metavar="N",
+        help="Make batches ahead: how many, or `auto`, once steps wait for data.",
+    )
     @argument("--precision", choices=("bfloat16", "float16"), help="What Keras computes in.")
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
@@ -228,10 +233,28 @@ def _check_name(name: str | None) -> None:
         raise UsageError(f"-o {name}: type a name that Python can use")
 
 
+_STEP_OPTIONS = (
+    "batch",
+    "epochs",
+    "steps",
+    "shuffle",
+    "bucket",
+    "scale_lr",
+    "check",
+    "jit",
+    "on_nan",
+    "prefetch",
+)
+"""Of `%%dist_run`, those that need `--data`."""
+
+
 def _step_options(args: Any) -> StepOptions | None:
     """What `%%dist_run --data` asks for; options that need `--data` are refused without."""
-    names = ("batch", "epochs", "steps", "shuffle", "bucket", "scale_lr", "check", "jit", "on_nan")
-    given = {name: value for name in names if (value := getattr(args, name)) not in (None, False)}
+    given = {
+        name: value
+        for name in _STEP_OPTIONS
+        if (value := getattr(args, name)) is not None and value is not False
+    }
     if args.data is None:
         if given:
             idle = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -239,6 +262,8 @@ def _step_options(args: Any) -> StepOptions | None:
         return None
     if "bucket" in given:
         given["bucket"] = parse_bucket(given["bucket"])
+    if "prefetch" in given:
+        given["prefetch"] = parse_prefetch(given["prefetch"])
     return StepOptions(data=args.data, **given)
 
 

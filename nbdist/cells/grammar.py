@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from typing import Literal
 
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -78,6 +79,7 @@ def _check_options(
             ("steps", step.steps, 0),
             ("shuffle", step.shuffle or 0, 0),
             ("bucket", min(step.bucket, default=1), 1),
+            ("prefetch", 0 if step.prefetch == "auto" else step.prefetch, 0),
         )
         if value < least
     ]
@@ -122,6 +124,19 @@ def parse_bucket(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise UsageError(f"--bucket {text}: type lengths, as in --bucket 32,64,128") from None
+
+
+def parse_prefetch(text: str) -> int | Literal["auto"]:
+    """`auto`, or a number of batches.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise UsageError(f"--prefetch {text}: type auto, or how many batches, as in --prefetch 4")
+    return int(text)
 
 
 def _step_request(numbered: str, step: StepOptions, strategy: StrategyName | None) -> StepRequest:

@@ -12,7 +12,7 @@ StreamName = Literal["stdout", "stderr"]
 Precision = Literal["bfloat16", "float16"]
 Communication = Literal["auto", "ring", "nccl"]
 OnNan = Literal["stop", "warn"]
-NoteTopic = Literal["batch", "compiled", "nan"]
+NoteTopic = Literal["batch", "compiled", "nan", "starved"]
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"

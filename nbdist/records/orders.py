@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from nbdist.records.base import OnNan, Precision, Record, StrategyName
@@ -41,6 +43,7 @@ class StepOptions(Record, frozen=True):
         check: the first step is compared with one replica's before the run.
         jit: the step is compiled as a whole.
         on_nan: whether a value that is not finite ends the run.
+        prefetch: batches that are made ahead of their steps; `auto` begins when steps wait.
     """
 
     data: str
@@ -53,6 +56,7 @@ class StepOptions(Record, frozen=True):
     check: bool = False
     jit: bool = False
     on_nan: OnNan = "stop"
+    prefetch: int | Literal["auto"] = 0
 
 
 class StepRequest(Record, frozen=True):

@@ -194,7 +194,7 @@ def _common(reports: list[dict[Place, float]]) -> set[Place]:
 
 
 def _is_sampled(times: Times) -> bool:
-    """Whether collectives are timed at some steps only, whose rows hold nothing else."""
+    """Whether collectives are timed at some steps only."""
     return len(times.collective_s.keys() & times.step_s.keys()) < WINDOW
 
 

@@ -19,6 +19,7 @@ from nbdist.worker.finite import FiniteWatch, LossScaling
 from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
+from nbdist.worker.mirrored_trace import MirroredTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch, Tree
     from nbdist.worker.learning_rate import Rates
+    from nbdist.worker.traces import Tracer
 
 FINITE = f"{HIDDEN}finite"
 COLLECTIVES = f"{HIDDEN}collectives"
@@ -58,6 +60,7 @@ class MirroredStep:
         precision: Precision | None,
     ) -> None:
         self.replicas: int = strategy.num_replicas_in_sync
+        self.tracer: Tracer = MirroredTracer()
         self._local = len(strategy.extended.worker_devices)
         self._strategy = strategy
         self._request = request

@@ -19,6 +19,7 @@ from nbdist.worker.check import compare
 from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.leaves import Spread, as_data, is_own, placed
 from nbdist.worker.pjrt_check import PjrtSubject
+from nbdist.worker.pjrt_trace import PjrtTracer
 from nbdist.worker.warm_up import Factor, rates_by_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nbdist.records import Rate, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
+    from nbdist.worker.traces import Tracer
 
 _ON_ARRAYS = (
     "In a step, the value of an array is not there for Python's if, while, and, or: "
@@ -63,6 +65,7 @@ class PjrtStep:
         mesh: Mesh,
     ) -> None:
         self.replicas: int = mesh.size
+        self.tracer: Tracer = PjrtTracer()
         self._request = request
         self._namespace = namespace
         self._replicated = jax.NamedSharding(mesh, jax.P())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -13,11 +14,14 @@ from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Checked, Note, StepBegun
 from nbdist.worker.agreement import check_data
 from nbdist.worker.data import Cut, described
+from nbdist.worker.prefetch import Feed
+from nbdist.worker.remarks import remarks
 from nbdist.worker.sources import open_source
+from nbdist.worker.tracing import Samples, Tracing
 from nbdist.worker.warm_up import warm_up_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy as np
 
@@ -27,12 +31,11 @@ if TYPE_CHECKING:
     from nbdist.worker.sources import Source
     from nbdist.worker.state import Worker
     from nbdist.worker.stop import StopPoint
+    from nbdist.worker.traces import Tracer
+    from nbdist.worker.tracing import Plan
 
 IN_FLIGHT = 2
 """Steps that may be under way before the oldest one's report is read, and so waited for."""
-
-SMALL_BATCH = 4
-"""A replica's part of a batch that is too small to be worth a replica."""
 
 MANY_COMPILATIONS = 4
 
@@ -59,10 +62,12 @@ class Stepper(Protocol):
     Attributes:
         replicas: how many replicas share a global batch.
         reduced: whether reports are the same on all ranks.
+        tracer: the framework's profiler.
     """
 
     replicas: int
     reduced: bool
+    tracer: Tracer
 
     def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
         """Multiply every learning rate by the number of replicas, from `warmup_steps` on.
@@ -161,10 +166,10 @@ def run(
             ranks=worker.world_size,
             gather=stepper.gather,
         )
-        loop = _Loop(worker, options, stepper, source, stop)
-        for number in range(1, options.epochs + 1):
-            if not loop.epoch(number):
-                break
+        with contextlib.closing(_Loop(worker, options, stepper, source, stop)) as loop:
+            for number in range(1, options.epochs + 1):
+                if not loop.epoch(number):
+                    break
     finally:
         stepper.finish()
 
@@ -193,44 +198,63 @@ class _Loop:
         self._stepper = stepper
         self._source = source
         self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.replicas)
+        self._feed = Feed(source, options, self._note)
+        self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
         self._left = options.steps or -1
         self._step = 0
+        self._epoch = 0
+        self._sums: dict[str, float] = {}
         self._compiled = 0
         self._not_finite: set[str] = set()
         self._flying: deque[_Flying] = deque()
         self._landed_at = time.perf_counter()
 
+    def _plans(self) -> tuple[Plan, ...]:
+        """Steps that are traced."""
+        tracer = self._stepper.tracer
+        samples = tracer.must_sample and self._cut.ranks > 1
+        return (Samples(self._worker, tracer),) if samples else ()
+
+    def close(self) -> None:
+        """End what is beside the steps."""
+        self._tracing.close()
+
     def epoch(self, number: int) -> bool:
         """Make an epoch's steps; False once there is no step left to make."""
-        sums: dict[str, float] = {}
+        self._epoch, self._sums = number, {}
         rows = 0
-        for batch, input_s in _timed(self._source.epoch(number, self._cut)):
-            if self._stop.is_before(self._step + 1):
-                self._interrupted(number, sums)
-            if self._step == 0:
-                self._begin(batch)
-                self._landed_at = time.perf_counter()
-            self._left -= 1
-            self._step += 1
-            rows += batch.rows
-            report = self._stepper.step(batch)
-            self._flying.append(_Flying(self._step, batch.rows, input_s, report))
-            self._note_compilation(batch)
-            if len(self._flying) > IN_FLIGHT:
-                self._land(number, sums)
-            if self._left == 0:
-                break
-        while self._flying:
-            self._land(number, sums)
+        with contextlib.closing(self._feed.epoch(number, self._cut, self._left)) as batches:
+            for batch, input_s in batches:
+                self._make(batch, input_s)
+                rows += batch.rows
+                if self._left == 0:
+                    break
+        self._land_all()
         if not rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")
-        self._say(number, -1, {name: total / rows for name, total in sums.items()}, {})
+        self._say(number, -1, {name: total / rows for name, total in self._sums.items()}, {})
         return self._left != 0
 
-    def _interrupted(self, epoch: int, sums: dict[str, float]) -> NoReturn:
+    def _make(self, batch: Batch, input_s: float) -> None:
+        """Begin the next step."""
+        if self._stop.is_before(self._step + 1):
+            self._land_all()
+            raise KeyboardInterrupt
+        if self._step == 0:
+            self._begin(batch)
+            self._landed_at = time.perf_counter()
+        self._left -= 1
+        self._step += 1
+        self._tracing.before(self._step, self._epoch)
+        report = self._stepper.step(batch)
+        self._flying.append(_Flying(self._step, batch.rows, input_s, report))
+        self._note_compilation(batch)
+        if len(self._flying) > IN_FLIGHT:
+            self._land()
+
+    def _land_all(self) -> None:
         while self._flying:
-            self._land(epoch, sums)
-        raise KeyboardInterrupt
+            self._land()
 
     def _begin(self, batch: Batch) -> None:
         """Say how it is going to be, what could be better, and whether it is right."""
@@ -256,7 +280,7 @@ class _Loop:
             **self._worker.said(),
         )
         self._worker.say(begun)
-        for text in _remarks(begun):
+        for text in remarks(begun):
             self._note("batch", text, warning=True)
         if options.check:
             self._check(batch)
@@ -295,7 +319,8 @@ class _Loop:
             )
             self._note("compiled", text, warning=True)
 
-    def _land(self, epoch: int, sums: dict[str, float]) -> None:
+    def _land(self) -> None:
+        epoch, sums = self._epoch, self._sums
         flying = self._flying.popleft()
         step = flying.step
         landed = self._stepper.read(flying.report)
@@ -303,6 +328,7 @@ class _Loop:
         for name, value in landed.values.items():
             sums[name] = sums.get(name, 0.0) + value * flying.rows
         step_s = self._landed_at - before
+        self._tracing.landed(step, step_s)
         measured = {"step_s": step_s, "input_s": flying.input_s, **landed.measured}
         self._say(epoch, step, landed.values, measured)
         bad = [name for name, value in landed.values.items() if not math.isfinite(value)]
@@ -333,37 +359,3 @@ class _Loop:
     ) -> None:
         own, shared = ({}, values) if self._stepper.reduced else (values, {})
         self._worker.report_values(epoch, step, own=own, shared=shared, measured=measured)
-
-
-def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds that were waited for it."""
-    began = time.perf_counter()
-    for batch in batches:
-        yield batch, time.perf_counter() - began
-        began = time.perf_counter()
-
-
-def _remarks(begun: StepBegun) -> list[str]:
-    """What could be better about the batch, with what to type."""
-    replicas, rows = begun.replicas, begun.batch
-    if replicas == 1:
-        return []
-    remarks = []
-    if 0 <= begun.samples < replicas:
-        remarks.append(
-            f"the data have {begun.samples} samples for {replicas} replicas, which all compute the "
-            f"same: type %dist_start {max(1, begun.samples)}, or bring more data"
-        )
-    elif rows % replicas:
-        below, above = rows - rows % replicas, rows + replicas - rows % replicas
-        fitting = f"{below} or --batch {above}" if below else f"{above}"
-        remarks.append(
-            f"a batch of {rows} does not divide over {replicas} replicas, and each computes all of "
-            f"it: type --batch {fitting}"
-        )
-    elif rows // replicas <= SMALL_BATCH:
-        remarks.append(
-            f"each replica has {rows // replicas} samples of a batch of {rows}, too few to be "
-            f"worth it: type --batch {8 * replicas} or more"
-        )
-    return remarks

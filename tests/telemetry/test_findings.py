@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HOSTS = {0: "hostA", 1: "hostA", 2: "hostB", 3: "hostB"}
 ALL = Columns(measures=("step_s", "input_s", "collective_s"), own=("loss",))
-SAMPLE = Columns(measures=("collective_s",))
+SAMPLE = Columns(measures=("step_s", "collective_s"))
 STEP_S = 0.05
 
 
@@ -166,7 +166,7 @@ class TestStraggler:
         for rank in HOSTS:
             analyst.take(rows(rank, Columns(measures=("step_s",)), [(STEP_S,)] * WINDOW, 1000))
             waits = 0.3 if rank == 1 else 0.5
-            analyst.take(rows(rank, SAMPLE, [(STEP_S * waits,)] * 5, 200))
+            analyst.take(rows(rank, SAMPLE, [(2 * STEP_S, 2 * STEP_S * waits)] * 5, 200))
         says = found(analyst)
         assert says["network"].value == pytest.approx(0.3)
         assert says["straggler"].ranks == (1,)

@@ -13,9 +13,11 @@ import nbdist
 from nbdist.records import Rows, StepOptions
 from nbdist.telemetry.findings import Analyst
 from nbdist.worker.spans import covered
+from nbdist.worker.tracing import SAMPLED_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from nbdist.records import Finding, Speech
 
@@ -36,6 +38,26 @@ layer = keras.layers.Dense(64, activation="tanh")
 layer.build((None, 64))
 optimizer = keras.optimizers.SGD(0.01)
 optimizer.build(layer.trainable_variables)
+"""
+JAX_SETUP = f"""
+import time
+import numpy as np, jax, jax.numpy as jnp
+import nbdist.worker.tracing as tracing
+tracing.GAP_S = 0.3
+def data():
+    for number in range(200):
+        yield np.ones((8, 64), "float32") * number / 200
+        time.sleep(0.001)
+def nap(value):
+    time.sleep(SLOW * {SLEEP_S})  # callbacks run on the first device alone
+    return value
+w = jnp.ones((64, 64)) / 64
+"""
+JAX_STEP = """
+late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), "float32"), w[0, 0])
+loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(batch @ w) ** 2))(w)
+w = w - 0.01 * gradient + 0 * late
+loss
 """
 STEP = """
 slowed = tf.ensure_shape(tf.numpy_function(nap, [batch], tf.float32), batch.shape)
@@ -140,6 +162,35 @@ class TestMirrored:
         cluster.run("clock.choose = chosen")
         assert not heard.column(0, "collective_s")
         np.testing.assert_array_equal(timed.loss, untimed.loss)
+
+
+class TestPjrt:
+    """Collectives are timed at a few steps now and then, the same on all ranks."""
+
+    def test_a_slow_rank_is_the_straggler(self, cluster: nbdist.Cluster, heard: Heard) -> None:
+        cluster.run("SLOW = True\n" + JAX_SETUP, strategy="pjrt")
+        cluster.run(JAX_STEP, step=StepOptions(data="data"), strategy="pjrt")
+        sampled = {rank: len(heard.column(rank, "collective_s")) for rank in HOSTS}
+        assert all(count and count % SAMPLED_STEPS == 0 for count in sampled.values())
+        assert median(heard.column(1, "collective_s")) > 0.5 * SLEEP_S
+        assert median(heard.column(0, "collective_s")) < 0.5 * SLEEP_S
+        found = heard.findings("pjrt")
+        assert found["straggler"].ranks == (0,)
+
+    def test_sampling_changes_no_number_and_leaves_no_file(
+        self, cluster: nbdist.Cluster, heard: Heard, tmp_path: Path
+    ) -> None:
+        losses = []
+        for gap_s in (0.05, 1e9):
+            cluster.run(f"SLOW = False\n{JAX_SETUP}tracing.GAP_S = {gap_s}", strategy="pjrt")
+            cluster.run(f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}")
+            run = cluster.run(JAX_STEP, step=StepOptions(data="data"), strategy="pjrt")
+            own = [m for m in run.metrics if m.rank == 0 and "loss" in m.shared]
+            losses.append([m.shared["loss"] for m in own])
+            assert bool(heard.column(0, "collective_s")) is (gap_s < 1)
+            heard.rows.clear()
+        np.testing.assert_array_equal(*losses)
+        assert not list(tmp_path.iterdir())
 
 
 def test_spans_that_overlap_are_counted_once() -> None:
