@@ -110,6 +110,9 @@ class DistMagics(Magics):
         metavar="N",
         help="Make batches ahead: how many, or `auto`, once steps wait for data.",
     )
+    @argument(
+        "--profile", type=int, metavar="N", help="Trace N steps, and show what took how long."
+    )
     @argument("--precision", choices=("bfloat16", "float16"), help="What Keras computes in.")
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
@@ -244,6 +247,7 @@ _STEP_OPTIONS = (
     "jit",
     "on_nan",
     "prefetch",
+    "profile",
 )
 """Of `%%dist_run`, those that need `--data`."""
 

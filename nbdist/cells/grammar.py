@@ -79,6 +79,7 @@ def _check_options(
             ("steps", step.steps, 0),
             ("shuffle", step.shuffle or 0, 0),
             ("bucket", min(step.bucket, default=1), 1),
+            ("profile", step.profile, 0),
             ("prefetch", 0 if step.prefetch == "auto" else step.prefetch, 0),
         )
         if value < least

@@ -44,6 +44,8 @@ class StepOptions(Record, frozen=True):
         jit: the step is compiled as a whole.
         on_nan: whether a value that is not finite ends the run.
         prefetch: batches that are made ahead of their steps; `auto` begins when steps wait.
+        profile: steps that are traced after the first ones; 0 is none.
+        profile_folder: where the trace of rank R goes, as `rank-R`; empty, it is not kept.
     """
 
     data: str
@@ -57,6 +59,8 @@ class StepOptions(Record, frozen=True):
     jit: bool = False
     on_nan: OnNan = "stop"
     prefetch: int | Literal["auto"] = 0
+    profile: int = 0
+    profile_folder: str = ""
 
 
 class StepRequest(Record, frozen=True):

@@ -227,6 +227,54 @@ class Checked(Said, frozen=True):
     causes: tuple[str, ...]
 
 
+class Operation(Record, frozen=True):
+    """What a traced step did, added up by name.
+
+    Attributes:
+        name: as the framework has it.
+        seconds: of a step, in all executions.
+        count: executions in a step, the mean.
+    """
+
+    name: str
+    seconds: float
+    count: float
+
+
+class Profiled(Said, frozen=True):
+    """Where the time of a rank's steps went, by a trace of some.
+
+    Times are seconds of a step, the mean over steps and devices, and add up to `step_s`: what one
+    kind hides of the next, in this order, counts as its own.
+
+    Attributes:
+        steps: how many were traced; 0 where the run ended before.
+        step_s: the whole of a step.
+        compute_s: devices computed.
+        collective_s: they waited for collectives.
+        to_device_s: they waited for what came from the host.
+        to_host_s: the host waited for what came from them.
+        top: the operations that took longest; none where the framework cannot be traced: then
+            computing is all that is neither in collectives nor waiting for data.
+        folder: where the trace is; empty where there is none, or it was not kept.
+    """
+
+    steps: int
+    step_s: float = 0.0
+    compute_s: float = 0.0
+    collective_s: float = 0.0
+    to_device_s: float = 0.0
+    to_host_s: float = 0.0
+    top: tuple[Operation, ...] = ()
+    folder: str = ""
+
+    @property
+    def other_s(self) -> float:
+        """The rest: Python, input, and nothing at all."""
+        known = self.compute_s + self.collective_s + self.to_device_s + self.to_host_s
+        return max(0.0, self.step_s - known)
+
+
 class Failure(Record, frozen=True):
     """An exception as it looked on its rank.
 
@@ -256,5 +304,15 @@ class Stopping(Said, frozen=True):
 
 
 Speech = (
-    Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Stopping | CellEnded
+    Output
+    | Display
+    | Metrics
+    | Rows
+    | StepBegun
+    | FitBegun
+    | Note
+    | Checked
+    | Profiled
+    | Stopping
+    | CellEnded
 )

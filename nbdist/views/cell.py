@@ -17,6 +17,7 @@ from nbdist.records import (
     MimeBundle,
     Note,
     Output,
+    Profiled,
     Rows,
     StepBegun,
     StreamName,
@@ -24,6 +25,7 @@ from nbdist.records import (
 from nbdist.views import labels
 from nbdist.views.fold import Folder
 from nbdist.views.metrics import MetricsLines
+from nbdist.views.profile import ProfilePicture
 from nbdist.views.run import RunView
 from nbdist.views.step import CheckPicture, header_lines
 from nbdist.views.surface import show_once
@@ -32,7 +34,7 @@ from nbdist.views.tail import Tail
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked
+Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled
 """What ranks say to be shown."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
@@ -82,6 +84,7 @@ class CellView:
         self._run = RunView(run)
         self._begun = False
         self._passed: bool | None = None
+        self._profiles: dict[int, Profiled] = {}
 
     def add(self, record: Shareable) -> None:
         """Take in a record; `flush` shows it."""
@@ -93,6 +96,10 @@ class CellView:
             )
         elif isinstance(record, Checked):
             self._show_check(record)
+        elif isinstance(record, Profiled):
+            self._profiles[record.rank] = record
+            if len(self._profiles) == len(self._host_of):
+                self._show_profiles()
         elif isinstance(record, Display):
             self._add_display(record)
         else:
@@ -135,11 +142,18 @@ class CellView:
             show_once(CheckPicture(checked))
             self._passed = passes
 
+    def _show_profiles(self) -> None:
+        self._tail.flush(everything=True)
+        show_once(ProfilePicture(self._profiles))
+        self._profiles = {}
+
     def flush(self, *, everything: bool = False) -> None:
         """Show what can be shown; with `everything`, all that there is."""
         if everything:
             for rank in self._host_of:
                 self._end_lines(rank)
+            if self._profiles:  # some rank has failed, and tells nothing
+                self._show_profiles()
         for folded in self._folder.take(everything=everything):
             if isinstance(folded.item, Line):
                 self._show_line(folded.ranks, folded.item)

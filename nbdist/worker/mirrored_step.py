@@ -19,7 +19,7 @@ from nbdist.worker.finite import FiniteWatch, LossScaling
 from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
-from nbdist.worker.mirrored_trace import MirroredTracer
+from nbdist.worker.traces import NoTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ class MirroredStep:
         precision: Precision | None,
     ) -> None:
         self.replicas: int = strategy.num_replicas_in_sync
-        self.tracer: Tracer = MirroredTracer()
+        self.tracer: Tracer = NoTracer()
         self._local = len(strategy.extended.worker_devices)
         self._strategy = strategy
         self._request = request

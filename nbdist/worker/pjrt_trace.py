@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from nbdist.worker.traces import Span, kind_on_device
+from nbdist.worker.traces import Span, kind_on_device, newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,9 +46,8 @@ class PjrtTracer:
         jax.profiler.stop_trace()
 
     def read(self, folder: Path) -> list[Span]:
-        (file,) = folder.rglob("*.xplane.pb")
         spans: list[Span] = []
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        for plane in jax.profiler.ProfileData.from_file(str(newest(folder))).planes:
             on_device = re.match(r"/device:[A-Z]+:(\d+)", plane.name)
             for line in plane.lines:
                 if on_device and line.name.startswith("Stream"):

@@ -15,6 +15,7 @@ from nbdist.records import Checked, Note, StepBegun
 from nbdist.worker.agreement import check_data
 from nbdist.worker.data import Cut, described
 from nbdist.worker.prefetch import Feed
+from nbdist.worker.profiling import Profile
 from nbdist.worker.remarks import remarks
 from nbdist.worker.sources import open_source
 from nbdist.worker.tracing import Samples, Tracing
@@ -211,13 +212,15 @@ class _Loop:
 
     def _plans(self) -> tuple[Plan, ...]:
         """Steps that are traced."""
-        tracer = self._stepper.tracer
-        samples = tracer.must_sample and self._cut.ranks > 1
-        return (Samples(self._worker, tracer),) if samples else ()
+        worker, options, tracer = self._worker, self._options, self._stepper.tracer
+        plans: list[Plan] = [Profile(worker, options, tracer)] if options.profile else []
+        if tracer.must_sample and self._cut.ranks > 1:
+            plans.append(Samples(worker, tracer))
+        return tuple(plans)
 
     def close(self) -> None:
         """End what is beside the steps."""
-        self._tracing.close()
+        self._tracing.close(self._epoch)
 
     def epoch(self, number: int) -> bool:
         """Make an epoch's steps; False once there is no step left to make."""
@@ -245,7 +248,7 @@ class _Loop:
             self._landed_at = time.perf_counter()
         self._left -= 1
         self._step += 1
-        self._tracing.before(self._step, self._epoch)
+        self._landed_at += self._tracing.before(self._step, self._epoch)
         report = self._stepper.step(batch)
         self._flying.append(_Flying(self._step, batch.rows, input_s, report))
         self._note_compilation(batch)
@@ -328,8 +331,8 @@ class _Loop:
         for name, value in landed.values.items():
             sums[name] = sums.get(name, 0.0) + value * flying.rows
         step_s = self._landed_at - before
-        self._tracing.landed(step, step_s)
         measured = {"step_s": step_s, "input_s": flying.input_s, **landed.measured}
+        self._tracing.landed(step, measured)
         self._say(epoch, step, landed.values, measured)
         bad = [name for name, value in landed.values.items() if not math.isfinite(value)]
         fresh = [name for name in bad if name not in self._not_finite]

@@ -59,6 +59,27 @@ class Tracer(Protocol):
         ...
 
 
+class NoTracer:
+    """No profiler: steps tell their times themselves, and operations are not seen.
+
+    TensorFlow's own (2.21) cannot be used: in a process that was forked after TensorFlow had been
+    imported, as engines are, its stop frees memory twice once threads have come and gone.
+    """
+
+    must_sample = False
+
+    def start(self, folder: Path) -> bool:
+        del folder
+        return True
+
+    def stop(self) -> None:
+        pass
+
+    def read(self, folder: Path) -> list[Span]:
+        del folder
+        return []
+
+
 def kind_on_device(name: str) -> Kind:
     """Of what an accelerator's own timeline shows: kernels, collectives and copies."""
     lowered = name.lower()
@@ -103,6 +124,18 @@ def attributed(spans: Sequence[Span]) -> dict[Kind, float]:
             seconds[kind] += (total - before) / len(devices)
             before = total
     return seconds
+
+
+def newest(folder: Path) -> Path:
+    """The file of the last trace; there may be earlier ones.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    files = sorted(folder.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise FileNotFoundError(f"no trace was written to {folder}")
+    return files[-1]
 
 
 def _covered(spans: Sequence[Span]) -> float:

@@ -64,8 +64,12 @@ class Plan(Protocol):
         """A trace was taken, which cost so much beside the steps."""
         ...
 
-    def read(self, folder: Path, epoch: int, seconds: dict[int, float]) -> None:
-        """Report steps that took so many seconds each; on a thread of its own."""
+    def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
+        """Report steps, of which the loop has measured that; on a thread of its own."""
+        ...
+
+    def close(self) -> None:
+        """There are no more steps."""
         ...
 
 
@@ -102,15 +106,23 @@ class Samples:
         passed = time.perf_counter() - self._began
         self._next_s = (passed // self._gap_s + 1) * self._gap_s
 
-    def read(self, folder: Path, epoch: int, seconds: dict[int, float]) -> None:
-        """A step's time is told once more, beside the part of it that was in collectives."""
+    def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
+        """A step's time is told once more, beside the part of it that was in collectives.
+
+        A trace that the end of the run cut short is left out.
+        """
         try:
-            spent = collective_seconds(self._tracer.read(folder), len(seconds))
+            if len(measured) < self.steps:
+                return
+            spent = collective_seconds(self._tracer.read(folder), len(measured))
         finally:
             shutil.rmtree(folder)
-        for (step, step_s), collective_s in zip(seconds.items(), spent, strict=True):
-            measured = {"step_s": step_s, "collective_s": collective_s}
-            self._worker.report_values(epoch, step, own={}, shared={}, measured=measured)
+        for (step, times), collective_s in zip(measured.items(), spent, strict=True):
+            more = {"step_s": times["step_s"], "collective_s": collective_s}
+            self._worker.report_values(epoch, step, own={}, shared={}, measured=more)
+
+    def close(self) -> None:
+        pass
 
 
 class Tracing:
@@ -128,53 +140,57 @@ class Tracing:
         self._land = land
         self._open: Plan | None = None
         self._reading: threading.Thread | None = None
-        self._seconds: dict[int, float] = {}
+        self._measured: dict[int, dict[str, float]] = {}
 
-    def landed(self, step: int, step_s: float) -> None:
+    def landed(self, step: int, measured: dict[str, float]) -> None:
         """To be told of each step that is done."""
         if self._open is not None:
-            self._seconds[step] = step_s
+            self._measured[step] = measured
 
-    def before(self, step: int, epoch: int) -> None:
-        """To be called before each step."""
+    def before(self, step: int, epoch: int) -> float:
+        """To be called before each step; returns the seconds that the profiler took."""
         if self._open is not None:
-            if step >= self._first + self._open.steps:
-                self._stop(self._open, epoch)
-            return
+            ends = step >= self._first + self._open.steps
+            return self._stop(self._open, epoch) if ends else 0.0
         for plan in self._plans:
             if plan.is_due(step):
-                self._start(plan, step)
-                return
+                return self._start(plan, step)
+        return 0.0
 
-    def close(self) -> None:
+    def close(self, epoch: int) -> None:
         """End what is under way, and wait until what was traced has been reported."""
         if self._open is not None:
-            self._tracer.stop()
-            shutil.rmtree(self._folder)
-            self._open = None
+            self._end(self._open, epoch)
         if self._reading is not None:
             self._reading.join(_READING_S)
+        for plan in self._plans:
+            plan.close()
 
-    def _start(self, plan: Plan, step: int) -> None:
+    def _start(self, plan: Plan, step: int) -> float:
         self._land()
         began = time.perf_counter()
         folder = plan.folder()
-        if not self._tracer.start(folder):
-            plan.done(0.0)
-            return
-        self._open, self._first, self._folder = plan, step, folder
-        self._seconds = {}
-        self._cost_s = time.perf_counter() - began
+        if self._tracer.start(folder):
+            self._open, self._first, self._folder, self._measured = plan, step, folder, {}
+            self._start_s = time.perf_counter() - began
+            return self._start_s
+        plan.done(0.0)
+        return 0.0
 
-    def _stop(self, plan: Plan, epoch: int) -> None:
+    def _stop(self, plan: Plan, epoch: int) -> float:
         self._land()
-        ended = time.perf_counter()
+        began = time.perf_counter()
+        self._end(plan, epoch)
+        spent = time.perf_counter() - began
+        plan.done(self._start_s + spent)
+        return spent
+
+    def _end(self, plan: Plan, epoch: int) -> None:
         self._tracer.stop()
         self._open = None
-        plan.done(self._cost_s + time.perf_counter() - ended)
         self._reading = threading.Thread(
             target=plan.read,
-            args=(self._folder, epoch, self._seconds),
+            args=(self._folder, epoch, self._measured),
             name="nbdist-trace",
             daemon=True,
         )

@@ -10,9 +10,6 @@ import numpy as np
 from ipykernel.connect import get_connection_file
 from IPython.display import display
 from jupyter_core.paths import jupyter_runtime_dir
-from nbdist.telemetry.files import replace_file
-from nbdist.telemetry.processes import this_process
-from nbdist.telemetry.rundir import RunDirectory, new_id
 
 from nbdist.records import (
     MEASURES,
@@ -27,6 +24,9 @@ from nbdist.records import (
     WorkerState,
 )
 from nbdist.settings import Settings
+from nbdist.telemetry.files import replace_file
+from nbdist.telemetry.processes import this_process
+from nbdist.telemetry.rundir import RunDirectory, new_id
 
 RANKS = 4
 STEP_S = 0.05

@@ -86,8 +86,7 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace(", verbose=0)", ")", 1)
-    run = cluster.run(f"{code}
-history = history.history")
+    run = cluster.run(f"{code}\nhistory = history.history")
     shown = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
     history = cluster.pull(["history"], ranks="0")[0]["history"]
