@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
@@ -14,11 +15,11 @@ from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from playwright.sync_api import BrowserContext, Page
 
 TIMEOUT_MS = 60_000
+AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -100,17 +101,25 @@ class Lab:
         nbformat.write(notebook, path)
         return path
 
-    def open(self, page: Page, name: str, *, again: bool = False) -> None:
-        """Show a notebook, with its kernel ready; `again` is a reload of the page."""
-        kind = "lab/tree" if self._app == "jupyterlab" else "notebooks"
-        fresh = "" if again else "&reset"
+    def open(self, page: Page, name: str) -> None:
+        """Show a notebook, with its kernel ready."""
+        self.show(page, name)
+        page.wait_for_function(_IDLE)
+
+    def show(self, page: Page, name: str = "", waits_for: str = ".jp-CodeCell") -> None:
+        """Show a notebook; without a name, the page as it comes up.
+
+        Args:
+            page: where.
+            name: of the file.
+            waits_for: a selector of what is there then.
+        """
+        kind = "notebooks" if self._app == "notebook" else "lab/tree" if name else "lab"
         page.goto(
-            f"http://{self.server.at}/{BASE}/{kind}/{name}?token={TOKEN}{fresh}",
+            f"http://{self.server.at}/{BASE}/{kind}/{name}?token={TOKEN}&reset",
             wait_until="domcontentloaded",
         )
-        page.wait_for_selector(".jp-Notebook .jp-CodeCell")
-        if not again:
-            page.wait_for_function(_IDLE)
+        page.wait_for_selector(waits_for)
 
 
 def start(page: Page, index: int) -> None:
@@ -130,3 +139,14 @@ def run(page: Page, index: int) -> str:
     page.wait_for_function(_IDLE)
     start(page, index)
     return wait(page, index)
+
+
+def violations(page: Page, selector: str) -> list[str]:
+    """What axe-core finds fault with, each with where it is."""
+    page.add_script_tag(path=AXE)
+    found: list[str] = page.evaluate(
+        """selector => axe.run(selector).then(({violations}) => violations.flatMap(
+             ({id, nodes}) => nodes.map(({target}) => `${id}: ${target}`)))""",
+        selector,
+    )
+    return found

@@ -55,7 +55,7 @@ class JupyterServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.at = f"127.0.0.1:{free.getsockname()[1]}"
-        self.home.mkdir()
+        self.home.mkdir(parents=True)
         self._log = folder / "server.log"
         arguments = {
             "ip": "127.0.0.1",

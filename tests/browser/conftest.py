@@ -1,0 +1,46 @@
+"""One JupyterLab and one browser for all tests of a module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.lab import Lab, browser, chromium
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import BrowserContext, Page
+
+NO_BROWSER = "no Chromium on the path: `apt-get install chromium`, or any package that brings it"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if chromium() is None:
+        pytest.skip(NO_BROWSER)
+    with Lab(tmp_path_factory.mktemp("lab") / "files") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[BrowserContext]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(window: BrowserContext) -> Iterator[Page]:
+    opened = window.new_page()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Path:
+    """Where screenshots are kept, to be looked at: `build/pictures`."""
+    folder = Path(__file__).parents[2] / "build" / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,243 @@
+"""A run of real engines in a real JupyterLab, as the person who started it sees it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+
+from tests.browser.lab import browser, run, start, violations, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import BrowserContext, Locator, Page
+
+    from tests.browser.lab import Lab
+
+SETUP = """%%dist_run
+import numpy as np, jax, jax.numpy as jnp
+x = np.random.default_rng(0).normal(size=(4096, 16)).astype("float32")
+data = (x, x @ np.arange(16, dtype="float32"))
+w = jnp.zeros(16)
+"""
+STEP = """%%dist_run --data data --batch 64 --epochs {epochs} -o kept
+xs, ys = batch
+loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
+w = w - 0.002 * g
+{{'loss': loss, 'size': jnp.sum(w * w)}}
+"""
+START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(6)
+CELLS = [
+    "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
+    SETUP,
+    STEP.format(epochs=100_000),
+    STEP.format(epochs=3),
+    "print(len(kept.loss), kept.last('size') > 0)",
+    STEP.format(epochs=3).replace("loss, g =", "int('no number'); loss, g ="),
+]
+
+
+@pytest.fixture(scope="module")
+def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
+    """A notebook whose two workers are ready and have the data."""
+    lab.write("run.ipynb", CELLS)
+    page = window.new_page()
+    lab.open(page, "run.ipynb")
+    assert "2 workers are ready" in run(page, START)
+    run(page, SET_UP)
+    yield page
+    page.close()
+
+
+def view(page: Page, index: int) -> Locator:
+    """The run in the output of a cell."""
+    return page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".nbdist-run")
+
+
+def figure(view: Locator, name: str) -> Locator:
+    return view.locator(".nbdist-figure", has=view.page.get_by_text(name, exact=True)).locator("dd")
+
+
+def status(view: Locator) -> str:
+    return view.locator(".nbdist-pill").inner_text()
+
+
+def begin_endless(page: Page) -> Locator:
+    """The view of a run that is under way and has made steps."""
+    start(page, ENDLESS)
+    shown = view(page, ENDLESS)
+    figure(shown, "loss").wait_for()
+    return shown
+
+
+def stop(page: Page, shown: Locator) -> None:
+    shown.get_by_role("button", name="Stop").click()
+    shown.locator(".nbdist-pill", has_text="stopped").wait_for()
+    wait(page, ENDLESS)
+
+
+def is_busy(page: Page) -> bool:
+    busy: bool = page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status==='busy'"
+    )
+    return busy
+
+
+def until_drawn_anew(page: Page, canvas: Locator) -> None:
+    """Wait until a chart has other pixels than now."""
+    element = canvas.element_handle()
+    page.evaluate("element => { window.before = element.toDataURL(); }", element)
+    page.wait_for_function("element => element.toDataURL() !== window.before", arg=element)
+
+
+def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: Page) -> None:
+    shown = begin_endless(notebook)
+    chart = shown.get_by_role("img").first
+    chart.scroll_into_view_if_needed()
+    until_drawn_anew(notebook, chart.locator("canvas").first)
+    words = chart.get_attribute("aria-label") or ""
+    assert re.match(r"Chart of loss.*, from step 1 to step \d+. Latest: [\d.]+", words)
+    assert is_busy(notebook)
+    assert status(shown) == "running"
+    workers = shown.locator("table", has_text="ms/step").locator("tbody tr")
+    assert workers.count() == 2
+    stop(notebook, shown)
+    assert not notebook.locator(".jp-OutputArea-output[data-mime-type*=error]").count()
+    assert re.match(r"\d+ True", run(notebook, AFTER)), "the run is kept and the state goes on"
+    assert "finished" in run(notebook, SHORT)
+
+
+def test_the_toolbar_and_the_panel_show_the_run_and_stop_it(notebook: Page) -> None:
+    shown = begin_endless(notebook)
+    notebook.get_by_role("button", name="nbdist: 2 workers").click()
+    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
+    panel.get_by_text("running", exact=True).wait_for()
+    assert panel.get_by_role("table").locator("tbody tr").count() == 2
+    notebook.locator(".jp-NotebookPanel-toolbar").get_by_text("Stop run").click()
+    shown.locator(".nbdist-pill", has_text="stopped").wait_for()
+    wait(notebook, ENDLESS)
+    panel.get_by_text("stopped", exact=True).first.wait_for()
+
+
+def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, notebook: Page) -> None:
+    shown = begin_endless(notebook)
+    second = window.new_page()
+    lab.show(second, waits_for="#jp-main-dock-panel")
+    second.wait_for_function(
+        "() => window.jupyterapp?.commands.isEnabled('nbdist:open-latest-run')"
+    )
+    second.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-latest-run')")
+    other = second.locator(".nbdist-RunTab .nbdist-run")
+    until_drawn_anew(second, other.locator("canvas").first)
+    other.get_by_role("button", name="Stop").click()
+    shown.locator(".nbdist-pill", has_text="stopped").wait_for()
+    assert other.locator(".nbdist-pill", has_text="stopped").count()
+    second.close()
+    wait(notebook, ENDLESS)
+
+
+def test_a_failed_run_says_where(notebook: Page) -> None:
+    run(notebook, FAILS)
+    assert "no number" in notebook.locator(".jp-Cell").nth(FAILS).inner_text()
+
+
+def test_nothing_stands_in_the_way_of_a_screen_reader(notebook: Page) -> None:
+    run(notebook, SHORT)
+    view(notebook, SHORT).scroll_into_view_if_needed()
+    assert violations(notebook, ".nbdist-run") == []
+    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    assert violations(notebook, ".nbdist-Panel") == []
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize("direction", ["ltr", "rtl"])
+def test_it_is_drawn_in_the_themes_colours_and_from_the_right(
+    notebook: Page, theme: str, direction: str, pictures: Path
+) -> None:
+    """The pictures are kept, to be looked at."""
+    run(notebook, SHORT)
+    notebook.evaluate(
+        "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
+    )
+    is_light = str(theme.endswith("Light")).lower()
+    notebook.wait_for_function(
+        "light => document.body.dataset.jpThemeLight === light", arg=is_light
+    )
+    notebook.evaluate("direction => { document.documentElement.dir = direction; }", direction)
+    shown = view(notebook, SHORT)
+    shown.scroll_into_view_if_needed()
+    shown.screenshot(path=pictures / f"run-{theme.split()[1].lower()}-{direction}.png")
+    heading, button = shown.locator(".nbdist-title"), shown.locator(".nbdist-about")
+    boxes = heading.bounding_box(), button.bounding_box()
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert (boxes[0]["x"] < boxes[1]["x"]) == (direction == "ltr")
+    ink, paper = shown.evaluate(
+        """element => [getComputedStyle(element).color,
+                       getComputedStyle(document.querySelector('.jp-Notebook')).backgroundColor]"""
+    )
+    assert brightness(ink) > brightness(paper) + 80 or brightness(paper) > brightness(ink) + 80
+    assert violations(notebook, ".nbdist-run") == []
+    notebook.evaluate("() => { document.documentElement.dir = 'ltr'; }")
+
+
+def brightness(colour: str) -> float:
+    """Of `rgb(…)`, 0 to 255."""
+    return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
+
+
+@pytest.fixture(scope="module")
+def saved(lab: Lab, notebook: Page) -> Path:
+    """The notebook with a finished run, as it was saved."""
+    run(notebook, SHORT)
+    notebook.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    notebook.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    return lab.server.home / "run.ipynb"
+
+
+def test_a_saved_notebook_holds_a_picture_and_a_text(saved: Path) -> None:
+    outputs = nbformat.read(saved, as_version=4).cells[SHORT].outputs
+    (data,) = [o.data for o in outputs if o.get("data", {}).get("image/png")]
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert "192 steps" in data["text/plain"]
+    assert set(data) == {"application/vnd.nbdist.run.v1+json", "image/png", "text/plain"}
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
+    lab: Lab, saved: Path, page: Page, trusted: bool
+) -> None:
+    name = f"reopened-{trusted}.ipynb"
+    read = nbformat.read(saved, as_version=4)
+    for output in read.cells[SHORT].outputs:
+        if "data" in output:
+            output.data["application/vnd.nbdist.run.v1+json"]["id"] = "20010101-000000-abcdef"
+    nbformat.write(read, lab.server.home / name)
+    lab.show(page, name)
+    if trusted:
+        page.evaluate(
+            """() => window.jupyterapp.shell.currentWidget.content.widgets.forEach(
+                 cell => { cell.model.trusted = true; })"""
+        )
+    picture = page.locator(".jp-Cell").nth(SHORT).locator("img[src^='data:image/png']")
+    picture.scroll_into_view_if_needed()
+    assert picture.evaluate("image => image.naturalWidth") > 600
+
+
+def test_a_page_made_of_it_shows_the_picture_offline(saved: Path, tmp_path: Path) -> None:
+    html, _ = HTMLExporter().from_filename(str(saved))
+    (tmp_path / "run.html").write_text(html)
+    with browser(offline=True) as window:
+        page = window.new_page()
+        page.goto((tmp_path / "run.html").as_uri(), wait_until="domcontentloaded")
+        widths = page.locator("img[src^='data:image/png']").evaluate_all(
+            "images => images.map(image => image.naturalWidth)"
+        )
+    assert widths
+    assert min(widths) > 600
