@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,11 @@ class MemoryGauge:
     def __init__(self) -> None:
         self.device_bytes: Callable[[], list[int]] = list
         self._process = psutil.Process()
-        self._read_at = -INTERVAL_S
+        self.begin()
+
+    def begin(self) -> None:
+        """From here on it is due: each cell has its memory measured."""
+        self._read_at = -math.inf
 
     def is_due(self) -> bool:
         """Whether the last time is longer than `INTERVAL_S` ago."""

@@ -58,6 +58,7 @@ class Worker:
         self.batches = 0
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
+        self.memory.begin()
 
     def end_cell(self) -> None:
         """Output that threads write from here on belongs to no cell."""

@@ -82,7 +82,8 @@ class Lab:
 
     def __init__(self, folder: Path, app: str = "jupyterlab") -> None:
         self._app = app
-        self.server = JupyterServer(folder, app, ("--expose-app-in-browser",))
+        news = ("--LabApp.news_url=",) if app == "jupyterlab" else ()  # it would ask
+        self.server = JupyterServer(folder, app, ("--expose-app-in-browser", *news))
 
     def __enter__(self) -> Lab:
         self.server.__enter__()

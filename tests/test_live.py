@@ -1,0 +1,242 @@
+"""A run while it is under way, and what is kept of it; on real engines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import ClusterState, Columns, Rows, StepOptions
+from nbdist.telemetry.kept import kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from nbdist.records import Speech
+    from nbdist.telemetry.kept import KeptRun
+
+SETUP = "import numpy as np, jax.numpy as jnp\nones = np.ones(64, 'float32')\nweight = jnp.zeros(3)"
+STEP = "weight = weight + batch.mean()\nloss = weight[0]"
+OPTIONS = StepOptions(data="ones", batch=8, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=3, framework="jax") as running:
+        running.run(SETUP)
+        yield running
+
+
+def latest(cluster: nbdist.Cluster) -> KeptRun:
+    return kept(cluster.settings.runs_path)[0]
+
+
+def ids(cluster: nbdist.Cluster) -> set[str]:
+    return {run.id for run in kept(cluster.settings.runs_path)}
+
+
+@pytest.fixture
+def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Asks for the run's end, as who watches does, once a rank has reported a step."""
+    hear = cluster._hear
+
+    def arm(step: int) -> None:
+        def heard(record: Speech) -> None:
+            hear(record)
+            if isinstance(record, Rows) and record.values and record.last().step >= step:
+                latest(cluster).ask_to_stop()
+
+        monkeypatch.setattr(cluster._receiver, "_handle", heard)
+
+    return arm
+
+
+def test_a_step_cell_is_kept_as_it_ran(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(STEP, step=OPTIONS, label=7, header="%%dist_run --data ones")
+    past = nbdist.runs()[0]
+    state = past.state
+    assert (state.status, state.label, state.steps, state.batch) == ("finished", 7, 16, 8)
+    assert state.ended > state.began
+    assert state.versions.keys() == {"python", "jax"}
+    assert [(w.rank, w.status, w.devices) for w in state.workers] == [
+        (rank, "finished", "1 x cpu") for rank in range(3)
+    ]
+    assert past.cells.endswith(f"# %% [7] %%dist_run --data ones\n{STEP}")
+    assert SETUP in past.cells, "what it needs ran before it"
+    np.testing.assert_array_equal(past.history["loss"], run.history["loss"])
+    assert past.history["loss"].shape == (3, 16)
+    tables = {table.columns.measures for table in latest(cluster).tables()}
+    assert ("step_s", "input_s") in tables
+    assert ("process_bytes",) in tables
+
+
+def test_what_was_measured_is_true(cluster: nbdist.Cluster) -> None:
+    """Steps that wait 20 ms for their batch say so."""
+    cluster.run(
+        "import time\n"
+        "def slow():\n"
+        "    for _ in range(10):\n"
+        "        time.sleep(0.02)\n"
+        "        yield np.ones(8, 'float32')\n"
+    )
+    cluster.run(STEP, step=StepOptions(data="slow"))
+    table = next(t for t in latest(cluster).tables() if "input_s" in t.columns.measures)
+    rows = latest(cluster).array(table)
+    step_s = rows[:, table.columns.names.index("step_s")]
+    input_s = rows[:, table.columns.names.index("input_s")]
+    assert (input_s > 0.015).all()
+    assert np.median(input_s / step_s) > 0.5
+    memory = next(t for t in latest(cluster).tables() if "process_bytes" in t.columns.measures)
+    assert (latest(cluster).array(memory)[:, -1] > 1e7).all()
+
+
+def test_reports_of_a_free_cell_are_kept_whatever_they_hold(cluster: nbdist.Cluster) -> None:
+    cluster.run(
+        "report(loss=1.0)\n"
+        "report(loss=float('nan'), late=2.0)\n"
+        "if rank == 1:\n"
+        "    report(loss=float('inf'), only_here=3)\n"
+        "print('said by', rank)"
+    )
+    past = nbdist.runs()[0]
+    assert past.state.status == "finished"
+    assert past.output(1) == "said by 1\n"
+    history = past.history
+    assert set(history) == {"loss", "late", "only_here"}
+    assert history["loss"][:, 0].tolist() == [1, 1, 1]
+    assert math.isinf(history["loss"][1, 2])
+    assert np.isnan(history["only_here"][[0, 2]]).all()
+
+
+def test_a_cell_that_reports_nothing_leaves_nothing(cluster: nbdist.Cluster) -> None:
+    before = ids(cluster)
+    cluster.run("print('hello')")
+    assert ids(cluster) == before
+
+
+@pytest.mark.parametrize("step", [1, 200])
+def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None], step: int
+) -> None:
+    stopper(step)
+    run = cluster.run(STEP, step=StepOptions(data="ones", batch=8, epochs=1_000_000))
+    made = {m.rank: m.step for m in run.metrics if m.step > 0}
+    assert len(set(made.values())) == 1
+    assert made[0] >= step
+    state = latest(cluster).state()
+    assert state.status == "stopped"
+    assert {w.status for w in state.workers} == {"interrupted"}
+    assert {w.said for w in state.workers} == {""}
+    weights = cluster.pull(["weight"])
+    assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
+
+
+def test_stop_ends_a_free_cell_as_an_interrupt_does(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+) -> None:
+    stopper(3)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("import time\nwhile True:\n    report(loss=1.0)\n    time.sleep(0.01)")
+    assert latest(cluster).state().status == "stopped"
+    assert cluster.run("1 + 1").results[0] == "2"
+
+
+def test_a_run_that_fails_says_who_and_why(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError):
+        cluster.run("report(loss=1.0)\nif rank == 2:\n    raise ValueError('no such day')")
+    state = latest(cluster).state()
+    assert state.status == "failed"
+    assert state.error.startswith("ValueError on rank 2@")
+    assert "no such day" in state.error
+    assert next(w for w in state.workers if w.rank == 2).said == "ValueError: no such day"
+
+
+def test_where_runs_cannot_be_kept_they_run_and_it_is_said(
+    cluster: nbdist.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    settings = msgspec.structs.replace(cluster.settings, runs_folder=str(tmp_path / "file"))
+    monkeypatch.setattr(cluster, "settings", settings)
+    run = cluster.run(STEP, step=OPTIONS)
+    assert run.loss.shape == (16,)
+    assert "nbdist: this run is not kept: " in capsys.readouterr().err
+
+
+def test_old_runs_go_and_that_is_said(
+    cluster: nbdist.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = msgspec.structs.replace(cluster.settings, runs_folder=str(tmp_path), kept_runs=2)
+    monkeypatch.setattr(cluster, "settings", settings)
+    for _ in range(3):
+        cluster.run("report(loss=1.0)")
+    assert len(ids(cluster)) == 2
+    assert "removed 1 old run, keeping 2 (the setting NBDIST_KEPT_RUNS)" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hear = cluster._hear
+
+    def heard(record: Speech) -> None:
+        if isinstance(record, Rows) and latest(cluster).path.exists():
+            shutil.rmtree(latest(cluster).path, ignore_errors=True)
+        hear(record)
+
+    monkeypatch.setattr(cluster._receiver, "_handle", heard)
+    before = ids(cluster)
+    run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
+    assert run.history["loss"].shape == (3, 2)
+    assert ids(cluster) <= before
+    assert "could not be" in capsys.readouterr().err
+
+
+def test_rows_without_metrics_are_no_part_of_the_history() -> None:
+    assert not Columns(measures=("process_bytes",)).counts(is_step=True)
+    assert not Columns(measures=("step_s",), shared=("loss",)).counts(is_step=False)
+    assert Columns(measures=("step_s",), shared=("loss",)).counts(is_step=True)
+    assert Columns(own=("loss",)).counts(is_step=False)
+
+
+def test_the_cluster_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
+    path = cluster._folder / "cluster.json"
+    state = msgspec.json.decode(path.read_bytes(), type=ClusterState)
+    assert (state.id, state.frameworks, state.run) == (path.parent.name, ("jax",), "")
+    assert [worker.state for worker in state.workers] == ["idle"] * 3
+    assert all(worker.memory_bytes > 1e7 for worker in state.workers)
+    assert json.loads(path.read_text())["writer"]["pid"] == os.getpid()
+
+
+def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
+    """The last test of the module: its cluster is no good afterwards."""
+    pid = cluster.workers()[1].pid
+    cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
+    hear, done = cluster._receiver._handle, []
+
+    def heard(record: Speech) -> None:
+        hear(record)
+        if isinstance(record, Rows) and record.rank == 1 and not done:
+            done.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    cluster._receiver._handle = heard
+    with pytest.raises(nbdist.WorkerError, match="rank 1 died"):
+        cluster.run(cell)
+    state = latest(cluster).state()
+    assert state.status == "failed"
+    assert [w.status for w in state.workers if w.rank == 1] == ["dead"]
