@@ -51,11 +51,8 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
   }
 
   private follow(watch: Watch): void {
-    const view = new RunView(
-      this.node,
-      watch.model,
-      { stop: () => void watch.stop() },
-      text => this.trans.__(text)
+    const view = new RunView(this.node, watch.model, { stop: () => void watch.stop() }, text =>
+      this.trans.__(text)
     );
     const look = (): void => {
       if (watch.model.connection === 'gone') {

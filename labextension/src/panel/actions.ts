@@ -12,7 +12,9 @@ type Args = ReadonlyPartialJSONObject;
 const ID = { id: { type: 'string', description: 'Which one; that of the notebook if left out' } };
 const HOSTS = { hosts: { type: 'integer', minimum: 1, description: 'How many hosts' } };
 const FRAMEWORK = { framework: { type: 'string', enum: ['', 'tensorflow', 'jax'] } };
-const LABEL = { label: { type: 'string', description: 'Which snippet; it is asked for if left out' } };
+const LABEL = {
+  label: { type: 'string', description: 'Which snippet; it is asked for if left out' }
+};
 
 /** The commands that act on a notebook, a cluster or a run. */
 export class Actions {
@@ -40,11 +42,35 @@ export class Actions {
     const canStart = (): boolean => notebook.kernel !== '' && !hasCluster({});
     const isRunning = (args: Args): boolean => this.run(args)?.status === 'running';
 
-    add(Commands.startCluster, trans.__('Start a cluster'), { ...HOSTS, ...FRAMEWORK }, args => this.start(args), canStart);
-    add(Commands.stopCluster, trans.__('Stop the cluster'), ID, args => this.stopCluster(args), hasCluster);
-    add(Commands.resizeCluster, trans.__('Resize the cluster'), { ...ID, ...HOSTS }, args => this.resize(args), hasCluster);
+    add(
+      Commands.startCluster,
+      trans.__('Start a cluster'),
+      { ...HOSTS, ...FRAMEWORK },
+      args => this.start(args),
+      canStart
+    );
+    add(
+      Commands.stopCluster,
+      trans.__('Stop the cluster'),
+      ID,
+      args => this.stopCluster(args),
+      hasCluster
+    );
+    add(
+      Commands.resizeCluster,
+      trans.__('Resize the cluster'),
+      { ...ID, ...HOSTS },
+      args => this.resize(args),
+      hasCluster
+    );
     add(Commands.stopRun, trans.__('Stop run'), ID, args => this.stopRun(args), isRunning);
-    add(Commands.insertSnippet, trans.__('Insert a snippet'), LABEL, args => this.insert(args), () => notebook.isThere);
+    add(
+      Commands.insertSnippet,
+      trans.__('Insert a snippet'),
+      LABEL,
+      args => this.insert(args),
+      () => notebook.isThere
+    );
   }
 
   private async start(args: Args): Promise<void> {

@@ -17,7 +17,11 @@ interface StartProps {
 /** Asks for a cluster for the notebook that the user is in. */
 export function StartForm({ wish, trans, onWish, onStart }: StartProps): React.JSX.Element {
   return (
-    <form className="nbdist-Form" aria-label={trans.__('Start a cluster')} onSubmit={submitted(() => onStart(wish))}>
+    <form
+      className="nbdist-Form"
+      aria-label={trans.__('Start a cluster')}
+      onSubmit={submitted(() => onStart(wish))}
+    >
       <HostsInput
         label={trans.__('Hosts')}
         hosts={wish.hosts}
@@ -81,7 +85,12 @@ export function Cluster(props: ClusterProps): React.JSX.Element {
           >
             {trans.__('Resize')}
           </button>
-          <button type="button" className="jp-mod-styled jp-mod-reject" disabled={busy} onClick={onStop}>
+          <button
+            type="button"
+            className="jp-mod-styled jp-mod-reject"
+            disabled={busy}
+            onClick={onStop}
+          >
             {trans.__('Stop')}
           </button>
         </form>

@@ -34,7 +34,12 @@ function Run(props: RunsProps & { readonly run: RunState }): React.JSX.Element {
   const workers = trans._n('%1 worker', '%1 workers', run.workers.length);
   return (
     <li>
-      <button type="button" className="nbdist-Link" title={run.header} onClick={() => onOpen(run.id)}>
+      <button
+        type="button"
+        className="nbdist-Link"
+        title={run.header}
+        onClick={() => onOpen(run.id)}
+      >
         {title}
       </button>
       <span className="nbdist-Status" data-status={run.status}>

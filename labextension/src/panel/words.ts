@@ -27,7 +27,9 @@ export function clusterTitle(cluster: ClusterState, trans: TranslationBundle): s
 /** As in `2 × cpu`; a worker may drive devices of several kinds. */
 export function devicesOf(worker: WorkerState): string {
   const counts = new Map<string, number>();
-  worker.devices.forEach(device => counts.set(nameOf(device), (counts.get(nameOf(device)) ?? 0) + 1));
+  worker.devices.forEach(device =>
+    counts.set(nameOf(device), (counts.get(nameOf(device)) ?? 0) + 1)
+  );
   return [...counts].map(([name, n]) => (n > 1 ? `${n} × ${name}` : name)).join(', ');
 }
 
