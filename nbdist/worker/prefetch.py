@@ -148,5 +148,6 @@ class Feed:
         total = sum(step for _, step in self._seen)
         if len(self._seen) >= WINDOW // 2 and waited > STARVED * total:
             self._auto, self._room = False, AUTO_BATCHES
-            share = f"{waited / total:.0%} of the time was waiting for data"
-            self._note("starved", f"--prefetch auto: {share}; from here on it is read ahead")
+            # The same words on all ranks, whose lines are then shown as one.
+            waits = f"more than {STARVED:.0%} of the time was waiting for data"
+            self._note("starved", f"--prefetch auto: {waits}; from here on it is read ahead")
