@@ -22,6 +22,7 @@ from nbdist.records import (
 from nbdist.telemetry.findings import Analyst
 from nbdist.telemetry.kept import prune
 from nbdist.telemetry.processes import this_process
+from nbdist.telemetry.request import this_request
 from nbdist.telemetry.rundir import RunDirectory, new_id
 from nbdist.views import labels
 
@@ -74,6 +75,14 @@ class LiveRun(Protocol):
         """These ranks died."""
         ...
 
+    def show(self, text: str) -> None:
+        """Keep what the cell shows as text, for those who come later; also after the end."""
+        ...
+
+    def close(self) -> None:
+        """The cell shows nothing more."""
+        ...
+
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         """It is over.
 
@@ -104,6 +113,10 @@ class UnkeptRun:
 
     def lost(self, ranks: Iterable[int]) -> None: ...
 
+    def show(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         del status, error
         return (self._reason,) if self._reported else ()
@@ -128,6 +141,7 @@ class KeptLiveRun:
         self._analyst = self._new_analyst(batch=0)
         self._said: set[FindingTopic] = set()
         self._reported = False
+        self._shown: list[str] = []
         self._dropped = 0
         self._flushed_at = self._updated_at = 0.0
 
@@ -181,6 +195,7 @@ class KeptLiveRun:
         now = time.monotonic()
         if now - self._flushed_at >= FLUSH_INTERVAL_S:
             self._directory.flush()
+            self._flush_shown()
             self._flushed_at = now
         if now - self._updated_at < STATE_INTERVAL_S:
             return ()
@@ -225,9 +240,21 @@ class KeptLiveRun:
             for rank in ranks:
                 self._set_worker(rank, "dead")
 
-    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
+    def show(self, text: str) -> None:
+        self._shown.append(text)
+
+    def _flush_shown(self) -> None:
+        if self._shown:
+            self._directory.show("".join(self._shown))
+            self._shown.clear()
+
+    def close(self) -> None:
+        self._flush_shown()
         if not self._reported:
             self._directory.discard()
+
+    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
+        if not self._reported:
             return ()
         self._directory.close()
         with self._lock:
@@ -259,6 +286,7 @@ def begin(
     versions = dict(
         sorted({k: v for worker in workers for k, v in worker.versions.items()}.items())
     )
+    asked = this_request()
     state = RunState(
         id=new_id(began),
         number=request.number,
@@ -272,6 +300,8 @@ def begin(
         versions=versions,
         writer=this_process(),
         stoppable=request.step is not None,
+        request=asked.id,
+        cell=asked.cell,
     )
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))

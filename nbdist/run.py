@@ -138,9 +138,15 @@ class CellWatch:
         finally:
             self._over = True
             self._drain()
-            said = self._live.end(*self._how_it_ended())
-            self._view.close(self.result()._repr_mimebundle_, said)
+            self._close()
         self._raise_failure()
+
+    def _close(self) -> None:
+        said = self._live.end(*self._how_it_ended())
+        try:
+            self._view.close(self.result()._repr_mimebundle_, said)
+        finally:
+            self._live.close()
 
     def _how_it_ended(self) -> tuple[RunStatus, str]:
         """And with which error, in a line."""

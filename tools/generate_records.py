@@ -25,6 +25,7 @@ ROOTS = (
     records.ClusterState,
     records.StateMessage,
     records.TableMessage,
+    records.TextMessage,
     records.CaughtUp,
     records.StopRun,
 )

@@ -40,6 +40,9 @@ export interface RunWorker {
 
 /**
  * The process that keeps a run: its start tells it from a later process of the same pid.
+ *
+ * Attributes:
+ *     started: seconds after the machine came up: the same however its clock is set later.
  */
 export interface Writer {
   readonly host: string;
@@ -90,6 +93,8 @@ export interface Finding {
  *     versions: of what ran, by name.
  *     writer: who keeps it.
  *     stoppable: whether Stop ends it at the end of a step.
+ *     request: id of the front end's request to run the cell; empty where there was none.
+ *     cell: the cell's id in its notebook; empty where the front end has not told.
  */
 export interface RunState {
   readonly id: string;
@@ -113,6 +118,8 @@ export interface RunState {
   readonly findings: readonly Finding[];
   readonly error: string;
   readonly stoppable: boolean;
+  readonly request: string;
+  readonly cell: string;
   readonly version: number;
 }
 
@@ -212,6 +219,14 @@ export interface TableMessage {
 }
 
 /**
+ * What the cell shows as text, on from what was sent; of both streams in their order.
+ */
+export interface TextMessage {
+  readonly type: 'TextMessage';
+  readonly text: string;
+}
+
+/**
  * All that the run had when the browser came has been sent; what follows is new.
  */
 export interface CaughtUp {
@@ -225,4 +240,4 @@ export interface StopRun {
   readonly type: 'StopRun';
 }
 
-export type ServerMessage = StateMessage | TableMessage | CaughtUp;
+export type ServerMessage = StateMessage | TableMessage | TextMessage | CaughtUp;

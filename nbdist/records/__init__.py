@@ -50,6 +50,7 @@ from nbdist.records.kept import (
     StopRun,
     Table,
     TableMessage,
+    TextMessage,
     Writer,
 )
 from nbdist.records.orders import (
@@ -168,6 +169,7 @@ __all__ = [
     "StreamName",
     "Table",
     "TableMessage",
+    "TextMessage",
     "WorkerHello",
     "WorkerIdentity",
     "WorkerState",

@@ -103,6 +103,8 @@ class RunState(Record, frozen=True):
         versions: of what ran, by name.
         writer: who keeps it.
         stoppable: whether Stop ends it at the end of a step.
+        request: id of the front end's request to run the cell; empty where there was none.
+        cell: the cell's id in its notebook; empty where the front end has not told.
     """
 
     id: str
@@ -126,6 +128,8 @@ class RunState(Record, frozen=True):
     findings: tuple[Finding, ...] = ()
     error: str = ""
     stoppable: bool = False
+    request: str = ""
+    cell: str = ""
     version: int = 1
 
     @property
@@ -187,6 +191,12 @@ class TableMessage(ServerMessage, frozen=True):
     table: Table
 
 
+class TextMessage(ServerMessage, frozen=True):
+    """What the cell shows as text, on from what was sent; of both streams in their order."""
+
+    text: str
+
+
 class CaughtUp(ServerMessage, frozen=True):
     """All that the run had when the browser came has been sent; what follows is new."""
 
@@ -195,7 +205,7 @@ class StopRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a browser may say: end the run at the end of a step."""
 
 
-AnyServerMessage = StateMessage | TableMessage | CaughtUp
+AnyServerMessage = StateMessage | TableMessage | TextMessage | CaughtUp
 
 NO_SUCH_RUN = 4404
 """The socket is closed with this where there is no such run."""

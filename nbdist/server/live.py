@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,11 +17,14 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from nbdist.errors import UsageError
 from nbdist.records import BAD_MESSAGE, NO_SUCH_RUN, RUN_IS_GONE, StopRun
 from nbdist.server.tail import LOOK_S, Tail
+from nbdist.server.text import TextTail
 from nbdist.telemetry.kept import find
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from nbdist.server.tail import News
     from nbdist.telemetry.kept import KeptRun
 
 TAIL_S = 0.05
@@ -28,7 +32,10 @@ MESSAGE_BYTES = 1024
 
 
 class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """One browser that watches one run: the state, the tables, their rows, then what is new."""
+    """One browser that watches one run: the state, the tables, their rows, then what is new.
+
+    With `?text=1` it hears what the cell shows as text, and no reports.
+    """
 
     auth_resource = "nbdist"
 
@@ -61,7 +68,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except UsageError:
             self.close(NO_SUCH_RUN, "there is no such run")
         else:
-            self._following = asyncio.create_task(self._follow(Tail(self._run)))
+            self._following = asyncio.create_task(self._follow(self._run))
 
     def on_message(self, message: str | bytes) -> None:
         try:
@@ -82,15 +89,28 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except OSError as error:
             self.log.warning("nbdist: run %s could not be asked to stop: %s", run.id, error)
 
-    async def _follow(self, tail: Tail) -> None:
+    async def _follow(self, run: KeptRun) -> None:
+        wants_text = self.get_query_argument("text", "") == "1"
         try:
-            while True:
-                for message in tail.news():
-                    await self.write_message(message, binary=isinstance(message, bytes))
-                await asyncio.sleep(LOOK_S if tail.is_over else TAIL_S)
+            with contextlib.closing(TextTail(run) if wants_text else Tail(run)) as news:
+                await self._tell(news)
         except WebSocketClosedError:
             return
         except OSError:
             self.close(RUN_IS_GONE, "the run's directory is gone")
         except msgspec.DecodeError:
             self.close(NO_SUCH_RUN, "the run was kept by another version")
+
+    async def _tell(self, news: News) -> None:
+        """Until the browser goes, or the directory."""
+        try:
+            while True:
+                await self._send(news.news())
+                await asyncio.sleep(LOOK_S if news.is_over else TAIL_S)
+        except OSError:
+            await self._send(news.last())
+            raise
+
+    async def _send(self, messages: Iterable[str | bytes]) -> None:
+        for message in messages:
+            await self.write_message(message, binary=isinstance(message, bytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,41 +22,50 @@ LOOK_S = 1.0
 """How often the writer is looked at: it may be gone without having said so."""
 
 
-class Tail:
-    """Messages to one browser: texts are JSON, bytes are rows after their table's number.
+def encoded(message: ServerMessage) -> str:
+    return msgspec.json.encode(message).decode()
 
-    Nothing is read before the last message has been taken: a slow browser holds up itself only.
-    """
+
+class News(Protocol):
+    """What one browser is told of a run."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run had ended at the last look."""
+        ...
+
+    def news(self) -> Iterator[str | bytes]:
+        """What there is now and was not sent: texts are JSON.
+
+        Raises:
+            OSError: the directory is gone.
+            msgspec.DecodeError: it holds no run of this version.
+        """
+        ...
+
+    def last(self) -> Iterator[str | bytes]:
+        """What was written before the directory was deleted, and was not sent."""
+        ...
+
+    def close(self) -> None:
+        """Nobody asks for more."""
+        ...
+
+
+class States:
+    """The run's state, whenever it is another."""
 
     def __init__(self, run: KeptRun) -> None:
         self._run = run
         self._written = b""
         self._looked_at = 0.0
         self._state: RunState | None = None
-        self._tables: list[Table] = []
-        self._sent_rows: list[int] = []
-        self._caught_up = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the run had ended at the last look."""
         return self._state is not None and self._state.is_over
 
-    def news(self) -> Iterator[str | bytes]:
-        """What there is now and was not sent.
-
-        Raises:
-            OSError: the directory is gone.
-            msgspec.DecodeError: it holds no run of this version.
-        """
-        yield from self._new_state()
-        for index in range(self._find_tables()):
-            yield from self._new_rows(index)
-        if not self._caught_up:
-            self._caught_up = True
-            yield _text(CaughtUp())
-
-    def _new_state(self) -> Iterator[str]:
+    def news(self) -> Iterator[str]:
         written = self._run.written()
         now = time.monotonic()
         if written == self._written and now - self._looked_at < LOOK_S:
@@ -65,7 +74,38 @@ class Tail:
         state = self._run.state()
         if state != self._state:
             self._state = state
-            yield _text(StateMessage(state=state))
+            yield encoded(StateMessage(state=state))
+
+
+class Tail:
+    """The state, and the tables with their rows: bytes, rows after their table's number.
+
+    Nothing is read before the last message has been taken: a slow browser holds up itself only.
+    """
+
+    def __init__(self, run: KeptRun) -> None:
+        self._run = run
+        self._states = States(run)
+        self._tables: list[Table] = []
+        self._sent_rows: list[int] = []
+        self._caught_up = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._states.is_over
+
+    def last(self) -> Iterator[str | bytes]:
+        yield from ()
+
+    def close(self) -> None: ...
+
+    def news(self) -> Iterator[str | bytes]:
+        yield from self._states.news()
+        for index in range(self._find_tables()):
+            yield from self._new_rows(index)
+        if not self._caught_up:
+            self._caught_up = True
+            yield encoded(CaughtUp())
 
     def _find_tables(self) -> int:
         """Their number. They are numbered from 0: no folder is listed many times a second."""
@@ -78,7 +118,7 @@ class Tail:
         table = self._tables[index]
         if self._sent_rows[index] < 0:
             self._sent_rows[index] = 0
-            yield _text(TableMessage(table=table))
+            yield encoded(TableMessage(table=table))
         row_bytes = FLOAT_BYTES * len(table.columns.names)
         most = max(1, (FRAME_BYTES - FLOAT_BYTES) // row_bytes)
         number = struct.pack("<d", table.number)
@@ -89,7 +129,3 @@ class Tail:
             self._sent_rows[index] += count
             if rows:
                 yield number + rows
-
-
-def _text(message: ServerMessage) -> str:
-    return msgspec.json.encode(message).decode()

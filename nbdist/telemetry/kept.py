@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -12,7 +12,14 @@ from nbdist.errors import UsageError
 from nbdist.records import RUN_ID, RunState, Table
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.processes import is_gone
-from nbdist.telemetry.rundir import CELLS_FILE, OUTPUT_FOLDER, RUN_FILE, STOP_FILE, TABLES_FOLDER
+from nbdist.telemetry.rundir import (
+    CELLS_FILE,
+    OUTPUT_FOLDER,
+    RUN_FILE,
+    SHOWN_FILE,
+    STOP_FILE,
+    TABLES_FOLDER,
+)
 from nbdist.telemetry.tables import FLOAT_BYTES
 
 if TYPE_CHECKING:
@@ -97,6 +104,10 @@ class KeptRun:
 
         rows = self.rows(table, 0, self.count(table))
         return np.frombuffer(rows, "<f8").reshape(-1, len(table.columns.names))
+
+    def open_shown(self) -> BinaryIO:
+        """What the cell shows as text, in UTF-8; it grows while the run goes on."""
+        return (self.path / SHOWN_FILE).open("rb")
 
     def output(self, rank: int) -> str:
         """All text that the rank wrote."""

@@ -5,12 +5,14 @@
     tables/<n>.json     a `Table`, there before its rows
     tables/<n>.f64      rows: float64, little-endian, appended
     output/rank-<N>.out text
+    shown.txt           what of it the cell shows, in that order, appended
     cells.py            the cells as run
     stop                there once somebody has asked the run to end
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import threading
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import Speech
 
-RUN_FILE, CELLS_FILE, STOP_FILE = "run.json", "cells.py", "stop"
+RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
 TABLES_FOLDER, OUTPUT_FOLDER = "tables", "output"
 
 
@@ -98,6 +100,14 @@ class RunDirectory:
             else:
                 self._logs.take(record)
 
+    def show(self, text: str) -> None:
+        """Keep what the cell shows, also after the end of the run. The cell is shown regardless."""
+        with (
+            contextlib.suppress(OSError),
+            (self.path / SHOWN_FILE).open("a", encoding="utf-8") as file,
+        ):
+            file.write(text)
+
     def flush(self) -> None:
         """What was taken reaches the file system."""
         self._logs.flush()
@@ -150,5 +160,6 @@ def _fill(folder: Path, state: RunState, cells: str) -> None:
     folder.mkdir(mode=0o700)
     (folder / TABLES_FOLDER).mkdir()
     (folder / OUTPUT_FOLDER).mkdir()
+    (folder / SHOWN_FILE).touch()
     (folder / CELLS_FILE).write_text(cells, encoding="utf-8")
     replace_file(folder / RUN_FILE, msgspec.json.encode(state))

@@ -67,6 +67,7 @@ class CellView:
         fold_wait_s: see `Settings`.
         shown_output_characters: see `Settings`.
         run: the run's id; empty where it is not kept.
+        keep: takes the text that is shown, for front ends that come later.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class CellView:
         fold_wait_s: float,
         shown_output_characters: int,
         run: str,
+        keep: Callable[[str], None],
     ) -> None:
         self._host_of = host_of
         self._folder: Folder[Line | Shown] = Folder(host_of, fold_wait_s)
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._metrics = MetricsLines(host_of)
-        self._tail = Tail(shown_output_characters)
+        self._keep = keep
+        self._tail = Tail(shown_output_characters, keep)
         self._run = RunView(run)
         self._begun = False
         self._passed: bool | None = None
@@ -214,8 +217,10 @@ class CellView:
             return
         self._tail.flush(everything=True)
         if not shown.update:
-            sys.stdout.write(f"{self._label(ranks)}\n")
+            label = f"{self._label(ranks)}\n"
+            sys.stdout.write(label)
             sys.stdout.flush()
+            self._keep(label)
         display(
             shown.data,
             raw=True,

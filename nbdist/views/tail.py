@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from nbdist.views.surface import Surface, new_surface
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nbdist.records import StreamName
 
 TAIL_LINES = 20
@@ -28,10 +30,12 @@ class Tail:
 
     Args:
         limit: how much is written before the tail begins.
+        keep: takes what is written, for front ends that come later.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, keep: Callable[[str], None]) -> None:
         self._left = limit
+        self._keep = keep
         self._hidden = 0
         self._last: deque[str] = deque(maxlen=TAIL_LINES)
         self._surface: Surface = new_surface()
@@ -43,6 +47,7 @@ class Tail:
         self._left -= len(text)
         if self._left >= 0:
             (sys.stderr if stream == "stderr" else sys.stdout).write(text)
+            self._keep(text)
             return
         for line in text.splitlines():
             self._hidden += 1

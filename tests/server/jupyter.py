@@ -19,7 +19,7 @@ import numpy as np
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from nbdist.records import AnyServerMessage, CaughtUp, StateMessage, TableMessage
+from nbdist.records import AnyServerMessage, CaughtUp, StateMessage, TableMessage, TextMessage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -128,15 +128,20 @@ class JupyterServer:
 
     @contextlib.asynccontextmanager
     async def watch(
-        self, run_id: str, token: str = TOKEN, headers: dict[str, str] | None = None
+        self,
+        run_id: str,
+        token: str = TOKEN,
+        headers: dict[str, str] | None = None,
+        *,
+        text: bool = False,
     ) -> AsyncIterator[Watcher]:
-        """A socket on the run; with `headers`, these say who asks.
+        """A socket on the run, or on its text; with `headers`, these say who asks.
 
         Raises:
             tornado.httpclient.HTTPClientError: it was refused.
         """
         headers = headers or {"Authorization": f"token {token}"}
-        url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live"
+        url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live{'?text=1' if text else ''}"
         watcher = Watcher(await websocket_connect(HTTPRequest(url, headers=headers)))
         try:
             yield watcher
@@ -198,6 +203,16 @@ class Watcher:
                 assert message.number == number
                 values = np.append(values, message.values)
         return values.reshape(-1, width)
+
+    async def text(self, length: int) -> str:
+        """The next `length` characters of text or more."""
+        text = ""
+        while len(text) < length:
+            message = await self.hear()
+            assert not isinstance(message, Closed), message
+            if isinstance(message, TextMessage):
+                text += message.text
+        return text
 
     async def status(self, wanted: str) -> StateMessage:
         """The next state of that status."""

@@ -24,6 +24,7 @@ from nbdist.records import (
     StateMessage,
     StopRun,
     TableMessage,
+    TextMessage,
 )
 from nbdist.server.tail import FRAME_BYTES
 from tests.runs import LOSS, loss, losses, new_run, rows, writing_process
@@ -100,6 +101,43 @@ def test_a_long_past_comes_in_frames(server: JupyterServer) -> None:
     assert max(frame.size_bytes for frame in frames) <= FRAME_BYTES
     whole = np.concatenate([frame.values for frame in frames]).reshape(-1, 5)
     np.testing.assert_array_equal(whole[:, 2], np.arange(1, 120_001))
+
+
+def test_text_comes_from_its_beginning_and_goes_on(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    run.take(losses(1, 3))
+    run.show("größer\n")
+    run.flush()
+
+    async def watch() -> None:
+        async with server.watch(run.state.id, text=True) as tab:
+            assert await tab.past() == [
+                StateMessage(state=run.state),
+                TextMessage(text="größer\n"),
+            ]
+            run.show("and ")
+            assert await tab.text(4) == "and "
+            run.update(status="finished", ended=run.state.began + 1)
+            await tab.status("finished")
+            run.show("after the end\n")
+            assert await tab.text(14) == "after the end\n"
+
+    asyncio.run(watch())
+    run.close()
+
+
+def test_the_last_words_of_a_run_that_leaves_nothing(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+
+    async def watch() -> None:
+        async with server.watch(run.state.id, text=True) as tab:
+            await tab.past()
+            run.show("bye\n")
+            run.discard()
+            assert await tab.text(4) == "bye\n"
+            assert await tab.end() == RUN_IS_GONE
+
+    asyncio.run(watch())
 
 
 def test_stop_reaches_the_run(server: JupyterServer) -> None:

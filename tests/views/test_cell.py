@@ -8,13 +8,18 @@ from nbdist.views.cell import CellView
 from nbdist.views.metrics import MetricTable, describe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
 
 HOSTS = {0: "a", 1: "a", 2: "a"}
 
 
-def view(limit: int = 10_000) -> CellView:
-    return CellView(HOSTS, fold_wait_s=60, shown_output_characters=limit, run="")
+def forget(_: str) -> None: ...
+
+
+def view(limit: int = 10_000, keep: Callable[[str], None] = forget) -> CellView:
+    return CellView(HOSTS, 60, limit, run="", keep=keep)
 
 
 def said(rank: int, text: str, stream: str = "stdout") -> Output:
@@ -71,6 +76,19 @@ def test_beyond_the_limit_only_the_tail_is_shown(capsys: pytest.CaptureFixture[s
     assert "line 1000\n" not in out
     assert "more lines" in out
     assert len(out) < 3000
+
+
+def test_what_is_written_is_kept_for_those_who_come_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept: list[str] = []
+    cell = view(limit=100, keep=kept.append)
+    for i in range(50):
+        cell.add(said(0, f"line {i}\n"))
+    cell.close(lambda: ({}, {}), ("ended",))
+    written = capsys.readouterr()
+    assert "".join(kept) == written.out.split("…")[0]
+    assert "line 3\n" in written.out
 
 
 def report(rank: int, epoch: int, own: float, **shared: float) -> Metrics:
