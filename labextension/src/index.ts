@@ -1,6 +1,7 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
+import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
@@ -22,6 +23,7 @@ import { Panel } from './panel/panel';
 import { Preferences } from './panel/preferences';
 import { StatusItem } from './panel/status';
 import { RunTabs } from './panel/tabs';
+import { RevivedNotebook } from './revive/notebook';
 
 const PANEL_PLUGIN = 'nbdist:panel';
 
@@ -139,4 +141,19 @@ const status: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [live, mime, panel, palette, status];
+const revive: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:revive',
+  description: 'Shows runs again in the cells that run them, after a reload of the page.',
+  autoStart: true,
+  requires: [IPanelParts, INotebookTracker],
+  activate: (app: JupyterFrontEnd, { server }: PanelParts, tracker: INotebookTracker) => {
+    const { serverSettings } = app.serviceManager;
+    const follow = (_: INotebookTracker, panel: NotebookPanel): void => {
+      new RevivedNotebook(panel, tracker, server, serverSettings); // it goes with the panel
+    };
+    tracker.forEach(panel => follow(tracker, panel));
+    tracker.widgetAdded.connect(follow);
+  }
+};
+
+export default [live, mime, panel, palette, status, revive];

@@ -1,0 +1,101 @@
+import type { ISessionContext } from '@jupyterlab/apputils';
+import type { CodeCell } from '@jupyterlab/cells';
+import type { IError } from '@jupyterlab/nbformat';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { ServerConnection } from '@jupyterlab/services';
+import { KernelMessage } from '@jupyterlab/services';
+import type { IDisposable } from '@lumino/disposable';
+import type { RunState } from '../records';
+import { RevivedOutputs } from './outputs';
+import { RunText } from './text';
+
+/** Fills the outputs of a cell that another page had begun to run, until its run is over. */
+export class RevivedCell implements IDisposable {
+  constructor(
+    private readonly panel: NotebookPanel,
+    private readonly cell: CodeCell,
+    private state: RunState,
+    settings: ServerConnection.ISettings
+  ) {
+    this.outputs = new RevivedOutputs(cell.model, state.id);
+    cell.model.executionState = 'running';
+    this.onState(state);
+    panel.sessionContext.iopubMessage.connect(this.onMessage, this);
+    panel.sessionContext.statusChanged.connect(this.endWhenAllIsIn, this);
+    this.text = new RunText(state.id, settings, {
+      onState: next => this.onState(next),
+      onText: text => this.write(() => this.outputs.addText(text)),
+      onEnd: () => {
+        this.hasText = true;
+        this.endWhenAllIsIn();
+      }
+    });
+  }
+
+  isDisposed = false;
+
+  dispose(): void {
+    this.isDisposed = true;
+    this.text.dispose();
+    this.panel.sessionContext.iopubMessage.disconnect(this.onMessage, this);
+    this.panel.sessionContext.statusChanged.disconnect(this.endWhenAllIsIn, this);
+  }
+
+  private onState(state: RunState): void {
+    this.state = state;
+    if (reports(state)) {
+      this.write(() => this.outputs.addChart(state.status));
+    }
+  }
+
+  /** The kernel answers the request of a page that is gone: this one has no future for it. */
+  private onMessage(_: ISessionContext, message: KernelMessage.IMessage): void {
+    if ((message.parent_header as Partial<KernelMessage.IHeader>).msg_id !== this.state.request) {
+      return;
+    }
+    if (KernelMessage.isDisplayDataMsg(message) || KernelMessage.isUpdateDisplayDataMsg(message)) {
+      this.write(() => this.outputs.display(message));
+    } else if (KernelMessage.isErrorMsg(message)) {
+      this.error = { output_type: 'error', ...message.content };
+    } else if (KernelMessage.isStatusMsg(message) && message.content.execution_state === 'idle') {
+      this.hasAnswered = true;
+      this.write(() => this.setCount());
+      this.endWhenAllIsIn();
+    }
+  }
+
+  /** The picture may take the kernel longer than the text. */
+  private endWhenAllIsIn(): void {
+    const kernel = this.panel.sessionContext.session?.kernel;
+    if (this.hasText && (this.hasAnswered || kernel?.status !== 'busy')) {
+      const { error } = this; // after all text
+      this.write(() => error === null || this.outputs.add(error));
+      this.write(() => this.setCount());
+      this.dispose();
+    }
+  }
+
+  private setCount(): void {
+    this.cell.model.executionCount = this.state.label;
+  }
+
+  /** Change the cell, unless it is gone or runs something else now. */
+  private write(change: () => unknown): void {
+    if (this.cell.isDisposed || this.cell.outputArea.future) {
+      this.dispose();
+    } else {
+      change();
+    }
+  }
+
+  private error: IError | null = null;
+  private hasText = false;
+  private hasAnswered = false;
+  private readonly outputs: RevivedOutputs;
+  private readonly text: RunText;
+}
+
+/** Whether a run has anything for a chart: many a cell only prints. */
+function reports(state: RunState): boolean {
+  return state.replicas > 0 || state.epochs > 0 || state.steps >= 0;
+}

@@ -1,0 +1,110 @@
+import type { ICodeCellModel } from '@jupyterlab/cells';
+import type {
+  IDisplayData,
+  IMimeBundle,
+  IOutput,
+  IStream,
+  OutputMetadata
+} from '@jupyterlab/nbformat';
+import type { IOutputModel } from '@jupyterlab/rendermime';
+import type { KernelMessage } from '@jupyterlab/services';
+import type { RunOutput } from '../records';
+import { RUN_MIME } from '../records';
+
+type DisplayMessage = KernelMessage.IDisplayDataMsg | KernelMessage.IUpdateDisplayDataMsg;
+
+/**
+ * The outputs of a cell whose page is gone: the run, its text, and what else the kernel sends.
+ *
+ * What the notebook's file holds of the run stays, but for text, which comes again as a whole.
+ */
+export class RevivedOutputs {
+  constructor(
+    private readonly model: ICodeCellModel,
+    private readonly run: string
+  ) {
+    const { outputs } = model;
+    if (this.chartAt() < 0) {
+      outputs.clear(); // of an earlier execution, or only text
+    }
+    for (let index = outputs.length - 1; index >= 0; index--) {
+      if (outputs.get(index).type === 'stream') {
+        outputs.remove(index);
+      }
+    }
+    this.hasChart = outputs.length > 0;
+  }
+
+  /** Show the run, unless it is shown, or was taken away by the user. */
+  addChart(text: string): void {
+    if (!this.hasChart) {
+      this.hasChart = true;
+      const output: RunOutput = { id: this.run, text, over: false };
+      this.add(displayed({ [RUN_MIME]: { ...output }, 'text/plain': text }, {}));
+    }
+  }
+
+  addText(text: string): void {
+    const output: IStream = { output_type: 'stream', name: 'stdout', text };
+    this.add(output);
+  }
+
+  add(output: IOutput): number {
+    return this.model.outputs.add(output);
+  }
+
+  /** Take in a display: the run as it is now, or what a rank shows. */
+  display(message: DisplayMessage): void {
+    const { data, metadata, transient } = message.content;
+    const run = data[RUN_MIME] as Partial<RunOutput> | undefined;
+    const id = transient?.display_id;
+    const output = displayed(data, metadata);
+    const shown = id === undefined ? undefined : this.displays.get(id);
+    if (run?.id === this.run) {
+      this.addChart(run.text ?? '');
+      this.set(this.chartAt(), output);
+    } else if (shown !== undefined && message.header.msg_type === 'update_display_data') {
+      this.set(this.indexOf(shown), output, id);
+    } else {
+      this.remember(id, this.add(output) - 1);
+    }
+  }
+
+  private set(index: number, output: IDisplayData, id?: string): void {
+    if (index >= 0) {
+      this.model.outputs.set(index, output);
+      this.remember(id, index);
+    }
+  }
+
+  private remember(id: string | undefined, index: number): void {
+    if (id !== undefined) {
+      this.displays.set(id, this.model.outputs.get(index));
+    }
+  }
+
+  private chartAt(): number {
+    return this.find(output => (output.data[RUN_MIME] as Partial<RunOutput>)?.id === this.run);
+  }
+
+  private indexOf(wanted: IOutputModel): number {
+    return this.find(output => output === wanted);
+  }
+
+  private find(is: (output: IOutputModel) => boolean): number {
+    const { outputs } = this.model;
+    for (let index = 0; index < outputs.length; index++) {
+      if (is(outputs.get(index))) {
+        return index;
+      }
+    }
+    return -1;
+  }
+
+  private hasChart: boolean;
+  private readonly displays = new Map<string, IOutputModel>();
+}
+
+function displayed(data: IMimeBundle, metadata: OutputMetadata): IDisplayData {
+  return { output_type: 'display_data', data, metadata };
+}
