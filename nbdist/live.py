@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
+EVENTS_FOLDER = "events"
 
 _RANK_STATUS: dict[str, RankStatus] = {
     "ok": "finished",
@@ -50,6 +51,10 @@ class LiveRun(Protocol):
     """
 
     id: str
+
+    def placed(self, request: CellRequest) -> CellRequest:
+        """The cell, told where the ranks' own files go."""
+        ...
 
     def hear(self, record: Speech) -> None:
         """Take in what a rank says in this cell."""
@@ -100,6 +105,9 @@ class UnkeptRun:
         self._reason = reason
         self._reported = False
 
+    def placed(self, request: CellRequest) -> CellRequest:
+        return request
+
     def hear(self, record: Speech) -> None:
         self._reported |= isinstance(record, Rows | Metrics)
 
@@ -144,6 +152,15 @@ class KeptLiveRun:
         self._shown: list[str] = []
         self._dropped = 0
         self._flushed_at = self._updated_at = 0.0
+
+    def placed(self, request: CellRequest) -> CellRequest:
+        """Traces go where TensorBoard looks for them, one folder for each rank."""
+        if request.step is None or not request.step.options.profile:
+            return request
+        folder = str(self._directory.path / EVENTS_FOLDER)
+        options = msgspec.structs.replace(request.step.options, profile_folder=folder)
+        step = msgspec.structs.replace(request.step, options=options)
+        return msgspec.structs.replace(request, step=step)
 
     def _new_analyst(self, batch: int) -> Analyst:
         host_of = {worker.rank: worker.host for worker in self._workers.values()}

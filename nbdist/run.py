@@ -118,7 +118,7 @@ class CellWatch:
         """
         self._send = send
         self._is_step = request.step is not None
-        self._begin(request)
+        self._begin(self._live.placed(request))
         try:
             while self.running and not self._first_failure():
                 self._show_for(_POLL_S)
