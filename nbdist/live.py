@@ -23,7 +23,7 @@ from nbdist.telemetry.findings import Analyst
 from nbdist.telemetry.kept import prune
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.request import this_request
-from nbdist.telemetry.rundir import RunDirectory, new_id
+from nbdist.telemetry.rundir import EVENTS_FOLDER, RunDirectory, new_id
 from nbdist.views import labels
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
-EVENTS_FOLDER = "events"
 
 _RANK_STATUS: dict[str, RankStatus] = {
     "ok": "finished",

@@ -6,6 +6,7 @@
     tables/<n>.f64      rows: float64, little-endian, appended
     output/rank-<N>.out text
     shown.txt           what of it the cell shows, in that order, appended
+    events/             event files for TensorBoard
     cells.py            the cells as run
     stop                there once somebody has asked the run to end
 """
@@ -25,6 +26,7 @@ from nbdist.records import Metrics, Rows, RunState
 from nbdist.telemetry.files import replace_file
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.tables import RowsLostError, TableFiles
+from nbdist.telemetry.tensorboard import EventFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from nbdist.records import Speech
 
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
-TABLES_FOLDER, OUTPUT_FOLDER = "tables", "output"
+TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
 
 
 def new_id(began: float) -> str:
@@ -57,6 +59,7 @@ class RunDirectory:
         self._fault = ""
         self._tables = TableFiles(path / TABLES_FOLDER)
         self._logs = OutputLogs(path / OUTPUT_FOLDER)
+        self._events = EventFiles(path / EVENTS_FOLDER, state.began)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -88,7 +91,7 @@ class RunDirectory:
     @property
     def fault(self) -> str:
         """What could not be kept, and why; empty while all is well."""
-        return self._fault or self._logs.fault
+        return self._fault or self._logs.fault or self._events.fault
 
     def take(self, record: Speech) -> None:
         """Keep what a rank says: reports and text."""
@@ -97,6 +100,7 @@ class RunDirectory:
                 return
             if isinstance(record, Rows | Metrics):
                 self._keep(record)
+                self._events.take(record)
             else:
                 self._logs.take(record)
 
@@ -116,6 +120,7 @@ class RunDirectory:
                 self._tables.flush()
             except RowsLostError as error:
                 self._lost(error)
+        self._events.flush()
 
     def update(self, **changes: object) -> None:
         """Change fields of the state, and write it."""
@@ -139,6 +144,7 @@ class RunDirectory:
             except RowsLostError as error:
                 self._lost(error)
         self._logs.close()
+        self._events.close()
 
     def discard(self) -> None:
         """The run reported nothing: the directory goes away."""

@@ -108,11 +108,8 @@ class TableFiles:
         Raises:
             RowsLostError: they, or others that were held, could not be kept.
         """
-        if isinstance(record, Rows):
-            self._append(record.columns, record.values)
-        else:
-            columns = Columns(own=tuple(record.own), shared=tuple(record.shared))
-            self._append(columns, _row(record))
+        rows = as_rows(record)
+        self._append(rows.columns, rows.values)
 
     def flush(self) -> None:
         """Raises: RowsLostError, once all tables were tried."""
@@ -154,7 +151,15 @@ class TableFiles:
             raise RowsLostError(lost, reason)
 
 
-def _row(report: Metrics) -> bytes:
-    values = (*report.own.values(), *report.shared.values())
-    place = (report.rank, report.epoch, report.step, report.time_s)
-    return struct.pack(f"<{len(place) + len(values)}d", *place, *values)
+def as_rows(record: Rows | Metrics) -> Rows:
+    """A single report as a table of one row; rows as they are."""
+    if isinstance(record, Rows):
+        return record
+    place = (record.rank, record.epoch, record.step, record.time_s)
+    row = (*place, *record.own.values(), *record.shared.values())
+    return Rows(
+        rank=record.rank,
+        cell=record.cell,
+        columns=Columns(own=tuple(record.own), shared=tuple(record.shared)),
+        values=struct.pack(f"<{len(row)}d", *row),
+    )

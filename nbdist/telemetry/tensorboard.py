@@ -1,0 +1,176 @@
+"""A run for TensorBoard, written while it goes on.
+
+events/
+    rank-<N>/           what the rank reported of its own, and what nbdist measured there
+    all/                what ranks reported in common, and the mean of their own
+
+The tables have every row; here are so many as a page shows.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from nbdist.records import PLACE
+from nbdist.telemetry.tables import as_rows
+from nbdist.telemetry.tfevents import first_record, scalars_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.records import Columns, Metrics, Rows
+
+EVENTS_PER_S = 200
+"""Of all ranks together, about: one of five metrics takes 30 us to write."""
+
+INTERVAL_S = 1.0
+MOST_WAITING = 10_000
+"""Steps that wait for the slower ranks before their mean is given up."""
+
+_LARGEST_PLACE = 2.0**53
+_RANK, _EPOCH, _STEP, _TIME = range(len(PLACE))
+
+Row = tuple[float, ...]
+
+
+class EventFiles:
+    """The event files of one run. What goes wrong with the disk ends them, and raises nothing.
+
+    Args:
+        folder: made with the first event.
+        began: when the run did, in seconds since 1970.
+
+    Attributes:
+        fault: why they end early; empty while all is well.
+    """
+
+    def __init__(self, folder: Path, began: float) -> None:
+        self.fault = ""
+        self._folder = folder
+        self._began = began
+        self._lock = threading.Lock()
+        self._taken: list[Rows] = []
+        self._tables: dict[Columns, _Table] = {}
+        self._since = 0.0
+
+    def take(self, record: Rows | Metrics) -> None:
+        """Keep what a rank reports until the next `flush`; for any thread."""
+        if not self.fault:
+            with self._lock:
+                self._since = self._since if self._taken else time.monotonic()
+                self._taken.append(as_rows(record))
+
+    def flush(self) -> None:
+        """Write what was taken, if some of it has waited for `INTERVAL_S`."""
+        if time.monotonic() - self._since >= INTERVAL_S:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is left: the last row of each rank at any rate."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        if taken and not self.fault:
+            try:
+                self._write(taken)
+            except OSError as error:
+                self.fault = f"the event files for TensorBoard end early: {error}"
+
+    def _write(self, taken: list[Rows]) -> None:
+        for rows in taken:
+            if rows.columns not in self._tables:
+                self._tables[rows.columns] = _Table(rows.columns)
+            self._tables[rows.columns].take(rows)
+        stride, waiting = 1, sum(table.waiting() for table in self._tables.values())
+        while waiting > stride * EVENTS_PER_S:
+            stride *= (
+                2  # what one stride takes, a smaller one takes too: ranks have steps in common
+            )
+        records: dict[str, bytearray] = {}
+        for table in self._tables.values():
+            for name, row, values in table.events(stride):
+                at = self._began + row[_TIME]
+                event = scalars_record(at, int(_place(row)), values)
+                records.setdefault(name, bytearray()).extend(event)
+        for name, content in records.items():
+            self._append(name, bytes(content))
+
+    def _append(self, name: str, content: bytes) -> None:
+        folder = self._folder / name
+        self._folder.mkdir(exist_ok=True)  # without its parent: a run that was deleted is gone
+        folder.mkdir(exist_ok=True)
+        with (folder / f"events.out.tfevents.{self._began:.0f}.nbdist").open("ab") as file:
+            file.write(content if file.tell() else first_record() + content)
+
+
+class _Table:
+    """Rows of one set of columns."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._row = struct.Struct(f"<{len(columns.names)}d")
+        self._data: dict[int, bytearray] = {}
+        self._passed: dict[int, int] = {}
+        self._common: dict[float, dict[int, Row]] = {}
+
+    def take(self, rows: Rows) -> None:
+        whole = len(rows.values) - len(rows.values) % self._row.size
+        self._data.setdefault(rows.rank, bytearray()).extend(rows.values[:whole])
+
+    def waiting(self) -> int:
+        """How many rows there are to write."""
+        return sum(map(len, self._data.values())) // self._row.size
+
+    def events(self, stride: int) -> Iterator[tuple[str, Row, dict[str, float]]]:
+        """What goes into which file: every `stride`th row of each rank, and its last one."""
+        data, self._data = self._data, {}
+        for rank, content in data.items():
+            for row in self._chosen(rank, content, stride):
+                if own := self._own(row):
+                    yield f"rank-{rank}", row, own
+                self._common.setdefault(_place(row), {})[rank] = row
+        yield from self._of_all()
+
+    def _chosen(self, rank: int, content: bytearray, stride: int) -> Iterator[Row]:
+        passed, count = self._passed.get(rank, 0), len(content) // self._row.size
+        self._passed[rank] = passed + count
+        for index in range(count):
+            if (passed + index) % stride == 0 or index == count - 1:
+                row = self._row.unpack_from(content, index * self._row.size)
+                if 0 <= _place(row) <= _LARGEST_PLACE:
+                    yield row
+
+    def _of_all(self) -> Iterator[tuple[str, Row, dict[str, float]]]:
+        """The steps that every rank has come to; a rank that reports no such rows is not asked."""
+        common = self._common
+        for place in [p for p, rows in common.items() if len(rows) == len(self._passed)]:
+            rows = list(common.pop(place).values())
+            if values := self._shared(rows):
+                yield "all", rows[0], values
+        for place in list(common)[: max(0, len(common) - MOST_WAITING)]:
+            del common[place]
+
+    def _own(self, row: Row) -> dict[str, float]:
+        measures, own = self._columns.measures, self._columns.own
+        tags = [f"nbdist/{name}" for name in measures]
+        tags += [_tag(name, row) for name in own]
+        return dict(zip(tags, row[len(PLACE) :], strict=False))  # what is shared follows
+
+    def _shared(self, rows: list[Row]) -> dict[str, float]:
+        first = len(PLACE) + len(self._columns.measures)
+        means = [sum(column) / len(rows) for column in zip(*rows, strict=True)][first:]
+        names = [_tag(name, rows[0]) for name in (*self._columns.own, *self._columns.shared)]
+        return dict(zip(names, means, strict=True))
+
+
+def _place(row: Row) -> float:
+    """Its step, or else its epoch."""
+    return row[_STEP] if row[_STEP] >= 0 else row[_EPOCH]
+
+
+def _tag(name: str, row: Row) -> str:
+    """A metric's; of an epoch it has another axis, and the name that Keras gives it."""
+    return f"epoch_{name}" if row[_STEP] < 0 else name
