@@ -3,7 +3,7 @@
     NbdistError
     ├── UsageError          what was typed cannot be done; nothing was started
     ├── NoClusterError      a cell or a question came before %dist_start
-    ├── StartError          the cluster could not be started; what was started is gone
+    ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
     ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
@@ -44,7 +44,7 @@ class NoClusterError(UsageError):
 
 
 class StartError(NbdistError):
-    """The cluster could not be started. Whatever had been started was ended again."""
+    """A cluster, or TensorBoard, could not be started. What had been started was ended again."""
 
 
 class TransferError(NbdistError):

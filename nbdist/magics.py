@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
+from nbdist.board import Boards
 from nbdist.cells.grammar import STRATEGIES, parse_bucket, parse_prefetch
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
@@ -33,6 +34,7 @@ class DistMagics(Magics):
         super().__init__(shell)
         self._started: Cluster | None = None
         self._brought: dict[str, tuple[object, bytes]] = {}
+        self._boards = Boards()
 
     def _cluster(self, asked: str) -> Cluster:
         if self._started is None or not self._started.running:
@@ -224,8 +226,16 @@ class DistMagics(Magics):
         args = parse_argstring(self.dist_show, line)
         display(self._cluster("%dist_show").show(*args.names))
 
+    @magic_arguments()
+    @argument("run", nargs="?", help="The run's id; all runs if left out.")
+    @line_magic
+    def dist_tensorboard(self, line: str) -> None:
+        """Open TensorBoard on the runs that are kept, also on those under way."""
+        show_once(self._boards.open(parse_argstring(self.dist_tensorboard, line).run))
+
     def end(self) -> None:
         """End the cluster with the notebook."""
+        self._boards.close()
         if self._started is not None:
             self._started.stop()
             self._started = None

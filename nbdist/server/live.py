@@ -16,16 +16,16 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from nbdist.errors import UsageError
 from nbdist.records import BAD_MESSAGE, NO_SUCH_RUN, RUN_IS_GONE, StopRun
-from nbdist.server.tail import LOOK_S, Tail
 from nbdist.server.text import TextTail
 from nbdist.telemetry.kept import find
+from nbdist.telemetry.tail import LOOK_S, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from nbdist.server.tail import News
     from nbdist.telemetry.kept import KeptRun
+    from nbdist.telemetry.tail import News
 
 TAIL_S = 0.05
 MESSAGE_BYTES = 1024

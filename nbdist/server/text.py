@@ -6,7 +6,7 @@ import codecs
 from typing import TYPE_CHECKING
 
 from nbdist.records import CaughtUp, TextMessage
-from nbdist.server.tail import FRAME_BYTES, States, encoded
+from nbdist.telemetry.tail import FRAME_BYTES, States, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

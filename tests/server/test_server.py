@@ -26,7 +26,7 @@ from nbdist.records import (
     TableMessage,
     TextMessage,
 )
-from nbdist.server.tail import FRAME_BYTES
+from nbdist.telemetry.tail import FRAME_BYTES
 from tests.runs import LOSS, loss, losses, new_run, rows, writing_process
 from tests.server.jupyter import TOKEN, JupyterServer, RowsFrame
 
