@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import threading
 from collections import deque
@@ -34,6 +33,10 @@ Place = tuple[float, float]
 """Epoch and step."""
 
 
+MOST_S = 1e10
+"""What takes longer is no time that was measured."""
+
+
 class Times(msgspec.Struct):
     """A rank's recent seconds by step, for every measure where it was reported."""
 
@@ -58,7 +61,7 @@ class Recent:
             tail.add(rows.values)
 
     def times(self) -> dict[int, Times]:
-        """By rank; numbers that are no seconds (NaN, infinite, negative) are left out."""
+        """By rank; numbers that are no seconds (NaN, negative, or of centuries) are left out."""
         with self._lock:
             kept = {r: [(t, t.data()) for t in tails.values()] for r, tails in self._tails.items()}
         return {rank: _times(tails) for rank, tails in sorted(kept.items())}
@@ -94,7 +97,7 @@ class _Tail:
         epoch, step = PLACE.index("epoch"), PLACE.index("step")
         for row in self.row.iter_unpack(data):
             for name, column in self.measured:
-                if math.isfinite(row[column]) and row[column] >= 0:
+                if 0 <= row[column] < MOST_S:
                     yield name, (row[epoch], row[step]), row[column]
 
 

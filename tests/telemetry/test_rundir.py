@@ -347,6 +347,7 @@ def test_the_oldest_that_are_over_go(tmp_path: Path) -> None:
 
 
 def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NBDIST_RUNS_FOLDER")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
     assert Settings.from_environment().runs_path == tmp_path / "nbdist" / "runs"
     monkeypatch.setenv("NBDIST_RUNS_FOLDER", "~/1234")
