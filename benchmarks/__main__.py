@@ -7,7 +7,17 @@ import importlib
 import json
 import sys
 
-NAMES = ("imports", "cell", "output", "start", "step", "scaling")
+NAMES = (
+    "imports",
+    "cell",
+    "output",
+    "start",
+    "step",
+    "scaling",
+    "telemetry",
+    "overhead",
+    "chart",
+)
 
 
 def main() -> int:

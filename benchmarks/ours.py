@@ -11,15 +11,18 @@ import nbdist
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
+    from nbdist.settings import Settings
 
 
 FRAMEWORK = {"mirrored": "tensorflow", "pjrt": "jax"}
 
 
-def cluster(hosts: int, strategy: str) -> nbdist.Cluster:
+def cluster(hosts: int, strategy: str, settings: Settings | None = None) -> nbdist.Cluster:
     """Workers for one strategy that each have a core of their own and compute with one thread."""
     with quiet():
-        return nbdist.Cluster(hosts=hosts, framework=FRAMEWORK[strategy], cpus_per_worker=1)
+        return nbdist.Cluster(
+            hosts=hosts, framework=FRAMEWORK[strategy], cpus_per_worker=1, settings=settings
+        )
 
 
 def pids(cluster: nbdist.Cluster) -> list[int]:

@@ -1,0 +1,117 @@
+"""A step cell with all that is told of it against the same cell with nothing told, on 2 workers.
+
+With everything on, each step's row goes to the notebook, the run is kept and a Jupyter server sends
+it to a browser's end; collectives are timed. Off, the engines report nothing and time nothing, and
+the notebook keeps nothing. Both sides are there at the same time and take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import ours
+from benchmarks.bare import PROCESSES
+from benchmarks.models import STEP
+from benchmarks.step import LONG, SHORT
+from benchmarks.turns import in_turns, take_turns
+from nbdist.records import StepOptions
+from nbdist.settings import Settings
+from nbdist.telemetry.kept import kept
+from tests.server.jupyter import JupyterServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.case import Case
+    from benchmarks.models import Size
+
+TARGET = 1 / 0.99
+STAMPED = """
+import time
+from nbdist.worker import state
+ends, _probe = [], state.current()._probe
+_report = _probe.report
+def stamped(cell, columns, row):
+    if "step_s" in columns.measures and row[1] > 0:
+        ends.append(time.perf_counter())
+    REPORT
+_probe.report = stamped
+"""
+"""Notes when each step ended, on either side; the clock is the same in all processes."""
+
+OFF = """
+from nbdist.worker import steps, tracing
+tracing.Samples.is_due = lambda self, step: False
+if "mirrored" in state.current().strategies:
+    from nbdist.worker import collective_clock
+    collective_clock.choose = lambda *_: collective_clock.NoClock()
+"""
+_WATCHED_S = 0.2
+
+
+def cases() -> Iterator[Case]:
+    for strategy in ("mirrored", "pjrt"):
+        for name, size, steps, turn_s in (
+            ("2", SHORT[strategy], 2500, 0.25),
+            ("50", LONG[strategy], 200, 0.5),
+        ):
+            yield _case(strategy, name, size, steps=steps, turn_s=turn_s)
+
+
+def _case(strategy: str, name: str, size: Size, *, steps: int, turn_s: float) -> Case:
+    options = StepOptions(data="train", epochs=1000, batch=size.batch, shuffle=7, steps=steps)
+    over = threading.Event()
+    setup = size.data() + size.model(strategy)
+    with contextlib.ExitStack() as undo:
+        server = undo.enter_context(_server())
+        settings = Settings(runs_folder=str(server.runs))
+        told = undo.enter_context(ours.cluster(PROCESSES, strategy, settings))
+        nowhere = Settings(runs_folder=f"{__file__}/nowhere")
+        silent = undo.enter_context(ours.cluster(PROCESSES, strategy, nowhere))
+        undo.enter_context(ours.quiet())
+        for cluster, text in (
+            (told, STAMPED.replace("REPORT", "_report(cell, columns, row)")),
+            (silent, STAMPED.replace("REPORT", "return") + OFF),
+        ):
+            cluster.run(setup, strategy=strategy)
+            cluster.run(text, strategy=strategy)
+        pool = undo.enter_context(ThreadPoolExecutor(3))
+        pool.submit(_watch, server, over)
+        turns = pool.submit(take_turns, ours.pids(told), ours.pids(silent), turn_s, over)
+        other = pool.submit(silent.run, STEP[strategy], step=options, strategy=strategy)
+        try:
+            told.run(STEP[strategy], step=options, strategy=strategy)
+        finally:
+            over.set()
+        other.result()
+        a, b = (c.pull(["ends"], ranks="0")[0]["ends"] for c in (told, silent))
+        title = f"{strategy}, a step of about {name} ms on 2 workers, told against untold"
+        return in_turns(title, turns.result(), a, b, TARGET)
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[JupyterServer]:
+    with tempfile.TemporaryDirectory() as folder, JupyterServer(Path(folder)) as server:
+        yield server
+
+
+def _watch(server: JupyterServer, over: threading.Event) -> None:
+    """Be a browser that watches the newest run, until it is over."""
+
+    async def follow() -> None:
+        while not over.is_set():
+            runs = kept(server.runs)
+            if not runs:
+                await asyncio.sleep(_WATCHED_S)
+                continue
+            async with server.watch(runs[0].id) as watcher:
+                while not over.is_set():
+                    await watcher.hear()
+
+    asyncio.run(follow())

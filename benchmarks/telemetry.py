@@ -1,0 +1,195 @@
+"""64 workers that report 100 steps a second each, against ipyparallel's `publish_data`.
+
+Ours goes the whole way: 64 probes in a process of their own, the notebook's receiver, the run
+directory, a Jupyter server, a page in Chromium. `publish_data` comes from 2 real engines and ends
+in the notebook's client, which keeps the latest of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import ipyparallel
+import msgspec
+
+from benchmarks.case import Case
+from nbdist import live
+from nbdist.records import CellRequest, Columns, Rows, WorkerState
+from nbdist.settings import Settings
+from nbdist.telemetry.kept import find
+from nbdist.telemetry.stream import Receiver
+from tests.browser.lab import browser
+from tests.server.jupyter import BASE, TOKEN, JupyterServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import Speech
+
+WORKERS, RATE = 64, 100
+SECONDS = 60
+PEER_ENGINES, PEER_SECONDS = 2, 15
+MOST_LATENCY_S = 0.150
+MOST_OF_A_CORE = 0.05
+COLUMNS = Columns(measures=("step_s", "input_s"), own=("loss", "sent"))
+_SENDERS = """
+import sys, threading, time
+import msgspec
+from nbdist.records import Columns, SocketAddress
+from nbdist.worker.memory import MemoryGauge
+from nbdist.worker.probe import Probe
+from nbdist.worker.sheets import Sheets
+address = msgspec.json.decode(sys.argv[1], type=SocketAddress)
+columns = msgspec.json.decode(sys.argv[2], type=Columns)
+workers, rate, seconds = map(int, sys.argv[3:])
+probes = [Probe(address, Sheets(rank, MemoryGauge())) for rank in range(workers)]
+began = time.perf_counter()
+for step in range(1, rate * seconds + 1):
+    for rank, probe in enumerate(probes):
+        # Ranks are not in step: each has its own part of the interval.
+        time.sleep(max(0, began + (step + rank / workers) / rate - time.perf_counter()))
+        row = (1, step, time.perf_counter() - began, 0.01, 0.001, 1 / step, time.time())
+        probe.report(1, columns, row)
+for probe in probes:
+    probe.close()
+"""
+_LISTEN = """url => {
+  window.lags = [];
+  const socket = new WebSocket(url);
+  socket.binaryType = 'arraybuffer';
+  socket.onmessage = ({data}) => {
+    if (typeof data === 'string') return;
+    const values = new Float64Array(data), width = WIDTH, now = Date.now() / 1000;
+    for (let i = width; i < values.length; i += width)
+      if (values[0] === 0) window.lags.push(now - values[i]);
+  };
+}""".replace("WIDTH", str(len(COLUMNS.names)))
+_PUBLISH = """
+import time
+from ipyparallel.engine.datapub import publish_data
+began = time.perf_counter()
+for step in range(1, {rate} * {seconds} + 1):
+    time.sleep(max(0, began + step / {rate} - time.perf_counter()))
+    publish_data({{"step": step, "loss": 1 / step, "sent": time.time()}})
+"""
+
+
+def cases() -> Iterator[Case]:
+    ours, peer = _ours(), _peer()
+    sent = WORKERS * RATE * SECONDS
+    yield Case(
+        f"{WORKERS} workers x {RATE} reports a second, {SECONDS} s: lost of those sent",
+        sent - ours["kept"],
+        sent,
+        unit="reports",
+        target=0.0,
+        runs=1,
+    )
+    yield Case(
+        "from the engine to the page, median, against publish_data to the client",
+        ours["lag_s"],
+        peer["lag_s"],
+        unit="s",
+        target=round(MOST_LATENCY_S / peer["lag_s"], 3),
+        runs=1,
+    )
+    yield Case(
+        "processor time of the notebook's thread for a report, against the client's",
+        ours["cpu_s"] / sent,
+        peer["cpu_s"] / peer["reports"],
+        unit="s",
+        target=round(MOST_OF_A_CORE / (WORKERS * RATE) / (peer["cpu_s"] / peer["reports"]), 3),
+        runs=1,
+    )
+
+
+def _ours() -> dict[str, float]:
+    with contextlib.ExitStack() as undo:
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+        server = undo.enter_context(JupyterServer(folder / "server"))
+        window = undo.enter_context(browser())
+        request = CellRequest(number=1, source="", label=1, strategy="pjrt", awaits=False)
+        workers = [
+            WorkerState(rank=rank, host="here", pid=1, versions={}, devices=())
+            for rank in range(WORKERS)
+        ]
+        settings = Settings(runs_folder=str(server.runs))
+        run = live.begin(request, "%%dist_run", [""], workers, settings)
+        receiver = undo.enter_context(Receiver(_only_rows(run.hear)))
+        page = window.new_page()
+        page.goto(f"http://{server.at}/{BASE}/api/status?token={TOKEN}")
+        page.evaluate(_LISTEN, f"ws://{server.at}/{BASE}/nbdist/runs/{run.id}/live")
+        _send(receiver, run)
+        cpu_s = _cpu_s(receiver)
+        page.wait_for_timeout(2000)
+        run.end("finished")
+        lags = page.evaluate("() => window.lags")
+        path = find(server.runs, run.id)
+        table = next(t for t in path.tables() if t.columns == COLUMNS)
+        return {"kept": len(path.array(table)), "lag_s": median(lags), "cpu_s": cpu_s}
+
+
+def _only_rows(hear: Callable[[Speech], None]) -> Callable[[Speech], None]:
+    def heard(record: Speech) -> None:
+        if isinstance(record, Rows):
+            hear(record)
+
+    return heard
+
+
+def _send(receiver: Receiver, run: live.LiveRun) -> None:
+    """Have another process report, and keep what comes, as a cell that runs does."""
+    arguments = [
+        msgspec.json.encode(receiver.address).decode(),
+        msgspec.json.encode(COLUMNS).decode(),
+        *map(str, (WORKERS, RATE, SECONDS)),
+    ]
+    with subprocess.Popen([sys.executable, "-c", _SENDERS, *arguments]) as senders:
+        while senders.poll() is None:
+            run.tick()
+            time.sleep(0.05)
+    time.sleep(0.5)
+    run.tick()
+
+
+def _cpu_s(receiver: Receiver) -> float:
+    """Processor time that the receiver's thread has taken."""
+    thread = receiver._thread.ident
+    assert thread is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
+
+
+def _peer() -> dict[str, float]:
+    with ipyparallel.Cluster(n=PEER_ENGINES) as client:
+        code = _PUBLISH.format(rate=RATE, seconds=PEER_SECONDS)
+        view = client[:]
+        view.use_cloudpickle().get()
+        result = view.apply_async(exec, code)
+        lags: list[float] = []
+        seen: dict[int, float] = {}
+        thread = _client_thread(client)
+        began = time.clock_gettime(thread)
+        while not result.ready():
+            for rank, data in enumerate(result.data):
+                if data and data["sent"] != seen.get(rank):
+                    seen[rank] = data["sent"]
+                    lags.append(time.time() - data["sent"])
+            time.sleep(0.001)
+        cpu_s = time.clock_gettime(thread) - began
+    reports = PEER_ENGINES * RATE * PEER_SECONDS
+    return {"lag_s": median(lags), "cpu_s": cpu_s, "reports": reports}
+
+
+def _client_thread(client: Any) -> int:
+    """The clock of the thread on which the client takes in what engines publish."""
+    (thread,) = [t for t in threading.enumerate() if t is client._io_thread]
+    assert thread.ident is not None
+    return time.pthread_getcpuclockid(thread.ident)
