@@ -30,6 +30,17 @@ test('rows become a line for each rank', () => {
   assert.deepEqual(model.farthest(), { rank: -1, step: 2, epoch: 1, seconds: 0.2, reports: 0 });
 });
 
+test('a table that comes after a longer one does not set a rank back', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss']));
+  model.onTable(table([], [], ['process_bytes'], 1));
+  model.onRows(message(0, [0, 1, 8, 0.8, 3], [0, 1, 9, 0.9, 2]));
+  model.onRows(message(1, [0, 1, 3, 0.3, 1e6]));
+  assert.deepEqual(model.farthest(), { rank: -1, step: 9, epoch: 1, seconds: 0.9, reports: 0 });
+  model.onRows(message(0, [0, 1, 1, 1.0, 4])); // a second fit in the same cell
+  assert.equal(model.farthest().step, 1);
+});
+
 test('messages may be cut anywhere', () => {
   const rows = Array.from({ length: 50 }, (_, i) => [i % 3, 1, i, i / 10, i * i]);
   const numbers = rows.flat();

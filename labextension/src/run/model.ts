@@ -220,7 +220,8 @@ export class RunModel {
     }
     const progress = this.progressOf(rank);
     const axis = advance(progress, rows, at);
-    const place = axis === 'report' ? progress.reports : progress[axis];
+    const place =
+      axis === 'report' ? progress.reports : rows[at + (axis === 'step' ? STEP! : EPOCH!)]!;
     if (!(place <= LARGEST_PLACE)) {
       return;
     }
@@ -293,14 +294,18 @@ function advance(progress: Progress, rows: Float64Array, at: number): Axis {
   const step = rows[at + STEP!]!;
   const epoch = rows[at + EPOCH!]!;
   const seconds = rows[at + TIME!]!;
-  if (epoch >= 0) {
+  // A run that is read from its start comes table by table: a later table begins earlier.
+  const isLater = !(seconds < progress.seconds);
+  if (isLater && epoch >= 0) {
     progress.epoch = epoch;
   }
-  if (seconds >= 0 && seconds < Infinity) {
+  if (isLater && seconds >= 0 && seconds < Infinity) {
     progress.seconds = seconds;
   }
-  if (step >= 0) {
+  if (isLater && step >= 0) {
     progress.step = step;
+  }
+  if (step >= 0) {
     return 'step';
   }
   if (epoch >= 0) {
