@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+import msgspec
+
 from nbdist.errors import UsageError
-from nbdist.records import Rows, StepBegun
+from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun
 from nbdist.result import Run, require_pandas
 from nbdist.settings import Settings
 from nbdist.telemetry import kept
@@ -142,10 +144,16 @@ class PastRun:
         return f"<nbdist run {self.id}: {self.line(0).text}>"
 
     def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
-        """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
+        """Text; a picture of the loss, or else the first metric, where there is a line to draw.
+
+        JupyterLab with the extension shows the run itself, also while it goes on.
+        """
         from nbdist.views.chart import run_bundle
 
-        return run_bundle(self.history, repr(self), self.line(0).text)
+        text = self.line(0).text
+        bundle, metadata = run_bundle(self.history, repr(self), text)
+        output = RunOutput(id=self.id, text=text, over=self.state.is_over)
+        return {RUN_MIME: msgspec.to_builtins(output), **bundle}, metadata
 
 
 class Runs(Sequence[PastRun]):

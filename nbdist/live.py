@@ -20,11 +20,13 @@ from nbdist.records import (
     StepBegun,
 )
 from nbdist.telemetry.findings import Analyst
-from nbdist.telemetry.kept import prune
+from nbdist.telemetry.kept import find, prune
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.request import this_request
 from nbdist.telemetry.rundir import EVENTS_FOLDER, RunDirectory, new_id
+from nbdist.telemetry.tail import Tail
 from nbdist.views import labels
+from nbdist.views.run import RunView, run_surface
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -324,6 +326,12 @@ def begin(
     except OSError as error:
         return UnkeptRun(f"this run is not kept: {error}")
     return KeptLiveRun(directory, settings.kept_runs)
+
+
+def shown(run: LiveRun, settings: Settings) -> RunView:
+    """What shows the run in the cell's output."""
+    root = settings.runs_path
+    return RunView(run_surface(run.id, lambda: Tail(find(root, run.id)), settings.view))
 
 
 def _run_worker(worker: WorkerState) -> RunWorker:

@@ -267,7 +267,8 @@ class Cluster:
         workers = [w for w in self.workers(measure=False) if w.rank in host_of]
         kept = live.begin(request, header, self._ran, workers, self.settings)
         limit = self.settings.shown_output_characters
-        view = CellView(host_of, self.settings.fold_wait_s, limit, kept.id, kept.show)
+        shown = live.shown(kept, self.settings)
+        view = CellView(host_of, self.settings.fold_wait_s, limit, shown, kept.show)
         watch = CellWatch(self._cells, host_of, self._engines, view, kept, self.settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
         self._file.write(self.workers(), run=kept.id)

@@ -10,6 +10,7 @@ import msgspec
 from jupyter_core.paths import jupyter_data_dir
 
 from nbdist.errors import UsageError
+from nbdist.records import RunViewName  # noqa: TC001
 
 _PREFIX = "NBDIST_"
 
@@ -28,6 +29,9 @@ class Settings(msgspec.Struct, frozen=True):
             (measured on TensorFlow 2.21: 362 MB in a forked engine, 2026-11).
         runs_folder: where runs are kept; empty for `nbdist/runs` among Jupyter's data.
         kept_runs: how many runs are kept; 0 keeps all.
+        view: how a cell's output shows a run: `lab` for JupyterLab with the extension, `widget`
+            for front ends that have Jupyter widgets instead, `text` for lines as in a terminal;
+            `auto` is `widget` in VS Code and Colab, else `lab`.
     """
 
     start_timeout_s: float = 180.0
@@ -38,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True):
     worker_memory_bytes: int = 400_000_000
     runs_folder: str = ""
     kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
+    view: RunViewName = "auto"
 
     @property
     def runs_path(self) -> Path:

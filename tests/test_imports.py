@@ -10,7 +10,7 @@ import pytest
 
 HEAVY = {
     *("tensorflow", "jax", "jaxlib", "keras", "numpy", "ipyparallel", "ipywidgets", "sklearn"),
-    *("jupyter_server", "tornado"),
+    *("jupyter_server", "tornado", "anywidget", "google.protobuf"),
 }
 
 
@@ -26,8 +26,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not HEAVY & loaded_after("import nbdist")
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "jax", "keras"])
-def test_the_notebook_side_never_loads_a_framework(name: str) -> None:
+@pytest.mark.parametrize("name", ["tensorflow", "jax", "keras", "anywidget", "jupyter_server"])
+def test_the_notebook_side_loads_no_framework_and_no_widgets(name: str) -> None:
     assert name not in loaded_after("import nbdist.magics, nbdist.session")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import nbdist
 from nbdist.kept import SHOWN_RUNS
-from nbdist.records import Columns, Metrics, Output
+from nbdist.records import RUN_MIME, Columns, Metrics, Output
 from tests.runs import losses, new_run, rows, writing_process
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def test_a_run_as_arrays_a_frame_text_and_a_picture(root: Path) -> None:
     assert bundle["text/plain"] == repr(run)
     assert "finished, 2 workers, 3 steps, 3 min 05 s, loss 3.05" in repr(run)
     assert is_picture(bundle["image/png"])
+    assert bundle[RUN_MIME] == {"id": run.id, "text": run.line(0).text, "over": True}
 
 
 def is_picture(content: object) -> bool:
@@ -93,7 +94,9 @@ def test_a_run_under_way_has_what_there_is_until_now(root: Path) -> None:
     assert "running, 2 workers" in repr(kept)
     with pytest.raises(KeyError, match=rf"'loss' was not reported by run {run.state.id}.*none"):
         _ = kept.loss
-    assert set(kept._repr_mimebundle_()[0]) == {"text/plain"}
+    bundle = kept._repr_mimebundle_()[0]
+    assert set(bundle) == {"text/plain", RUN_MIME}
+    assert bundle[RUN_MIME] == {"id": kept.id, "text": kept.line(0).text, "over": False}
     run.take(losses(1, 2))
     run.flush()
     np.testing.assert_array_equal(kept.loss, [1, 2])

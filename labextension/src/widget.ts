@@ -1,8 +1,10 @@
 import type { AnyModel, AnyWidget } from '@anywidget/types';
 import plotStyle from 'uplot/dist/uPlot.min.css';
 import runStyle from '../style/run.css';
-import type { RunState, StopRun, Table } from './records';
+import type { RunState, Table } from './records';
+import { make } from './run/dom';
 import { RunModel } from './run/model';
+import { isOpen } from './run/status';
 import { RunView } from './run/view';
 
 /** The traits of the widget in Python. */
@@ -19,9 +21,8 @@ interface RowsMessage {
   readonly from_start: boolean;
 }
 
-/** What the widget says when a page has opened it: it asks for all rows, messages being no state. */
-const WATCH = { type: 'WatchRun' } as const;
-const STOP: StopRun = { type: 'StopRun' };
+/** ipykernel 7.4 hears no message of a page while a cell runs: github.com/ipython/ipykernel/issues/1564 */
+const HOW_TO_STOP = 'To stop the run, interrupt the kernel.';
 
 /** For front ends without the extension: the same view, fed by the kernel's messages. */
 function widget(): AnyWidget<Traits> {
@@ -31,13 +32,21 @@ function widget(): AnyWidget<Traits> {
     initialize({ model, signal }) {
       const stopFeeding = feed(run, model);
       signal.addEventListener('abort', stopFeeding);
-      model.send(WATCH);
     },
-    render({ model, el, signal }) {
-      const host = document.createElement('div');
-      el.append(styles(), host);
-      const view = new RunView(host, run, { stop: () => model.send(STOP) });
-      signal.addEventListener('abort', () => view.dispose());
+    render({ el, signal }) {
+      const host = make('div', '');
+      const words = make('p', 'empty', {}, HOW_TO_STOP);
+      el.append(styles(), host, words);
+      const view = new RunView(host, run, { stop: () => undefined });
+      const look = (): void => {
+        words.hidden = run.state === null || !isOpen(run.state.status);
+      };
+      const stopLooking = run.subscribe(look);
+      look();
+      signal.addEventListener('abort', () => {
+        stopLooking();
+        view.dispose();
+      });
     }
   };
 }
@@ -63,13 +72,14 @@ function feed(run: RunModel, model: AnyModel<Traits>): () => void {
       takeTables();
     }
     buffers.forEach(buffer => run.onRows(rowsOf(buffer)));
+    run.onCaughtUp();
   };
   model.on('change:state', takeState);
   model.on('change:tables', takeTables);
   model.on('msg:custom', takeRows);
   takeState();
   takeTables();
-  run.onConnection('live');
+  run.onConnection('saved'); // no button that would stop it
   return () => {
     model.off('change:state', takeState);
     model.off('change:tables', takeTables);

@@ -15,6 +15,7 @@ from nbdist.records.base import (
     OnNan,
     Precision,
     Record,
+    RunViewName,
     StrategyName,
     StreamName,
 )
@@ -152,6 +153,7 @@ __all__ = [
     "RunOutput",
     "RunState",
     "RunStatus",
+    "RunViewName",
     "RunWorker",
     "Said",
     "ServerMessage",

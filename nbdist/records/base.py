@@ -12,6 +12,7 @@ StreamName = Literal["stdout", "stderr"]
 Precision = Literal["bfloat16", "float16"]
 Communication = Literal["auto", "ring", "nccl"]
 OnNan = Literal["stop", "warn"]
+RunViewName = Literal["auto", "lab", "widget", "text"]
 NoteTopic = Literal["batch", "compiled", "nan", "starved"]
 MimeBundle = dict[str, object]
 

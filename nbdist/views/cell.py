@@ -26,13 +26,14 @@ from nbdist.views import labels
 from nbdist.views.fold import Folder
 from nbdist.views.metrics import MetricsLines
 from nbdist.views.profile import ProfilePicture
-from nbdist.views.run import RunView
 from nbdist.views.step import CheckPicture, header_lines
 from nbdist.views.surface import show_once
 from nbdist.views.tail import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from nbdist.views.run import RunView
 
 Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled
 """What ranks say to be shown."""
@@ -66,7 +67,7 @@ class CellView:
         host_of: the host of each rank that runs the cell.
         fold_wait_s: see `Settings`.
         shown_output_characters: see `Settings`.
-        run: the run's id; empty where it is not kept.
+        run: shows the run.
         keep: takes the text that is shown, for front ends that come later.
     """
 
@@ -75,7 +76,7 @@ class CellView:
         host_of: Mapping[int, str],
         fold_wait_s: float,
         shown_output_characters: int,
-        run: str,
+        run: RunView,
         keep: Callable[[str], None],
     ) -> None:
         self._host_of = host_of
@@ -84,7 +85,7 @@ class CellView:
         self._metrics = MetricsLines(host_of)
         self._keep = keep
         self._tail = Tail(shown_output_characters, keep)
-        self._run = RunView(run)
+        self._run = run
         self._begun = False
         self._passed: bool | None = None
         self._profiles: dict[int, Profiled] = {}

@@ -1,25 +1,28 @@
-"""A run in the cell's output: a live view where JupyterLab has ours, elsewhere one line."""
+"""A run in the cell's output: a live view where the front end can have ours, elsewhere one line."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from nbdist.records import RUN_MIME, RunOutput
 from nbdist.views.surface import TextSurface, bundle, in_notebook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from nbdist.records import FitBegun, Metrics, MimeBundle, Rows, StepBegun
+    from nbdist.records import FitBegun, Metrics, MimeBundle, Rows, RunViewName, StepBegun
 
 INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
@@ -28,15 +31,69 @@ LINE_INTERVAL_S = 5.0
 RECENT_MESSAGES = 40
 
 
+class Feed(Protocol):
+    """What is new in a run that is kept."""
+
+    def news(self) -> Iterator[str | bytes]:
+        """What was not told before: `ServerMessage`s, and rows after their table's number."""
+        ...
+
+
+class RunSurface(Protocol):
+    """Where a run is shown.
+
+    Attributes:
+        interval_s: what it bears between two pictures.
+        follows: whether it shows more than the picture, and so wants it again without a change.
+    """
+
+    interval_s: float
+    follows: bool
+
+    def show(self, picture: RunPicture) -> None: ...
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """The run is over: see `RunView.close`."""
+        ...
+
+
+def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:
+    """Where the run is shown.
+
+    Args:
+        run: its id; empty where it is not kept.
+        follow: begins to read it from its first row; only if it is kept.
+        view: see `Settings`.
+    """
+    if view == "text" or not in_notebook():
+        return LineSurface()
+    if run and (view == "widget" or (view == "auto" and _wants_widget())):
+        from nbdist.views.widget import WidgetSurface  # half a second, for those who need it
+
+        return WidgetSurface(run, follow)
+    return OutputSurface(run)
+
+
+def _wants_widget() -> bool:
+    """Whether the front end is one that has widgets and cannot have the extension.
+
+    The kernel is not told. VS Code sets these variables where it starts one, and not in its
+    terminals; a kernel that it found running has the name.
+    """
+    shell = get_ipython()
+    names = shell.user_ns if shell is not None else {}
+    in_code = not {"VSCODE_PID", "VSCODE_CWD"}.isdisjoint(os.environ)
+    return in_code or "__vsc_ipynb_file__" in names or "google.colab" in sys.modules
+
+
 class RunView:
     """One display for a run, kept up to date, and at the end a picture that stays.
 
     Args:
-        run: the run's id; empty where it is not kept.
+        surface: where it is shown.
     """
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def __init__(self, surface: RunSurface) -> None:
         self._epochs = 0
         self._steps = -1
         self._latest: dict[int, Metrics] = {}
@@ -44,7 +101,7 @@ class RunView:
         self._leader = -1
         self._changed = False
         self._shown_at = time.monotonic()
-        self._surface = _OutputSurface(run) if in_notebook() else _LineSurface()
+        self._surface = surface
 
     def begin(self, begun: StepBegun | FitBegun) -> None:
         """Steps are about to be made."""
@@ -66,7 +123,8 @@ class RunView:
     def flush(self, *, everything: bool = False) -> None:
         """Show it, not more often than its surface bears; with `everything`, as it is now."""
         now = time.monotonic()
-        if self._changed and (everything or now - self._shown_at >= self._surface.interval_s):
+        wanted = self._changed or self._surface.follows
+        if wanted and (everything or now - self._shown_at >= self._surface.interval_s):
             self._surface.show(self._picture())
             self._shown_at = now
             self._changed = False
@@ -108,19 +166,27 @@ def _of(text: str, total: int) -> str:
     return f"{text} of {total:,}" if total > 0 else text
 
 
-class _OutputSurface:
+class OutputSurface:
     """A display of several types, of which each front end takes the best that it knows."""
 
     interval_s = INTERVAL_S
+    follows = False
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._handle: DisplayHandle | None = None
 
-    def show(self, picture: RunPicture) -> None:
+    def show(
+        self,
+        picture: RunPicture,
+        beside: MimeBundle | None = None,
+        metadata: MimeBundle | None = None,
+    ) -> None:
+        """Show it, and `beside` it what else the front end may choose."""
         if self._handle is None:
             _load_matplotlib()
-        self._display({**self._own(picture.words, over=False), **bundle(picture)}, {})
+        own = self._own(picture.words, over=False)
+        self._display({**(beside or {}), **own, **bundle(picture)}, metadata or {})
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
         """Without HTML, which front ends would take before the picture."""
@@ -142,10 +208,11 @@ class _OutputSurface:
             self._handle.update(data, raw=True, metadata=metadata)
 
 
-class _LineSurface:
+class LineSurface:
     """The line, written anew where it has changed; nothing is left to show at the end."""
 
     interval_s = LINE_INTERVAL_S
+    follows = False
 
     def __init__(self) -> None:
         self._lines = TextSurface()

@@ -6,6 +6,7 @@ from nbdist.records import Display, Metrics, Output
 from nbdist.views import labels
 from nbdist.views.cell import CellView
 from nbdist.views.metrics import MetricTable, describe
+from nbdist.views.run import LineSurface, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ def forget(_: str) -> None: ...
 
 
 def view(limit: int = 10_000, keep: Callable[[str], None] = forget) -> CellView:
-    return CellView(HOSTS, 60, limit, run="", keep=keep)
+    return CellView(HOSTS, 60, limit, run=RunView(LineSurface()), keep=keep)
 
 
 def said(rank: int, text: str, stream: str = "stdout") -> Output:

@@ -1,0 +1,128 @@
+"""The run view for front ends without the extension: the same page, fed by the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anywidget
+import msgspec
+import traitlets
+
+from nbdist.records import PLACE, Table
+from nbdist.views.run import INTERVAL_S, OutputSurface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import MimeBundle
+    from nbdist.views.run import Feed, RunPicture
+
+PAGE_OPENS_S = 5.0
+"""A page that is slower to open the widget does not see the rows that came before."""
+
+MOST_AGAIN_BYTES = 1 << 16
+MOST_BYTES = 1 << 17
+"""Of one update; a Jupyter server lets 1 MB/s through, and drops messages above."""
+
+_STEP = PLACE.index("step")
+
+
+class RunWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    """One run. `labextension/src/widget.ts` is the other end.
+
+    Messages of a page are not heard: none arrives while a cell runs on ipykernel 7.4
+    (https://github.com/ipython/ipykernel/issues/1564), and when it has run the widget is closed.
+    """
+
+    _esm = Path(__file__).parent.parent / "static" / "widget.js"
+
+    state = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
+    tables: traitlets.List[object] = traitlets.List().tag(sync=True)
+
+
+class WidgetSurface:
+    """A widget beside the other types of the output while the run goes on; at its end a picture.
+
+    Args:
+        run: the run's id.
+        follow: begins to read the run from its first row.
+    """
+
+    interval_s = INTERVAL_S
+    follows = False
+
+    def __init__(self, run: str, follow: Callable[[], Feed]) -> None:
+        self._output = OutputSurface(run)
+        self._follow = follow
+        self._feed = follow()
+        self._widget: RunWidget | None = None
+        self._widths: dict[int, int] = {}
+        self._opened_at = 0.0
+        self._sent_bytes = 0
+
+    def show(self, picture: RunPicture) -> None:
+        """The output is written once: a front end would make the widget's view anew each time."""
+        if self._widget is None:
+            self._widget = RunWidget()
+            self.follows = True
+            self._opened_at = time.monotonic()
+            self._send(self._widget, from_start=True)
+            self._output.show(picture, *self._widget._repr_mimebundle_())
+            return
+        opening = time.monotonic() - self._opened_at < PAGE_OPENS_S
+        if again := opening and self._sent_bytes < MOST_AGAIN_BYTES:
+            self._feed = self._follow()
+        self._send(self._widget, from_start=again)
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Without the widget, which in a file that is opened later is empty."""
+        self._output.close(drawn)
+        if self._widget is not None:
+            self._widget.close()
+
+    def _send(self, widget: RunWidget, *, from_start: bool) -> None:
+        frames: list[bytes] = []
+        tables: list[object] = []
+        for message in self._news():
+            if isinstance(message, bytes):
+                frames.append(message)
+                continue
+            said = msgspec.json.decode(message)
+            if said["type"] == "StateMessage":
+                widget.state = said["state"]
+            elif said["type"] == "TableMessage":
+                tables.append(said["table"])
+        self._send_tables(widget, [*([] if from_start else widget.tables), *tables])
+        if frames:
+            buffers = self._thinned(frames)
+            self._sent_bytes = sum(map(len, buffers)) + (0 if from_start else self._sent_bytes)
+            widget.send({"type": "Rows", "from_start": from_start}, buffers)
+
+    def _news(self) -> Iterator[str | bytes]:
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # deleted: what was seen stays
+            yield from self._feed.news()
+
+    def _send_tables(self, widget: RunWidget, tables: list[object]) -> None:
+        for table in msgspec.convert(tables, list[Table]):
+            self._widths[table.number] = len(table.columns.names)
+        widget.tables = tables
+
+    def _thinned(self, frames: list[bytes]) -> list[bytes]:
+        """The same steps of every rank, half as many as long as they are too many."""
+        import numpy as np
+
+        stride = 1
+        while sum(map(len, frames)) > stride * MOST_BYTES:
+            stride *= 2
+        if stride == 1:
+            return frames
+        left = []
+        for frame in frames:
+            number, rows = frame[:8], np.frombuffer(frame, "<f8")[1:]
+            table = rows.reshape(-1, self._widths[int(np.frombuffer(number, "<f8")[0])])
+            chosen = (table[:, _STEP] < 0) | (table[:, _STEP] % stride == 0)
+            left.append(number + table[chosen].tobytes())
+        return left

@@ -1,0 +1,121 @@
+"""The widget, in a JupyterLab that has not our extension."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+from playwright.sync_api import Page, expect
+
+from nbdist.records import RUN_MIME
+from tests.browser import lab as browsers
+from tests.browser.lab import Lab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(browsers.chromium() is None, reason="there is no Chromium")
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+TIMEOUT_S = 30
+GO_ON = "go-on"
+CELLS = [
+    "%load_ext nbdist\n%dist_start 2 --framework jax",
+    # Ten steps, then one for each that the test allows, then the end.
+    f"""%%dist_run -o run
+import pathlib, time
+for step in range(1, 400):
+    while step > 10 and not pathlib.Path({GO_ON!r}).exists():
+        time.sleep(0.02)
+    report(step=step, loss=1 / step + rank / 10)
+    time.sleep(0.02)
+    if pathlib.Path({GO_ON!r}).exists() and step > 200:
+        break""",
+    "%dist_stop",
+]
+DRAWN = """() => [...document.querySelectorAll('.nbdist-run canvas')].some(canvas => {
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  return new Set(new Uint32Array(pixels.buffer)).size > 10;
+})"""
+RUNS = """() => window.jupyterapp.shell.currentWidget.content.widgets[1]
+  .node.querySelector('.jp-InputPrompt').textContent.includes('*')"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Lab]]:
+    """A notebook in a Lab that has the widgets' extension instead of ours."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "config" / "labconfig").mkdir(parents=True)
+    settings = folder / "config" / "labconfig" / "page_config.json"
+    settings.write_text(json.dumps({"disabledExtensions": {"nbdist": True}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBDIST_VIEW", "widget")
+        with Lab(folder) as lab, browsers.browser() as context:
+            lab.write("widget.ipynb", CELLS)
+            opened = context.new_page()
+            lab.open(opened, "widget.ipynb")
+            browsers.run(opened, 0)
+            yield opened, lab
+            (lab.server.home / GO_ON).touch()
+            browsers.run(opened, 2)
+
+
+def step(page: Page) -> int:
+    """As the view says it; 0 where it says none."""
+    text = page.locator(".nbdist-run .nbdist-figures").inner_text()
+    found = re.search(r"step\s+([\d,]+)", text, re.IGNORECASE)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def await_step(page: Page, wanted: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while step(page) < wanted:
+        assert time.monotonic() < deadline, page.locator(".nbdist-run").inner_text()
+        page.wait_for_timeout(50)
+
+
+def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(page: tuple[Page, Lab]) -> None:
+    tab, lab = page
+    browsers.start(tab, 1)
+    expect(tab.locator(".nbdist-run")).to_be_visible()
+    expect(tab.locator(".nbdist-run")).to_contain_text("running")
+    tab.wait_for_function(DRAWN)
+    assert tab.evaluate(RUNS)
+    shoot(tab, "widget-waiting")
+    await_step(tab, 10)
+    assert step(tab) == 10
+    (lab.server.home / GO_ON).touch()
+    await_step(tab, 50)
+    assert tab.evaluate(RUNS)
+    expect(tab.get_by_text("To stop the run, interrupt the kernel.")).to_be_visible()
+    expect(tab.locator(".nbdist-stop")).to_be_hidden()
+    shoot(tab, "widget-running")
+    browsers.wait(tab, 1)
+    expect(tab.locator(".nbdist-run")).to_have_count(0)
+    expect(tab.locator(".jp-OutputArea-output img")).to_be_visible()
+    shoot(tab, "widget-over")
+
+
+def test_a_saved_notebook_has_the_picture_and_no_widget(page: tuple[Page, Lab]) -> None:
+    tab, lab = page
+    tab.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    path = lab.server.home / "widget.ipynb"
+    saved = nbformat.read(path, as_version=4)
+    (output,) = (o for o in saved.cells[1].outputs if RUN_MIME in o.get("data", {}))
+    assert set(output.data) == {RUN_MIME, "image/png", "text/plain"}
+    assert not saved.metadata.get("widgets")
+    html, _ = HTMLExporter().from_filename(str(path))
+    assert f"data:image/png;base64,{output.data['image/png'][:40]}" in html
+
+
+def shoot(page: Page, name: str) -> None:
+    """A picture to look at, where someone asked for it."""
+    if folder := os.environ.get("NBDIST_SCREENSHOTS"):
+        page.screenshot(path=str(Path(folder) / f"{name}.png"))
