@@ -35,6 +35,7 @@ from nbdist.settings import Settings
 from nbdist.telemetry.clusters import ClusterFile
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.telemetry.stream import Receiver
+from nbdist.views import labels
 from nbdist.views.cell import CellView
 from nbdist.views.start import StartView
 from nbdist.views.workers import StatusPicture
@@ -149,7 +150,7 @@ class Cluster:
             phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
         if "jax" in self.request.frameworks:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
-        phases.finish(f"nbdist: {self.world_size} workers are ready", self.workers(measure=False))
+        phases.finish(f"nbdist: {labels.ready(self.world_size)}", self.workers(measure=False))
         self._file.write(self.workers(), run="")
 
     def _meet(self) -> str:

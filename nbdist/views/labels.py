@@ -71,3 +71,8 @@ def duration(seconds: float) -> str:
 def shortened(text: str, width: int) -> str:
     """At most `width` characters of it."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def ready(workers: int) -> str:
+    """`1 worker is ready`, `4 workers are ready`."""
+    return f"{count(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"

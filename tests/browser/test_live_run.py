@@ -32,6 +32,8 @@ loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
 w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
+SOURCES = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(
+  cell => cell.model.sharedModel.source)"""
 START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(6)
 CELLS = [
     "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
@@ -140,6 +142,26 @@ def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, note
     assert other.locator(".nbdist-pill", has_text="stopped").count()
     second.close()
     wait(notebook, ENDLESS)
+
+
+def test_the_panel_starts_a_cluster_and_stops_it(lab: Lab, page: Page) -> None:
+    """By cells, in sight in the notebook."""
+    lab.write("panel.ipynb", ["%load_ext nbdist"])
+    lab.open(page, "panel.ipynb")
+    run(page, 0)
+    page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    panel = page.get_by_role("region", name="nbdist clusters and runs")
+    form = panel.get_by_role("form", name="Start a cluster")
+    form.get_by_label("Hosts").fill("1")
+    form.get_by_label("Framework").select_option(label="JAX")
+    form.get_by_role("button", name="Start").click()
+    page.get_by_text("nbdist: 1 worker is ready").wait_for()
+    cluster = panel.get_by_role("region", name="1 worker · JAX")
+    cluster.get_by_role("button", name="Stop").click()
+    cluster.wait_for(state="detached")
+    sources: list[str] = page.evaluate(SOURCES)
+    assert "%dist_start 1 host --framework jax" in sources[1]
+    assert "%dist_stop" in sources[2]
 
 
 def test_a_failed_run_says_where(notebook: Page) -> None:
