@@ -47,6 +47,7 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder))
         patch.setenv("NBDIST_RUNS_FOLDER", str(folder / "runs"))
+        patch.setenv("NBDIST_KEPT_RUNS", "0")  # what is removed is said, and tests listen
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield folder
 

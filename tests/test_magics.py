@@ -176,11 +176,12 @@ def test_data_in_the_notebook_is_moved_once(kernel: Kernel) -> None:
     assert "here (generator) cannot be pickled" in refused.traceback
 
 
-def test_the_progress_of_a_step_cell_is_one_line(kernel: Kernel) -> None:
+def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nimport numpy as np\nones = np.ones(4000)").check()
     cell = "%%dist_run --strategy pjrt --data ones --batch 4 --epochs 2\nloss = batch.mean()"
     done = kernel.run(cell).check()
-    assert done.plain[-1].startswith("epoch 2 of 2 · step 2,000 of 2,000 · loss 1 · ")
+    assert done.plain[-2].startswith("epoch 2 of 2 · step 2,000 of 2,000 · loss 1 · ")
+    assert "2 epochs, 2,000 steps" in done.plain[-1]
     assert "epoch 1  loss 1 " in done.stdout
     assert "step 1" not in done.stdout
 

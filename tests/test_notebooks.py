@@ -50,9 +50,10 @@ def test_the_mirrored_notebook(tmp_path: Path) -> None:
     accuracy = re.search(r"were not trained on: ([\d.]+)", text)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.9
-    losses = [float(x) for x in re.findall(r"<nbdist run \d+: .*loss ([\d.]+)", text)]
-    assert len(losses) == 2
-    assert max(losses) < 0.2
+    losses = re.findall(r"<nbdist run \d+: .*loss ([\d.]+)", text)
+    by_name = [x for x in set(losses) if losses.count(x) == 2]  # below its cell, and once more
+    assert len(by_name) == 2
+    assert max(map(float, by_name)) < 0.2
 
 
 def test_the_pjrt_notebook(tmp_path: Path) -> None:

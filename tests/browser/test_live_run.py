@@ -112,7 +112,8 @@ def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: 
     stop(notebook, shown)
     assert not notebook.locator(".jp-OutputArea-output[data-mime-type*=error]").count()
     assert re.match(r"\d+ True", run(notebook, AFTER)), "the run is kept and the state goes on"
-    assert "finished" in run(notebook, SHORT)
+    run(notebook, SHORT)
+    view(notebook, SHORT).locator(".nbdist-pill", has_text="finished").wait_for()
 
 
 def test_the_toolbar_and_the_panel_show_the_run_and_stop_it(notebook: Page) -> None:

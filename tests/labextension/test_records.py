@@ -39,9 +39,8 @@ def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:
 def test_messages_carry_the_tag_that_is_sent(generator: ModuleType) -> None:
     assert records.StopRun.__struct_config__.tag == "StopRun"
     assert "readonly type: 'StopRun';" in generator.source()
-    assert "export type ServerMessage = StateMessage | TableMessage | CaughtUp;" in (
-        generator.source()
-    )
+    messages = "StateMessage | TableMessage | TextMessage | CaughtUp"
+    assert f"export type ServerMessage = {messages};" in generator.source()
 
 
 def test_a_type_without_words_is_refused(generator: ModuleType) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import nbdist
 from nbdist.records import Profiled, StepOptions
+from nbdist.telemetry.kept import kept
 from nbdist.worker.profiling import FIRST_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from nbdist.records import Speech
 
@@ -90,12 +91,12 @@ def run(
 def test_the_time_is_attributed_and_the_trace_is_kept(
     cluster: nbdist.Cluster,
     told: dict[int, Profiled],
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     strategy: str,
     cells: tuple[str, str],
 ) -> None:
-    run(cluster, strategy, cells, FIRST_STEP + 2 * STEPS, profile_folder=str(tmp_path))
+    run(cluster, strategy, cells, FIRST_STEP + 2 * STEPS)
+    events = kept(cluster.settings.runs_path)[0].path / "events"
     assert told.keys() == {0, 1}
     for rank, profiled in told.items():
         assert profiled.steps == STEPS
@@ -104,8 +105,8 @@ def test_the_time_is_attributed_and_the_trace_is_kept(
         assert profiled.step_s > SLEEP_S
         if strategy == "pjrt":
             assert profiled.top[0].seconds >= profiled.top[-1].seconds > 0
-            assert profiled.folder == str(tmp_path / f"rank-{rank}")
-            assert list((tmp_path / f"rank-{rank}").rglob("*.xplane.pb"))
+            assert profiled.folder == str(events / f"rank-{rank}")
+            assert list((events / f"rank-{rank}").rglob("*.xplane.pb"))
     assert told[0].compute_s > 0.9 * SLEEP_S  # it sleeps in the midst of its computation
     assert told[1].collective_s > 0.5 * SLEEP_S  # it waits for rank 0
     assert told[1].compute_s < 0.5 * SLEEP_S
@@ -114,7 +115,7 @@ def test_the_time_is_attributed_and_the_trace_is_kept(
     assert f"--profile: {STEPS} steps traced; milliseconds of a step" in shown
     if strategy == "pjrt":
         assert "longest on rank 0:" in shown
-        assert f"trace of rank 0: {tmp_path / 'rank-0'}" in shown
+        assert f"trace of rank 0: {events / 'rank-0'}" in shown
         assert told[0].top[0].name in shown
     else:
         assert "no operations: TensorFlow's profiler does not work here" in shown
@@ -126,7 +127,8 @@ def test_a_run_that_ends_meanwhile_tells_what_it_has(
 ) -> None:
     run(cluster, strategy, cells, FIRST_STEP + 1)
     assert {profiled.steps for profiled in told.values()} == {2}
-    assert {profiled.folder for profiled in told.values()} == {""}
+    names = {Path(profiled.folder).name for profiled in told.values()}
+    assert names == ({"rank-0", "rank-1"} if strategy == "pjrt" else {""})
 
 
 def test_a_run_that_ends_before_says_so(
