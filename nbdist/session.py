@@ -340,7 +340,10 @@ class Cluster:
 
     def show(self, *names: str) -> PlacementPicture:
         """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
-        return locate(names, self._apply, {r: hello.host for r, hello in self._hellos.items()})
+        hosts = {rank: hello.host for rank, hello in self._hellos.items()}
+        picture = locate(names, self._apply, hosts)
+        self._file.show(picture.placement.names, picture.html())
+        return picture
 
     def _apply(
         self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]

@@ -222,6 +222,15 @@ def test_the_cluster_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
     assert json.loads(path.read_text())["writer"]["pid"] == os.getpid()
 
 
+def test_where_arrays_are_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
+    cluster.run("import numpy as np\ntable = np.zeros((4, 2))")
+    picture = cluster.show("table")
+    state = msgspec.json.decode((cluster._folder / "cluster.json").read_bytes(), type=ClusterState)
+    assert state.placement is not None
+    assert state.placement.names == ("table",)
+    assert (cluster._folder / "placement.html").read_text("utf-8") == picture.html()
+
+
 def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     """The last test of the module: its cluster is no good afterwards."""
     pid = cluster.workers()[1].pid

@@ -161,6 +161,18 @@ export interface WorkerState {
 }
 
 /**
+ * What `%dist_show` showed last; the picture is in `placement.html`, beside `cluster.json`.
+ *
+ * Attributes:
+ *     names: as asked for.
+ *     at: when, in seconds since 1970.
+ */
+export interface ShownPlacement {
+  readonly names: readonly string[];
+  readonly at: number;
+}
+
+/**
  * What `cluster.json` holds while a cluster is there.
  *
  * Attributes:
@@ -170,6 +182,7 @@ export interface WorkerState {
  *     run: the run that is under way; empty between runs.
  *     writer: the notebook's kernel.
  *     kernel: the kernel's id within its Jupyter server; empty where there is none.
+ *     placement: where arrays were when somebody last looked; None until then.
  */
 export interface ClusterState {
   readonly id: string;
@@ -178,6 +191,7 @@ export interface ClusterState {
   readonly run: string;
   readonly writer: Writer;
   readonly kernel: string;
+  readonly placement: ShownPlacement | null;
 }
 
 /**

@@ -32,6 +32,7 @@ from nbdist.records.cluster import (
 )
 from nbdist.records.kept import (
     BAD_MESSAGE,
+    CLUSTER_ID,
     NO_SUCH_RUN,
     RUN_ID,
     RUN_IS_GONE,
@@ -47,6 +48,7 @@ from nbdist.records.kept import (
     RunStatus,
     RunWorker,
     ServerMessage,
+    ShownPlacement,
     StateMessage,
     StopRun,
     Table,
@@ -99,6 +101,7 @@ from nbdist.records.said import (
 __all__ = [
     "BAD_MESSAGE",
     "BATCH_NAME",
+    "CLUSTER_ID",
     "HOST_MEMORY",
     "MASK_NAME",
     "MEASURES",
@@ -157,6 +160,7 @@ __all__ = [
     "RunWorker",
     "Said",
     "ServerMessage",
+    "ShownPlacement",
     "SocketAddress",
     "Speech",
     "StateMessage",

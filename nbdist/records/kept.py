@@ -16,6 +16,9 @@ RUN_MIME = "application/vnd.nbdist.run.v1+json"
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 """What names of runs look like."""
 
+CLUSTER_ID = r"[0-9a-f]{12}"
+"""What ids of clusters look like."""
+
 RunStatus = Literal["running", "stopping", "finished", "stopped", "failed", "interrupted", "lost"]
 """`lost`: the kernel that wrote it is gone and has not said how it ended."""
 
@@ -151,6 +154,18 @@ class RunOutput(Record, frozen=True):
     over: bool = False
 
 
+class ShownPlacement(Record, frozen=True):
+    """What `%dist_show` showed last; the picture is in `placement.html`, beside `cluster.json`.
+
+    Attributes:
+        names: as asked for.
+        at: when, in seconds since 1970.
+    """
+
+    names: tuple[str, ...]
+    at: float
+
+
 class ClusterState(Record, frozen=True):
     """What `cluster.json` holds while a cluster is there.
 
@@ -161,6 +176,7 @@ class ClusterState(Record, frozen=True):
         run: the run that is under way; empty between runs.
         writer: the notebook's kernel.
         kernel: the kernel's id within its Jupyter server; empty where there is none.
+        placement: where arrays were when somebody last looked; None until then.
     """
 
     id: str
@@ -169,6 +185,7 @@ class ClusterState(Record, frozen=True):
     run: str
     writer: Writer
     kernel: str = ""
+    placement: ShownPlacement | None = None
 
 
 # What the server tells a browser that watches a run; rows go as binary: float64, little-endian, the

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jupyter_core.paths import jupyter_runtime_dir
 from jupyter_server.utils import url_path_join
 
-from nbdist.server.lists import ClustersHandler, RunsHandler
+from nbdist.server.lists import ClustersHandler, PlacementHandler, RunsHandler
 from nbdist.server.live import LiveRunHandler
 from nbdist.settings import Settings
 
@@ -30,6 +30,7 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
         [
             (url_path_join(base, "runs"), RunsHandler, runs),
             (url_path_join(base, "clusters"), ClustersHandler, clusters),
+            (url_path_join(base, "clusters", "([^/]+)", "placement"), PlacementHandler, clusters),
             (url_path_join(base, "runs", "([^/]+)", "live"), LiveRunHandler, runs),
         ],
     )

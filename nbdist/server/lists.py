@@ -1,8 +1,9 @@
-"""The runs and the clusters there are, as JSON."""
+"""The runs and the clusters there are, as JSON; of a cluster, where its arrays are, as HTML."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +11,8 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
-from nbdist.records import ClusterState
+from nbdist.records import CLUSTER_ID, ClusterState
+from nbdist.telemetry.files import PLACEMENT_FILE, read_file
 from nbdist.telemetry.kept import kept
 from nbdist.telemetry.processes import is_gone
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 200
 USUAL_RUNS = 50
+PLACEMENT_BYTES = 16_000_000
 
 
 class _ListHandler(APIHandler):
@@ -59,6 +62,30 @@ class ClustersHandler(_ListHandler):
     async def get(self) -> None:
         states = await asyncio.to_thread(lambda: list(cluster_states(self._folder)))
         await self.finish(msgspec.json.encode(states))
+
+
+class PlacementHandler(_ListHandler):
+    """`GET clusters/<id>/placement`: what `%dist_show` showed last on the cluster."""
+
+    def initialize(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def content_security_policy(self) -> str:
+        """Whoever opens it by its address sees it in its style, and nothing in it runs."""
+        return f"{super().content_security_policy}; style-src 'unsafe-inline'; sandbox"
+
+    @authenticated
+    @authorized
+    async def get(self, cluster: str) -> None:
+        if not re.fullmatch(CLUSTER_ID, cluster):
+            raise HTTPError(404, "there is no such cluster")
+        path = self._folder / cluster / PLACEMENT_FILE
+        try:
+            content = await asyncio.to_thread(read_file, path, PLACEMENT_BYTES)
+        except OSError:
+            raise HTTPError(404, "nothing was shown on this cluster") from None
+        await self.finish(content, set_content_type="text/html; charset=utf-8")
 
 
 def run_states(root: Path, limit: int) -> Iterator[RunState]:

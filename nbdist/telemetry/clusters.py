@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import msgspec
 from ipykernel.connect import get_connection_file
 from ipykernel.kernelapp import IPKernelApp
 
-from nbdist.records import ClusterState, WorkerState
-from nbdist.telemetry.files import replace_file
+from nbdist.records import ClusterState, ShownPlacement, WorkerState
+from nbdist.telemetry.files import PLACEMENT_FILE, replace_file
 from nbdist.telemetry.processes import this_process
 
 
@@ -24,9 +25,14 @@ class ClusterFile:
 
     def __init__(self, folder: Path, frameworks: tuple[str, ...]) -> None:
         self._folder = folder
-        self._frameworks = frameworks
-        self._writer = this_process()
-        self._kernel = _this_kernel()
+        self._state = ClusterState(
+            id=folder.name,
+            frameworks=frameworks,
+            workers=(),
+            run="",
+            writer=this_process(),
+            kernel=_this_kernel(),
+        )
 
     def write(self, workers: tuple[WorkerState, ...], run: str) -> None:
         """Say how the cluster is.
@@ -35,16 +41,23 @@ class ClusterFile:
             workers: the ranks, in their order.
             run: the id of the run that is under way; empty between runs.
         """
-        state = ClusterState(
-            id=self._folder.name,
-            frameworks=self._frameworks,
-            workers=workers,
-            run=run,
-            writer=self._writer,
-            kernel=self._kernel,
-        )
+        self._write(workers=workers, run=run)
+
+    def show(self, names: tuple[str, ...], html: str) -> None:
+        """Say where arrays are, for a tab of the browser.
+
+        Args:
+            names: as asked for.
+            html: the picture.
+        """
         with contextlib.suppress(OSError):
-            replace_file(self._folder / "cluster.json", msgspec.json.encode(state))
+            replace_file(self._folder / PLACEMENT_FILE, html.encode())
+            self._write(placement=ShownPlacement(names=names, at=time.time()))
+
+    def _write(self, **changes: object) -> None:
+        self._state = msgspec.structs.replace(self._state, **changes)
+        with contextlib.suppress(OSError):
+            replace_file(self._folder / "cluster.json", msgspec.json.encode(self._state))
 
 
 def _this_kernel() -> str:

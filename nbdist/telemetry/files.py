@@ -1,11 +1,16 @@
-"""Files that are replaced as a whole."""
+"""Files that are replaced as a whole, and read without following links."""
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+PLACEMENT_FILE = "placement.html"
+"""In a cluster's folder: where arrays were when `%dist_show` last looked, as HTML."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -17,3 +22,24 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(content)
     temporary.replace(path)
+
+
+def read_file(path: Path, limit_bytes: int) -> bytes:
+    """The content of a file, where neither it nor its folder is a link.
+
+    Raises:
+        OSError: there is none, one of the two is a link, or it is longer than the limit.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+
+    try:
+        with open(path.name, "rb", opener=opener) as file:
+            content = file.read(limit_bytes + 1)
+    finally:
+        os.close(folder)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content

@@ -38,8 +38,12 @@ class PlacementPicture:
     def _tree(self) -> Branch:
         return tree(self.placement)
 
-    def html(self) -> str:
+    @cached_property
+    def _html(self) -> str:
         return placement_html.page(self.placement, self._tree)
+
+    def html(self) -> str:
+        return self._html
 
     def lines(self) -> list[str]:
         return [

@@ -8,6 +8,7 @@ colours of the blocks and their tool tips, and the few styles that are not in it
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.views import html, labels
@@ -31,34 +32,7 @@ _HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "co
 _APART = "display:flex;gap:10px"
 _APART_INLINE = "display:inline-flex;gap:10px"
 _INDENT = "margin-left:16px"
-_STYLE = """<style>
-.nbd-r{align-items:center;padding:1px 0;
- border-bottom:1px solid var(--jp-border-color3,rgba(128,128,128,.25))}
-.nbd-r>span{flex:0 0 80px;overflow-wrap:anywhere}
-.nbd-r>:nth-child(1){flex:1 1 120px;min-width:48px;
- font-family:var(--jp-code-font-family,monospace);font-size:12px}
-.nbd-r>:nth-child(2){flex-basis:92px}
-.nbd-r>:nth-child(3){flex-basis:64px}
-.nbd-r>:nth-child(4){flex-basis:120px}
-.nbd-r>:nth-child(5){flex-basis:166px;display:flex;flex-wrap:wrap;gap:2px 6px;
- align-items:center;white-space:nowrap; color:var(--jp-ui-font-color2,#757575)}
-.nbd-r>:nth-child(n+6){text-align:end;font-variant-numeric:tabular-nums;flex-basis:62px}
-.nbd-r>:nth-child(8){flex-basis:96px}
-.nbd-t>.nbd-r:first-child,.nbd-f{color:var(--jp-ui-font-color2,#757575)}
-.nbd-t{overflow-x:auto}
-.nbd-t>.nbd-r{margin-left:16px}
-.nbd-t summary{cursor:pointer}
-.nbd-t summary:focus-visible{outline:2px solid var(--jp-brand-color1,#1976d2)}
-.nbd-t summary>.nbd-r{width:calc(100% - 14px);vertical-align:middle;
- white-space:nowrap}
-.nbd-t summary>.nbd-r>:first-child{font-weight:600}
-.nbd-p{flex:none;line-height:0;white-space:nowrap;max-width:166px;overflow:hidden}
-.nbd b{display:inline-block;min-width:14px;height:15px;line-height:15px;padding:0 3px;margin:0 1px
- 1px 0;font-size:10px;font-weight:400;text-align:center;border-radius:2px;box-sizing:content-box;
- vertical-align:top}
-.nbd .nbd-o{min-width:11px;padding:0}
-.nbd-b{background:var(--jp-info-color1,#4878a8);border-radius:2px}
-</style>"""
+_STYLE = f"<style>\n{Path(__file__).with_name('placement.css').read_text()}</style>"
 
 
 def page(placement: Placement, root: Branch) -> str:
