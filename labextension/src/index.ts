@@ -20,6 +20,7 @@ import { ServerModel } from './panel/model';
 import { CurrentNotebook } from './panel/notebook';
 import type { PanelParts } from './panel/panel';
 import { Panel } from './panel/panel';
+import { PlacementTabs } from './panel/placementtabs';
 import { Preferences } from './panel/preferences';
 import { StatusItem } from './panel/status';
 import { RunTabs } from './panel/tabs';
@@ -107,6 +108,27 @@ const panel: JupyterFrontEndPlugin<PanelParts> = {
   }
 };
 
+const placement: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:placement',
+  description: 'Tabs that show where the arrays of a cluster are.',
+  autoStart: true,
+  requires: [IPanelParts, IRenderMimeRegistry],
+  optional: [ILabShell, ILayoutRestorer],
+  activate: (
+    app: JupyterFrontEnd,
+    parts: PanelParts,
+    registry: IRenderMimeRegistry,
+    labShell: ILabShell | null,
+    restorer: ILayoutRestorer | null
+  ) => {
+    const tabs = new PlacementTabs(app, parts, registry, labShell === null ? 'right' : 'main');
+    tabs.addCommand();
+    if (restorer !== null) {
+      tabs.restore(restorer);
+    }
+  }
+};
+
 const palette: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:palette',
   description: 'The commands in the palette.',
@@ -156,4 +178,4 @@ const revive: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [live, mime, panel, palette, status, revive];
+export default [live, mime, panel, placement, palette, status, revive];

@@ -53,13 +53,14 @@ interface ClusterProps {
   /** The open notebook whose cluster it is; '' where it is not open here. */
   readonly notebook: string;
   readonly trans: TranslationBundle;
+  readonly onArrays: () => void;
   readonly onResize: (hosts: number) => void;
   readonly onStop: () => void;
 }
 
 /** A cluster: its workers, and what can be done with it from its notebook. */
 export function Cluster(props: ClusterProps): React.JSX.Element {
-  const { cluster, notebook, trans, onResize, onStop } = props;
+  const { cluster, notebook, trans, onArrays, onResize, onStop } = props;
   const title = clusterTitle(cluster, trans);
   const [hosts, setHosts] = React.useState(cluster.workers.length);
   const busy = cluster.run !== '';
@@ -71,6 +72,9 @@ export function Cluster(props: ClusterProps): React.JSX.Element {
         {busy && ` · ${trans.__('a run is under way')}`}
       </p>
       <Workers workers={cluster.workers} trans={trans} />
+      <button type="button" className="nbdist-Link" onClick={onArrays}>
+        {trans.__('Show where arrays are')}
+      </button>
       {notebook !== '' && (
         <form
           className="nbdist-Form"
@@ -157,7 +161,7 @@ function HostsInput({ label, hosts, onHosts }: HostsProps): React.JSX.Element {
 }
 
 /** What a form does in place of loading a page. */
-function submitted(act: () => void): React.FormEventHandler {
+export function submitted(act: () => void): React.FormEventHandler {
   return event => {
     event.preventDefault();
     act();

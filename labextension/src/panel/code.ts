@@ -28,6 +28,11 @@ export function resizeCode(cluster: ClusterState, hosts: number): string {
   return `${STOP_CLUSTER}\n${startLine({ hosts, framework: onlyFramework(cluster) })}`;
 }
 
+/** The cell that shows where arrays are; names as typed, with spaces between. */
+export function showCode(names: string): string {
+  return `%dist_show ${names.trim().split(/\s+/).join(' ')}`;
+}
+
 /** A snippet for so many hosts. */
 export function filled(snippet: Snippet, hosts: number): string {
   return snippet.code.replaceAll('{hosts}', String(hosts));

@@ -6,6 +6,7 @@ export const Commands = {
   resizeCluster: 'nbdist:resize-cluster',
   openRun: 'nbdist:open-run',
   openLatestRun: 'nbdist:open-latest-run',
+  openPlacement: 'nbdist:open-placement',
   stopRun: 'nbdist:stop-run',
   insertSnippet: 'nbdist:insert-snippet'
 } as const;

@@ -56,6 +56,11 @@ export class ServerModel implements IDisposable {
     this.poll.frequency = { ...this.poll.frequency, interval: 1_000 * seconds };
   }
 
+  /** The HTML of what `%dist_show` showed last on a cluster. */
+  async placement(cluster: string): Promise<string> {
+    return (await this.request(`nbdist/clusters/${encodeURIComponent(cluster)}/placement`)).text();
+  }
+
   /** Ask now; settles when the answer is in. */
   async refresh(): Promise<void> {
     await this.poll.refresh();
@@ -83,12 +88,16 @@ export class ServerModel implements IDisposable {
   }
 
   private async get<T>(path: string): Promise<T> {
+    return (await (await this.request(path)).json()) as T;
+  }
+
+  private async request(path: string): Promise<Response> {
     const url = URLExt.join(this.settings.baseUrl, path);
     const response = await ServerConnection.makeRequest(url, {}, this.settings);
     if (!response.ok) {
       throw await ServerConnection.ResponseError.create(response);
     }
-    return (await response.json()) as T;
+    return response;
   }
 
   private set(

@@ -103,6 +103,7 @@ export class Panel extends ReactWidget {
         cluster={cluster}
         notebook={notebook.titleOf(cluster.kernel)}
         trans={trans}
+        onArrays={() => this.execute(Commands.openPlacement, { id })}
         onResize={hosts => this.execute(Commands.resizeCluster, { id, hosts })}
         onStop={() => this.execute(Commands.stopCluster, { id })}
       />

@@ -52,13 +52,18 @@ export function statusName(run: RunState, trans: TranslationBundle): string {
   return names[run.status];
 }
 
+/** The time of day, with the day where that is not today. */
+export function moment(seconds: number): string {
+  const then = new Date(1000 * seconds);
+  const today = then.toDateString() === new Date().toDateString();
+  return today
+    ? then.toLocaleTimeString(undefined, { timeStyle: 'short' })
+    : then.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
+}
+
 /** When it began and how long it took, as in `14:02 · 1 m 20 s`. */
 export function when(run: RunState): string {
-  const began = new Date(1000 * run.began);
-  const today = began.toDateString() === new Date().toDateString();
-  const start = today
-    ? began.toLocaleTimeString(undefined, { timeStyle: 'short' })
-    : began.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
+  const start = moment(run.began);
   return run.ended > 0 ? `${start} · ${duration(run.ended - run.began)}` : start;
 }
 

@@ -1,0 +1,65 @@
+import type { IDisposable } from '@lumino/disposable';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+import type { ClusterState, ShownPlacement } from '../records';
+import type { ServerModel } from './model';
+
+/** What `%dist_show` showed last on a cluster, fetched whenever there is something new. */
+export class LastPlacement implements IDisposable {
+  constructor(
+    private readonly server: ServerModel,
+    private readonly id: string
+  ) {
+    server.changed.connect(this.look, this);
+    this.look();
+  }
+
+  isDisposed = false;
+  /** Untrusted. */
+  html = '';
+  /** What `html` is of; null while there is none. It outlives the cluster. */
+  shown: ShownPlacement | null = null;
+  /** Whether the newest one could not be fetched. */
+  failed = false;
+
+  /** Emitted when any of it changed, or the cluster did. */
+  get changed(): ISignal<this, void> {
+    return this.signal;
+  }
+
+  get cluster(): ClusterState | undefined {
+    return this.server.clusters.find(cluster => cluster.id === this.id);
+  }
+
+  dispose(): void {
+    this.isDisposed = true;
+    Signal.clearData(this);
+  }
+
+  private look(): void {
+    const newest = this.cluster?.placement ?? null;
+    if (newest !== null && newest.at !== this.asked) {
+      this.asked = newest.at;
+      void this.fetch(newest);
+    }
+    this.signal.emit();
+  }
+
+  private async fetch(newest: ShownPlacement): Promise<void> {
+    const html = await this.server.placement(this.id).catch(() => null);
+    if (this.isDisposed || this.asked !== newest.at) {
+      return; // a newer one is on its way
+    }
+    this.failed = html === null;
+    if (html === null) {
+      this.asked = 0; // ask again with the next news
+    } else {
+      this.html = html;
+      this.shown = newest;
+    }
+    this.signal.emit();
+  }
+
+  private asked = 0;
+  private readonly signal = new Signal<this, void>(this);
+}

@@ -1,0 +1,143 @@
+"""The tab that shows where arrays are, in a real JupyterLab beside real engines."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.lab import TIMEOUT_MS, run, violations
+from tests.server.jupyter import BASE, TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import BrowserContext, Locator, Page
+
+    from tests.browser.lab import Lab
+
+SETUP = """%%dist_run
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2,), ('data',))
+def place(shape, *axes):
+    sharding = NamedSharding(mesh, P(*axes))
+    return jax.make_array_from_callback(shape, sharding, lambda i: np.ones(shape)[i])
+params = {
+    f'layer_{i}': {'kernel': place((512, 256), 'data'), 'bias': place((256,))} for i in range(24)
+}
+scale = place((64, 64), None, 'data')
+"""
+START, SET_UP, SHOW = range(3)
+CELLS = ["%load_ext nbdist\n%dist_start 2 hosts --framework jax", SETUP, "%dist_show params"]
+COUNT = "() => window.notebook.content.widgets.length"
+
+
+@pytest.fixture(scope="module")
+def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
+    """A notebook whose two workers have arrays that nobody has looked at."""
+    expect.set_options(timeout=TIMEOUT_MS)
+    lab.write("arrays.ipynb", CELLS)
+    page = window.new_page()
+    lab.open(page, "arrays.ipynb")
+    assert "2 workers are ready" in run(page, START)
+    assert "Error" not in run(page, SET_UP)
+    page.evaluate("() => { window.notebook = window.jupyterapp.shell.currentWidget; }")
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def tab(notebook: Page) -> Locator:
+    """The tab beside its notebook, opened from the panel."""
+    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
+    panel.get_by_role("button", name="Show where arrays are").click()
+    tab = notebook.get_by_role("region", name="Where arrays are")
+    expect(tab).to_contain_text("Nothing was shown yet")
+    notebook.evaluate(
+        """() => {
+             const { shell } = window.jupyterapp;
+             shell.add(shell.currentWidget, 'main', { mode: 'split-bottom' });
+             shell.activateById(window.notebook.id);
+           }"""
+    )
+    return tab
+
+
+def test_it_shows_what_the_magic_showed_and_folds(notebook: Page, tab: Locator) -> None:
+    assert "48 arrays" in run(notebook, SHOW)
+    expect(tab).to_contain_text("As %dist_show params showed it at")
+    names, layer = tab.locator("summary", has_text="params"), tab.locator("summary").nth(1)
+    expect(names).to_contain_text("48 arrays")
+    expect(layer).to_contain_text("layer_0")
+    kernel = tab.get_by_text("['kernel']").first
+    expect(kernel).to_be_hidden()
+    layer.click()
+    expect(kernel).to_be_visible()
+    names.click()
+    expect(layer).to_be_hidden()
+    names.click()
+    expect(tab.locator("[title*='0:256']").first).to_be_visible()
+
+
+def test_what_comes_from_the_workers_runs_nothing(notebook: Page, tab: Locator) -> None:
+    del notebook
+    assert tab.locator("script, style, iframe, [onclick], [onerror]").count() == 0
+
+
+def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -> None:
+    form = tab.get_by_role("form", name="Show where arrays are")
+    field = form.get_by_label("Names on the workers")
+    expect(field).to_have_value("params")
+    before = notebook.evaluate(COUNT)
+    field.fill("   ")
+    form.get_by_role("button", name="Show").click()
+    assert notebook.evaluate(COUNT) == before  # a form that is not valid does nothing
+    field.fill(" scale  params ")
+    form.get_by_role("button", name="Show").click()
+    expect(tab).to_contain_text("As %dist_show scale params showed it at")
+    expect(tab).to_contain_text("P(None, 'data')")
+    assert notebook.evaluate(COUNT) == before + 1
+
+
+def test_nothing_stands_in_the_way_of_a_screen_reader(
+    notebook: Page, tab: Locator, pictures: Path
+) -> None:
+    """The pictures are kept, to be looked at."""
+    tab.locator("summary", has_text="layer_0").click()
+    notebook.screenshot(path=pictures / "placement-tab.png")
+    tab.screenshot(path=pictures / "placement-light.png")
+    assert violations(notebook, ".nbdist-PlacementTab") == []
+    assert violations(notebook, ".nbdist-Panel") == []
+    notebook.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', "
+        "{theme: 'JupyterLab Dark'})"
+    )
+    notebook.wait_for_function("() => document.body.dataset.jpThemeLight === 'false'")
+    tab.screenshot(path=pictures / "placement-dark.png")
+    assert violations(notebook, ".nbdist-PlacementTab") == []
+
+
+def test_without_its_notebook_it_says_so_and_a_reload_brings_it_back(
+    lab: Lab, notebook: Page, tab: Locator
+) -> None:
+    notebook.evaluate("() => window.notebook.context.save().then(() => window.notebook.close())")
+    expect(tab).to_contain_text("Open the notebook of the cluster here to ask from it.")
+    expect(tab.get_by_role("button", name="Show")).to_be_disabled()
+    notebook.goto(f"http://{lab.server.at}/{BASE}/lab?token={TOKEN}")
+    expect(tab).to_contain_text("As %dist_show scale params showed it at")
+    expect(tab).to_contain_text("layer_23")
+
+
+def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) -> None:
+    """The last test of the module: its cluster is gone afterwards."""
+    for session in json.loads(lab.server.get("api/sessions")[1]):
+        lab.server.get(f"api/sessions/{session['id']}", method="DELETE")
+    expect(tab).to_contain_text("The cluster is not there now")
+    expect(tab).to_contain_text("layer_23")
+    notebook.evaluate("() => window.jupyterapp.commands.execute('application:close')")
+    expect(tab).to_have_count(0)
