@@ -2,7 +2,8 @@
 
 Most styles are in a `<style>` of its own, as a page may have thousands of rows. A notebook that is
 not trusted loses it, and the labels for screen readers: what is left are the tree, the numbers, the
-colours of the blocks and their tool tips, and the few styles that are not in it.
+colours of the blocks and their tool tips, and the few styles that are not in it. The JupyterLab
+extension, whose tab trusts nothing either, brings the same file of styles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The tab that shows where arrays are, in a real JupyterLab beside real engines."""
+"""The tab that shows where arrays are, in a real JupyterLab beside real engines.
+
+In Notebook 7 the same from the files of a cluster without engines.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import TIMEOUT_MS, run, violations
+from tests.browser.lab import TIMEOUT_MS, Lab, run, violations
 from tests.server.jupyter import BASE, TOKEN
 
 if TYPE_CHECKING:
@@ -16,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import BrowserContext, Locator, Page
-
-    from tests.browser.lab import Lab
 
 SETUP = """%%dist_run
 import jax, numpy as np
@@ -30,6 +31,18 @@ params = {
     f'layer_{i}': {'kernel': place((512, 256), 'data'), 'bias': place((256,))} for i in range(24)
 }
 scale = place((64, 64), None, 'data')
+"""
+EVIL = """
+from pathlib import Path
+from jupyter_core.paths import jupyter_runtime_dir
+from nbdist.telemetry.clusters import ClusterFile
+
+folder = Path(jupyter_runtime_dir()) / "nbdist" / "0123456789ab"
+folder.mkdir(parents=True)
+file = ClusterFile(folder, ("jax",))
+file.write((), run="")
+evil = "<script>window.evil = 1</script><img src='x' onerror='window.evil = 1'>"
+file.show(("params",), f"<details open><summary>params</summary>{evil}kernel</details>")
 """
 START, SET_UP, SHOW = range(3)
 CELLS = ["%load_ext nbdist\n%dist_start 2 hosts --framework jax", SETUP, "%dist_show params"]
@@ -84,11 +97,6 @@ def test_it_shows_what_the_magic_showed_and_folds(notebook: Page, tab: Locator) 
     expect(tab.locator("[title*='0:256']").first).to_be_visible()
 
 
-def test_what_comes_from_the_workers_runs_nothing(notebook: Page, tab: Locator) -> None:
-    del notebook
-    assert tab.locator("script, style, iframe, [onclick], [onerror]").count() == 0
-
-
 def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -> None:
     form = tab.get_by_role("form", name="Show where arrays are")
     field = form.get_by_label("Names on the workers")
@@ -141,3 +149,22 @@ def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) 
     expect(tab).to_contain_text("layer_23")
     notebook.evaluate("() => window.jupyterapp.commands.execute('application:close')")
     expect(tab).to_have_count(0)
+
+
+def test_notebook_7_shows_it_beside_the_notebook_and_nothing_in_it_runs(
+    window: BrowserContext, tmp_path: Path
+) -> None:
+    with Lab(tmp_path / "files", "notebook") as lab:
+        lab.write("evil.ipynb", [EVIL])
+        page = window.new_page()
+        lab.open(page, "evil.ipynb")
+        run(page, 0)
+        page.wait_for_function(
+            "() => window.jupyterapp.commands.isEnabled('nbdist:open-placement')"
+        )
+        page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-placement')")
+        tab = page.get_by_role("region", name="Where arrays are")
+        expect(tab.locator("details")).to_contain_text("kernel")
+        assert tab.locator("script, [onerror]").count() == 0
+        assert page.evaluate("() => window.evil") is None
+        page.close()
