@@ -147,6 +147,8 @@ function stateOf(ranks: number): RunState {
     })),
     versions: {},
     writer: { host: '', pid: 0, started: 0 },
+    request: '',
+    cell: '',
     replicas: ranks,
     batch: 256,
     samples: -1,

@@ -34,6 +34,8 @@ function state(change: Partial<RunState>): RunState {
     workers: [],
     versions: {},
     writer: { host: '', pid: 0, started: 0 },
+    request: '',
+    cell: '',
     replicas: 0,
     batch: 0,
     samples: -1,

@@ -29,6 +29,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+_SETTINGS = ("config", "lab", "user-settings", "@jupyterlab", "apputils-extension")
 _IDLE = """() => {
   const widget = window.jupyterapp?.shell.currentWidget;
   return widget?.sessionContext?.session?.kernel?.status === 'idle';
@@ -82,8 +83,11 @@ class Lab:
 
     def __init__(self, folder: Path, app: str = "jupyterlab") -> None:
         self._app = app
-        news = ("--LabApp.news_url=",) if app == "jupyterlab" else ()  # it would ask
-        self.server = JupyterServer(folder, app, ("--expose-app-in-browser", *news))
+        self.server = JupyterServer(folder, app, ("--expose-app-in-browser",))
+        settings = folder.joinpath(*_SETTINGS)
+        settings.mkdir(parents=True)
+        news = {"fetchNews": "false"}  # it would ask, over what is to be seen
+        (settings / "notification.jupyterlab-settings").write_text(json.dumps(news))
 
     def __enter__(self) -> Lab:
         self.server.__enter__()

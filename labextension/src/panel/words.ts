@@ -1,13 +1,9 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ClusterState, Device, RunState, WorkerState } from '../records';
+import { plain } from '../run/words';
 import type { Figures } from './figures';
 
 const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
-
-/** A number as it is read in a line: four digits of it. */
-export function short(value: number): string {
-  return value.toLocaleString(undefined, { maximumSignificantDigits: 4 });
-}
 
 /** Bytes in GB, as vendors count them. */
 export function gigabytes(bytes: number): string {
@@ -71,7 +67,7 @@ export function when(run: RunState): string {
 export function progress(run: RunState, figures: Figures, trans: TranslationBundle): string {
   const parts = [
     Number.isNaN(figures.steps) ? '' : stepText(figures.steps, run.steps, trans),
-    Number.isNaN(figures.value) ? '' : `${figures.metric} ${short(figures.value)}`,
+    Number.isNaN(figures.value) ? '' : `${figures.metric} ${plain(figures.value)}`,
     rate(figures, trans)
   ];
   return parts.filter(part => part !== '').join(' · ');
@@ -80,7 +76,7 @@ export function progress(run: RunState, figures: Figures, trans: TranslationBund
 /** Samples per second; '' where they are not known. */
 export function rate(figures: Figures, trans: TranslationBundle): string {
   const known = Number.isFinite(figures.samples_per_s);
-  return known ? trans.__('%1 samples/s', short(figures.samples_per_s)) : '';
+  return known ? trans.__('%1 samples/s', plain(figures.samples_per_s)) : '';
 }
 
 function stepText(steps: number, of: number, trans: TranslationBundle): string {
@@ -91,7 +87,7 @@ function stepText(steps: number, of: number, trans: TranslationBundle): string {
 
 function duration(seconds: number): string {
   if (seconds < 60) {
-    return `${short(Math.max(0, Math.round(10 * seconds) / 10))} s`;
+    return `${plain(Math.max(0, Math.round(10 * seconds) / 10))} s`;
   }
   const minutes = Math.floor(seconds / 60);
   return minutes < 60
