@@ -87,7 +87,7 @@ function stepText(steps: number, of: number, trans: TranslationBundle): string {
 
 function duration(seconds: number): string {
   if (seconds < 60) {
-    return `${plain(Math.max(0, Math.round(10 * seconds) / 10))} s`;
+    return `${Math.max(0, Math.round(10 * seconds) / 10).toLocaleString()} s`;
   }
   const minutes = Math.floor(seconds / 60);
   return minutes < 60
