@@ -34,7 +34,7 @@ MESSAGE_BYTES = 1024
 class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     """One browser that watches one run: the state, the tables, their rows, then what is new.
 
-    With `?text=1` it hears what the cell shows as text, and no reports.
+    With `?text=1` it hears what the cell shows as text, and no rows.
     """
 
     auth_resource = "nbdist"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING
 
-from nbdist.records import CaughtUp, TextMessage
+from nbdist.records import CaughtUp, TableMessage, TextMessage
 from nbdist.telemetry.tail import FRAME_BYTES, States, encoded
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TextTail:
-    """The state, and the text from its beginning on; `News` without reports.
+    """The state, what tables there are without their rows, and the text from its beginning on.
 
     The file is kept open: of a run that leaves nothing behind, the last words are still in it.
 
@@ -24,9 +24,11 @@ class TextTail:
     """
 
     def __init__(self, run: KeptRun) -> None:
+        self._run = run
         self._states = States(run)
         self._file = run.open_shown()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tables = 0
         self._caught_up = False
 
     @property
@@ -35,6 +37,9 @@ class TextTail:
 
     def news(self) -> Iterator[str]:
         yield from self._states.news()
+        while (table := self._run.table(self._tables)) is not None:
+            self._tables += 1
+            yield encoded(TableMessage(table=table))
         yield from self.last()
         if not self._caught_up:
             self._caught_up = True

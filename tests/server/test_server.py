@@ -23,6 +23,7 @@ from nbdist.records import (
     RunState,
     StateMessage,
     StopRun,
+    Table,
     TableMessage,
     TextMessage,
 )
@@ -113,6 +114,7 @@ def test_text_comes_from_its_beginning_and_goes_on(server: JupyterServer) -> Non
         async with server.watch(run.state.id, text=True) as tab:
             assert await tab.past() == [
                 StateMessage(state=run.state),
+                TableMessage(table=Table(number=0, columns=LOSS)),
                 TextMessage(text="größer\n"),
             ]
             run.show("and ")

@@ -24,6 +24,7 @@ export class RevivedCell implements IDisposable {
     panel.sessionContext.statusChanged.connect(this.endWhenAllIsIn, this);
     this.text = new RunText(state.id, settings, {
       onState: next => this.onState(next),
+      onReports: () => this.write(() => this.outputs.addChart(this.state.status)),
       onText: text => this.write(() => this.outputs.addText(text)),
       onEnd: () => {
         this.hasText = true;
@@ -67,7 +68,8 @@ export class RevivedCell implements IDisposable {
   /** The picture may take the kernel longer than the text. */
   private endWhenAllIsIn(): void {
     const kernel = this.panel.sessionContext.session?.kernel;
-    if (this.hasText && (this.hasAnswered || kernel?.status !== 'busy')) {
+    const mayAnswer = kernel?.status === 'busy' || kernel?.status === 'unknown';
+    if (this.hasText && (this.hasAnswered || !mayAnswer)) {
       const { error } = this; // after all text
       this.write(() => error === null || this.outputs.add(error));
       this.write(() => this.setCount());
@@ -95,7 +97,7 @@ export class RevivedCell implements IDisposable {
   private readonly text: RunText;
 }
 
-/** Whether a run has anything for a chart: many a cell only prints. */
+/** Whether a run is about to report; many a cell only prints. */
 function reports(state: RunState): boolean {
   return state.replicas > 0 || state.epochs > 0 || state.steps >= 0;
 }

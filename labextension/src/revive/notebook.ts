@@ -43,6 +43,7 @@ export class RevivedNotebook implements IDisposable {
     this.leave();
     if (this.kernel !== '' && this.panel.context.isReady) {
       this.follows = true;
+      this.look();
       void this.server.refresh().finally(() => {
         this.look();
         this.follows = this.cells.size > 0;

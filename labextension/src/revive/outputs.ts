@@ -24,15 +24,9 @@ export class RevivedOutputs {
     private readonly run: string
   ) {
     const { outputs } = model;
-    if (this.chartAt() < 0) {
-      outputs.clear(); // of an earlier execution, or only text
-    }
-    for (let index = outputs.length - 1; index >= 0; index--) {
-      if (outputs.get(index).type === 'stream') {
-        outputs.remove(index);
-      }
-    }
-    this.hasChart = outputs.length > 0;
+    this.hasChart = this.chartAt() >= 0;
+    // Without a chart they are of an earlier execution, or only text.
+    outputs.fromJSON(this.hasChart ? outputs.toJSON().filter(output => !isStream(output)) : []);
   }
 
   /** Show the run, unless it is shown, or was taken away by the user. */
@@ -84,7 +78,9 @@ export class RevivedOutputs {
   }
 
   private chartAt(): number {
-    return this.find(output => (output.data[RUN_MIME] as Partial<RunOutput>)?.id === this.run);
+    const isChart = ({ type, data }: IOutputModel): boolean =>
+      type !== 'stream' && (data[RUN_MIME] as Partial<RunOutput>)?.id === this.run;
+    return this.find(isChart);
   }
 
   private indexOf(wanted: IOutputModel): number {
@@ -103,6 +99,10 @@ export class RevivedOutputs {
 
   private hasChart: boolean;
   private readonly displays = new Map<string, IOutputModel>();
+}
+
+function isStream(output: IOutput): boolean {
+  return output.output_type === 'stream';
 }
 
 function displayed(data: IMimeBundle, metadata: OutputMetadata): IDisplayData {

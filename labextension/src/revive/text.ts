@@ -2,7 +2,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { isOver } from '../live';
-import type { RunState, ServerMessage } from '../records';
+import type { Columns, RunState, ServerMessage } from '../records';
 import { NO_SUCH_RUN, RUN_IS_GONE } from '../records';
 
 const FIRST_WAIT_MS = 250;
@@ -14,6 +14,8 @@ const QUIET_MS = 2_500;
 /** What is told of a run's text. */
 export interface TextListener {
   onState(state: RunState): void;
+  /** There is something for a chart; called before text that came after it. */
+  onReports(): void;
   /** More text, on from the last. */
   onText(text: string): void;
   /** Nothing more will come; not called once the text is disposed of. */
@@ -61,12 +63,20 @@ export class RunText implements IDisposable {
     if (message.type === 'StateMessage') {
       this.over = isOver(message.state);
       this.listener.onState(message.state);
+    } else if (message.type === 'TableMessage') {
+      this.hearTable(message.table.columns);
     } else if (message.type === 'TextMessage') {
       this.hearText(message.text);
     }
     if (this.over && !this.isDisposed) {
       window.clearTimeout(this.timer);
       this.timer = window.setTimeout(() => this.end(), QUIET_MS);
+    }
+  }
+
+  private hearTable({ own, shared }: Columns): void {
+    if (own.length + shared.length > 0) {
+      this.listener.onReports();
     }
   }
 

@@ -1,0 +1,263 @@
+"""A page that is reloaded while a cell runs: the kernel's answers go to a page that is gone."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+
+from nbdist.records import RUN_MIME
+from tests.browser.lab import TIMEOUT_MS, Lab, run, start, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import BrowserContext, Locator, Page
+
+NAME = "reload.ipynb"
+SETUP = """%%dist_run
+import pathlib, time
+import numpy as np, jax, jax.numpy as jnp
+end = pathlib.Path('{end}')
+x = np.random.default_rng(0).normal(size=(4096, 16)).astype('float32')
+data = (x, x @ np.arange(16, dtype='float32'))
+w = jnp.zeros(16)
+"""
+STEP = """%%dist_run --data data --batch 64 --epochs 100000
+xs, ys = batch
+loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
+w = w - 0.002 * g
+"""
+UNTIL_TOLD = """%%dist_run
+line = 0
+while not end.exists():
+    {report}
+    if rank == 0: print('line', line)
+    line += 1
+    time.sleep(0.05)
+{last}
+"""
+START, SET_UP, REPORTS, PRINTS, STEPS = range(5)
+_SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
+_HAS_PICTURE = """index =>
+  window.jupyterapp.shell.currentWidget.content.widgets[index]
+    .model.outputs.toJSON().some(output => output.data?.['image/png'])"""
+_OUTPUTS = """index =>
+  window.jupyterapp?.shell.currentWidget?.content.widgets?.[index]?.model.outputs.toJSON() ?? []"""
+
+
+def cells(end: Path) -> list[str]:
+    return [
+        "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
+        SETUP.format(end=end),
+        UNTIL_TOLD.format(report="report(loss=1 / (1 + line))", last=""),
+        UNTIL_TOLD.format(
+            report="if end.with_name('report').exists(): report(loss=line)",
+            last="raise ValueError('at the end')",
+        ),
+        STEP,
+    ]
+
+
+@pytest.fixture(scope="module", params=["jupyterlab", "notebook"])
+def app(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def front(app: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("reload"), app) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def end(front: Lab) -> Path:
+    """Once this file is there, cells that wait for it end."""
+    return front.server.home / "end"
+
+
+@pytest.fixture(scope="module")
+def ready(front: Lab, window: BrowserContext, end: Path) -> None:
+    """Two workers are ready, and nothing but the cells is in the notebook's file."""
+    front.write(NAME, cells(end))
+    page = window.new_page()
+    front.open(page, NAME)
+    assert "2 workers are ready" in run(page, START)
+    run(page, SET_UP)
+    page.close()
+    front.write(NAME, cells(end))
+
+
+@pytest.fixture
+def shown(front: Lab, page: Page, ready: None, end: Path) -> Iterator[Page]:
+    """A page with the notebook, none of whose cells runs."""
+    del ready
+    end.unlink(missing_ok=True)
+    end.with_name("report").unlink(missing_ok=True)
+    front.write(NAME, cells(end))
+    front.open(page, NAME)
+    yield page
+    end.touch()
+
+
+def view(page: Page, index: int) -> Locator:
+    """The run in the output of a cell."""
+    return page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".nbdist-run")
+
+
+def outputs(page: Page, index: int) -> list[dict[str, object]]:
+    read: list[dict[str, object]] = page.evaluate(_OUTPUTS, index)
+    return read
+
+
+def text(page: Page, index: int) -> str:
+    """What the cell's outputs hold as text."""
+    streams = [o for o in outputs(page, index) if o["output_type"] == "stream"]
+    return "".join(str(stream["text"]) for stream in streams)
+
+
+def lines(page: Page, index: int) -> list[int]:
+    """The numbers of the lines that the cell has printed."""
+    return [int(number) for number in re.findall(r"line (\d+)$", text(page, index), re.MULTILINE)]
+
+
+def wait_for_lines(page: Page, index: int, last: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not (came := lines(page, index)) or came[-1] < last:
+        assert time.monotonic() < deadline, came
+        page.wait_for_timeout(20)
+
+
+def be_away(page: Page, lab: Lab) -> None:
+    """Leave the page until the run has shown more."""
+    file = max(lab.server.runs.glob("*/shown.txt"), key=lambda path: path.stat().st_mtime)
+    page.goto("about:blank")
+    before, deadline = file.stat().st_size, time.monotonic() + TIMEOUT_MS / 1000
+    while file.stat().st_size == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def saved(page: Page, lab: Lab, index: int) -> list[nbformat.NotebookNode]:
+    """The cell's outputs as they are in the notebook's file."""
+    page.evaluate(_SAVE)
+    read = nbformat.read(lab.server.home / NAME, as_version=4)
+    found: list[nbformat.NotebookNode] = read.cells[index].outputs
+    return found
+
+
+def check_whole(page: Page, index: int) -> None:
+    came = lines(page, index)
+    assert came == list(range(len(came)))
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_chart_and_the_text_come_back_and_are_saved(
+    front: Lab, shown: Page, end: Path, is_saved: bool
+) -> None:
+    start(shown, REPORTS)
+    view(shown, REPORTS).wait_for()
+    wait_for_lines(shown, REPORTS, 5)
+    if is_saved:
+        saved(shown, front, REPORTS)
+    be_away(shown, front)
+    front.show(shown, NAME)
+    chart = view(shown, REPORTS).get_by_role("img").first
+    chart.wait_for()
+    assert shown.locator(".jp-Cell").nth(REPORTS).get_by_text("[*]").count()
+    wait_for_lines(shown, REPORTS, 6)
+    wait_for_lines(shown, REPORTS, lines(shown, REPORTS)[-1] + 5)
+    words = chart.get_attribute("aria-label")
+    shown.wait_for_function(
+        "([element, words]) => element.ariaLabel !== words", arg=[chart.element_handle(), words]
+    )
+    check_whole(shown, REPORTS)
+    end.touch()
+    wait(shown, REPORTS)
+    view(shown, REPORTS).locator(".nbdist-pill", has_text="finished").wait_for()
+    check_picture(shown, front, REPORTS)
+    check_whole(shown, REPORTS)
+
+
+def check_picture(page: Page, lab: Lab, index: int) -> None:
+    """One output is the run's, as it ended, for every front end."""
+    page.wait_for_function(_HAS_PICTURE, arg=index)
+    (data,) = [o.data for o in saved(page, lab, index) if o.output_type == "display_data"]
+    assert set(data) == {RUN_MIME, "image/png", "text/plain"}
+    assert data[RUN_MIME]["over"]
+
+
+def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
+    start(shown, STEPS)
+    view(shown, STEPS).get_by_role("img").first.wait_for()
+    shown.goto("about:blank")
+    front.show(shown, NAME)
+    run_view = view(shown, STEPS)
+    run_view.get_by_role("button", name="Stop").click()
+    run_view.locator(".nbdist-pill", has_text="stopped").wait_for()
+    wait(shown, STEPS)
+    check_picture(shown, front, STEPS)
+
+
+def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
+    front: Lab, shown: Page, end: Path
+) -> None:
+    start(shown, PRINTS)
+    wait_for_lines(shown, PRINTS, 5)
+    be_away(shown, front)
+    front.show(shown, NAME)
+    wait_for_lines(shown, PRINTS, 10)
+    end.touch()
+    wait(shown, PRINTS)
+    shown.get_by_text("ValueError: at the end").last.wait_for()
+    kinds = [output["output_type"] for output in outputs(shown, PRINTS)]
+    assert kinds == ["stream", "error"]
+    check_whole(shown, PRINTS)
+
+
+def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, end: Path) -> None:
+    start(shown, PRINTS)
+    wait_for_lines(shown, PRINTS, 5)
+    be_away(shown, front)
+    front.show(shown, NAME)
+    wait_for_lines(shown, PRINTS, 10)
+    assert not view(shown, PRINTS).count()
+    end.with_name("report").touch()
+    view(shown, PRINTS).scroll_into_view_if_needed()
+    view(shown, PRINTS).get_by_role("img").first.wait_for()
+    end.touch()
+    wait(shown, PRINTS)
+    shown.wait_for_function(_HAS_PICTURE, arg=PRINTS)
+    check_whole(shown, PRINTS)
+
+
+def test_two_pages_show_it_once_each(
+    front: Lab, window: BrowserContext, shown: Page, end: Path
+) -> None:
+    start(shown, REPORTS)
+    wait_for_lines(shown, REPORTS, 5)
+    with window.new_page() as second:
+        front.show(second, NAME)
+        wait_for_lines(second, REPORTS, 10)
+        end.touch()
+        for page in (shown, second):
+            wait(page, REPORTS)
+            page.wait_for_function(_HAS_PICTURE, arg=REPORTS)
+            charts = [o for o in outputs(page, REPORTS) if o["output_type"] == "display_data"]
+            assert len(charts) == 1
+            check_whole(page, REPORTS)
+
+
+def test_a_page_that_comes_after_the_end_is_left_as_it_was(
+    front: Lab, shown: Page, end: Path
+) -> None:
+    end.touch()
+    run(shown, REPORTS)
+    shown.goto("about:blank")
+    front.open(shown, NAME)
+    assert outputs(shown, REPORTS) == []
