@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _INTERRUPT_AGAIN_S = 0.25
+_STOP_S = 1.0
+"""How long a Stop is repeated: an engine that hears of it for 2 s (`PATIENCE_S` of
+`worker/interrupts.py`) gives up its step, and leaves the others in an all-reduce."""
 
 
 class CellWatch:
@@ -118,8 +121,8 @@ class CellWatch:
         """
         self._send = send
         self._is_step = request.step is not None
-        self._begin(self._live.placed(request))
         try:
+            self._begin(self._live.placed(request))
             while self.running and not self._first_failure():
                 self._show_for(_POLL_S)
                 self._check_alive()
@@ -225,7 +228,7 @@ class CellWatch:
         if not self._is_step:
             raise KeyboardInterrupt
         self._status = "stopped"
-        self._interrupt()
+        self._await_end(_STOP_S, interrupt=True)
 
     def _first_failure(self) -> CellEnded | None:
         """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""

@@ -271,8 +271,8 @@ class Cluster:
         shown = live.shown(kept, self.settings)
         view = CellView(host_of, self.settings.fold_wait_s, limit, shown, kept.show)
         watch = CellWatch(self._cells, host_of, self._engines, view, kept, self.settings)
-        self._watches = (*(w for w in self._watches if w.running), watch)
         self._file.write(self.workers(), run=kept.id)
+        self._watches = (*(w for w in self._watches if w.running), watch)
         try:
             watch.follow(request, self._dispatcher.send)
         finally:

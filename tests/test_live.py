@@ -18,10 +18,10 @@ from nbdist.records import ClusterState, Columns, Rows, StepOptions
 from nbdist.telemetry.kept import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from nbdist.records import Speech
+    from nbdist.records import Order, Speech
     from nbdist.telemetry.kept import KeptRun
 
 SETUP = "import numpy as np, jax.numpy as jnp\nones = np.ones(64, 'float32')\nweight = jnp.zeros(3)"
@@ -138,6 +138,41 @@ def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
     assert {w.said for w in state.workers} == {""}
     weights = cluster.pull(["weight"])
     assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
+
+
+def test_stop_waits_for_the_end_of_a_long_step(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+) -> None:
+    """Longer than an engine puts off an interrupt of the kernel's."""
+    cluster.run("import jax, time\ndef nap(value):\n    time.sleep(2.6)\n    return value\n")
+    step = (
+        "late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), 'float32'), weight[0])\n"
+        "weight = weight + batch.mean() + 0 * late\n"
+        "loss = weight[0]"
+    )
+    stopper(1)
+    run = cluster.run(step, step=OPTIONS)
+    assert len({m.step for m in run.metrics if m.rank == 0 and m.step > 0}) < 16
+    assert latest(cluster).state().status == "stopped"
+    assert cluster.run("1 + 1").results[2] == "2"
+
+
+def test_of_a_cell_that_cannot_be_sent_nothing_is_left(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, before = cluster._dispatcher.send, ids(cluster)
+
+    def fails(order: Order, ranks: Iterable[int]) -> None:
+        if 1 in ranks:
+            raise nbdist.WorkerError("rank 1 cannot be reached")
+        send(order, ranks)
+
+    monkeypatch.setattr(cluster._dispatcher, "send", fails)
+    with pytest.raises(nbdist.WorkerError, match="cannot be reached"):
+        cluster.run("import time\ntime.sleep(60)")
+    monkeypatch.undo()
+    assert ids(cluster) == before
+    assert cluster.run("1 + 1").results[1] == "2"
 
 
 def test_stop_ends_a_free_cell_as_an_interrupt_does(
