@@ -20,7 +20,7 @@ from nbdist.records import (
     StepBegun,
 )
 from nbdist.telemetry.findings import Analyst
-from nbdist.telemetry.kept import find, prune
+from nbdist.telemetry.kept import KeptRun, prune
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.request import this_request
 from nbdist.telemetry.rundir import EVENTS_FOLDER, RunDirectory, new_id
@@ -330,8 +330,8 @@ def begin(
 
 def shown(run: LiveRun, settings: Settings) -> RunView:
     """What shows the run in the cell's output."""
-    root = settings.runs_path
-    return RunView(run_surface(run.id, lambda: Tail(find(root, run.id)), settings.view))
+    path = settings.runs_path / run.id  # not looked for: it may have been deleted meanwhile
+    return RunView(run_surface(run.id, lambda: Tail(KeptRun(path)), settings.view))
 
 
 def _run_worker(worker: WorkerState) -> RunWorker:
