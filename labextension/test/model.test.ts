@@ -41,6 +41,15 @@ test('a table that comes after a longer one does not set a rank back', () => {
   assert.equal(model.farthest().step, 1);
 });
 
+test('a measure that is told late, of an earlier step, does not set a rank back', () => {
+  const model = new RunModel();
+  model.onTable(table(['loss'], [], ['step_s']));
+  model.onTable(table([], [], ['step_s', 'collective_s'], 1));
+  model.onRows(message(0, [0, 1, 8, 0.8, 0.1, 3], [0, 1, 9, 0.9, 0.1, 2]));
+  model.onRows(message(1, [0, 1, 5, 1.1, 0.1, 0.05]));
+  assert.equal(model.farthest().step, 9);
+});
+
 test('messages may be cut anywhere', () => {
   const rows = Array.from({ length: 50 }, (_, i) => [i % 3, 1, i, i / 10, i * i]);
   const numbers = rows.flat();

@@ -85,6 +85,8 @@ interface Column {
 interface TableReader {
   readonly columns: readonly Column[];
   readonly width: number;
+  /** Nothing but what nbdist measured, which may be of earlier steps. */
+  readonly isMeasured: boolean;
   /** What was left of the last message: the beginning of a row. */
   rest: Float64Array;
   readonly sinks: Map<Axis, Sink>;
@@ -128,7 +130,8 @@ export class RunModel {
     ];
     const width = PLACE.length + columns.length;
     const rest = new Float64Array(0);
-    this.tables.set(table.number, { columns, width, rest, sinks: new Map() });
+    const isMeasured = measures.length === columns.length;
+    this.tables.set(table.number, { columns, width, isMeasured, rest, sinks: new Map() });
     this.changed();
   }
 
@@ -219,7 +222,7 @@ export class RunModel {
       return;
     }
     const progress = this.progressOf(rank);
-    const axis = advance(progress, rows, at);
+    const axis = advance(progress, rows, at, table.isMeasured);
     const place =
       axis === 'report' ? progress.reports : rows[at + (axis === 'step' ? STEP! : EPOCH!)]!;
     if (!(place <= LARGEST_PLACE)) {
@@ -290,12 +293,17 @@ export function binsFor(ranks: number): number {
 }
 
 /** Note where a row is; says what it is counted by. */
-function advance(progress: Progress, rows: Float64Array, at: number): Axis {
+function advance(
+  progress: Progress,
+  rows: Float64Array,
+  at: number,
+  isMeasured: boolean
+): Axis {
   const step = rows[at + STEP!]!;
   const epoch = rows[at + EPOCH!]!;
   const seconds = rows[at + TIME!]!;
   // A run that is read from its start comes table by table: a later table begins earlier.
-  const isLater = !(seconds < progress.seconds);
+  const isLater = !(seconds < progress.seconds) && !(isMeasured && step < progress.step);
   if (isLater && epoch >= 0) {
     progress.epoch = epoch;
   }
