@@ -46,7 +46,7 @@ class RunsHandler(_ListHandler):
 
     def _limit(self) -> int:
         given = self.get_query_argument("limit", str(USUAL_RUNS))
-        if not given.isdecimal() or not 1 <= int(given) <= MOST_RUNS:
+        if not re.fullmatch("[0-9]{1,3}", given) or not 1 <= int(given) <= MOST_RUNS:
             raise HTTPError(400, f"limit is 1 to {MOST_RUNS}, not {given[:20]!r}")
         return int(given)
 
