@@ -63,7 +63,7 @@ def line_chart(values: np.ndarray, name: str, title: str) -> bytes:
             axes.plot(steps, row, linewidth=0.8, alpha=0.55, label=label)
     label = "all ranks" if alike else "mean"
     axes.plot(steps, mean_of_ranks(values), color="black", linewidth=1.6, label=label)
-    axes.set_title(title, fontsize=8, loc="left", wrap=True)
+    axes.set_title(_plain(title), fontsize=8, loc="left", wrap=True)
     return _png(figure, axes)
 
 
@@ -106,11 +106,16 @@ def _axes(name: str) -> tuple[Figure, Axes]:
 
     figure = Figure(figsize=(CHART_WIDTH / 96, 3), dpi=_DPI, layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel="step", ylabel=name)
+    axes.set(xlabel="step", ylabel=_plain(name))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
+
+
+def _plain(text: str) -> str:
+    """What Matplotlib draws as it is: between two dollars it would look for a formula."""
+    return text.replace("$", r"\$")
 
 
 def _png(figure: Figure, axes: Axes) -> bytes:

@@ -15,3 +15,8 @@ def test_metrics_that_are_no_numbers_are_drawn_without_a_warning() -> None:
     values = np.array([[1, np.nan, np.inf], [2, np.nan, -np.inf]])
     for picture in (line_chart(values, "loss", "a run"), comparison_chart({"a": values}, "loss")):
         assert picture.startswith(b"\x89PNG")
+
+
+def test_names_that_look_like_formulas_are_drawn_as_they_are() -> None:
+    values = np.array([[1.0, 2.0]])
+    assert line_chart(values, "$\\frac$", "last $x^{$ 2").startswith(b"\x89PNG")
