@@ -90,8 +90,9 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             step_s, self._ended_at = _since(self._ended_at)
             worker = state.current()
             step = self._made + batch + 1
+            made = max(1, step - worker.batches)  # at once, with `steps_per_execution`
             worker.batches = max(worker.batches, step)
-            measured = {"step_s": step_s}
+            measured = {"step_s": step_s / made}
             worker.report_values(
                 self._epoch, step, own={}, shared=_scalars(logs), measured=measured
             )
@@ -100,6 +101,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._own = {}
         self._epoch = epoch + 1
         self._made = state.current().batches
+        self._ended_at = time.perf_counter()  # what came between epochs is no part of a step
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # validation is about to reset the metrics

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import nbdist
+from nbdist.telemetry.kept import kept
 from tests.keras_programs import (
     DATASETS,
     FIT,
@@ -138,6 +139,30 @@ def test_epochs_are_shown_with_the_loss_of_all(
     assert [m.shared["loss"] for m in run.metrics if m.rank == 0] == pytest.approx(
         references()["arrays"]["history"]["loss"], rel=1e-5
     )
+
+
+TIMED = """
+import keras, numpy as np, time
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.08)
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0.5)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", steps_per_execution=4)
+model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, epochs=3, callbacks=[Slow()]);
+"""
+
+
+def test_the_time_of_a_step_is_that_of_one_and_of_nothing_else(cluster: nbdist.Cluster) -> None:
+    cluster.run(TIMED, ranks="0")
+    run = kept(cluster.settings.runs_path)[0]
+    table = next(t for t in run.tables() if "step_s" in t.columns.measures)
+    rows = run.array(table)
+    np.testing.assert_array_equal(rows[:, table.columns.names.index("step")], range(4, 25, 4))
+    step_s = rows[1:, table.columns.names.index("step_s")]  # the first was compiled
+    assert (step_s > 0.015).all()
+    assert (step_s < 0.08).all()
 
 
 LOAD = """
