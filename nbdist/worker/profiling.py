@@ -38,10 +38,12 @@ class Profile:
         self._worker = worker
         self._kept = options.profile_folder
         self._tracer = tracer
+        self._taken = False
         self._told = False
 
     def is_due(self, step: int) -> bool:
-        return step == FIRST_STEP
+        """Later than at `FIRST_STEP` where a sample is under way there."""
+        return step >= FIRST_STEP and not self._taken
 
     def folder(self) -> Path:
         if not self._kept:
@@ -52,6 +54,7 @@ class Profile:
 
     def done(self, cost_s: float) -> None:
         """It is not repeated, whatever it cost."""
+        self._taken = True
 
     def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
         del epoch

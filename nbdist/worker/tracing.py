@@ -140,7 +140,7 @@ class Tracing:
         self._plans = plans
         self._land = land
         self._open: Plan | None = None
-        self._reading: threading.Thread | None = None
+        self._reading: list[threading.Thread] = []
         self._measured: dict[int, dict[str, float]] = {}
 
     def landed(self, step: int, measured: dict[str, float]) -> None:
@@ -162,8 +162,8 @@ class Tracing:
         """End what is under way, and wait until what was traced has been reported."""
         if self._open is not None:
             self._end(self._open, epoch)
-        if self._reading is not None:
-            self._reading.join(_READING_S)
+        for reading in self._reading:
+            reading.join(_READING_S)
         for plan in self._plans:
             plan.close()
 
@@ -191,10 +191,11 @@ class Tracing:
     def _end(self, plan: Plan, epoch: int) -> None:
         self._tracer.stop()
         self._open = None
-        self._reading = threading.Thread(
+        reading = threading.Thread(
             target=plan.read,
             args=(self._folder, epoch, self._measured),
             name="nbdist-trace",
             daemon=True,
         )
-        self._reading.start()
+        reading.start()
+        self._reading = [*(one for one in self._reading if one.is_alive()), reading]

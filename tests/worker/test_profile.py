@@ -131,6 +131,16 @@ def test_a_run_that_ends_meanwhile_tells_what_it_has(
     assert names == ({"rank-0", "rank-1"} if strategy == "pjrt" else {""})
 
 
+def test_a_sample_that_is_under_way_puts_it_off(
+    cluster: nbdist.Cluster, told: dict[int, Profiled]
+) -> None:
+    """As where a step takes longer than the time between samples."""
+    cluster.run("from nbdist.worker import tracing\nusual, tracing.GAP_S = tracing.GAP_S, 1e-6")
+    run(cluster, "pjrt", PJRT, FIRST_STEP + 3 * STEPS)
+    cluster.run("tracing.GAP_S = usual")
+    assert {profiled.steps for profiled in told.values()} == {STEPS}
+
+
 def test_a_run_that_ends_before_says_so(
     cluster: nbdist.Cluster, told: dict[int, Profiled], capsys: pytest.CaptureFixture[str]
 ) -> None:
