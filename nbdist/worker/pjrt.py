@@ -37,6 +37,7 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
     strategy = PjRTStrategy()
     _prove_collectives(strategy.mesh)
     state.current().strategies["pjrt"] = strategy
+    state.current().memory.device_bytes = device_bytes
     return tuple(
         Device(
             platform=device.platform,
@@ -46,6 +47,12 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
         )
         for device in jax.local_devices()
     )
+
+
+def device_bytes() -> list[int]:
+    """In use on each of this rank's devices; left out are those that do not count, as CPUs."""
+    counts = (device.memory_stats() for device in jax.local_devices())
+    return [counted["bytes_in_use"] for counted in counts if counted]
 
 
 def _prove_collectives(mesh: jax.sharding.Mesh) -> None:

@@ -146,6 +146,12 @@ def test_rows_arrive_together_and_with_the_memory() -> None:
     assert values[4] > 1e6
 
 
+def test_the_memory_of_the_fullest_device_is_told_where_it_is_known() -> None:
+    gauge = MemoryGauge()
+    gauge.device_bytes = lambda: [3, 5]
+    assert gauge.read()["device_bytes"] == 5
+
+
 def test_rows_that_find_no_room_are_counted_and_wait_for_nobody() -> None:
     sheets = Sheets(0, MemoryGauge())
     columns = Columns(own=("loss",))

@@ -78,3 +78,19 @@ def test_keras_on_jax_reports_its_epochs(
     assert set(run.results.values()) == {"'jax'"}
     assert [m.epoch for m in run.metrics] == [1, 2]
     assert run.metrics[0].own["loss"] == run.metrics[0].shared["loss"]
+
+
+def test_the_memory_of_devices_that_count_is_measured(cluster: nbdist.Cluster) -> None:
+    """A CPU does not; what a GPU says is made up."""
+    run = cluster.run(
+        "from types import SimpleNamespace\n"
+        "from unittest import mock\n"
+        "from nbdist.worker import state\n"
+        "said = [None, {'bytes_in_use': 7, 'bytes_limit': 9}]\n"
+        "devices = [SimpleNamespace(memory_stats=lambda stats=stats: stats) for stats in said]\n"
+        "plain = state.current().memory.device_bytes()\n"
+        "with mock.patch('nbdist.worker.pjrt.jax.local_devices', return_value=devices):\n"
+        "    counted = state.current().memory.device_bytes()\n"
+        "plain, counted"
+    )
+    assert set(run.results.values()) == {"([], [7])"}
