@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol
 
+from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
@@ -62,7 +63,7 @@ def bundle(picture: Picture) -> MimeBundle:
 def in_notebook() -> bool:
     """Whether displays reach a Jupyter front end."""
     shell = get_ipython()
-    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+    return isinstance(shell, ZMQInteractiveShell)  # Colab's is one of its own
 
 
 def new_surface() -> Surface:

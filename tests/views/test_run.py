@@ -6,10 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 import nbformat
+from ipykernel.zmqshell import ZMQInteractiveShell
 from nbclient import NotebookClient
 
 from nbdist.records import RUN_MIME
 from nbdist.views import run as runs
+from nbdist.views import surface
 from nbdist.views.run import LineSurface, OutputSurface, RunView, run_surface
 from tests.kernels import Kernel
 from tests.runs import losses
@@ -120,3 +122,10 @@ def test_a_widget_is_fed_and_closed() -> None:
         assert rows
         kernel.reply(request)
         kernel.run("%dist_stop").check()
+
+
+def test_a_shell_that_is_made_of_ipykernels_is_a_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Colab's."""
+    shell = object.__new__(type("Shell", (ZMQInteractiveShell,), {}))
+    monkeypatch.setattr(surface, "get_ipython", lambda: shell)
+    assert surface.in_notebook()
