@@ -231,7 +231,8 @@ class KeptLiveRun:
             changes["workers"] = tuple(self._workers.values())
             changes["findings"] = (*found, *self._notes.values(), *self._losses())
         state = self._directory.state
-        if any(getattr(state, name) != value for name, value in changes.items()):
+        changed = any(getattr(state, name) != value for name, value in changes.items())
+        if changed or self._directory.is_stale:
             self._directory.update(**changes)
 
     def _losses(self) -> tuple[Finding, ...]:
@@ -278,7 +279,7 @@ class KeptLiveRun:
         with self._lock:
             self._changes |= {"status": status, "error": error, "ended": time.time()}
         self._update(self._analyst.findings())
-        gone = prune(self._directory.path.parent, self._kept_runs)
+        gone = prune(self._directory.path.parent, self._kept_runs, spared=self.id)
         removed = f"removed {labels.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
         return (*(loss.text for loss in self._losses()), *((kept,) if gone else ()))

@@ -135,7 +135,7 @@ class CellWatch:
             self._status = "stopped" if self._stopped else "interrupted"
             self._interrupt()
             raise
-        except WorkerError as error:
+        except Exception as error:
             self._status, self._error = "failed", str(error)
             raise
         finally:

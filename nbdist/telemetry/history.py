@@ -25,10 +25,12 @@ class Reports:
         places: shape (reports, len(PLACE)), float64.
         metrics: by name, shape (reports,), float64; nan where a report has none. A rank's own
             value goes before the one that was reduced over the ranks.
+        reported: by name, shape (reports,), bool: whether a report has it, if only as nan.
     """
 
     places: np.ndarray
     metrics: Mapping[str, np.ndarray]
+    reported: Mapping[str, np.ndarray]
 
     @classmethod
     def of_tables(cls, tables: Iterable[tuple[Columns, np.ndarray]]) -> Self:
@@ -38,13 +40,15 @@ class Reports:
         all_places = np.concatenate([np.empty((0, len(PLACE))), *places])
         names = dict.fromkeys(n for columns, _ in kept for n in (*columns.own, *columns.shared))
         metrics = {name: np.full(len(all_places), np.nan) for name in names}
+        reported = {name: np.zeros(len(all_places), bool) for name in names}
         start = 0
         for columns, rows in kept:
             for name, values in _metrics(columns, rows).items():
                 metrics[name][start : start + len(rows)] = values
+                reported[name][start : start + len(rows)] = True
             start += len(rows)
         order = np.argsort(all_places[:, PLACE.index("time_s")], kind="stable")
-        return cls(all_places, metrics)._chosen(order)
+        return cls(all_places, metrics, reported)._chosen(order)
 
     @classmethod
     def of(cls, reports: Iterable[Metrics | Rows]) -> Self:
@@ -113,27 +117,33 @@ class Reports:
         steps, column = np.unique(where, axis=0, return_inverse=True)
         found = {}
         for name in sorted(chosen.metrics, key=lambda name: name != "loss"):
-            values = chosen.metrics[name]
-            there = ~np.isnan(values)
+            there = chosen.reported[name]
             if there.any():
                 found[name] = np.full((len(ranks), len(steps)), np.nan)
-                found[name][row[there], column[there]] = values[there]
+                found[name][row[there], column[there]] = chosen.metrics[name][there]
         return found
 
     def frame(self) -> pd.DataFrame:
-        """A row for each report of a rank: rank, epoch, step, time_s and the metrics."""
+        """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
+
+        A metric of one of these names is found as `rank (reported)`, and so on.
+        """
         import pandas as pd
 
         chosen = self.by_step()
         rank, epoch, step, time_s = chosen.places.T
         counts = {"rank": rank, "epoch": epoch, "step": step}
         columns = {name: values.astype(int) for name, values in counts.items()}
-        metrics = {name: chosen.metrics[name] for name in self.history()}
+        metrics = {
+            f"{name} (reported)" if name in PLACE else name: chosen.metrics[name]
+            for name in self.history()
+        }
         return pd.DataFrame({**columns, "time_s": time_s, **metrics})
 
     def _chosen(self, rows: np.ndarray) -> Self:
         metrics = {name: values[rows] for name, values in self.metrics.items()}
-        return type(self)(self.places[rows], metrics)
+        reported = {name: there[rows] for name, there in self.reported.items()}
+        return type(self)(self.places[rows], metrics, reported)
 
 
 def _count(numbers: np.ndarray) -> int:

@@ -158,14 +158,19 @@ def kept(root: Path) -> tuple[KeptRun, ...]:
     return tuple(sorted(began, key=began.__getitem__, reverse=True))
 
 
-def prune(root: Path, keep: int) -> tuple[str, ...]:
+def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     """Delete the oldest runs that are over, beyond the newest `keep` of all; 0 keeps all.
+
+    Args:
+        root: the folder of the runs.
+        keep: how many are kept.
+        spared: the id of a run that stays, however old it looks to a clock that was set.
 
     Returns:
         The ids of those that are gone.
     """
     old = kept(root)[keep:] if keep else ()
-    return tuple(run.id for run in old if _deleted(run))
+    return tuple(run.id for run in old if run.id != spared and _deleted(run))
 
 
 def _deleted(run: KeptRun) -> bool:

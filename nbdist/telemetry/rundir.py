@@ -50,12 +50,14 @@ class RunDirectory:
         path: the directory.
         state: as it was last written, or tried to be.
         dropped: rows that could not be kept.
+        is_stale: the state could not be written as it is.
     """
 
     def __init__(self, path: Path, state: RunState) -> None:
         self.path = path
         self.state = state
         self.dropped = 0
+        self.is_stale = False
         self._fault = ""
         self._tables = TableFiles(path / TABLES_FOLDER)
         self._logs = OutputLogs(path / OUTPUT_FOLDER)
@@ -128,7 +130,9 @@ class RunDirectory:
             self.state = msgspec.structs.replace(self.state, **changes)
             try:
                 replace_file(self.path / RUN_FILE, msgspec.json.encode(self.state))
+                self.is_stale = False
             except OSError as error:
+                self.is_stale = True
                 self._fault = f"the run's state could not be written: {error}"
 
     def stop_requested(self) -> bool:

@@ -77,4 +77,7 @@ class Receiver:
         except msgspec.DecodeError as error:
             _log.error("a record that is none was dropped: %s", error)
             return
-        self._handle(record)
+        try:
+            self._handle(record)
+        except Exception:  # noqa: BLE001 - a thread that ended would leave every cell waiting
+            _log.exception("a record could not be taken in")

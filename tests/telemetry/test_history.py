@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +63,15 @@ def test_what_was_measured_is_no_metric() -> None:
 def test_no_report_is_no_history() -> None:
     assert Reports.of([]).history() == {}
     assert len(Reports.of([]).frame()) == 0
+
+
+def test_a_loss_that_is_no_number_from_the_first_step_is_there() -> None:
+    history = Reports.of([msgspec.structs.replace(loss(1), own={"loss": math.nan})]).history()
+    assert set(history) == {"loss"}
+    assert np.isnan(history["loss"]).all()
+
+
+def test_a_metric_may_have_the_name_of_a_column() -> None:
+    frame = Reports.of([msgspec.structs.replace(loss(3, rank=1), own={"rank": 7.0})]).frame()
+    assert frame["rank"].tolist() == [1]
+    assert frame["rank (reported)"].tolist() == [7]
