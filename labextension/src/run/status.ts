@@ -25,6 +25,9 @@ export const RANK_LOOKS: Readonly<Record<RankStatus, Look>> = {
   dead: { sign: '✕', word: 'dead', tone: 'bad' }
 };
 
+/** A rank that ran when the kernel went: nobody knows what became of it. */
+export const RANK_UNKNOWN: Look = { sign: '?', word: 'unknown', tone: 'bad' };
+
 export const STRAGGLER: Look = { sign: '▲', word: 'straggler', tone: 'bad' };
 
 /** The run may still change. */

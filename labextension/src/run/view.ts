@@ -151,7 +151,8 @@ export class RunView {
       this.wordsDrawn = now;
       this.drawWords();
     }
-    if (now - this.tableDrawn >= TABLE_MS) {
+    const isOver = this.model.state !== null && !isOpen(this.model.state.status);
+    if (isOver || now - this.tableDrawn >= TABLE_MS) {
       this.tableDrawn = now;
       this.workers.draw();
     }

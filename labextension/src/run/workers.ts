@@ -3,7 +3,7 @@ import { Disposables, make, setAttribute, setText } from './dom';
 import { stepSecondsOf } from './figures';
 import type { RunModel } from './model';
 import type { Look } from './status';
-import { RANK_LOOKS, STRAGGLER } from './status';
+import { RANK_LOOKS, RANK_UNKNOWN, STRAGGLER } from './status';
 import { lineColour } from './theme';
 import type { Say } from './words';
 import { amount, count, fill, plain } from './words';
@@ -95,6 +95,9 @@ export class Workers {
   }
 
   private lookOf({ rank, status }: RunWorker): Look {
+    if (status === 'running' && this.model.state?.status === 'lost') {
+      return RANK_UNKNOWN;
+    }
     return status === 'running' && this.stragglers.has(rank) ? STRAGGLER : RANK_LOOKS[status];
   }
 
