@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import BrowserContext, Locator, Page
+    from playwright.sync_api import BrowserContext, Locator, Page, WebSocketRoute
 
 NAME = "reload.ipynb"
+BROKEN = 3000  # a code that means nothing to us, as that of a broken connection
 SETUP = """%%dist_run
 import pathlib, time
 import numpy as np, jax, jax.numpy as jnp
@@ -63,16 +64,9 @@ def cells(end: Path) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module", params=["jupyterlab", "notebook"])
-def app(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture(scope="module")
-def front(app: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("reload"), app) as running:
-        yield running
+def front(lab: Lab) -> Lab:
+    return lab
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +163,7 @@ def test_the_chart_and_the_text_come_back_and_are_saved(
     front.show(shown, NAME)
     chart = view(shown, REPORTS).get_by_role("img").first
     chart.wait_for()
-    assert shown.locator(".jp-Cell").nth(REPORTS).get_by_text("[*]").count()
+    shown.locator(".jp-Cell").nth(REPORTS).get_by_text("[*]").wait_for()
     wait_for_lines(shown, REPORTS, 6)
     wait_for_lines(shown, REPORTS, lines(shown, REPORTS)[-1] + 5)
     words = chart.get_attribute("aria-label")
@@ -234,6 +228,44 @@ def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, e
     wait(shown, PRINTS)
     shown.wait_for_function(_HAS_PICTURE, arg=PRINTS)
     check_whole(shown, PRINTS)
+
+
+def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) -> None:
+    start(shown, REPORTS)
+    start(shown, STEPS)
+    wait_for_lines(shown, REPORTS, 5)
+    be_away(shown, front)
+    front.show(shown, NAME)
+    wait_for_lines(shown, REPORTS, 10)
+    end.touch()
+    stop = view(shown, STEPS).get_by_role("button", name="Stop")
+    stop.wait_for()
+    check_picture(shown, front, REPORTS)
+    stop.click()
+    wait(shown, STEPS)
+    check_picture(shown, front, STEPS)
+
+
+def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: Path) -> None:
+    sockets: list[WebSocketRoute] = []
+
+    def take(socket: WebSocketRoute) -> None:
+        socket.connect_to_server()
+        sockets.append(socket)
+
+    start(shown, REPORTS)
+    wait_for_lines(shown, REPORTS, 5)
+    be_away(shown, front)
+    shown.route_web_socket(re.compile(r"live\?text=1"), take)
+    front.show(shown, NAME)
+    wait_for_lines(shown, REPORTS, 10)
+    sockets[0].close(code=BROKEN)
+    wait_for_lines(shown, REPORTS, lines(shown, REPORTS)[-1] + 20)
+    assert len(sockets) == 2
+    end.touch()
+    wait(shown, REPORTS)
+    shown.wait_for_function(_HAS_PICTURE, arg=REPORTS)
+    check_whole(shown, REPORTS)
 
 
 def test_two_pages_show_it_once_each(

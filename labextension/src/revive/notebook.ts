@@ -46,7 +46,7 @@ export class RevivedNotebook implements IDisposable {
       this.look();
       void this.server.refresh().finally(() => {
         this.look();
-        this.follows = this.cells.size > 0;
+        this.follows = this.cells.size > 0 || document.hidden; // the server is not asked while it is
       });
     }
   }
