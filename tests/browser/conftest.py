@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 NO_BROWSER = "no Chromium on the path: `apt-get install chromium`, or any package that brings it"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+@pytest.fixture(autouse=True, scope="package")
+def a_browser() -> None:
     if chromium() is None:
         pytest.skip(NO_BROWSER)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with Lab(tmp_path_factory.mktemp("lab") / "files") as running:
         yield running
 
