@@ -1,4 +1,4 @@
-"""One JupyterLab and one browser for all tests of a module."""
+"""One JupyterLab for all tests, and a browser for those of a module."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ def a_browser() -> None:
         pytest.skip(NO_BROWSER)
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+@pytest.fixture(scope="session")
+def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with Lab(tmp_path_factory.mktemp("lab") / "files") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def lab(shared_lab: Lab) -> Iterator[Lab]:
+    """The one JupyterLab, without a kernel."""
+    yield shared_lab
+    shared_lab.end_kernels()
 
 
 @pytest.fixture(scope="module")

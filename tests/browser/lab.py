@@ -44,6 +44,8 @@ _DONE = """index => {
   const prompt = cell.node.querySelector('.jp-InputPrompt')?.textContent ?? '';
   return cell.model.executionCount !== null && !prompt.includes('*');
 }"""
+_SOURCES = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(
+  cell => cell.model.sharedModel.source)"""
 _OUTPUT = """index =>
   window.jupyterapp.shell.currentWidget.content.widgets[index].outputArea.node.innerText"""
 
@@ -94,9 +96,13 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end_kernels()
+        self.server.__exit__()
+
+    def end_kernels(self) -> None:
+        """End all that runs here, and with it the clusters."""
         for session in json.loads(self.server.get("api/sessions")[1]):
             self.server.get(f"api/sessions/{session['id']}", method="DELETE")
-        self.server.__exit__()
 
     def write(self, name: str, cells: list[str]) -> Path:
         """A notebook with these cells of code."""
@@ -144,6 +150,12 @@ def run(page: Page, index: int) -> str:
     page.wait_for_function(_IDLE)
     start(page, index)
     return wait(page, index)
+
+
+def sources(page: Page) -> list[str]:
+    """The code of every cell."""
+    read: list[str] = page.evaluate(_SOURCES)
+    return read
 
 
 def violations(page: Page, selector: str) -> list[str]:

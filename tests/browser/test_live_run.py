@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from tests.browser.lab import TIMEOUT_MS, run, start, violations, wait
+from tests.browser.lab import TIMEOUT_MS, run, sources, start, violations, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,6 @@ loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
 w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
-SOURCES = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(
-  cell => cell.model.sharedModel.source)"""
 PIXELS = "element => element.toDataURL()"
 START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(6)
 CELLS = [
@@ -58,6 +56,14 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     run(page, SET_UP)
     yield page
     page.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on(notebook: Page) -> Iterator[None]:
+    """A test that fails leaves no run to the next."""
+    yield
+    if is_busy(notebook):
+        notebook.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
 
 
 def view(page: Page, index: int) -> Locator:
@@ -165,9 +171,8 @@ def test_the_panel_starts_a_cluster_and_stops_it(lab: Lab, page: Page) -> None:
     cluster = panel.get_by_role("region", name="1 worker · JAX")
     cluster.get_by_role("button", name="Stop").click()
     cluster.wait_for(state="detached")
-    sources: list[str] = page.evaluate(SOURCES)
-    assert "%dist_start 1 host --framework jax" in sources[1]
-    assert "%dist_stop" in sources[2]
+    assert "%dist_start 1 host --framework jax" in sources(page)[1]
+    assert "%dist_stop" in sources(page)[2]
 
 
 def test_a_failed_run_says_where(notebook: Page) -> None:

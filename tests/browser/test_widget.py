@@ -21,8 +21,6 @@ from tests.browser.lab import Lab
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(browsers.chromium() is None, reason="there is no Chromium")
-
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 30
 GO_ON = "go-on"

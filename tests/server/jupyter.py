@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -23,7 +24,6 @@ from nbdist.records import AnyServerMessage, CaughtUp, StateMessage, TableMessag
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 TOKEN = "of-the-tests"
 TIMEOUT_S = 60
@@ -67,26 +67,33 @@ class JupyterServer:
             "root_dir": str(self.home),
             "jpserver_extensions": "{'nbdist': True}",
         }
-        environment = {
+        self._environment = {
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
             "NBDIST_RUNS_FOLDER": str(self.runs),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
         }
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", app),
-                    *(f"--ServerApp.{name}={value}" for name, value in arguments.items()),
-                    f"--IdentityProvider.token={TOKEN}",
-                    *extra,
-                ],
-                env={**os.environ, **environment},
-                stdout=log,
-                stderr=log,
-            )
+        self._command = [
+            *(sys.executable, "-m", app),
+            *(f"--ServerApp.{name}={value}" for name, value in arguments.items()),
+            f"--IdentityProvider.token={TOKEN}",
+            *extra,
+        ]
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it, again at the same address, and wait until it answers."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env={**os.environ, **self._environment}, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
@@ -94,11 +101,12 @@ class JupyterServer:
             except urllib.error.URLError:
                 time.sleep(0.05)
             else:
-                return self
-        self.__exit__()
+                return
+        self.stop()
         raise AssertionError(self._log.read_text())
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End it, and with it the kernels."""
         self.process.terminate()
         try:
             self.process.wait(TIMEOUT_S)

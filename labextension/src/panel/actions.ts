@@ -91,6 +91,7 @@ export class Actions {
   }
 
   private async stopRun(args: Args): Promise<void> {
+    await this.parts.server.refresh(); // another run may have begun since the last answer
     const run = this.run(args);
     if (run !== undefined) {
       await this.runs.stop(run.id);

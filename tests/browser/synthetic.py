@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,22 +20,20 @@ from nbdist.records import (
     Device,
     Rows,
     RunOutput,
-    RunState,
     RunWorker,
     WorkerState,
 )
 from nbdist.settings import Settings
 from nbdist.telemetry.files import replace_file
 from nbdist.telemetry.processes import this_process
-from nbdist.telemetry.rundir import RunDirectory, new_id
+from tests.runs import new_run
+
+if TYPE_CHECKING:
+    from nbdist.telemetry.rundir import RunDirectory
 
 RANKS = 4
 STEP_S = 0.05
 COLUMNS = Columns(measures=MEASURES, own=("loss",))
-PIXEL = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
-    "rkJggg=="
-)
 
 
 def cluster(run: str = "") -> None:
@@ -59,48 +58,30 @@ def cluster(run: str = "") -> None:
 
 def run(seconds: float) -> RunDirectory:
     """Report from all ranks until the time is over, or somebody has asked to stop."""
-    began = time.time()
-    kept = RunDirectory.create(Settings.from_environment().runs_path, _state(began), "pass\n")
+    workers = tuple(
+        RunWorker(rank=rank, host=f"host{rank}", pid=rank, devices="2 x gpu")
+        for rank in range(RANKS)
+    )
+    kept = new_run(
+        Settings.from_environment().runs_path,
+        workers=workers,
+        replicas=2 * RANKS,
+        batch=256,
+        stoppable=True,
+    )
     cluster(kept.state.id)
     output = RunOutput(id=kept.state.id, text="under way")
-    bundle = {RUN_MIME: msgspec.to_builtins(output), "text/plain": "under way"}
-    shown = display(bundle, raw=True, display_id=True)
-    step = 0
-    while time.time() < began + seconds and not kept.stop_requested():
+    display({RUN_MIME: msgspec.to_builtins(output), "text/plain": "under way"}, raw=True)
+    step, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end and not kept.stop_requested():
         _report(kept, step)
-        shown.update({**bundle, "text/plain": f"step {step}"}, raw=True)
         step += 1
         time.sleep(STEP_S)
     status = "stopped" if kept.stop_requested() else "finished"
     kept.update(status=status, ended=time.time())
     kept.close()
     cluster()
-    output = RunOutput(id=kept.state.id, text=status, over=True)
-    bundle = {RUN_MIME: msgspec.to_builtins(output), "image/png": PIXEL}
-    shown.update({**bundle, "text/plain": f"the run was {status}"}, raw=True)
     return kept
-
-
-def _state(began: float) -> RunState:
-    return RunState(
-        id=new_id(began),
-        number=1,
-        label=1,
-        header="%%dist_run --data train --batch 256",
-        strategy="mirrored",
-        framework="TensorFlow 2.21.0",
-        status="running",
-        began=began,
-        workers=tuple(
-            RunWorker(rank=rank, host=f"host{rank}", pid=rank, devices="2 x gpu")
-            for rank in range(RANKS)
-        ),
-        versions={},
-        writer=this_process(),
-        replicas=2 * RANKS,
-        batch=256,
-        stoppable=True,
-    )
 
 
 def _report(kept: RunDirectory, step: int) -> None:

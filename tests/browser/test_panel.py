@@ -1,0 +1,184 @@
+"""The panel, the status bar and a run's tab, beside a cluster and runs that train nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import Page, Route, WebSocket, expect
+
+from nbdist.telemetry.rundir import STOP_FILE
+from tests.browser.lab import TIMEOUT_MS, Lab, run, sources, start, violations, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import BrowserContext
+
+CELLS = [
+    "from tests.browser import synthetic",
+    "synthetic.cluster()",
+    "kept = synthetic.run(60)",
+]
+IMPORT, CLUSTER, RUN = range(3)
+OUTPUT = ".nbdist-RunOutput"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patience() -> None:
+    expect.set_options(timeout=TIMEOUT_MS)
+
+
+@pytest.fixture
+def notebook(lab: Lab, page: Page, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page with a notebook of the test's own, and the panel open."""
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    name = f"{request.node.name}.ipynb"
+    lab.write(name, CELLS)
+    lab.open(page, name)
+    run(page, IMPORT)
+    command(page, "nbdist:open-panel")
+    page.get_by_role("region", name="nbdist clusters and runs").wait_for()
+    yield page
+    assert not errors
+
+
+def command(page: Page, name: str, **arguments: object) -> None:
+    """Carry out a command of the front end."""
+    page.evaluate(
+        "([name, args]) => { void window.jupyterapp.commands.execute(name, args); }",
+        [name, arguments],
+    )
+
+
+def stop(page: Page) -> None:
+    """Stop the notebook's run from its toolbar."""
+    button = page.get_by_role("toolbar").get_by_role("button", name="Stop run")
+    expect(button).to_be_enabled()
+    button.click()
+    expect(page.locator(OUTPUT, has_text="stopped")).to_be_visible()
+    wait(page, RUN)
+
+
+def test_one_socket_serves_all_that_show_a_run_and_none_what_nobody_looks_at(
+    notebook: Page,
+) -> None:
+    sockets: list[WebSocket] = []
+    notebook.on("websocket", lambda s: sockets.append(s) if "/nbdist/runs/" in s.url else None)
+    run(notebook, CLUSTER)
+    start(notebook, RUN)
+    notebook.locator(f"{OUTPUT} canvas").first.wait_for()
+    rate = f"nbdist: 4 workers · {256 / 0.05:,.0f} samples/s"
+    expect(notebook.get_by_role("button", name=rate)).to_be_visible()
+    command(notebook, "nbdist:open-latest-run")
+    notebook.locator(".nbdist-RunTab canvas").first.wait_for()
+    assert len(sockets) == 1  # of the output, the tab, the panel and the status bar together
+    command(notebook, "application:close")
+    notebook.wait_for_function("() => document.querySelector('.nbdist-RunTab') === null")
+    if not sockets[0].is_closed():
+        with sockets[0].expect_event("close", timeout=TIMEOUT_MS):
+            stop(notebook)
+    assert all(socket.is_closed() for socket in sockets)
+
+
+def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
+    lab: Lab, notebook: Page
+) -> None:
+    """The server is asked every other second; by then a run may be over, and the next there."""
+    is_old, kept = False, dict[str, str]()
+
+    def answer(route: Route) -> None:
+        if is_old and route.request.url in kept:
+            route.fulfill(body=kept[route.request.url], content_type="application/json")
+        else:
+            response = route.fetch()
+            kept[route.request.url] = response.text()
+            route.fulfill(response=response)
+
+    start(notebook, RUN)
+    button = notebook.get_by_role("toolbar").get_by_role("button", name="Stop run")
+    notebook.route(re.compile("/nbdist/(runs|clusters)"), answer)
+    expect(button).to_be_enabled()
+    is_old = True
+    (max(lab.server.runs.iterdir()) / STOP_FILE).touch()
+    wait(notebook, RUN)
+    start(notebook, RUN)
+    notebook.locator(f"{OUTPUT} canvas").first.wait_for()
+    expect(button).to_be_enabled()
+    is_old = False
+    button.click()
+    expect(notebook.locator(OUTPUT, has_text="stopped")).to_be_visible()
+    wait(notebook, RUN)
+
+
+def test_a_cluster_is_resized_by_cells_of_the_notebook(notebook: Page) -> None:
+    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
+    form = panel.get_by_role("form", name="Start a cluster")
+    form.get_by_label("Hosts").fill("0")
+    form.get_by_role("button", name="Start").click()
+    assert sources(notebook) == CELLS  # a form that is not valid does nothing
+    run(notebook, CLUSTER)
+    change = panel.get_by_role("form", name="Change the cluster")
+    change.get_by_label("Hosts").fill("2")
+    change.get_by_role("button", name="Resize").click()
+    until_there_are(notebook, 4)
+    assert sources(notebook)[2] == "%dist_stop\n%dist_start 2 hosts --framework tensorflow"
+
+
+def until_there_are(page: Page, cells: int) -> None:
+    count = "window.jupyterapp.shell.currentWidget.content.widgets.length"
+    page.wait_for_function(f"cells => {count} === cells", arg=cells)
+
+
+def test_snippets_are_inserted_and_the_wish_outlives_a_reload(notebook: Page) -> None:
+    hosts = notebook.get_by_role("form", name="Start a cluster").get_by_label("Hosts")
+    with notebook.expect_response(
+        lambda answer: "workspaces" in answer.url and answer.request.method == "PUT"
+    ):
+        hosts.fill("7")
+    notebook.get_by_role("button", name="Start a cluster", exact=True).click()
+    until_there_are(notebook, 4)
+    assert sources(notebook)[1] == "%load_ext nbdist\n%dist_start 7 hosts"
+    notebook.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    notebook.goto(notebook.url.replace("&reset", ""))
+    expect(hosts).to_have_value("7")
+
+
+def test_everybody_can_read_the_panel(notebook: Page) -> None:
+    run(notebook, CLUSTER)
+    start(notebook, RUN)
+    notebook.locator(f"{OUTPUT} canvas").first.wait_for()
+    notebook.locator(".nbdist-Running").wait_for()
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        command(notebook, "apputils:change-theme", theme=theme)
+        notebook.wait_for_function(
+            "theme => document.body.dataset.jpThemeName === theme", arg=theme
+        )
+        assert violations(notebook, "#nbdist-panel") == []
+
+
+def test_in_a_notebook_7_whose_server_comes_back(tmp_path: Path, window: BrowserContext) -> None:
+    """It has no status bar, and one place for all."""
+    with Lab(tmp_path / "files", "notebook") as lab, window.new_page() as page:
+        lab.write("run.ipynb", CELLS)
+        lab.open(page, "run.ipynb")
+        run(page, IMPORT)
+        start(page, RUN)
+        output = page.locator(OUTPUT)
+        output.locator("canvas").first.wait_for()
+        command(page, "nbdist:open-panel")
+        panel = page.get_by_role("region", name="nbdist clusters and runs")
+        panel.locator("[data-status=running]").wait_for()
+        command(page, "nbdist:open-latest-run")
+        page.locator(".nbdist-RunTab canvas").first.wait_for()
+        panel.get_by_role("button", name="Stop the run").click()
+        expect(output).to_contain_text("stopped")
+        start(page, RUN)
+        expect(output).to_contain_text("running")
+        with page.expect_websocket(lambda socket: "/nbdist/runs/" in socket.url):
+            lab.server.stop()
+            lab.server.start()
+        expect(output).to_contain_text("lost")
