@@ -66,7 +66,14 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
         _held_ports.pop().close()
     _prove_collectives(strategy)
     worker.strategies["mirrored"] = strategy
+    worker.memory.device_bytes = device_bytes
     return _devices()
+
+
+def device_bytes() -> list[int]:
+    """In use on each of this rank's GPUs; TensorFlow does not count a CPU's."""
+    gpus = range(len(tf.config.list_physical_devices("GPU")))
+    return [tf.config.experimental.get_memory_info(f"GPU:{gpu}")["current"] for gpu in gpus]
 
 
 def _options(communication: Communication) -> tf.distribute.experimental.CommunicationOptions:

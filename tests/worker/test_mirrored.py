@@ -154,6 +154,21 @@ def test_a_cell_is_inside_the_scope_of_its_strategy(cluster: nbdist.Cluster) -> 
     assert set(cluster.run(cell, ranks="0").results.values()) == {"False"}
 
 
+def test_the_memory_of_gpus_is_measured(cluster: nbdist.Cluster) -> None:
+    """TensorFlow does not count a CPU's; what a GPU says is made up."""
+    run = cluster.run(
+        "from unittest import mock\n"
+        "from nbdist.worker import state\n"
+        "plain = state.current().memory.device_bytes()\n"
+        "said = {'GPU:0': {'current': 7, 'peak': 9}, 'GPU:1': {'current': 8, 'peak': 9}}\n"
+        "with mock.patch('tensorflow.config.list_physical_devices', return_value=[*said]), \\\n"
+        "     mock.patch('tensorflow.config.experimental.get_memory_info', said.__getitem__):\n"
+        "    counted = state.current().memory.device_bytes()\n"
+        "plain, counted"
+    )
+    assert set(run.results.values()) == {"([], [7, 8])"}
+
+
 def test_a_reserved_port_cannot_be_taken_by_a_stranger(cluster: nbdist.Cluster) -> None:
     cluster.run("from nbdist.worker import mirrored\nport = mirrored.reserve_port()", ranks="0")
     port = cluster.pull(["port"], ranks="0")[0]["port"]
