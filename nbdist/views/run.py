@@ -17,7 +17,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from nbdist.records import RUN_MIME, RunOutput
-from nbdist.views.surface import TextSurface, bundle, in_notebook
+from nbdist.views.surface import TextSurface, bundle, in_notebook, marimo_notebook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,17 +65,18 @@ def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunS
         follow: begins to read it from its first row; only if it is kept.
         view: see `Settings`.
     """
-    if view == "text" or not in_notebook():
+    marimo = marimo_notebook()
+    if view == "text" or not (marimo or in_notebook()):
         return LineSurface()
-    if run and (view == "widget" or (view == "auto" and _wants_widget())):
-        from nbdist.views.widget import WidgetSurface  # half a second, for those who need it
+    if run and (marimo or view == "widget" or (view == "auto" and _wants_widget())):
+        from nbdist.views.widget import MarimoPlace, OutputPlace, WidgetSurface  # half a second
 
-        return WidgetSurface(run, follow)
-    return OutputSurface(run)
+        return WidgetSurface(MarimoPlace(marimo) if marimo else OutputPlace(run), follow)
+    return OutputSurface(run) if marimo is None else LineSurface()
 
 
 def _wants_widget() -> bool:
-    """Whether the front end is one that has widgets and cannot have the extension.
+    """Whether the kernel's front end is one that has widgets and cannot have the extension.
 
     The kernel is not told. VS Code sets these variables where it starts one, and not in its
     terminals; a kernel that it found running has the name.

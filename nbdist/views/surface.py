@@ -10,6 +10,8 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from nbdist.records import MimeBundle
 
 
@@ -64,6 +66,12 @@ def in_notebook() -> bool:
     """Whether displays reach a Jupyter front end."""
     shell = get_ipython()
     return isinstance(shell, ZMQInteractiveShell)  # Colab's is one of its own
+
+
+def marimo_notebook() -> ModuleType | None:
+    """The module `marimo` in a cell of its notebook, where IPython's displays are not shown."""
+    marimo = sys.modules.get("marimo")
+    return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
 def new_surface() -> Surface:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anywidget
 import msgspec
 import traitlets
 
 from nbdist.records import PLACE, Table
+from nbdist.views.chart import CHART_WIDTH
 from nbdist.views.run import INTERVAL_S, OutputSurface
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from nbdist.records import MimeBundle
     from nbdist.views.run import Feed, RunPicture
@@ -43,19 +45,65 @@ class RunWidget(anywidget.AnyWidget):  # type: ignore[misc]
     tables: traitlets.List[object] = traitlets.List().tag(sync=True)
 
 
-class WidgetSurface:
-    """A widget beside the other types of the output while the run goes on; at its end a picture.
+class Place(Protocol):
+    """Where a widget is shown."""
+
+    def show(self, picture: RunPicture, widget: RunWidget) -> None: ...
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Without the widget, which in a file that is opened later is empty."""
+        ...
+
+
+class OutputPlace:
+    """A Jupyter output: the widget beside its other types.
 
     Args:
         run: the run's id.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._output = OutputSurface(run)
+        self.close = self._output.close
+
+    def show(self, picture: RunPicture, widget: RunWidget) -> None:
+        self._output.show(picture, *widget._repr_mimebundle_())
+
+
+class MarimoPlace:
+    """The output of a cell of marimo, which has one.
+
+    Args:
+        marimo: the module.
+    """
+
+    def __init__(self, marimo: ModuleType) -> None:
+        self._marimo = marimo
+
+    def show(self, picture: RunPicture, widget: RunWidget) -> None:
+        self._marimo.output.replace(self._marimo.ui.anywidget(widget))
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        data, _ = drawn()
+        picture, text = data.get("image/png"), str(data["text/plain"])
+        drawing = isinstance(picture, bytes)
+        image = self._marimo.image(picture, alt=text, width=CHART_WIDTH) if drawing else None
+        self._marimo.output.replace(image or self._marimo.plain_text(text))
+
+
+class WidgetSurface:
+    """A widget while the run goes on; at its end a picture.
+
+    Args:
+        place: where it is shown.
         follow: begins to read the run from its first row.
     """
 
     interval_s = INTERVAL_S
     follows = False
 
-    def __init__(self, run: str, follow: Callable[[], Feed]) -> None:
-        self._output = OutputSurface(run)
+    def __init__(self, place: Place, follow: Callable[[], Feed]) -> None:
+        self._place = place
         self._follow = follow
         self._feed = follow()
         self._widget: RunWidget | None = None
@@ -70,7 +118,7 @@ class WidgetSurface:
             self.follows = True
             self._opened_at = time.monotonic()
             self._send(self._widget, from_start=True)
-            self._output.show(picture, *self._widget._repr_mimebundle_())
+            self._place.show(picture, self._widget)
             return
         opening = time.monotonic() - self._opened_at < PAGE_OPENS_S
         if again := opening and self._sent_bytes < MOST_AGAIN_BYTES:
@@ -78,9 +126,8 @@ class WidgetSurface:
         self._send(self._widget, from_start=again)
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        """Without the widget, which in a file that is opened later is empty."""
-        self._output.close(drawn)
         if self._widget is not None:
+            self._place.close(drawn)
             self._widget.close()
 
     def _send(self, widget: RunWidget, *, from_start: bool) -> None:
