@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 
-.PHONY: demo test lab bench check clean
+.PHONY: demo test test-full lab bench check clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -19,6 +19,9 @@ demo: $(READY)
 
 test: $(READY) check
 	@$(BIN)/python -m pytest
+
+test-full: $(READY) check
+	@$(BIN)/python -m pytest --full
 
 check: $(READY)
 	@$(BIN)/ruff check .

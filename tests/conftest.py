@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-import nbdist
+from tests import clusters
+from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import nbdist
+
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also what repeats at another size")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full"):
+        repeated = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=repeated)
+        items[:] = [item for item in items if item not in repeated]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
-    """No process, thread or socket of ours outlives the module that made it."""
+    """No process, thread or socket of ours outlives the module that made it, but kept clusters."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become our children
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    sockets = _listening()
+    before = Held.now()
     yield
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    _, left = psutil.wait_procs(left, timeout=5)
-    assert not left, f"processes left behind: {left}"
-    threads = [t.name for t in threading.enumerate() if t.name.startswith("nbdist")]
-    assert not threads, f"threads left behind: {threads}"
-    assert _listening() <= sockets, "sockets left listening"
+    deadline = time.monotonic() + 5
+    while (left := _left_behind(before)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # ZeroMQ closes its sockets on a thread of its own
+    assert not left, f"left behind: {left}"
 
 
-def _listening() -> set[Any]:
-    connections = psutil.Process().net_connections()
-    return {c.laddr for c in connections if c.status == psutil.CONN_LISTEN}
+def _left_behind(before: Held) -> list[object]:
+    now, known = Held.now().beyond(before), kept()
+    return [
+        *now.processes().difference(*(held.processes() for held in known)),
+        *now.threads.difference(*(held.threads for held in known)),
+        *now.sockets.difference(*(held.sockets for held in known)),
+    ]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -50,6 +64,7 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         patch.setenv("NBDIST_KEPT_RUNS", "0")  # what is removed is said, and tests listen
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield folder
+        stop_all()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -69,7 +84,7 @@ def quick_compilations() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     """Three light workers, shared by the module's tests: most need no TensorFlow."""
-    with nbdist.Cluster(hosts=3, framework="jax") as running:
+    with clusters.cluster(hosts=3, framework="jax") as running:
         yield running
 
 

@@ -16,6 +16,7 @@ import pytest
 import nbdist
 from nbdist.records import ClusterState, Columns, Rows, StepOptions
 from nbdist.telemetry.kept import kept
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ OPTIONS = StepOptions(data="ones", batch=8, epochs=2)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=3, framework="jax") as running:
+    with clusters.cluster(hosts=3, framework="jax") as running:
         running.run(SETUP)
         yield running
 

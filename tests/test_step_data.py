@@ -11,6 +11,7 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ SUM = {"mirrored": "tf.reduce_sum", "pjrt": "jnp.sum"}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Cluster]:
     """Two workers, and three files of 5, 6 and 30 numbers, all different."""
     folder = tmp_path_factory.mktemp("files")
-    with nbdist.Cluster(hosts=2) as running:
+    with clusters.cluster(hosts=2) as running:
         running.run(FILES.format(folder=str(folder)))
         yield running
 

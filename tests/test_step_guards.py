@@ -9,6 +9,7 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ second.build(critic.trainable_variables)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2) as running:
+    with clusters.cluster(hosts=2) as running:
         yield running
 
 

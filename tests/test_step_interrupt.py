@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import nbdist
 from nbdist.records import Rows, StepOptions
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import nbdist
     from nbdist.records import Speech
 
 SETUP = """
@@ -46,7 +47,7 @@ ENDLESS = StepOptions(data="ones", batch=8, epochs=1_000_000)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=3) as running:
+    with clusters.cluster(hosts=3) as running:
         running.run(SETUP, strategy="mirrored")
         yield running
 

@@ -11,8 +11,8 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from tests import clusters, references
 from tests import jax_programs as programs
-from tests import references
 from tests.references import Outcome, Training
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SETUP = programs.X64 + "import numpy as np\nones = np.ones(16)\n"
 
 @pytest.fixture(scope="module", params=[4])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=request.param, framework="jax") as running:
+    with clusters.cluster(hosts=request.param, framework="jax") as running:
         running.run(programs.DATA + SETUP, strategy="pjrt")
         yield running
 
@@ -33,7 +33,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[nbdist.Cluster]:
     """Two workers, for what does not depend on their number."""
-    with nbdist.Cluster(hosts=2, framework="jax") as running:
+    with clusters.cluster(hosts=2, framework="jax") as running:
         running.run(SETUP, strategy="pjrt")
         yield running
 

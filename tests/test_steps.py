@@ -10,15 +10,19 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from tests import clusters
 from tests.references import reported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+PARAMS = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=request.param) as running:
+    with clusters.cluster(hosts=request.param) as running:
         yield running
 
 

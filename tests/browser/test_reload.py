@@ -150,7 +150,7 @@ def check_whole(page: Page, index: int) -> None:
     assert came == list(range(len(came)))
 
 
-@pytest.mark.parametrize("is_saved", [False, True])
+@pytest.mark.parametrize("is_saved", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_chart_and_the_text_come_back_and_are_saved(
     front: Lab, shown: Page, end: Path, is_saved: bool
 ) -> None:
@@ -268,6 +268,7 @@ def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: P
     check_whole(shown, REPORTS)
 
 
+@pytest.mark.full
 def test_two_pages_show_it_once_each(
     front: Lab, window: BrowserContext, shown: Page, end: Path
 ) -> None:
@@ -285,6 +286,7 @@ def test_two_pages_show_it_once_each(
             check_whole(page, REPORTS)
 
 
+@pytest.mark.full
 def test_a_page_that_comes_after_the_end_is_left_as_it_was(
     front: Lab, shown: Page, end: Path
 ) -> None:

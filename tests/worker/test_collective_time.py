@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import nbdist
 from nbdist.records import Rows, StepOptions
 from nbdist.telemetry.findings import Analyst
 from nbdist.worker.spans import covered
 from nbdist.worker.tracing import SAMPLED_STEPS
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import nbdist
     from nbdist.records import Finding, Speech
 
 SLEEP_S = 0.03
@@ -43,6 +44,7 @@ JAX_SETUP = f"""
 import time
 import numpy as np, jax, jax.numpy as jnp
 import nbdist.worker.tracing as tracing
+from tests import clusters
 tracing.GAP_S, tracing.SHARE = 0.3, 1.0  # samples enough, however noisy the machine
 def data():
     for number in range(200):
@@ -100,7 +102,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2) as running:
+    with clusters.cluster(hosts=2) as running:
         yield running
 
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import nbdist
 from nbdist.worker import ipykernel_patch
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import nbdist
 
 AWAITS = "import asyncio\nawait asyncio.sleep(0.01)"
 UNCURED_ENGINE = "tests.worker.test_ipykernel_patch:uncured_engine"
@@ -31,7 +33,7 @@ def uncured(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
     from nbdist.cluster import launch
 
     monkeypatch.setattr(launch, "ENGINE_TARGET", UNCURED_ENGINE)
-    with nbdist.Cluster(hosts=1, framework="jax") as running:
+    with clusters.cluster(hosts=1, framework="jax") as running:
         yield running
 
 

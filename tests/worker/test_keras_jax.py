@@ -10,6 +10,7 @@ import pytest
 
 import nbdist
 from nbdist.telemetry.kept import kept
+from tests import clusters
 from tests.keras_programs import (
     DATASETS,
     FIT,
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BOTH = pytest.mark.parametrize("cluster", [1, 2], indirect=True, ids=["one_device", "two_devices"])
+ONE_DEVICE = pytest.param(1, marks=pytest.mark.full, id="one_device")
+BOTH = pytest.mark.parametrize(
+    "cluster", [ONE_DEVICE, pytest.param(2, id="two_devices")], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=[2], ids=["two_devices"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=request.param) as running:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=request.param) as running:
         yield running
 
 

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import nbdist
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import nbdist
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     """Two processes of two virtual devices."""
-    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         yield running
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import nbdist
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     """Two processes of two virtual devices."""
-    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         running.run("import jax, jax.numpy as jnp, numpy as np, nbdist")
         yield running
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nbdist
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ own = jax.device_put(np.ones((4, 3)), jax.local_devices()[1])
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     """A mesh of three by two devices; TensorFlow's replicas are the ranks."""
-    with nbdist.Cluster(hosts=3, framework="both", devices_per_host=2) as running:
+    with clusters.cluster(hosts=3, framework="both", devices_per_host=2) as running:
         running.run(MADE, strategy="pjrt")
         yield running
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import nbdist
 from nbdist.records import Profiled, StepOptions
 from nbdist.telemetry.kept import kept
 from nbdist.worker.profiling import FIRST_STEP
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import nbdist
     from nbdist.records import Speech
 
 STEPS = 5
@@ -59,7 +60,7 @@ CELLS = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2) as running:
+    with clusters.cluster(hosts=2) as running:
         yield running
 
 
