@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import CellError, WorkerError
 from nbdist.records import (
+    SOON,
     CellEnded,
     Checked,
     Display,
+    FitBegun,
     Metrics,
     Note,
     Rows,
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _INTERRUPT_AGAIN_S = 0.25
 _STOP_S = 1.0
-"""How long a Stop is repeated: an engine that hears of it for 2 s (`PATIENCE_S` of
-`worker/interrupts.py`) gives up its step, and leaves the others in an all-reduce."""
+"""How long a Stop of steps is repeated: an engine that hears of it for 2 s (`PATIENCE_S` of
+`worker/interrupts.py`) gives up its step, and leaves the others in an all-reduce. Who begins later
+finds the order."""
 
 
 class CellWatch:
@@ -80,6 +83,8 @@ class CellWatch:
         self._answered = False
         self._over = False
         self._is_step = False
+        self._has_steps = False
+        self._is_stopping = False
         self._stopped = False
         self._status: RunStatus = "finished"
         self._error = ""
@@ -120,13 +125,14 @@ class CellWatch:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
         self._send = send
-        self._is_step = request.step is not None
+        self._is_step = self._has_steps = request.step is not None
         try:
             self._begin(self._live.placed(request))
-            while self.running and not self._first_failure():
-                self._show_for(_POLL_S)
-                self._check_alive()
-                self._check_stop()
+            try:
+                self._watch()
+            except KeyboardInterrupt:
+                self._stop_steps()
+                raise
             self._drain()
             self._failed = self._first_failure()
             self._stop_others()
@@ -143,6 +149,22 @@ class CellWatch:
             self._drain()
             self._close()
         self._raise_failure()
+
+    def _watch(self) -> None:
+        """Show the cell until all ranks are done, or one has failed."""
+        while self.running and not self._first_failure():
+            self._show_for(_POLL_S)
+            self._check_alive()
+            self._check_stop()
+
+    def _stop_steps(self) -> None:
+        """The first interrupt ends steps on all ranks alike, however long they take.
+
+        The next one breaks them off, as the first one does where there are none.
+        """
+        if self._has_steps and not self._is_stopping:
+            self._ask_to_stop()
+            self._watch()
 
     def _close(self) -> None:
         said = self._live.end(*self._how_it_ended())
@@ -202,6 +224,8 @@ class CellWatch:
             self._begun = record
         elif isinstance(record, Checked):
             self._checked = record
+        elif isinstance(record, FitBegun):
+            self._has_steps = True
         elif isinstance(record, Note):
             self._notes.append(record)
         self._view.add(record)
@@ -228,7 +252,17 @@ class CellWatch:
         if not self._is_step:
             raise KeyboardInterrupt
         self._status = "stopped"
+        self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        """Ask the ranks to stop at the end of a step, the same on all."""
+        self._is_stopping = True
+        self._live.stopping()
+        with contextlib.suppress(WorkerError):  # who is gone is found by `_check_alive`
+            self._send(StopAfter(number=self._number, step=SOON), sorted(self.running))
         self._await_end(_STOP_S, interrupt=True)
+        if self.running:
+            self._view.say("stopping at the end of a step; interrupt again to break it off")
 
     def _first_failure(self) -> CellEnded | None:
         """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import os
+import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,3 +99,79 @@ def test_all_stop_at_the_same_step_and_go_on_from_there(
         CELLS[strategy], step=StepOptions(data="ones", batch=8, epochs=2), strategy=strategy
     )
     assert np.isfinite(run.loss).all()
+
+
+NAPPING = """
+import time
+nap_s = {nap_s}
+def slow():
+    while True:
+        time.sleep(nap_s)
+        yield np.ones(9, "float32")
+"""
+
+
+def interrupt_after(*seconds: float) -> None:
+    """Of this process, as the kernel's, so long after now."""
+    for later in seconds:
+        threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def steps_made(cluster: nbdist.Cluster) -> set[int]:
+    """How many, by what each rank carried out of them."""
+    return {int(text) for text in cluster.run("int(count)", strategy="pjrt").results.values()}
+
+
+def test_one_interrupt_waits_for_the_end_of_long_steps(cluster: nbdist.Cluster) -> None:
+    """Rank 0 is at work for longer than it puts an interrupt off, the others wait for it."""
+    cluster.run(NAPPING.format(nap_s="2.5 if rank == 0 else 0") + "count = 0", strategy="pjrt")
+    interrupt_after(3.0)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
+    made = steps_made(cluster)
+    assert len(made) == 1
+    assert made.pop() > 0
+
+
+FIT = """
+import keras, time
+class Naps(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(2.5 if rank == 0 else 0)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+rows = np.ones((6000, 1), "float32")
+model.fit(rows, rows, batch_size=6, callbacks=[Naps()])
+"""
+
+
+def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(cluster: nbdist.Cluster) -> None:
+    interrupt_after(5.0)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(FIT, strategy="mirrored")
+    made = cluster.run("int(model.optimizer.iterations.numpy())", strategy="mirrored").results
+    assert len(set(made.values())) == 1
+
+
+@pytest.mark.parametrize("late_s", [0.7, 2.5])
+def test_a_rank_that_begins_after_the_interrupt_stops_with_the_others(
+    cluster: nbdist.Cluster, late_s: float
+) -> None:
+    cluster.run(NAPPING.format(nap_s="0") + "count = 0", strategy="pjrt")
+    late = cluster.workers()[1].pid
+    os.kill(late, signal.SIGSTOP)
+    threading.Timer(0.3 + late_s, os.kill, (late, signal.SIGCONT)).start()
+    interrupt_after(0.3)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
+    assert len(steps_made(cluster)) == 1
+
+
+def test_a_second_interrupt_breaks_a_step_that_does_not_end(cluster: nbdist.Cluster) -> None:
+    cluster.run(NAPPING.format(nap_s="60"), strategy="pjrt")
+    interrupt_after(0.5, 3.5)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
+    assert time.monotonic() - began > 3.5
+    assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}

@@ -57,6 +57,7 @@ from nbdist.records.kept import (
     Writer,
 )
 from nbdist.records.orders import (
+    SOON,
     CellRequest,
     Order,
     StepOptions,
@@ -112,6 +113,7 @@ __all__ = [
     "RUN_ID",
     "RUN_IS_GONE",
     "RUN_MIME",
+    "SOON",
     "AnyServerMessage",
     "CaughtUp",
     "CellEnded",

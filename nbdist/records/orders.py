@@ -76,8 +76,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: int
 
 
+SOON = -1
+"""In `StopAfter`: the last step is still to be agreed on."""
+
+
 class StopAfter(Order, frozen=True):
-    """The last step that ranks make of an interrupted step cell."""
+    """Steps were interrupted: the last one that ranks make.
+
+    Attributes:
+        step: counts from 1; `SOON` before the ranks have said how far they go.
+    """
 
     step: int
 

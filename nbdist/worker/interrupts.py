@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PATIENCE_S = 2.0
-"""How long an interrupt may be put off."""
+"""How long an interrupt may be put off; whoever sends one repeats it for less than that."""
 
 AGAIN_S = 0.2
 """A second interrupt within this time is the first one's: what cleans up after it may do so."""
@@ -46,7 +46,6 @@ class Interrupts:
     def admitted(self, task: asyncio.Task[None] | None = None) -> Iterator[None]:
         """Within it, the user's code runs; in `task`, where it may await."""
         self._task = task
-        self._puts_off = False  # of a `fit` that raised, nothing says that it is over
         self._inside = True
         try:
             yield
@@ -54,19 +53,29 @@ class Interrupts:
             self.refuse()
 
     @contextlib.contextmanager
-    def put_off(self) -> Iterator[None]:
-        """Within it, an interrupt is noted, and raised when `PATIENCE_S` later there is another."""
-        self.noted = False
+    def put_off(self, *, noted: bool = False) -> Iterator[None]:
+        """Within it, an interrupt is noted, and raised when `PATIENCE_S` later there is another.
+
+        Args:
+            noted: there was one before this rank began.
+        """
+        self.noted = noted
+        self.begin_patience()
         self._puts_off = True
         try:
             yield
         finally:
             self._puts_off = False
 
+    def begin_patience(self) -> None:
+        """What the interrupt asks for is under way, and has `PATIENCE_S` from now."""
+        self._noted_at = time.monotonic()
+
     def refuse(self) -> None:
         """From here on the user's code is over, whatever became of `admitted`."""
         self._inside = False
         self._task = None
+        self._puts_off = False  # of a `fit` that raised, nothing else says that it is over
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -83,5 +92,6 @@ class Interrupts:
 
     def _is_overdue(self, now: float) -> bool:
         if not self.noted:
-            self.noted, self._noted_at = True, now
+            self.noted = True
+            self.begin_patience()
         return now - self._noted_at >= PATIENCE_S

@@ -18,7 +18,7 @@ import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
-from nbdist.records import CellEnded, CellRequest, Display, Failure, StopAfter
+from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, StopAfter
 from nbdist.worker import state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
@@ -91,11 +91,13 @@ class _Cell:
         self._worker.begin_cell(request.number)
 
     def run(self) -> None:
-        with self._told(), self._strategy(), _interrupts.admitted():
-            if self._request.step is None:
+        step = self._request.step
+        if step is None:
+            with self._told(), self._strategy(), _interrupts.admitted():
                 self._run_once()
-            else:
-                self._run_steps(self._request.step)
+        else:
+            with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
+                self._run_steps(step, stop)
 
     def _run_once(self) -> None:
         program = self._compile()
@@ -122,20 +124,19 @@ class _Cell:
         else:
             self._end(None)
 
-    def _run_steps(self, request: StepRequest) -> None:
+    def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
         namespace = self._shell.user_ns
         steps.check_names(request, namespace)
         stepper = self._stepper(request, namespace)
-        with self._stop_point() as stop:
-            steps.run(self._worker, request, namespace, stepper, stop)
+        steps.run(self._worker, request, namespace, stepper, stop)
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
-        with _interrupts.put_off():
+        with _interrupts.put_off(noted=self._last_step(0) == SOON):
             yield StopPoint(self._worker, _interrupts, self._last_step)
 
     def _last_step(self, seconds: float) -> int | None:
-        """Wait for the order that says after which step to stop."""
+        """Wait for the order that says after which step to stop; `SOON` is none yet."""
         (socket,) = _orders
         while socket.poll(int(1000 * seconds)):
             order = _decode(socket.recv())

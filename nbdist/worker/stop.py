@@ -3,6 +3,9 @@
 A rank that stopped where the signal met it would leave the others in an all-reduce. So each says
 how far it will go by itself, the notebook answers with the farthest of these, and there
 all stop. Nothing is exchanged between ranks, and nothing at all until there is an interrupt.
+
+A signal means nothing to a rank that has not begun the cell: it finds the notebook's order to stop
+(`SOON`) behind the cell itself.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.records import Stopping
+from nbdist.records import SOON, Stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +35,8 @@ class StopPoint:
     Args:
         worker: this rank.
         interrupts: where an interrupt is noted.
-        answer: waits for the notebook's answer for so many seconds; None when it has not come.
+        answer: waits for the notebook's answer for so many seconds; None or `SOON` when it has
+            not come.
     """
 
     def __init__(
@@ -42,8 +46,8 @@ class StopPoint:
         self._interrupts = interrupts
         self._answer = answer
         self._limit = -1
-        self._last = -1
-        self._seen_at = time.monotonic()
+        self._last = SOON
+        self._seen_at = -math.inf  # of the first step nobody knows how long it takes
 
     def is_before(self, step: int) -> bool:
         """Whether `step` is beyond the last one; to be asked before each."""
@@ -56,6 +60,7 @@ class StopPoint:
             self._limit = step - 1 + ahead
             stopping = Stopping(limit=self._limit, **self._worker.said())
             self._worker.say(stopping, urgent=True)
+            self._interrupts.begin_patience()
         self._hear(0)
         while self._last < 0 and step > self._limit:
             self._hear(_POLL_S)
@@ -64,4 +69,4 @@ class StopPoint:
     def _hear(self, seconds: float) -> None:
         if self._last < 0:
             answer = self._answer(seconds)
-            self._last = -1 if answer is None else answer
+            self._last = SOON if answer is None else answer
