@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from nbdist.held import interrupt_held
 from nbdist.records import (
     CellEnded,
     Finding,
@@ -29,7 +31,7 @@ from nbdist.views import labels
 from nbdist.views.run import RunView, run_surface
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from nbdist.records import CellRequest, FindingTopic, RankStatus, RunStatus, Speech, WorkerState
     from nbdist.settings import Settings
@@ -86,7 +88,7 @@ class LiveRun(Protocol):
         ...
 
     def close(self) -> None:
-        """The cell shows nothing more."""
+        """The cell shows nothing more. May be called more than once."""
         ...
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
@@ -283,6 +285,22 @@ class KeptLiveRun:
         removed = f"removed {labels.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
         return (*(loss.text for loss in self._losses()), *((kept,) if gone else ()))
+
+
+@contextlib.contextmanager
+def begun(
+    request: CellRequest,
+    header: str,
+    cells: Sequence[str],
+    workers: Sequence[WorkerState],
+    settings: Settings,
+) -> Iterator[LiveRun]:
+    """What `begin` begins; of a run that nobody comes to follow nothing is left."""
+    with contextlib.ExitStack() as closing:
+        with interrupt_held():
+            run = begin(request, header, cells, workers, settings)
+            closing.callback(run.close)
+        yield run
 
 
 def begin(

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import CellError, WorkerError
+from nbdist.held import interrupt_held
 from nbdist.records import (
     SOON,
     CellEnded,
@@ -54,6 +55,9 @@ class CellWatch:
         view: shows what the ranks say.
         live: keeps what they report.
         settings: the bounds on waiting.
+
+    Attributes:
+        running: the ranks that are in the cell; none before it is sent.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class CellWatch:
         self._begun: StepBegun | None = None
         self._checked: Checked | None = None
         self._notes: list[Note] = []
-        self.running = set(host_of)
+        self.running: set[int] = set()
         self._number = number
         self._host_of = host_of
         self._engines = engines
@@ -145,9 +149,10 @@ class CellWatch:
             self._status, self._error = "failed", str(error)
             raise
         finally:
-            self._over = True
-            self._drain()
-            self._close()
+            with interrupt_held():
+                self._over = True
+                self._drain()
+                self._close()
         self._raise_failure()
 
     def _watch(self) -> None:
@@ -183,8 +188,9 @@ class CellWatch:
 
     def _begin(self, request: CellRequest) -> None:
         """When not all ranks can be reached, those that were are stopped again."""
-        unsent = sorted(self.running)
+        unsent = sorted(self._host_of)
         try:
+            self.running.update(unsent)
             while unsent:
                 self._send(request, unsent[:1])
                 del unsent[0]

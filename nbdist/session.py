@@ -17,6 +17,7 @@ from nbdist.cluster import wiring
 from nbdist.cluster.dispatch import Dispatcher
 from nbdist.cluster.engines import Engines
 from nbdist.errors import TransferError, UsageError, WorkerError
+from nbdist.held import interrupt_held
 from nbdist.objects import read_objects, write_objects
 from nbdist.placement import locate
 from nbdist.records import (
@@ -38,14 +39,16 @@ from nbdist.telemetry.stream import Receiver
 from nbdist.views import labels
 from nbdist.views.cell import CellView
 from nbdist.views.start import StartView
-from nbdist.views.workers import StatusPicture
+from nbdist.views.workers import status
 from nbdist.worker import setup, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nbdist.records import Speech
+    from nbdist.live import LiveRun
+    from nbdist.records import CellRequest, Speech
     from nbdist.views.placement import PlacementPicture
+    from nbdist.views.workers import StatusPicture
 
 __all__ = ["Cluster", "Run"]
 
@@ -263,22 +266,26 @@ class Cluster:
         )
         self._refuse_unready(chosen)
         self._cells += 1
-        host_of = {rank: self._hellos[rank].host for rank in chosen}
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
-        workers = [w for w in self.workers(measure=False) if w.rank in host_of]
-        kept = live.begin(request, header, self._ran, workers, self.settings)
-        limit = self.settings.shown_output_characters
-        shown = live.shown(kept, self.settings)
-        view = CellView(host_of, self.settings.fold_wait_s, limit, shown, kept.show)
-        watch = CellWatch(self._cells, host_of, self._engines, view, kept, self.settings)
-        self._file.write(self.workers(), run=kept.id)
+        workers = [w for w in self.workers(measure=False) if w.rank in chosen]
+        with live.begun(request, header, self._ran, workers, self.settings) as kept:
+            self._follow(request, kept, {worker.rank: worker.host for worker in workers})
+        return self.last_run
+
+    def _follow(self, request: CellRequest, kept: LiveRun, host_of: Mapping[int, str]) -> None:
+        """Run the cell on these ranks, and show and keep what they say."""
+        settings = self.settings
+        wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
+        view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
+        watch = CellWatch(request.number, host_of, self._engines, view, kept, settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
+        self._file.write(self.workers(), run=kept.id)
         try:
             watch.follow(request, self._dispatcher.send)
         finally:
-            self.last_run = watch.result()
-            self._file.write(self.workers(), run="")
-        return self.last_run
+            with interrupt_held():
+                self.last_run = watch.result()
+                self._file.write(self.workers(), run="")
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
         """The ranks that were named; all, when none were."""
@@ -382,12 +389,7 @@ class Cluster:
 
     def status(self) -> StatusPicture:
         """The workers as a picture."""
-        workers = self.workers()
-        counts = {
-            state: sum(w.state == state for w in workers) for state in ("idle", "busy", "dead")
-        }
-        text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        return StatusPicture(title=f"nbdist: {len(workers)} workers, {text}", workers=workers)
+        return status(self.workers())
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote in cells, and the end of what its engine wrote beside them."""

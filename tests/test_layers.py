@@ -10,7 +10,7 @@ import nbdist
 PACKAGE = Path(nbdist.__file__).parent
 FOUNDATION = {"errors", "settings", "records"}
 STAGES = {"cells", "plan", "cluster", "worker", "telemetry", "views", "server", "export"}
-COMPOSERS = {"session", "run", "result", "objects", "live", "kept", "placement", "board"}
+COMPOSERS = {"session", "run", "result", "objects", "live", "kept", "placement", "board", "held"}
 FRONT = {"magics", "completion", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),

@@ -7,15 +7,17 @@ import math
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
 
 import nbdist
+from nbdist import live
 from nbdist.records import ClusterState, Columns, Rows, StepOptions
 from nbdist.telemetry.kept import kept
+from nbdist.telemetry.rundir import RunDirectory
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -156,6 +158,43 @@ def test_stop_waits_for_the_end_of_a_long_step(
     assert len({m.step for m in run.metrics if m.rank == 0 and m.step > 0}) < 16
     assert latest(cluster).state().status == "stopped"
     assert cluster.run("1 + 1").results[2] == "2"
+
+
+def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It is interrupted while it runs."""
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize("name", ["begin", "shown"])
+def test_an_interrupt_before_the_cell_is_sent_leaves_no_run_and_no_busy_rank(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = ids(cluster)
+    monkeypatch.setattr(live, name, interrupting(getattr(live, name)))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP, step=OPTIONS)
+    monkeypatch.undo()
+    assert ids(cluster) == before
+    assert cluster.run("1 + 1").results[1] == "2"
+
+
+def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDirectory, "close", interrupting(RunDirectory.close))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP, step=OPTIONS)
+    monkeypatch.undo()
+    assert latest(cluster).state().status == "finished"
+    with latest(cluster).open_shown() as shown:
+        assert b"epoch 2" in shown.read()
+    assert cluster.last_run.metrics, "what it reported is there all the same"
 
 
 def test_of_a_cell_that_cannot_be_sent_nothing_is_left(

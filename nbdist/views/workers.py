@@ -35,6 +35,13 @@ class StatusPicture:
         return [self.title, *html.text_table(_HEADER, rows, _NUMBERS), _versions(self.workers)]
 
 
+def status(workers: tuple[WorkerState, ...]) -> StatusPicture:
+    """Workers as they are now, and how many are what."""
+    counts = {state: sum(w.state == state for w in workers) for state in ("idle", "busy", "dead")}
+    text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return StatusPicture(title=f"nbdist: {len(workers)} workers, {text}", workers=workers)
+
+
 @dataclass(frozen=True)
 class StartPicture:
     """The phases of a start, done and under way, and at its end the workers."""
