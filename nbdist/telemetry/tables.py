@@ -26,16 +26,21 @@ _HELD_BYTES = 1 << 16
 class TableFile:
     """One table's file. Rows are held until `flush`, or until there are many.
 
-    A file holds whole rows only, but where the process was killed while it wrote.
+    A file holds whole rows only, but where the process was killed while it wrote. Nobody reads it
+    before the table is told: a number whose file could not be made may be another table's.
 
     Raises:
         OSError: it could not be made.
     """
 
     def __init__(self, folder: Path, table: Table) -> None:
-        replace_file(folder / f"{table.number}.json", msgspec.json.encode(table))
+        with contextlib.ExitStack() as undo:
+            file = (folder / f"{table.number}.f64").open("ab", buffering=0)
+            undo.callback(file.close)
+            replace_file(folder / f"{table.number}.json", msgspec.json.encode(table))
+            undo.pop_all()
         self.row_bytes = FLOAT_BYTES * len(table.columns.names)
-        self._file = (folder / f"{table.number}.f64").open("ab", buffering=0)
+        self._file = file
         self._held = bytearray()
 
     def append(self, rows: bytes) -> None:

@@ -224,6 +224,22 @@ def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_table_whose_rows_have_no_file_is_none(tmp_path: Path) -> None:
+    """A reader that had seen its columns would read the next table's rows as its own."""
+    run = new_run(tmp_path)
+    in_the_way = run.path / "tables" / "0.f64"
+    in_the_way.mkdir()
+    run.take(loss(1))
+    assert run.dropped == 1
+    assert read(run).tables() == ()
+    in_the_way.rmdir()
+    run.take(rows([[0, 1, 2, 0.1]], Columns()))
+    run.take(loss(3))
+    run.close()
+    assert [table.columns for table in read(run).tables()] == [Columns(), LOSS]
+    assert [len(array) for array in reports(read(run))] == [1, 1]
+
+
 def test_a_metric_with_a_new_name_in_every_step(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for step in range(MOST_TABLES + 3):
