@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 import threading
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import Metrics, Rows, RunState
+from nbdist.records import RUN_ID, Metrics, Rows, RunState
 from nbdist.telemetry.files import replace_file
 from nbdist.telemetry.logs import OutputLogs
+from nbdist.telemetry.processes import is_gone
 from nbdist.telemetry.tables import RowsLostError, TableFiles
 from nbdist.telemetry.tensorboard import EventFiles
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
+_MAKING_S = 3600.0
+"""A run takes milliseconds to make: one that has been made for so long is no longer."""
 
 
 def new_id(began: float) -> str:
@@ -82,6 +86,7 @@ class RunDirectory:
         if path.exists():
             raise FileExistsError(f"there is a run {state.id} in {root}")
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _sweep(root)
         try:
             _fill(hidden, state, cells)
             hidden.rename(path)  # a directory that is there is whole
@@ -173,3 +178,21 @@ def _fill(folder: Path, state: RunState, cells: str) -> None:
     (folder / SHOWN_FILE).touch()
     (folder / CELLS_FILE).write_text(cells, encoding="utf-8")
     replace_file(folder / RUN_FILE, msgspec.json.encode(state))
+
+
+def _sweep(root: Path) -> None:
+    """Remove what is left of runs whose making was cut off; other files are left alone."""
+    for folder in root.iterdir():
+        if re.fullmatch(rf"\.{RUN_ID}\.new", folder.name, re.ASCII) and _is_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether its maker is gone, or should have been done long ago."""
+    try:
+        if time.time() - folder.stat().st_mtime > _MAKING_S:
+            return True
+        state = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunState)
+    except (OSError, msgspec.DecodeError):  # not yet written, or made meanwhile
+        return False
+    return is_gone(state.writer)

@@ -240,6 +240,31 @@ def test_a_table_whose_rows_have_no_file_is_none(tmp_path: Path) -> None:
     assert [len(array) for array in reports(read(run))] == [1, 1]
 
 
+KILLED_WHILE_IT_MAKES = """
+import os, pathlib, signal
+pathlib.Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+new_run(root)
+"""
+
+
+def test_what_a_process_left_that_was_killed_in_making_a_run_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    with writing_process(KILLED_WHILE_IT_MAKES, tmp_path) as process:
+        process.wait(60)
+    under_way = tmp_path / f".{new_id(1)}.new"
+    abandoned = tmp_path / f".{new_id(2)}.new"
+    for folder in (under_way, abandoned):
+        folder.mkdir()
+    hours_ago = time.time() - 2 * 3600
+    os.utime(abandoned, (hours_ago, hours_ago))
+    (tmp_path / ".notes.new").mkdir()
+    os.utime(tmp_path / ".notes.new", (hours_ago, hours_ago))
+    assert len(list(tmp_path.iterdir())) == 4
+    run = new_run(tmp_path)
+    assert set(tmp_path.iterdir()) == {under_way, tmp_path / ".notes.new", run.path}
+
+
 def test_a_metric_with_a_new_name_in_every_step(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for step in range(MOST_TABLES + 3):
