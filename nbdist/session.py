@@ -279,7 +279,7 @@ class Cluster:
         view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
         watch = CellWatch(request.number, host_of, self._engines, view, kept, settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
-        self._file.write(self.workers(), run=kept.id)
+        self._file.begin(kept.id, host_of)
         try:
             watch.follow(request, self._dispatcher.send)
         finally:

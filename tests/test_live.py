@@ -15,6 +15,7 @@ import pytest
 
 import nbdist
 from nbdist import live
+from nbdist.cluster import hosts
 from nbdist.records import ClusterState, Columns, Rows, StepOptions
 from nbdist.telemetry.kept import kept
 from nbdist.telemetry.rundir import RunDirectory
@@ -295,6 +296,20 @@ def test_the_cluster_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
     assert [worker.state for worker in state.workers] == ["idle"] * 3
     assert all(worker.memory_bytes > 1e7 for worker in state.workers)
     assert json.loads(path.read_text())["writer"]["pid"] == os.getpid()
+
+
+def test_while_a_cell_runs_its_ranks_are_busy_and_memory_is_measured_once(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, measure = [], hosts.resident_bytes
+    monkeypatch.setattr(hosts, "resident_bytes", lambda pid: measured.append(pid) or measure(pid))
+    look = f"open({str(cluster._folder / 'cluster.json')!r}).read()"
+    said = eval(cluster.run(look, ranks="1").results[1])
+    state = msgspec.json.decode(said, type=ClusterState)
+    assert [worker.state for worker in state.workers] == ["idle", "busy", "idle"]
+    assert state.run
+    assert all(worker.memory_bytes > 1e7 for worker in state.workers)
+    assert sorted(measured) == sorted(worker.pid for worker in state.workers)
 
 
 def test_where_arrays_are_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:

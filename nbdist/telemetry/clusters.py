@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from ipykernel.connect import get_connection_file
@@ -13,6 +14,9 @@ from ipykernel.kernelapp import IPKernelApp
 from nbdist.records import ClusterState, ShownPlacement, WorkerState
 from nbdist.telemetry.files import PLACEMENT_FILE, replace_file
 from nbdist.telemetry.processes import this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class ClusterFile:
@@ -41,6 +45,19 @@ class ClusterFile:
             workers: the ranks, in their order.
             run: the id of the run that is under way; empty between runs.
         """
+        self._write(workers=workers, run=run)
+
+    def begin(self, run: str, ranks: Collection[int]) -> None:
+        """Say that a run is under way; nothing else of the workers is looked at again.
+
+        Args:
+            run: its id.
+            ranks: those that are in it.
+        """
+        workers = tuple(
+            msgspec.structs.replace(worker, state="busy") if worker.rank in ranks else worker
+            for worker in self._state.workers
+        )
         self._write(workers=workers, run=run)
 
     def show(self, names: tuple[str, ...], html: str) -> None:

@@ -19,11 +19,11 @@ def written(folder: Path) -> ClusterState:
 
 def test_where_arrays_are_is_told_with_its_time_and_stays(tmp_path: Path) -> None:
     file = ClusterFile(tmp_path, ("jax",))
-    file.write((), run="one")
+    file.begin("one", ())
     assert written(tmp_path).placement is None
     before = time.time()
     file.show(("params", "state"), "<p>größer</p>")
-    file.write((), run="two")
+    file.begin("two", ())
     state = written(tmp_path)
     assert state.run == "two"
     assert state.placement is not None
