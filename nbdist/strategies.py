@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import sys
 from typing import Any, NoReturn
 
 from nbdist.errors import StrategyError
-from nbdist.records import RANK_VARIABLE
+from nbdist.views.surface import in_notebook
 
 
 class _ForWorkers:
@@ -28,18 +26,8 @@ class _ForWorkers:
 def __getattr__(name: str) -> Any:
     if name != "PjRTStrategy":
         raise AttributeError(f"module 'nbdist.strategies' has no attribute {name!r}")
-    if _in_notebook():
+    if in_notebook():
         return _ForWorkers
     if importlib.util.find_spec("jax") is None:
         raise StrategyError('PjRTStrategy needs JAX: type %pip install "nbdist[jax]"')
     return importlib.import_module("nbdist.worker.pjrt_strategy").PjRTStrategy
-
-
-def _in_notebook() -> bool:
-    """Whether this process is a kernel, and no engine."""
-    if RANK_VARIABLE in os.environ or "ipykernel.kernelapp" not in sys.modules:
-        return False
-    from ipykernel.kernelapp import IPKernelApp
-
-    initialized: bool = IPKernelApp.initialized()
-    return initialized

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Protocol
 
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
+
+from nbdist.records import RANK_VARIABLE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -63,9 +66,10 @@ def bundle(picture: Picture) -> MimeBundle:
 
 
 def in_notebook() -> bool:
-    """Whether displays reach a Jupyter front end."""
-    shell = get_ipython()
-    return isinstance(shell, ZMQInteractiveShell)  # Colab's is one of its own
+    """Whether displays reach a Jupyter front end: this process is a kernel, and no engine."""
+    if RANK_VARIABLE in os.environ:
+        return False
+    return isinstance(get_ipython(), ZMQInteractiveShell)  # Colab's is one of its own
 
 
 def marimo_notebook() -> ModuleType | None:

@@ -9,7 +9,7 @@ import nbformat
 from ipykernel.zmqshell import ZMQInteractiveShell
 from nbclient import NotebookClient
 
-from nbdist.records import RUN_MIME
+from nbdist.records import RANK_VARIABLE, RUN_MIME
 from nbdist.views import run as runs
 from nbdist.views import surface
 from nbdist.views.run import LineSurface, OutputSurface, RunView, run_surface
@@ -129,3 +129,5 @@ def test_a_shell_that_is_made_of_ipykernels_is_a_notebooks(monkeypatch: pytest.M
     shell = object.__new__(type("Shell", (ZMQInteractiveShell,), {}))
     monkeypatch.setattr(surface, "get_ipython", lambda: shell)
     assert surface.in_notebook()
+    monkeypatch.setenv(RANK_VARIABLE, "0")
+    assert not surface.in_notebook(), "an engine's shell is one too"
