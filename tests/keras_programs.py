@@ -1,4 +1,4 @@
-"""Training with Keras 3 on JAX: the same texts as cells, and as programs of one plain process."""
+"""Training with Keras 3: the same texts as cells, and as programs of one plain process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from tests.references import plainly
 
-MODEL = textwrap.dedent("""
+BETWEEN = "keras.layers.BatchNormalization(), keras.layers.Dropout(0.2),"
+ADAM = "keras.optimizers.Adam(0.01)"
+MODEL = textwrap.dedent(f"""
     import keras, numpy as np
     from sklearn.datasets import load_digits
     digits = load_digits()
@@ -16,10 +18,10 @@ MODEL = textwrap.dedent("""
     labels = digits.target[:961]
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="tanh"),
-                              keras.layers.BatchNormalization(), keras.layers.Dropout(0.2),
+                              {BETWEEN}
                               keras.layers.Dense(10)])
     model.compile(
-        optimizer=keras.optimizers.Adam(0.01),
+        optimizer={ADAM},
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"])
 """)

@@ -15,39 +15,25 @@ import zmq
 import nbdist
 from nbdist.cluster import wiring
 from tests import clusters
+from tests.keras_programs import ADAM, BETWEEN, FIXED, MODEL, OUTCOME
 from tests.references import plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODEL = textwrap.dedent("""
-    import keras, numpy as np
-    from sklearn.datasets import load_digits
-    digits = load_digits()
-    images = (digits.data[:960] / 16).astype("float32")
-    labels = digits.target[:960]
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="tanh"),
-                              keras.layers.Dense(10)])
-    model.compile(
-        optimizer=OPTIMIZER,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"])
-    history = model.fit(images, labels, batch_size=96, epochs=3, shuffle=False,
-                        validation_data=(images[:192], labels[:192]), verbose=0)
-""")
-OUTCOME = textwrap.dedent("""
-    outcome = {
-        "history": history.history,
-        "evaluate": model.evaluate(images, labels, batch_size=96, verbose=0),
-        "predict": np.asarray(model.predict(images[:96], batch_size=96, verbose=0)).tolist(),
-        "weights": [w.tolist() for w in model.get_weights()],
-    }
-""")
 OPTIMIZERS = {
     "sgd": "keras.optimizers.SGD(0.1, momentum=0.9)",
-    "adam": "keras.optimizers.Adam(0.01)",
+    "adam": ADAM,
 }
+"""By name."""
+
+EVEN_OUTCOME = OUTCOME.replace(":97]", ":96]")
+
+
+def training(optimizer: str) -> str:
+    """On samples of which every batch divides over the replicas."""
+    model = MODEL.replace(BETWEEN, "").replace(ADAM, OPTIMIZERS[optimizer])
+    return (model + FIXED).replace(":961]", ":960]").replace(":193]", ":192]")
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +45,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 @cache
 def references() -> dict[str, Any]:
     """What the same code gives in plain TensorFlow, by the optimizer's name."""
-    programs = {
-        name: MODEL.replace("OPTIMIZER", code) + OUTCOME for name, code in OPTIMIZERS.items()
-    }
+    programs = {name: training(name) + EVEN_OUTCOME for name in OPTIMIZERS}
     return plainly(programs, "tensorflow", "sklearn.datasets")
 
 
@@ -72,7 +56,7 @@ def close(ours: Any, reference: Any) -> None:
 @pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.full)])
 def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
     reference = references()[name]
-    cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS[name]) + OUTCOME)
+    cluster.run(training(name) + EVEN_OUTCOME)
     outcomes = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
     for outcome in outcomes:
         for metric, values in reference["history"].items():
@@ -86,7 +70,7 @@ def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: s
 def test_fit_shows_each_epoch_with_each_workers_loss(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace(", verbose=0)", ")", 1)
+    code = training("sgd").replace("verbose=0, ", "")
     run = cluster.run(f"{code}\nhistory = history.history")
     shown = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
@@ -103,10 +87,10 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
 def test_a_last_batch_that_keras_weighs_wrongly_is_named(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]).replace("[:960]", "[:961]")
+    code = training("sgd").replace(":960]", ":961]")
     cluster.run(code)
     assert "the last batch has 1 samples, which 3 replicas cannot share" in capsys.readouterr().err
-    cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]))
+    cluster.run(training("sgd"))
     assert "last batch" not in capsys.readouterr().err
 
 
@@ -120,7 +104,7 @@ def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
     cluster.run(undo)
     try:
         with pytest.raises(nbdist.CellError):
-            cluster.run(MODEL.replace("OPTIMIZER", OPTIMIZERS["sgd"]))
+            cluster.run(training("sgd"))
     finally:
         cluster.restart()
 
