@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import time
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +19,6 @@ from tests.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import nbdist
 
@@ -86,6 +89,17 @@ def cluster() -> Iterator[nbdist.Cluster]:
     """Three light workers, shared by the module's tests: most need no TensorFlow."""
     with clusters.cluster(hosts=3, framework="jax") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """Of what `make` has built; it takes no Node."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, *command, str(folder), str(root)], check=True, timeout=120)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as built:
+        yield built
 
 
 @pytest.fixture

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
 from email.parser import Parser
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 import nbdist
 
+if TYPE_CHECKING:
+    import zipfile
+
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
-    subprocess.run([sys.executable, *command, str(folder), str(ROOT)], check=True, timeout=120)
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
 def test_every_module_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -7,12 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nbdist.records import RUN_MIME
+
+if TYPE_CHECKING:
+    import zipfile
 
 ROOT = Path(__file__).parents[2]
 BUILD = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
@@ -58,15 +61,6 @@ def test_an_old_node_is_named(checkout: Path, tmp_path: Path, version: str) -> N
     ended = build(checkout, str(node.parent))
     assert ended.returncode != 0
     assert f"Node.js {version.rpartition('.')[0]} is too old" in ended.stderr
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Of what `make` has built; it takes no Node."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
-    subprocess.run([sys.executable, *command, str(folder), str(ROOT)], check=True, timeout=100)
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
 def test_the_wheel_installs_the_extension_and_switches_it_on(wheel: zipfile.ZipFile) -> None:
