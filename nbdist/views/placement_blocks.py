@@ -27,8 +27,11 @@ _ROWS, _COLUMNS = 8, 12
 _CHARACTERS = 15
 """Of the devices' numbers in a row; longer ones are left to the tool tips."""
 
-_ALL_CELLS = 4000
-"""Cells of a page; past these, each picture is drawn once for each shape."""
+_REPEATED_CELLS = 1500
+"""Cells of a page; past these, each picture is drawn once for each layout and shape."""
+
+_ALL_CELLS = 3000
+"""Past these, none is: a cell is 120 bytes, with its tool tip."""
 
 
 def chip(device: int) -> str:
@@ -53,22 +56,29 @@ class _Grid:
 
 
 class Blocks:
-    """Pictures of arrays; those of one shape and layout are the same."""
+    """Pictures of arrays; those of one shape and layout are the same.
+
+    Attributes:
+        left_out: arrays whose picture is nowhere, as the page is full.
+    """
 
     def __init__(self, placement: Placement) -> None:
+        self.left_out = 0
         self._placement = placement
         self._drawn: dict[tuple[int, tuple[int, ...]], tuple[str, int]] = {}
-        self._left = _ALL_CELLS
+        self._cells = 0
 
     def html(self, array: PlacedArray) -> str:
-        """Empty where the page is full and the same picture is above."""
+        """Empty where the page is full, or the same picture is above and the page half full."""
         key = array.layout, array.shape
-        if key in self._drawn and self._left <= 0:
+        is_above = key in self._drawn
+        if self._cells >= (_REPEATED_CELLS if is_above else _ALL_CELLS):
+            self.left_out += not is_above
             return ""
-        if key not in self._drawn:
+        if not is_above:
             self._drawn[key] = self._draw(array, self._placement.layouts[array.layout])
         picture, cells = self._drawn[key]
-        self._left -= cells
+        self._cells += cells
         return picture
 
     def _draw(self, array: PlacedArray, layout: Layout) -> tuple[str, int]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbdist.records import Placement
     from nbdist.views.placement_tree import Branch, Cost
 
-SHOWN_ROWS = 6000
+SHOWN_ROWS = 4500
 OPEN_ROWS = 40
 """A tree with so many arrays is open from the start, one with more down to its names."""
 
@@ -93,7 +93,14 @@ class _Tree:
     def html(self, root: Branch) -> str:
         rows = "".join(self._entries(root, 0))
         head = f'<div class="nbd-r" style="{_APART}">{_cells(*_HEADER)}</div>'
-        return f'<div class="nbd-t">{head}{rows}</div>'
+        return f'<div class="nbd-t">{head}{rows}</div>{self._not_drawn()}'
+
+    def _not_drawn(self) -> str:
+        if not self._blocks.left_out:
+            return ""
+        arrays = labels.count(self._blocks.left_out, "array")
+        text = f"The pictures of {arrays} found no room: show fewer of them by name to see theirs"
+        return f'<div class="nbd-f">{text}</div>'
 
     def _entries(self, node: Branch, depth: int) -> Iterator[str]:
         for index, entry in enumerate(node.entries):

@@ -12,6 +12,7 @@ from nbdist.records import HOST_MEMORY, Layout, MeshShape, PlacedArray, PlacedDe
 from nbdist.views import placement_words as words
 from nbdist.views.placement import SHOWN_ROWS, PlacementPicture
 from nbdist.views.placement_tree import Leaf, cost, on_devices, rows, tree
+from tests.placements import layers
 
 DEVICES = tuple(PlacedDevice(rank, f"gpu:{gpu}") for rank in range(3) for gpu in range(2))
 MESH = MeshShape(axes=("data", "model"), sizes=(3, 2), devices=tuple(range(6)))
@@ -250,6 +251,28 @@ def test_many_blocks_are_not_all_drawn() -> None:
     page = Page(PlacementPicture(made).html())
     assert page.counts["b"] < 200
     assert {"64 across in all", "64 down in all"} <= set(page.tips)
+
+
+def test_a_page_of_many_arrays_that_all_differ_stays_small_and_says_what_is_left_out() -> None:
+    page = PlacementPicture(layers(8000)).html()
+    assert len(page.encode()) < 2e6
+    found = Page(page)
+    assert found.open == []
+    drawn = len(re.findall('class="nbd-p"', page))
+    assert drawn > 0
+    not_drawn = re.findall(r"pictures of ([\d,]+) arrays found no room", found.text)
+    not_listed = re.findall(r"… and ([\d,]+) more array", found.text)
+    assert len(not_drawn) == 1
+    assert drawn + sum(int(n.replace(",", "")) for n in not_drawn + not_listed) == 8000
+
+
+def test_what_comes_late_is_drawn_where_many_alike_came_before() -> None:
+    alike = [array(ROWS, 6, 4, path=("p", f"[{i}]")) for i in range(3000)]
+    late = array(CUBE, 6, 4, 8, path=("q", "['w']"))
+    page = PlacementPicture(placement(*alike, late)).html()
+    assert "found no room" not in page
+    (_, drawn) = page.split("['w']".replace("'", "&#x27;"))
+    assert 'class="nbd-p"' in drawn
 
 
 def test_names_of_the_user_are_escaped() -> None:
