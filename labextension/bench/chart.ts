@@ -3,6 +3,7 @@
 import type { RunState } from '../src/records';
 import { RunModel } from '../src/run/model';
 import { RunView } from '../src/run/view';
+import { runState } from '../test/states';
 
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
 const TABLE = { number: 0, columns: { measures: MEASURES, own: ['loss'], shared: ['rate'] } };
@@ -127,37 +128,13 @@ class SyntheticRun {
 }
 
 function stateOf(ranks: number): RunState {
-  return {
-    id: '20000101-000000-000000',
-    number: 1,
-    label: 1,
-    header: '%%dist_run',
-    strategy: null,
-    framework: '',
-    status: 'running',
-    began: Date.now() / 1000,
-    ended: 0,
-    workers: Array.from({ length: ranks }, (_, rank) => ({
-      rank,
-      host: `host-${rank >> 3}`,
-      pid: rank,
-      devices: '1 x cpu',
-      status: 'running',
-      said: ''
-    })),
-    versions: {},
-    writer: { host: '', pid: 0, started: 0 },
-    request: '',
-    cell: '',
-    replicas: ranks,
-    batch: 256,
-    samples: -1,
-    epochs: 1,
-    steps: -1,
-    split: '',
-    findings: [],
-    error: '',
-    stoppable: true,
-    version: 1
-  };
+  const workers = Array.from({ length: ranks }, (_, rank) => ({
+    rank,
+    host: `host-${rank >> 3}`,
+    pid: rank,
+    devices: '1 x cpu',
+    status: 'running' as const,
+    said: ''
+  }));
+  return runState({ began: Date.now() / 1000, workers, replicas: ranks, batch: 256, epochs: 1 });
 }

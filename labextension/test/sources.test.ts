@@ -16,38 +16,13 @@ import {
 import { LINE_COLOURS } from '../src/run/theme';
 import { amount, clock, plain, ranks, ticks } from '../src/run/words';
 import { stragglersOf } from '../src/run/workers';
+import { runState } from './states';
 
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
 const NOW = 1_000_000;
 
 function state(change: Partial<RunState>): RunState {
-  return {
-    id: '20000101-000000-000000',
-    number: 1,
-    label: 1,
-    header: '%%dist_run',
-    strategy: null,
-    framework: '',
-    status: 'running',
-    began: NOW - 60,
-    ended: 0,
-    workers: [],
-    versions: {},
-    writer: { host: '', pid: 0, started: 0 },
-    request: '',
-    cell: '',
-    replicas: 0,
-    batch: 0,
-    samples: -1,
-    epochs: 0,
-    steps: -1,
-    split: '',
-    findings: [],
-    error: '',
-    stoppable: true,
-    version: 1,
-    ...change
-  };
+  return runState({ began: NOW - 60, ...change });
 }
 
 /** Two steps of each rank; of rank r step, input and collective take what `times` says. */

@@ -1,0 +1,32 @@
+import type { RunState } from '../src/records';
+
+/** A run without ranks, begun at second 0 and under way, but for `change`. */
+export function runState(change: Partial<RunState>): RunState {
+  return {
+    id: '20000101-000000-000000',
+    number: 1,
+    label: 1,
+    header: '%%dist_run',
+    strategy: null,
+    framework: '',
+    status: 'running',
+    began: 0,
+    ended: 0,
+    workers: [],
+    versions: {},
+    writer: { host: '', pid: 0, started: 0 },
+    request: '',
+    cell: '',
+    replicas: 0,
+    batch: 0,
+    samples: -1,
+    epochs: 0,
+    steps: -1,
+    split: '',
+    findings: [],
+    error: '',
+    stoppable: true,
+    version: 1,
+    ...change
+  };
+}
