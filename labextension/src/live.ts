@@ -2,8 +2,9 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { NO_SUCH_RUN, RUN_IS_GONE } from './records';
-import type { RunState, ServerMessage, StopRun } from './records';
+import type { ServerMessage, StopRun } from './records';
 import { RunModel } from './run/model';
+import { isOpen } from './run/status';
 
 const FIRST_WAIT_MS = 250;
 const LONGEST_WAIT_MS = 15_000;
@@ -150,7 +151,7 @@ class LiveRun implements IDisposable {
 
   private closeWhenQuiet(): void {
     window.clearTimeout(this.timer);
-    if (this.model.state !== null && isOver(this.model.state)) {
+    if (this.model.state !== null && !isOpen(this.model.state.status)) {
       this.timer = window.setTimeout(() => this.settle('saved'), QUIET_MS);
     }
   }
@@ -215,9 +216,4 @@ class LiveRun implements IDisposable {
   private timer = 0;
   private wait_ms = FIRST_WAIT_MS;
   private readonly stops: (() => void)[] = [];
-}
-
-/** Whether a run has ended, however it did. */
-export function isOver(state: RunState): boolean {
-  return state.status !== 'running' && state.status !== 'stopping';
 }

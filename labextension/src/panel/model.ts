@@ -4,8 +4,8 @@ import type { IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import { isOver } from '../live';
 import type { ClusterState, RunState } from '../records';
+import { isOpen } from '../run/status';
 
 const LONGEST_WAIT_MS = 60_000;
 
@@ -38,7 +38,7 @@ export class ServerModel implements IDisposable {
   }
 
   get running(): readonly RunState[] {
-    return this.runs.filter(run => !isOver(run));
+    return this.runs.filter(run => isOpen(run.status));
   }
 
   /** The cluster of a notebook's kernel. */

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import { isOver } from '../live';
 import type { RunState } from '../records';
+import { isOpen } from '../run/status';
 import type { Figures } from './figures';
 import { progress, runTitle, statusName, when } from './words';
 
@@ -46,7 +46,7 @@ function Run(props: RunsProps & { readonly run: RunState }): React.JSX.Element {
         {statusName(run, trans)}
       </span>
       <p>{[when(run), workers].join(' · ')}</p>
-      {!isOver(run) && (
+      {isOpen(run.status) && (
         <div className="nbdist-Running">
           <span>{progress(run, figuresOf(run.id), trans)}</span>
           <button

@@ -1,9 +1,9 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import { isOver } from '../live';
 import type { Columns, RunState, ServerMessage } from '../records';
 import { NO_SUCH_RUN, RUN_IS_GONE } from '../records';
+import { isOpen } from '../run/status';
 
 const FIRST_WAIT_MS = 250;
 const LONGEST_WAIT_MS = 15_000;
@@ -61,7 +61,7 @@ export class RunText implements IDisposable {
   private hear(message: ServerMessage): void {
     this.wait_ms = FIRST_WAIT_MS;
     if (message.type === 'StateMessage') {
-      this.over = isOver(message.state);
+      this.over = !isOpen(message.state.status);
       this.listener.onState(message.state);
     } else if (message.type === 'TableMessage') {
       this.hearTable(message.table.columns);
