@@ -1,16 +1,9 @@
-import { URLExt } from '@jupyterlab/coreutils';
-import { ServerConnection } from '@jupyterlab/services';
+import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import { NO_SUCH_RUN, RUN_IS_GONE } from './records';
 import type { ServerMessage, StopRun } from './records';
 import { RunModel } from './run/model';
-import { isOpen } from './run/status';
-
-const FIRST_WAIT_MS = 250;
-const LONGEST_WAIT_MS = 15_000;
-
-/** After an ended run has been quiet for so long, nothing follows. */
-const QUIET_MS = 3_000;
+import type { Ending } from './socket';
+import { RunSocket } from './socket';
 
 const STOP: StopRun = { type: 'StopRun' };
 
@@ -82,18 +75,24 @@ class Look implements Watch {
   }
 }
 
-/** One run's socket, opened again as long as there is a run. */
+/** One run, as its socket tells of it. */
 class LiveRun implements IDisposable {
-  constructor(
-    private readonly id: string,
-    private readonly settings: ServerConnection.ISettings
-  ) {
-    this.connect();
+  constructor(id: string, settings: ServerConnection.ISettings) {
+    this.socket = new RunSocket(id, 'rows', settings, {
+      onOpen: () => this.opened(),
+      onMessage: message => this.understand(message),
+      onRows: values => this.model.onRows(values),
+      onBroken: () => this.model.onConnection('reconnecting'),
+      onEnd: ending => this.ended(ending)
+    });
   }
 
   readonly model = new RunModel();
   looks = 0;
-  isDisposed = false;
+
+  get isDisposed(): boolean {
+    return this.socket.isDisposed;
+  }
 
   stop(): Promise<void> {
     return new Promise(resolve => {
@@ -103,39 +102,14 @@ class LiveRun implements IDisposable {
   }
 
   dispose(): void {
-    this.isDisposed = true;
-    this.end();
+    this.socket.dispose();
+    this.settleStops();
   }
 
-  private connect(): void {
-    const socket = new this.settings.WebSocket(this.url());
-    let opened = false;
-    socket.binaryType = 'arraybuffer';
-    socket.onopen = () => {
-      opened = true;
-      this.model.reset();
-      this.model.onConnection('live');
-      this.sendStops();
-    };
-    socket.onmessage = event => this.hear(event.data as string | ArrayBuffer);
-    socket.onclose = event => void this.closed(event.code, opened);
-    this.socket = socket;
-  }
-
-  private url(): string {
-    const { wsUrl, token, appendToken } = this.settings;
-    const url = URLExt.join(wsUrl, 'nbdist/runs', encodeURIComponent(this.id), 'live');
-    return appendToken && token !== '' ? `${url}?token=${encodeURIComponent(token)}` : url;
-  }
-
-  private hear(data: string | ArrayBuffer): void {
-    this.wait_ms = FIRST_WAIT_MS;
-    if (typeof data === 'string') {
-      this.understand(JSON.parse(data) as ServerMessage);
-    } else {
-      this.model.onRows(new Float64Array(data));
-    }
-    this.closeWhenQuiet();
+  private opened(): void {
+    this.model.reset();
+    this.model.onConnection('live');
+    this.sendStops();
   }
 
   private understand(message: ServerMessage): void {
@@ -149,61 +123,13 @@ class LiveRun implements IDisposable {
     }
   }
 
-  private closeWhenQuiet(): void {
-    window.clearTimeout(this.timer);
-    if (this.model.state !== null && !isOpen(this.model.state.status)) {
-      this.timer = window.setTimeout(() => this.settle('saved'), QUIET_MS);
-    }
-  }
-
-  private async closed(code: number, opened: boolean): Promise<void> {
-    this.socket = null;
-    window.clearTimeout(this.timer);
-    const gone = code === NO_SUCH_RUN || code === RUN_IS_GONE;
-    if (gone || (!opened && (await this.isUnserved()))) {
-      this.settle('gone');
-    } else if (!this.isDisposed) {
-      this.model.onConnection('reconnecting');
-      this.timer = window.setTimeout(() => this.connect(), this.wait_ms);
-      this.wait_ms = Math.min(2 * this.wait_ms, LONGEST_WAIT_MS);
-    }
-  }
-
-  /** Whether the server has no nbdist; one that does not answer may come back. */
-  private async isUnserved(): Promise<boolean> {
-    const url = URLExt.join(this.settings.baseUrl, 'nbdist/runs');
-    try {
-      const response = await ServerConnection.makeRequest(url, {}, this.settings);
-      return response.status === 404;
-    } catch (error) {
-      if (error instanceof ServerConnection.NetworkError) {
-        return false;
-      }
-      throw error;
-    }
-  }
-
-  /** Nothing more will come. */
-  private settle(connection: 'gone' | 'saved'): void {
-    if (!this.isDisposed) {
-      this.end();
-      this.model.onConnection(connection);
-    }
-  }
-
-  private end(): void {
-    window.clearTimeout(this.timer);
-    if (this.socket !== null) {
-      this.socket.onopen = this.socket.onmessage = this.socket.onclose = null;
-      this.socket.close();
-      this.socket = null;
-    }
+  private ended(ending: Ending): void {
     this.settleStops();
+    this.model.onConnection(ending);
   }
 
   private sendStops(): void {
-    if (this.socket?.readyState === WebSocket.OPEN && this.stops.length > 0) {
-      this.socket.send(JSON.stringify(STOP));
+    if (this.stops.length > 0 && this.socket.send(STOP)) {
       this.settleStops();
     }
   }
@@ -212,8 +138,6 @@ class LiveRun implements IDisposable {
     this.stops.splice(0).forEach(settle => settle());
   }
 
-  private socket: WebSocket | null = null;
-  private timer = 0;
-  private wait_ms = FIRST_WAIT_MS;
+  private readonly socket: RunSocket;
   private readonly stops: (() => void)[] = [];
 }

@@ -1,15 +1,7 @@
-import { URLExt } from '@jupyterlab/coreutils';
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import type { Columns, RunState, ServerMessage } from '../records';
-import { NO_SUCH_RUN, RUN_IS_GONE } from '../records';
-import { isOpen } from '../run/status';
-
-const FIRST_WAIT_MS = 250;
-const LONGEST_WAIT_MS = 15_000;
-
-/** After an ended run has been quiet for so long, nothing follows: the server looks each second. */
-const QUIET_MS = 2_500;
+import { RunSocket } from '../socket';
 
 /** What is told of a run's text. */
 export interface TextListener {
@@ -25,52 +17,35 @@ export interface TextListener {
 /** What a cell shows as text, from its beginning, through the Jupyter server. */
 export class RunText implements IDisposable {
   constructor(
-    private readonly run: string,
-    private readonly settings: ServerConnection.ISettings,
+    run: string,
+    settings: ServerConnection.ISettings,
     private readonly listener: TextListener
   ) {
-    this.connect();
+    this.socket = new RunSocket(run, 'text', settings, {
+      onOpen: () => (this.repeated = this.heard),
+      onMessage: message => this.hear(message),
+      onRows: () => undefined, // none are asked for
+      onBroken: () => undefined,
+      onEnd: () => listener.onEnd()
+    });
   }
 
-  isDisposed = false;
+  get isDisposed(): boolean {
+    return this.socket.isDisposed;
+  }
 
   dispose(): void {
-    this.isDisposed = true;
-    window.clearTimeout(this.timer);
-    if (this.socket !== null) {
-      this.socket.onmessage = this.socket.onclose = null;
-      this.socket.close();
-      this.socket = null;
-    }
-  }
-
-  private connect(): void {
-    const socket = new this.settings.WebSocket(this.url());
-    this.repeated = this.heard;
-    socket.onmessage = event => this.hear(JSON.parse(event.data as string) as ServerMessage);
-    socket.onclose = event => this.closed(event.code);
-    this.socket = socket;
-  }
-
-  private url(): string {
-    const { wsUrl, token, appendToken } = this.settings;
-    const url = URLExt.join(wsUrl, 'nbdist/runs', encodeURIComponent(this.run), 'live?text=1');
-    return appendToken && token !== '' ? `${url}&token=${encodeURIComponent(token)}` : url;
+    this.socket.dispose();
   }
 
   private hear(message: ServerMessage): void {
-    this.wait_ms = FIRST_WAIT_MS;
-    if (message.type === 'StateMessage') {
-      this.over = !isOpen(message.state.status);
-      this.listener.onState(message.state);
-    } else if (message.type === 'TableMessage') {
-      this.hearTable(message.table.columns);
-    } else if (message.type === 'TextMessage') {
-      this.hearText(message.text);
-    }
-    if (this.over && !this.isDisposed) {
-      window.clearTimeout(this.timer);
-      this.timer = window.setTimeout(() => this.end(), QUIET_MS);
+    switch (message.type) {
+      case 'StateMessage':
+        return this.listener.onState(message.state);
+      case 'TableMessage':
+        return this.hearTable(message.table.columns);
+      case 'TextMessage':
+        return this.hearText(message.text);
     }
   }
 
@@ -90,25 +65,7 @@ export class RunText implements IDisposable {
     }
   }
 
-  private closed(code: number): void {
-    this.socket = null;
-    if (code === NO_SUCH_RUN || code === RUN_IS_GONE) {
-      this.end();
-    } else if (!this.over) {
-      this.timer = window.setTimeout(() => this.connect(), this.wait_ms);
-      this.wait_ms = Math.min(2 * this.wait_ms, LONGEST_WAIT_MS);
-    }
-  }
-
-  private end(): void {
-    this.dispose();
-    this.listener.onEnd();
-  }
-
   private heard = 0;
   private repeated = 0;
-  private over = false;
-  private socket: WebSocket | null = null;
-  private timer = 0;
-  private wait_ms = FIRST_WAIT_MS;
+  private readonly socket: RunSocket;
 }
