@@ -10,7 +10,7 @@ const STOP: StopRun = { type: 'StopRun' };
 /** Somebody's look at a run; disposed of when they look away. */
 export interface Watch extends IDisposable {
   readonly model: RunModel;
-  /** End the run at the end of a step; settles when that was said, or the run has ended. */
+  /** End the run at the end of a step; settles when that was said, or is of no use any more. */
   stop(): Promise<void>;
 }
 
@@ -128,8 +128,9 @@ class LiveRun implements IDisposable {
     this.model.onConnection(ending);
   }
 
+  /** A run that is over, or gone, is left as it is: its view says so. */
   private sendStops(): void {
-    if (this.stops.length > 0 && this.socket.send(STOP)) {
+    if (this.isDisposed || (this.stops.length > 0 && this.socket.send(STOP))) {
       this.settleStops();
     }
   }

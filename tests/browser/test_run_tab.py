@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Columns, Rows
+from tests.browser.lab import TIMEOUT_MS
 from tests.runs import new_run, rows, writing_process
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     yield page
     page.close()
     assert not errors
+
+
+SETTLES = """([id, ms]) => Promise.race([
+  window.jupyterapp.commands.execute('nbdist:stop-run', {id}).then(() => true),
+  new Promise(resolve => setTimeout(() => resolve(false), ms)),
+])"""
 
 
 def show(page: Page, run: str) -> Locator:
@@ -150,3 +157,18 @@ def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab
     assert shown.get_by_role("img").count() >= 2, "the bands, and the map of all ranks"
     run.update(status="finished", ended=time.time())
     run.close()
+
+
+def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page) -> None:
+    run = new_run(lab.server.runs, header="%%dist_run was over")
+    run.take(steps(1, 30))
+    run.flush()
+    run.update(status="finished", ended=time.time())
+    run.close()
+    tab.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    tab.get_by_role("button", name="was over").wait_for()
+    with tab.expect_websocket(lambda opened: run.state.id in opened.url) as opened:
+        show(tab, run.state.id)
+    if not opened.value.is_closed():
+        opened.value.wait_for_event("close")
+    assert tab.evaluate(SETTLES, [run.state.id, TIMEOUT_MS / 10])
