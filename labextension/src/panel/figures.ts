@@ -3,22 +3,15 @@ import { Throttler } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import type { LiveRuns, Watch } from '../live';
-import type { RunModel } from '../run/model';
+import type { Figures } from '../run/figures';
+import { figures } from '../run/figures';
+import { RunModel } from '../run/model';
 import type { ServerModel } from './model';
 
 /** How often figures are shown anew while rows come in. */
 const SHOWN_EVERY_MS = 500;
 
-/** What can be said of a run in a line; nan or '' where it is not known. */
-export interface Figures {
-  /** Steps that the farthest rank has made. */
-  readonly steps: number;
-  readonly metric: string;
-  readonly value: number;
-  readonly samples_per_s: number;
-}
-
-const UNKNOWN: Figures = { steps: NaN, metric: '', value: NaN, samples_per_s: NaN };
+const SILENT = new RunModel();
 
 interface Followed {
   readonly watch: Watch;
@@ -41,9 +34,9 @@ export class RunningFigures implements IDisposable {
     return this.signal;
   }
 
+  /** What a run is at now; of one that is not under way nothing is known. */
   of(id: string): Figures {
-    const followed = this.followed.get(id);
-    return followed === undefined ? UNKNOWN : figures(followed.watch.model);
+    return figures(this.followed.get(id)?.watch.model ?? SILENT, Date.now() / 1000);
   }
 
   dispose(): void {
@@ -78,16 +71,4 @@ export class RunningFigures implements IDisposable {
     limit: SHOWN_EVERY_MS,
     edge: 'trailing'
   });
-}
-
-function figures(model: RunModel): Figures {
-  const metric = model.metrics()[0];
-  const step_s = model.measure('step_s')?.latestOfAll() ?? NaN;
-  const batch = model.state?.batch ?? 0;
-  return {
-    steps: model.farthest().step + 1 || NaN,
-    metric: metric?.name ?? '',
-    value: metric?.latestOfAll() ?? NaN,
-    samples_per_s: batch > 0 ? batch / step_s : NaN
-  };
 }

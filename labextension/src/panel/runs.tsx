@@ -1,8 +1,8 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 import type { RunState } from '../records';
+import type { Figures } from '../run/figures';
 import { isOpen } from '../run/status';
-import type { Figures } from './figures';
 import { progress, runTitle, statusName, when } from './words';
 
 interface RunsProps {
@@ -48,7 +48,7 @@ function Run(props: RunsProps & { readonly run: RunState }): React.JSX.Element {
       <p>{[when(run), workers].join(' · ')}</p>
       {isOpen(run.status) && (
         <div className="nbdist-Running">
-          <span>{progress(run, figuresOf(run.id), trans)}</span>
+          <span>{progress(figuresOf(run.id), trans)}</span>
           <button
             type="button"
             className="jp-mod-styled jp-mod-reject"

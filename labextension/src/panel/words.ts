@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ClusterState, Device, RunState, WorkerState } from '../records';
-import { plain } from '../run/words';
-import type { Figures } from './figures';
+import type { Figures } from '../run/figures';
+import { count, plain } from '../run/words';
 
 const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
 
@@ -64,10 +64,10 @@ export function when(run: RunState): string {
 }
 
 /** What is known of a run under way, as in `step 120 of 400 · loss 0.21 · 1,204 samples/s`. */
-export function progress(run: RunState, figures: Figures, trans: TranslationBundle): string {
+export function progress(figures: Figures, trans: TranslationBundle): string {
   const parts = [
-    Number.isNaN(figures.steps) ? '' : stepText(figures.steps, run.steps, trans),
-    Number.isNaN(figures.value) ? '' : `${figures.metric} ${plain(figures.value)}`,
+    Number.isNaN(figures.step) ? '' : stepText(figures, trans),
+    figures.name === '' ? '' : `${figures.name} ${plain(figures.value)}`,
     rate(figures, trans)
   ];
   return parts.filter(part => part !== '').join(' · ');
@@ -75,14 +75,14 @@ export function progress(run: RunState, figures: Figures, trans: TranslationBund
 
 /** Samples per second; '' where they are not known. */
 export function rate(figures: Figures, trans: TranslationBundle): string {
-  const known = Number.isFinite(figures.samples_per_s);
-  return known ? trans.__('%1 samples/s', plain(figures.samples_per_s)) : '';
+  const known = Number.isFinite(figures.samplesPerSecond);
+  return known ? trans.__('%1 samples/s', plain(figures.samplesPerSecond)) : '';
 }
 
-function stepText(steps: number, of: number, trans: TranslationBundle): string {
-  return of > 0
-    ? trans.__('step %1 of %2', steps.toLocaleString(), of.toLocaleString())
-    : trans.__('step %1', steps.toLocaleString());
+function stepText({ step, steps }: Figures, trans: TranslationBundle): string {
+  return Number.isNaN(steps)
+    ? trans.__('step %1', count(step))
+    : trans.__('step %1 of %2', count(step), count(steps));
 }
 
 function duration(seconds: number): string {
