@@ -133,6 +133,9 @@ class Computed implements Trace {
   }
 }
 
+/** Computes a rank's line of one that it said. */
+type Compute = (line: Line, out: Computed) => void;
+
 /** Computed lines for the ranks of a metric. */
 class ComputedLines {
   private readonly byRank = new Map<number, Computed>();
@@ -140,7 +143,7 @@ class ComputedLines {
 
   constructor(private readonly grid: Grid) {}
 
-  get(ranks: readonly Line[], compute: (line: Line, out: Computed) => void): readonly Line[] {
+  get(ranks: readonly Line[], compute: Compute): readonly Line[] {
     for (const line of ranks) {
       compute(line, this.of(line.rank));
     }
@@ -160,79 +163,56 @@ class ComputedLines {
   }
 }
 
-/** Samples a second; where no batch is known, steps a second. */
-class ThroughputSource implements Source {
-  readonly key = 'throughput';
+/** Lines that are computed rank by rank; that of all ranks is their mean. */
+class ComputedSource implements Source {
   readonly isAmount = true;
   readonly wholeName = 'mean';
   readonly lineName = '';
-  readonly limit = 0;
   readonly grid: Grid;
-  private readonly steps: Lines;
+  private readonly ranks: Lines;
   private readonly computed: ComputedLines;
 
   constructor(
-    private readonly model: RunModel,
-    step: Metric
+    readonly key: string,
+    private readonly name: () => string,
+    readonly unit: Unit,
+    readonly limit: number,
+    of: Metric,
+    private readonly compute: Compute
   ) {
-    this.grid = step.grid;
-    this.steps = new Lines(step);
-    this.computed = new ComputedLines(step.grid);
+    this.grid = of.grid;
+    this.ranks = new Lines(of);
+    this.computed = new ComputedLines(of.grid);
   }
 
   get title(): string {
-    return this.batch > 0 ? 'samples/s' : 'steps/s';
-  }
-
-  get unit(): Unit {
-    return 'number';
+    return this.name();
   }
 
   lines(): readonly Line[] {
-    const batch = this.batch || 1;
-    return this.computed.get(this.steps.get(), ({ trace }, out) => out.setRate(trace, batch));
+    return this.computed.get(this.ranks.get(), this.compute);
   }
 
   whole(): null {
     return null;
-  }
-
-  private get batch(): number {
-    return this.model.state?.batch ?? 0;
   }
 }
 
+/** Samples a second; where no batch is known, steps a second. */
+function throughputSource(model: RunModel, step: Metric): Source {
+  const batch = (): number => model.state?.batch ?? 0;
+  const name = (): string => (batch() > 0 ? 'samples/s' : 'steps/s');
+  return new ComputedSource('throughput', name, 'number', 0, step, ({ trace }, out) =>
+    out.setRate(trace, batch() || 1)
+  );
+}
+
 /** Which part of each step the ranks waited for their batch. */
-class InputSource implements Source {
-  readonly key = 'input';
-  readonly title = 'input share of the step';
-  readonly unit = 'share';
-  readonly isAmount = true;
-  readonly wholeName = 'mean';
-  readonly lineName = '';
-  readonly limit = INPUT_LIMIT;
-  readonly grid: Grid;
-  private readonly parts: Lines;
-  private readonly computed: ComputedLines;
-
-  constructor(
-    input: Metric,
-    private readonly step: Metric
-  ) {
-    this.grid = step.grid;
-    this.parts = new Lines(input);
-    this.computed = new ComputedLines(step.grid);
-  }
-
-  lines(): readonly Line[] {
-    return this.computed.get(this.parts.get(), ({ rank, trace }, out) =>
-      out.setShare(trace, this.step.of(rank), null)
-    );
-  }
-
-  whole(): null {
-    return null;
-  }
+function inputSource(input: Metric, step: Metric): Source {
+  const name = (): string => 'input share of the step';
+  return new ComputedSource('input', name, 'share', INPUT_LIMIT, input, ({ rank, trace }, out) =>
+    out.setShare(trace, step.of(rank), null)
+  );
 }
 
 /**
@@ -323,7 +303,7 @@ export function stepTimeSources(model: RunModel): Source[] {
 
 export function throughputSources(model: RunModel): Source[] {
   const step = model.measure('step_s');
-  return step === undefined ? [] : [new ThroughputSource(model, step)];
+  return step === undefined ? [] : [throughputSource(model, step)];
 }
 
 /** Memory of the processes, and of their devices where these have any of their own. */
@@ -348,7 +328,7 @@ export function shareSources(model: RunModel): Source[] {
     sources.push(new NetworkSource(collective, step));
   }
   if (step !== undefined && input !== undefined) {
-    sources.push(new InputSource(input, step));
+    sources.push(inputSource(input, step));
   }
   return sources;
 }
