@@ -19,16 +19,16 @@ const HTML = 'text/html';
 /** A tab of the main area that shows where the arrays of a cluster are. */
 export class PlacementTab extends MainAreaWidget<PlacementContent> {
   constructor(
-    readonly cluster: string,
+    readonly subject: string,
     parts: PanelParts,
     registry: IRenderMimeRegistry,
     icon: LabIcon
   ) {
-    const placement = new LastPlacement(parts.server, cluster);
+    const placement = new LastPlacement(parts.server, subject);
     super({ content: new PlacementContent(placement, parts, registry.createRenderer(HTML)) });
     this.toolbar.hide(); // nothing is in it
     this.content.node.setAttribute('aria-label', this.content.title.label);
-    this.id = `nbdist-placement-${cluster}`;
+    this.id = `nbdist-placement-${subject}`;
     this.title.closable = true;
     this.title.icon = icon;
   }

@@ -9,13 +9,13 @@ import { runTitle } from './words';
 /** A tab of the main area that shows one run. */
 export class RunTab extends MainAreaWidget<RunContent> {
   constructor(
-    readonly run: string,
+    readonly subject: string,
     runs: LiveRuns,
     trans: TranslationBundle,
     icon: LabIcon
   ) {
-    super({ content: new RunContent(runs.watch(run), trans) });
-    this.id = `nbdist-run-${run}`;
+    super({ content: new RunContent(runs.watch(subject), trans) });
+    this.id = `nbdist-run-${subject}`;
     this.title.closable = true;
     this.title.icon = icon;
   }
