@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -80,6 +81,19 @@ def test_the_extension_ships_once_and_the_widget_with_it(wheel: zipfile.ZipFile)
     assert not [name for name in names if name.startswith("nbdist/labextension")]
     assert len([name for name in names if "remoteEntry" in name]) == 1
     assert "nbdist/static/widget.js" in names
+
+
+@pytest.mark.parametrize(
+    ("scripts", "most_bytes"),
+    [("share/jupyter/labextensions/nbdist/static/", 150_000), ("nbdist/static/widget.js", 60_000)],
+)
+def test_the_browser_has_little_to_load(
+    wheel: zipfile.ZipFile, scripts: str, most_bytes: int
+) -> None:
+    """Of the extension all chunks together, of which a page may want each; as gzip sends them."""
+    loaded = [name for name in wheel.namelist() if scripts in name and name.endswith(".js")]
+    sizes = {name: len(gzip.compress(wheel.read(name))) for name in loaded}
+    assert 0 < sum(sizes.values()) <= most_bytes, sizes
 
 
 def test_the_mime_type_is_the_records(wheel: zipfile.ZipFile) -> None:
