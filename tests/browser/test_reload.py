@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import BrowserContext, Locator, Page, WebSocketRoute
+    from playwright.sync_api import BrowserContext, Locator, Page, Route, WebSocketRoute
 
 NAME = "reload.ipynb"
 BROKEN = 3000  # a code that means nothing to us, as that of a broken connection
@@ -43,6 +43,10 @@ while not end.exists():
 {last}
 """
 START, SET_UP, REPORTS, PRINTS, STEPS = range(5)
+_RUNS = re.compile(r"/nbdist/runs\?")
+_KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
+_HEARS = f"""() => {_KERNEL} && new Promise(
+  resolve => {_KERNEL}.iopubMessage.connect(() => resolve(true)))"""
 _SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
 _HAS_PICTURE = """index =>
   window.jupyterapp.shell.currentWidget.content.widgets[index]
@@ -284,6 +288,48 @@ def test_two_pages_show_it_once_each(
             charts = [o for o in outputs(page, REPORTS) if o["output_type"] == "display_data"]
             assert len(charts) == 1
             check_whole(page, REPORTS)
+
+
+def test_a_run_that_ends_before_the_server_answers_has_its_picture(
+    front: Lab, shown: Page, end: Path
+) -> None:
+    """Held back is the first list of runs, on which the page waits to know of the run."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    start(shown, REPORTS)
+    wait_for_lines(shown, REPORTS, 5)
+    be_away(shown, front)
+    shown.route(_RUNS, hold)
+    front.show(shown, NAME)
+    shown.wait_for_function(_HEARS)
+    end.touch()
+    shown.wait_for_function(f"() => {_KERNEL}.status === 'idle'")
+    for route in held:
+        route.continue_()
+    shown.unroute(_RUNS)
+    check_picture(shown, front, REPORTS)
+    check_whole(shown, REPORTS)
+
+
+def test_a_run_that_is_over_but_for_its_picture_has_it(front: Lab, shown: Page, end: Path) -> None:
+    """What the server answers while the kernel draws: a run that is over is still the kernel's."""
+
+    def answer(route: Route) -> None:
+        runs = route.fetch().json()
+        route.fulfill(json=[{**run, "status": "finished"} for run in runs])
+
+    start(shown, REPORTS)
+    wait_for_lines(shown, REPORTS, 5)
+    be_away(shown, front)
+    shown.route(_RUNS, answer)
+    front.show(shown, NAME)
+    wait_for_lines(shown, REPORTS, 10)
+    end.touch()
+    check_picture(shown, front, REPORTS)
+    check_whole(shown, REPORTS)
 
 
 @pytest.mark.full

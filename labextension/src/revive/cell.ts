@@ -42,16 +42,9 @@ export class RevivedCell implements IDisposable {
     this.panel.sessionContext.statusChanged.disconnect(this.endWhenAllIsIn, this);
   }
 
-  private onState(state: RunState): void {
-    this.state = state;
-    if (reports(state)) {
-      this.write(() => this.outputs.addChart(state.status));
-    }
-  }
-
   /** The kernel answers the request of a page that is gone: this one has no future for it. */
-  private onMessage(_: ISessionContext, message: KernelMessage.IMessage): void {
-    if ((message.parent_header as Partial<KernelMessage.IHeader>).msg_id !== this.state.request) {
+  hear(message: KernelMessage.IMessage): void {
+    if (this.isDisposed || !isAnswer(message, this.state)) {
       return;
     }
     if (KernelMessage.isDisplayDataMsg(message) || KernelMessage.isUpdateDisplayDataMsg(message)) {
@@ -65,6 +58,13 @@ export class RevivedCell implements IDisposable {
     }
   }
 
+  private onState(state: RunState): void {
+    this.state = state;
+    if (reports(state)) {
+      this.write(() => this.outputs.addChart(state.status));
+    }
+  }
+
   /** The picture may take the kernel longer than the text. */
   private endWhenAllIsIn(): void {
     const kernel = this.panel.sessionContext.session?.kernel;
@@ -75,6 +75,10 @@ export class RevivedCell implements IDisposable {
       this.write(() => this.setCount());
       this.dispose();
     }
+  }
+
+  private onMessage(_: ISessionContext, message: KernelMessage.IMessage): void {
+    this.hear(message);
   }
 
   private setCount(): void {
@@ -95,6 +99,12 @@ export class RevivedCell implements IDisposable {
   private hasAnswered = false;
   private readonly outputs: RevivedOutputs;
   private readonly text: RunText;
+}
+
+/** Whether the kernel says it of the cell that is the run. */
+export function isAnswer(message: KernelMessage.IMessage, { request }: RunState): boolean {
+  const { msg_id } = message.parent_header as Partial<KernelMessage.IHeader>;
+  return msg_id === request;
 }
 
 /** Whether a run is about to report; many a cell only prints. */

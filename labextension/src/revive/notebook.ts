@@ -1,10 +1,11 @@
+import type { ISessionContext } from '@jupyterlab/apputils';
 import { CodeCell } from '@jupyterlab/cells';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
-import type { ServerConnection } from '@jupyterlab/services';
+import type { KernelMessage, ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import type { ServerModel } from '../panel/model';
 import type { RunState } from '../records';
-import { RevivedCell } from './cell';
+import { RevivedCell, isAnswer } from './cell';
 
 /** From this on, cells have ids that stay the same when a notebook is opened again. */
 const MINOR_WITH_IDS = 5;
@@ -24,6 +25,7 @@ export class RevivedNotebook implements IDisposable {
   ) {
     panel.disposed.connect(this.dispose, this);
     panel.sessionContext.kernelChanged.connect(this.begin, this);
+    panel.sessionContext.iopubMessage.connect(this.hear, this);
     server.changed.connect(this.look, this);
     void panel.context.ready.then(() => this.begin());
   }
@@ -35,6 +37,7 @@ export class RevivedNotebook implements IDisposable {
     this.leave();
     this.panel.disposed.disconnect(this.dispose, this);
     this.panel.sessionContext.kernelChanged.disconnect(this.begin, this);
+    this.panel.sessionContext.iopubMessage.disconnect(this.hear, this);
     this.server.changed.disconnect(this.look, this);
   }
 
@@ -42,24 +45,48 @@ export class RevivedNotebook implements IDisposable {
   private begin(): void {
     this.leave();
     if (this.kernel !== '' && this.panel.context.isReady) {
-      this.follows = true;
+      this.follows = this.isNew = true;
       this.look();
       void this.server.refresh().finally(() => {
         this.look();
+        this.leaveEarly();
         this.follows = this.cells.size > 0 || document.hidden; // the server is not asked while it is
       });
     }
   }
 
   private look(): void {
-    const run = this.server.runOf(this.kernel);
-    if (run === undefined || !this.follows || this.isDisposed || this.cells.has(run.id)) {
-      return;
+    if (this.follows && !this.isDisposed) {
+      this.runs().forEach(run => this.revive(run));
     }
-    const cell = this.cellOf(run);
+  }
+
+  /** What the kernel is in, be it over: its picture is still to come. And what spoke meanwhile. */
+  private runs(): readonly RunState[] {
+    const id = this.server.clusterOf(this.kernel)?.run ?? '';
+    const spoke = (run: RunState): boolean => this.early.some(message => isAnswer(message, run));
+    return this.server.runs.filter(run => run.id === id || spoke(run));
+  }
+
+  private revive(run: RunState): void {
+    const cell = this.cells.has(run.id) ? undefined : this.cellOf(run);
     if (cell !== undefined && !cell.outputArea.future && !this.isOurs(run)) {
-      this.cells.set(run.id, new RevivedCell(this.panel, cell, run, this.settings));
+      const revived = new RevivedCell(this.panel, cell, run, this.settings);
+      this.cells.set(run.id, revived);
+      this.early.forEach(message => revived.hear(message));
     }
+  }
+
+  /** The server's answer may come later than the last words of the run. */
+  private hear(_: ISessionContext, message: KernelMessage.IMessage): void {
+    if (this.isNew) {
+      this.early.push(message);
+    }
+  }
+
+  private leaveEarly(): void {
+    this.isNew = false;
+    this.early.length = 0;
   }
 
   private get kernel(): string {
@@ -89,10 +116,15 @@ export class RevivedNotebook implements IDisposable {
   private leave(): void {
     this.cells.forEach(cell => cell.dispose());
     this.cells.clear();
+    this.leaveEarly();
     this.follows = false;
   }
 
   private follows = false;
+  /** The page has come, and the server has not been heard yet. */
+  private isNew = false;
+  /** What the kernel said since. */
+  private readonly early: KernelMessage.IMessage[] = [];
   /** By their runs' ids; also those that are over. */
   private readonly cells = new Map<string, RevivedCell>();
 }
