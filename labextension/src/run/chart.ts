@@ -153,7 +153,10 @@ export class Chart {
       show: span => this.show(span),
       valueAt: left => this.plot.valueAt(left)
     });
-    this.disposables.listen(this.reset, 'click', () => this.show(null));
+    this.disposables.listen(this.reset, 'click', () => {
+      this.show(null);
+      host.focus({ preventScroll: true }); // the button goes, and with it the focus would
+    });
     this.disposables.add(() => this.picture.dispose());
     this.disposables.add(() => this.plot.dispose());
     this.disposables.add(() => gestures.dispose());

@@ -38,13 +38,20 @@ export class Legend {
   show(entries: readonly Entry[], near: number): void {
     const shape = entries.map(({ rank, label }) => `${rank} ${label}`).join('|');
     if (shape !== this.shape) {
+      const focused = this.chips.findIndex(({ root }) => root === document.activeElement);
+      const name = this.shape.split('|')[focused] ?? '';
       this.shape = shape;
-      this.chips = entries.map(entry => this.chip(entry));
-      const isWide = entries.some(({ label }) => label.length > SHORT_LABEL);
-      this.root.classList.toggle('nbdist-wide', isWide);
-      this.root.replaceChildren(...this.chips.map(chip => chip.root));
+      this.build(entries);
+      this.chips[shape.split('|').indexOf(name)]?.root.focus(); // it was another element
     }
     entries.forEach((entry, i) => this.refresh(this.chips[i]!, entry, near));
+  }
+
+  private build(entries: readonly Entry[]): void {
+    this.chips = entries.map(entry => this.chip(entry));
+    const isWide = entries.some(({ label }) => label.length > SHORT_LABEL);
+    this.root.classList.toggle('nbdist-wide', isWide);
+    this.root.replaceChildren(...this.chips.map(chip => chip.root));
   }
 
   private refresh(chip: Chip, { rank, value }: Entry, near: number): void {
@@ -66,10 +73,19 @@ export class Legend {
     if (rank === null) {
       return { root: make('span', 'chip', {}, ...parts), value };
     }
-    const title = fill(this.say('Show or hide {0}; Alt-click shows it alone'), label);
+    const title = fill(this.say('Show or hide {0}; Alt-click or Alt-Enter shows it alone'), label);
     const button = make('button', 'chip', { type: 'button', title }, ...parts);
     button.addEventListener('click', event => this.toggle(rank, event.altKey));
+    button.addEventListener('keydown', event => this.key(event, rank));
     return { root: button, value };
+  }
+
+  /** Of Enter with Alt browsers make no click. */
+  private key(event: KeyboardEvent, rank: number): void {
+    if (event.altKey && event.key === 'Enter') {
+      event.preventDefault();
+      this.toggle(rank, true);
+    }
   }
 
   private toggle(rank: number, isAlone: boolean): void {

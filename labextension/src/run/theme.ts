@@ -20,6 +20,13 @@ export function lineColour(rank: number): string {
   return LINE_COLOURS[rank % LINE_COLOURS.length] ?? LINE_COLOURS[0];
 }
 
+/** What of the system the colours depend on. */
+const QUERIES = [
+  '(prefers-color-scheme: dark)',
+  '(prefers-contrast: more)',
+  '(forced-colors: active)'
+] as const;
+
 /** The colours of a chart as the page has them now. */
 export interface Colours {
   readonly text: string;
@@ -45,7 +52,7 @@ export class Theme {
       observer.observe(element, { attributeFilter: names });
     }
     this.disposables.add(() => observer.disconnect());
-    for (const query of ['(prefers-color-scheme: dark)', '(forced-colors: active)']) {
+    for (const query of QUERIES) {
       this.disposables.listen(matchMedia(query), 'change', () => this.readAgain());
     }
     // The sheet of a theme may come after its name.
@@ -71,9 +78,9 @@ export class Theme {
   }
 }
 
-/** Colours may be mixed of others: an element has them as they come out. */
+/** Colours may be mixed of others, of forced ones too: an element has them as they come out. */
 function read(host: HTMLElement): Colours {
-  const probe = make('span', '', { hidden: '' });
+  const probe = make('span', '', { hidden: '', style: 'forced-color-adjust: none' });
   host.append(probe);
   const style = getComputedStyle(probe);
   const colour = (name: string): string => {
