@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -50,8 +51,10 @@ def nothing_left_behind() -> Iterator[None]:
 
 def _left_behind(before: Held) -> list[object]:
     now, known = Held.now().beyond(before), kept()
+    ours = now.processes().difference(*(held.processes() for held in known))
+    _, running = psutil.wait_procs(ours, timeout=0)
     return [
-        *now.processes().difference(*(held.processes() for held in known)),
+        *running,
         *now.threads.difference(*(held.threads for held in known)),
         *now.sockets.difference(*(held.sockets for held in known)),
     ]
