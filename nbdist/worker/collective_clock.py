@@ -19,7 +19,7 @@ from nbdist.worker.one_device import changed
 from nbdist.worker.spans import covered
 
 if TYPE_CHECKING:
-    from nbdist.records import StepOptions
+    from collections.abc import Callable
 
 _COLLECTIVES = ("CollectiveReduce", "CollectiveGather")
 """What the types of TensorFlow's collective operations begin with."""
@@ -34,8 +34,16 @@ class NoClock:
         """Around the tracing of a step on all replicas."""
         return contextlib.nullcontext()
 
+    def around(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns; the collectives that it places in the graph are timed as one."""
+        return call()
+
     def begin(self) -> None:
         """Before the step of a replica."""
+
+    def noted(self) -> list[tf.Tensor]:
+        """Begin and end of one after the other, of those in the graph that is made: scalars."""
+        return []
 
     def stamps(self) -> dict[str, tf.Tensor]:
         """What the step reports beside the user's values."""
@@ -60,46 +68,54 @@ class CollectiveClock(NoClock):
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
         def timed(replica: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-            graph = tf.compat.v1.get_default_graph()
-            before = len(graph.get_operations())
-            reduced = _all_reduce_upstream(replica, reduce_op, value, options)
-            collectives = [
-                op for op in graph.get_operations()[before:] if op.type.startswith(_COLLECTIVES)
-            ]
-            if collectives:
-                inputs = [tensor for op in collectives for tensor in op.inputs]
-                self._noted.append((graph, (_when_there(inputs), _when_there(collectives))))
-            return reduced
+            return self.around(lambda: _all_reduce_upstream(replica, reduce_op, value, options))
 
         return changed(distribute_lib.ReplicaContext, "all_reduce", timed)
 
+    def around(self, call: Callable[[], Any]) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        outcome = call()
+        collectives = [
+            op for op in graph.get_operations()[before:] if op.type.startswith(_COLLECTIVES)
+        ]
+        if collectives:
+            inputs = [tensor for op in collectives for tensor in op.inputs]
+            self._noted.append((graph, (when_there(inputs), when_there(collectives))))
+        return outcome
+
     def begin(self) -> None:
         self._noted.clear()
+
+    def noted(self) -> list[tf.Tensor]:
+        here = tf.compat.v1.get_default_graph()
+        return [stamp for graph, stamps in self._noted if graph is here for stamp in stamps]
 
     def stamps(self) -> dict[str, tf.Tensor]:
         """Begin and end of one after the other: shape (2 * collectives,), float64, in seconds.
 
         Those within control flow are left out.
         """
-        here = tf.compat.v1.get_default_graph()
-        own = [stamp for graph, stamps in self._noted if graph is here for stamp in stamps]
+        own = self.noted()
         return {self._name: tf.stack(own)} if own else {}
 
     def measured(self, stamps: tf.Tensor | None) -> dict[str, float]:
         return {} if stamps is None else {"collective_s": covered(stamps.numpy().reshape(-1, 2))}
 
 
-def choose(strategy: tf.distribute.Strategy, options: StepOptions, name: str) -> NoClock:
+def choose(strategy: tf.distribute.Strategy, name: str, *, jit: bool) -> NoClock:
     """A clock where there are several workers with a CPU each.
 
     XLA has no timestamps, and on a GPU an operation counts as done when it has been queued.
     """
+    if strategy.num_replicas_in_sync == 1:
+        return NoClock()
     devices = strategy.extended.worker_devices
-    alone = len(devices) == strategy.num_replicas_in_sync
-    fits = len(devices) == 1 and "CPU" in devices[0] and not options.jit
-    return CollectiveClock(name) if fits and not alone else NoClock()
+    fits = len(devices) == 1 and "CPU" in devices[0] and not jit
+    return CollectiveClock(name) if fits else NoClock()
 
 
-def _when_there(needed: list[Any]) -> tf.Tensor:
+def when_there(needed: list[Any]) -> tf.Tensor:
+    """Seconds since 1970, once tensors and operations are there: a scalar, float64."""
     with tf.control_dependencies(needed):
         return tf.timestamp()

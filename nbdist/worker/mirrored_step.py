@@ -82,7 +82,7 @@ class MirroredStep:
         self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
         signature = [tf.TensorSpec([None], tf.int32)]
         self._gather = tf.function(self._gathered, signature, autograph=False)
-        self._clock = collective_clock.choose(strategy, request.options, COLLECTIVES)
+        self._clock = collective_clock.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._undo.enter_context(self._objects.computing_in(precision))
 

@@ -84,17 +84,17 @@ class Heard:
         patch.setattr(cluster._receiver, "_handle", hear)
 
     def column(self, rank: int, name: str) -> list[float]:
-        return [row[name] for row in self._tables(rank) if name in row]
+        return [row[name] for row in self.steps(rank) if name in row]
 
-    def _tables(self, rank: int) -> Iterator[dict[str, float]]:
+    def steps(self, rank: int) -> Iterator[dict[str, float]]:
         for rows in self.rows:
             names = rows.columns.names
             if rows.rank == rank:
                 for values in struct.iter_unpack(f"<{len(names)}d", rows.values):
                     yield dict(zip(names, values, strict=True))
 
-    def findings(self, strategy: Any) -> dict[str, Finding]:
-        analyst = Analyst(HOSTS, strategy, batch=8)
+    def findings(self, strategy: Any, batch: int = 8) -> dict[str, Finding]:
+        analyst = Analyst(HOSTS, strategy, batch)
         for rows in self.rows:
             analyst.take(rows)
         return {finding.topic: finding for finding in analyst.findings()}
@@ -154,7 +154,7 @@ class TestMirrored:
     def test_timing_changes_no_number(self, cluster: nbdist.Cluster, heard: Heard) -> None:
         without = (
             "import nbdist.worker.collective_clock as clock\nchosen = clock.choose\n"
-            "clock.choose = lambda *_: clock.NoClock()"
+            "clock.choose = lambda *_, **__: clock.NoClock()"
         )
         timed = train(cluster, "0")
         assert heard.column(0, "collective_s")
