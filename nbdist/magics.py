@@ -272,7 +272,9 @@ def _step_options(args: Any) -> StepOptions | None:
     if args.data is None:
         if given:
             idle = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"{idle} without --data: name the data set of the step")
+            fit = "; what `fit` is given is read ahead by .prefetch(tf.data.AUTOTUNE)"
+            hint = fit if "prefetch" in given else ""
+            raise UsageError(f"{idle} without --data: name the data set of the step{hint}")
         return None
     if "bucket" in given:
         given["bucket"] = parse_bucket(given["bucket"])

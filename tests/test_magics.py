@@ -188,6 +188,7 @@ def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel
     ("line", "says"),
     [
         ("--check --scale-lr", "--scale-lr, --check without --data"),
+        ("--prefetch auto", "is read ahead by .prefetch(tf.data.AUTOTUNE)"),
         ("--data x --bucket 8,y", "--bucket 8,y: type lengths"),
         ("--data x --bucket 0", "--bucket 0: type a number from 1"),
         ("--strategy pjrt --data x --precision float16", "cast them, as in x.astype"),

@@ -171,8 +171,13 @@ class _Advice(msgspec.Struct, frozen=True):
         )
 
     def on_input(self) -> str:
-        ways = "for tf.data .cache() or .map(..., num_parallel_calls=tf.data.AUTOTUNE)"
-        return f"type --prefetch auto, or {ways}" if self.batch else f"read ahead; {ways}"
+        ways = ".cache() or .map(..., num_parallel_calls=tf.data.AUTOTUNE)"
+        if self.batch:
+            return f"type --prefetch auto, or for tf.data {ways}"
+        return (
+            f"for tf.data type .prefetch(tf.data.AUTOTUNE) at its end, {ways}; "
+            "for keras.utils.PyDataset workers=4"
+        )
 
 
 def _usual_step(times: Times) -> float:

@@ -186,7 +186,10 @@ class TestStarved:
     def test_a_cell_that_is_no_step_has_no_such_option(self) -> None:
         analyst = Analyst(HOSTS, None)
         feed(analyst, alike(), input_s=alike(0.3 * STEP_S))
-        assert "--prefetch" not in found(analyst)["starved"].text
+        text = found(analyst)["starved"].text
+        assert "--prefetch" not in text
+        for way in (".prefetch(tf.data.AUTOTUNE)", ".cache()", "num_parallel_calls", "workers=4"):
+            assert way in text
 
     def test_it_goes_away_and_does_not_flicker(self, analyst: Analyst) -> None:
         between = (STARVED.on + STARVED.off) / 2
