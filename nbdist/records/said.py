@@ -19,7 +19,8 @@ MEASURES = ("step_s", "input_s", "collective_s", "process_bytes", "device_bytes"
 """What nbdist measures beside the metrics.
 
 `step_s` from the end of a step to the end of the next, `input_s` of it waiting for the batch,
-`collective_s` of it in collectives; memory of the process, and of its fullest device.
+`collective_s` of it in collectives; memory of the process, and of its fullest device. What is not
+known is left out, or NaN: a 0 was measured.
 """
 
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+from nbdist.worker import keras_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +44,7 @@ def apply() -> None:
     keras_trainer.reduce_per_replica = _reduce_per_replica
     keras_trainer.TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
     keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
+    keras_clock.apply()
 
 
 @contextlib.contextmanager
@@ -70,7 +73,9 @@ def _reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
     chosen = "mean" if reduction == "auto" else reduction
     if not _spans_workers(strategy) or chosen not in ("mean", "sum"):
         return _reduce_upstream(values, strategy, reduction)
-    return tree.map_structure(lambda v: strategy.reduce(chosen.upper(), v, axis=None), values)
+    return keras_clock.reduced(
+        values, lambda value: strategy.reduce(chosen.upper(), value, axis=None)
+    )
 
 
 def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -90,7 +95,10 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
 
 def _warn_of_partial(iterator: Any, replicas: int) -> None:
     """Keras averages over replicas whatever the number of samples on each."""
-    partial = iterator.data_adapter.partial_batch_size
+    adapter = iterator.data_adapter
+    if isinstance(adapter, PyDatasetAdapter):  # it does not say
+        return
+    partial = adapter.partial_batch_size
     if partial and partial % replicas:
         warnings.warn(
             f"the last batch has {partial} samples, which {replicas} replicas cannot share evenly: "

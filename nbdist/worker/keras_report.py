@@ -8,14 +8,13 @@ several ranks cannot show; an explicit `verbose` keeps Keras's own output as wel
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from nbdist.records import FitBegun
 from nbdist.worker import state
+from nbdist.worker.keras_pace import Pace, is_of_all_ranks
 
 if TYPE_CHECKING:
     from nbdist.worker.stop import StopPoint
@@ -26,6 +25,10 @@ _list_init_upstream = keras.callbacks.CallbackList.__init__
 def apply() -> None:
     """Add an `EpochReport` to every list of callbacks made from here on."""
     keras.callbacks.CallbackList.__init__ = _init_with_report
+    if keras.backend.backend() == "jax":
+        from nbdist.worker import keras_jax_times
+
+        keras_jax_times.apply()
 
 
 def _init_with_report(
@@ -49,6 +52,8 @@ def _init_with_report(
 class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports each batch and each epoch, with this rank's own loss beside the reduced one.
 
+    Epochs and steps of a further `fit` in a cell are numbered on.
+
     An interrupt ends the fit on all ranks before the same batch: one that stopped elsewhere would
     leave the others in an all-reduce.
     """
@@ -60,66 +65,77 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._fitting = contextlib.ExitStack()
         self._stop: StopPoint | None = None
         self._own: dict[str, float] = {}
-        self._lock = threading.Lock()
         self._epoch = 0
         self._made = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         worker = state.current()
-        epochs, steps = self.params["epochs"], self.params["steps"]
-        steps = -1 if steps is None else epochs * steps
-        worker.say(FitBegun(epochs=epochs, steps=steps, **worker.said()))
         self._stop = self._fitting.enter_context(worker.stop_point())
         self._made = worker.batches
-        self._ended_at = time.perf_counter()
+        self._before: int | None = None
+        self._pace = Pace(worker, self.model)
+        worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._pace.close(self._epoch)
         self._fitting.close()
         self._stop = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._stop is not None and self._stop.is_before(self._made + batch + 1):
-            self._fitting.close()  # nobody else says that it is over
+        if self._stop is None:
+            return
+        if self._stop.is_before(self._made + batch + 1):
+            self._close()  # nobody else says that it is over
             raise KeyboardInterrupt
+        self._pace.begin(batch, self._epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """On a thread of Keras's, or on several: the metrics are there by now."""
         if self._stop is None:
             return
-        with self._lock:
-            step_s, self._ended_at = _since(self._ended_at)
-            worker = state.current()
-            step = self._made + batch + 1
+        worker = state.current()
+        step = self._made + batch + 1
+        with self._pace.lock:
             made = max(1, step - worker.batches)  # at once, with `steps_per_execution`
             worker.batches = max(worker.batches, step)
-            measured = {"step_s": step_s / made}
+            measured = self._pace.ended(batch, step, made)
             worker.report_values(
                 self._epoch, step, own={}, shared=_scalars(logs), measured=measured
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        worker = state.current()
+        if self._before is None:  # what `initial_epoch` has left out counts
+            self._before = max(0, worker.epochs - epoch)
+            worker.say(self._begun(epoch))
         self._own = {}
-        self._epoch = epoch + 1
-        self._made = state.current().batches
-        self._ended_at = time.perf_counter()  # what came between epochs is no part of a step
+        self._epoch = worker.epochs = self._before + epoch + 1
+        self._made = worker.batches
+        self._pace.restart()
+
+    def _begun(self, first: int) -> FitBegun:
+        """What there will have been at the end, with what the cell has done before."""
+        worker = state.current()
+        epochs, steps = self.params["epochs"], self.params["steps"]
+        total = -1 if steps is None else worker.batches + (epochs - first) * steps
+        return FitBegun(epochs=self._before + epochs, steps=total, **worker.said())
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # validation is about to reset the metrics
             self._own = _own_loss(self.model)
+            self._pace.cut(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._pace.cut(self._epoch)
         own = self._own or _own_loss(self.model)
-        state.current().report_values(epoch + 1, -1, own=own, shared=_scalars(logs))
+        state.current().report_values(self._epoch, -1, own=own, shared=_scalars(logs))
 
     def on_test_end(self, logs: Any = None) -> None:
         if self._stop is None and logs:
             state.current().report_values(-1, -1, own={}, shared=_scalars(logs))
-
-
-def _since(began: float) -> tuple[float, float]:
-    """Seconds since a moment, and this moment."""
-    now = time.perf_counter()
-    return now - began, now
 
 
 def _scalars(logs: Any) -> dict[str, float]:
@@ -133,19 +149,13 @@ def _own_loss(model: Any) -> dict[str, float]:
     replica has its own pair, which are added up when the metric is read. Under JAX the pair is
     that of all ranks, and none knows its part.
     """
-    if _is_of_all_ranks():
+    if is_of_all_ranks():
         return {}
     for metric in model.metrics:
         if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
             total, count = _own_part(metric.total), _own_part(metric.count)
             return {"loss": total / count} if count else {}
     return {}
-
-
-def _is_of_all_ranks() -> bool:
-    if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
-        return False
-    return state.current().world_size > 1
 
 
 def _own_part(variable: Any) -> float:

@@ -30,6 +30,8 @@ class Worker:
         memory: measures what this process takes.
         stop_point: within it, an interrupt is put off until all ranks can stop at the same step.
         batches: how many batches `fit` has gone through in this cell.
+        epochs: the last epoch that a `fit` of this cell has begun, as it was reported.
+        ending: what is to be closed when the cell ends, however it does.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -39,6 +41,8 @@ class Worker:
         self.strategies: dict[StrategyName, Any] = {}
         self.stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _no_cell
         self.batches = 0
+        self.epochs = 0
+        self.ending = contextlib.ExitStack()
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
@@ -56,12 +60,14 @@ class Worker:
     def begin_cell(self, number: int) -> None:
         self.cell = number
         self.batches = 0
+        self.epochs = 0
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
         self.memory.begin()
 
     def end_cell(self) -> None:
         """Output that threads write from here on belongs to no cell."""
+        self.ending.close()
         for tap in self._taps:
             tap.settle()
         self.cell = 0

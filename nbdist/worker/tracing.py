@@ -80,13 +80,15 @@ class Samples:
     Args:
         worker: this rank.
         tracer: the framework's profiler.
+        each: where a step that is traced is several of those that are reported, how many.
     """
 
     steps = SAMPLED_STEPS
 
-    def __init__(self, worker: Worker, tracer: Tracer) -> None:
+    def __init__(self, worker: Worker, tracer: Tracer, each: int = 1) -> None:
         self._worker = worker
         self._tracer = tracer
+        self._each = each
         self._began = 0.0
         self._gap_s = GAP_S
         self._next_s = GAP_S
@@ -119,7 +121,7 @@ class Samples:
         finally:
             shutil.rmtree(folder)
         for (step, times), collective_s in zip(measured.items(), spent, strict=True):
-            more = {"step_s": times["step_s"], "collective_s": collective_s}
+            more = {"step_s": times["step_s"], "collective_s": collective_s / self._each}
             self._worker.report_values(epoch, step, own={}, shared={}, measured=more)
 
     def close(self) -> None:
@@ -157,6 +159,11 @@ class Tracing:
             if plan.is_due(step):
                 return self._start(plan, step)
         return 0.0
+
+    def cut(self, epoch: int) -> None:
+        """To be called where what follows is no step: what is under way ends before it."""
+        if self._open is not None:
+            self._stop(self._open, epoch)
 
     def close(self, epoch: int) -> None:
         """End what is under way, and wait until what was traced has been reported."""
