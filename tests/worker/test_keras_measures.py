@@ -10,6 +10,7 @@ import pytest
 
 import nbdist
 from nbdist.telemetry.kept import kept
+from tests import clusters
 from tests.worker.test_collective_time import HOSTS, Heard
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(framework: Any) -> Iterator[nbdist.Cluster]:
-    with nbdist.Cluster(hosts=2, framework=framework) as running:
+    with clusters.cluster(hosts=2, framework=framework) as running:
         yield running
 
 
