@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also what repeats at another size")
+
+
+def pytest_configure() -> None:
+    """A shell has what it runs in the background ignore SIGINT, and with it all that we start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
