@@ -188,7 +188,6 @@ def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel
     ("line", "says"),
     [
         ("--check --scale-lr", "--scale-lr, --check without --data"),
-        ("--prefetch auto", "is read ahead by .prefetch(tf.data.AUTOTUNE)"),
         ("--data x --bucket 8,y", "--bucket 8,y: type lengths"),
         ("--data x --bucket 0", "--bucket 0: type a number from 1"),
         ("--strategy pjrt --data x --precision float16", "cast them, as in x.astype"),
@@ -254,6 +253,5 @@ def test_options_and_choices_are_completed(kernel: Kernel, typed: str, offers: s
 
 def test_a_plain_interrupt_outside_of_cells_is_left_alone() -> None:
     """The test process itself: no handler of ours stays behind."""
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        threading.Event().wait(5)
+    left = signal.getsignal(signal.SIGINT)
+    assert left in {signal.default_int_handler, signal.SIG_IGN}  # the latter in the background
