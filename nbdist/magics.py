@@ -11,7 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from nbdist.board import Boards
-from nbdist.cells.grammar import STRATEGIES, parse_bucket, parse_prefetch
+from nbdist.cells.grammar import STRATEGIES, parse_bucket, parse_prefetch, parse_seconds
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
@@ -108,6 +108,12 @@ class DistMagics(Magics):
     @argument("--jit", action="store_true", help="Compile the step as a whole with XLA.")
     @argument("--on-nan", choices=("stop", "warn"), help="When a value is not finite; or stop.")
     @argument(
+        "--hang-after",
+        metavar="S",
+        help="Steps that stand still for S seconds are broken off; left out, for ten times as long "
+        "as a step takes, and half a minute at least.",
+    )
+    @argument(
         "--prefetch",
         metavar="N",
         help="Make batches ahead: how many, or `auto`, once steps wait for data.",
@@ -133,6 +139,7 @@ class DistMagics(Magics):
                 strategy=args.strategy,
                 step=step,
                 precision=args.precision,
+                hang_after_s=parse_seconds("--hang-after", args.hang_after),
                 label=self.shell.execution_count,
                 header=f"%%dist_run {line}",
             )

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbdist.cluster.watch import Vitals
+from nbdist.collectives import LOST
 from nbdist.errors import CellError, WorkerError
+from nbdist.escalation import POLL_S, Escalation
 from nbdist.held import interrupt_held
 from nbdist.records import (
     SOON,
+    Beat,
     CellEnded,
     Checked,
     Display,
     FitBegun,
     Metrics,
     Note,
+    Output,
     Rows,
     Speech,
     StepBegun,
     StopAfter,
     Stopping,
+    Where,
 )
 from nbdist.result import Run
 from nbdist.views import labels
+from nbdist.views.hang import hang
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from nbdist.cluster.engines import Engines
+    from nbdist.escalation import Send
     from nbdist.live import LiveRun
-    from nbdist.records import CellRequest, Order, RunStatus
+    from nbdist.records import CellRequest, RunStatus, StrategyName
     from nbdist.settings import Settings
-    from nbdist.views.cell import CellView
+    from nbdist.views.cell import CellView, Shareable
 
-    Send = Callable[[Order, Sequence[int]], None]
-
-_POLL_S = 0.05
-_INTERRUPT_AGAIN_S = 0.25
 _STOP_S = 1.0
 """How long a Stop of steps is repeated: an engine that hears of it for 2 s (`PATIENCE_S` of
 `worker/interrupts.py`) gives up its step, and leaves the others in an all-reduce. Who begins later
@@ -55,6 +58,8 @@ class CellWatch:
         view: shows what the ranks say.
         live: keeps what they report.
         settings: the bounds on waiting.
+        broken: gets the strategies whose collectives had to be broken off.
+        hang_after_s: see `Vitals`.
 
     Attributes:
         running: the ranks that are in the cell; none before it is sent.
@@ -68,6 +73,8 @@ class CellWatch:
         view: CellView,
         live: LiveRun,
         settings: Settings,
+        broken: set[StrategyName],
+        hang_after_s: float,
     ) -> None:
         self._reports: list[Metrics | Rows] = []
         self._results: dict[int, str] = {}
@@ -81,6 +88,9 @@ class CellWatch:
         self._view = view
         self._live = live
         self._settings = settings
+        self._broken = broken
+        self._vitals = Vitals(host_of, hang_after_s)
+        self._ending = Escalation(number, self.running, engines, broken, self._show_for)
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._stopping: dict[int, Stopping] = {}
@@ -92,7 +102,6 @@ class CellWatch:
         self._stopped = False
         self._status: RunStatus = "finished"
         self._error = ""
-        self._interrupted = False
         self._failed: CellEnded | None = None
 
     def result(self) -> Run:
@@ -128,10 +137,10 @@ class CellWatch:
         Raises:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
-        self._send = send
+        self._ending.begin(send, request.strategy)
         self._is_step = self._has_steps = request.step is not None
         try:
-            self._begin(self._live.placed(request))
+            self._begin(self._live.placed(request), send)
             try:
                 self._watch()
             except KeyboardInterrupt:
@@ -158,8 +167,9 @@ class CellWatch:
     def _watch(self) -> None:
         """Show the cell until all ranks are done, or one has failed."""
         while self.running and not self._first_failure():
-            self._show_for(_POLL_S)
+            self._show_for(POLL_S)
             self._check_alive()
+            self._check_progress()
             self._check_stop()
 
     def _stop_steps(self) -> None:
@@ -186,13 +196,13 @@ class CellWatch:
         where = f"rank {failed.rank}@{self._host_of[failed.rank]}"
         return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
 
-    def _begin(self, request: CellRequest) -> None:
+    def _begin(self, request: CellRequest, send: Send) -> None:
         """When not all ranks can be reached, those that were are stopped again."""
         unsent = sorted(self._host_of)
         try:
             self.running.update(unsent)
             while unsent:
-                self._send(request, unsent[:1])
+                send(request, unsent[:1])
                 del unsent[0]
         except BaseException:
             self.running.difference_update(unsent)
@@ -215,11 +225,20 @@ class CellWatch:
     def _take(self, record: Speech) -> None:
         if record.cell != self._number:
             return  # of an earlier cell, or of none: it is in the logs
+        self._vitals.hear(record)
         if isinstance(record, (CellEnded, Stopping)):
             kept: dict[int, Any] = self._ended if isinstance(record, CellEnded) else self._stopping
             kept[record.rank] = record
             self._agree_on_stop()
-            return
+        elif isinstance(record, Where):
+            self._ending.where[record.rank] = record
+        elif not isinstance(record, Beat):
+            self._keep(record)
+            if not (self._broken and isinstance(record, Output)):  # what breaking off makes of it
+                self._view.add(record)
+
+    def _keep(self, record: Shareable) -> None:
+        """Keep what the run's result has of it."""
         if isinstance(record, Metrics) or (
             isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
         ):
@@ -228,13 +247,14 @@ class CellWatch:
             self._results[record.rank] = str(record.data.get("text/plain", ""))
         elif isinstance(record, StepBegun):
             self._begun = record
+            self._vitals.begin_steps()
         elif isinstance(record, Checked):
             self._checked = record
         elif isinstance(record, FitBegun):
             self._has_steps = True
+            self._vitals.begin_steps()
         elif isinstance(record, Note):
             self._notes.append(record)
-        self._view.add(record)
 
     def _agree_on_stop(self) -> None:
         """Once every rank that still runs has said how far it goes, all go that far."""
@@ -242,8 +262,7 @@ class CellWatch:
         if self._stopping and not self._answered and still <= self._stopping.keys():
             self._answered = True
             last = max(stopping.limit for stopping in self._stopping.values())
-            with contextlib.suppress(WorkerError):  # who is gone is found by `_check_alive`
-                self._send(StopAfter(number=self._number, step=last), sorted(still))
+            self._ending.order(StopAfter(number=self._number, step=last), sorted(still))
 
     def _check_stop(self) -> None:
         """Somebody who watches asks for the end: at the end of a step, where the cell is one.
@@ -264,15 +283,14 @@ class CellWatch:
         """Ask the ranks to stop at the end of a step, the same on all."""
         self._is_stopping = True
         self._live.stopping()
-        with contextlib.suppress(WorkerError):  # who is gone is found by `_check_alive`
-            self._send(StopAfter(number=self._number, step=SOON), sorted(self.running))
-        self._await_end(_STOP_S, interrupt=True)
+        self._ending.order(StopAfter(number=self._number, step=SOON), sorted(self.running))
+        self._ending.interrupt(_STOP_S)
         if self.running:
             self._view.say("stopping at the end of a step; interrupt again to break it off")
 
     def _first_failure(self) -> CellEnded | None:
         """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""
-        failed = ("error",) if self._interrupted else ("error", "interrupted")
+        failed = ("error",) if self._ending.interrupted else ("error", "interrupted")
         return next((e for e in self._ended.values() if e.status in failed), None)
 
     def _root(self, first: CellEnded | None) -> CellEnded | None:
@@ -295,23 +313,44 @@ class CellWatch:
                 + (f"\nThe last lines of its engine's log:\n{log}" if log else "")
             )
 
+    def _check_progress(self) -> None:
+        """For a rank that is frozen, or steps that nobody makes, all would wait in vain.
+
+        One that is silent and not frozen may hold the interpreter's lock: it is waited for.
+        """
+        frozen = list(filter(self._engines.frozen, self._vitals.silent(self.running)))
+        if frozen:
+            self._give_up(
+                f"{self._name(frozen[0])} was stopped by a signal {self._after(frozen[0])}"
+            )
+        still_s = self._vitals.still_s()
+        if still_s:
+            slow = self._ending.computing()
+            where = hang(self._ending.where, {r: self._host_of[r] for r in self.running})
+            if not slow:
+                self._give_up(f"no step for {still_s:.0f} s: {where}")
+            self._view.say(f"no step for {still_s:.0f} s: {where.splitlines()[0]}, computing")
+            self._vitals.look_again()
+
+    def _give_up(self, reason: str) -> NoReturn:
+        self._ending.end(self._settings.cell_grace_s)
+        stuck = f"\nrank {labels.ranks(sorted(self.running))} is stuck: type %dist_restart"
+        raise WorkerError(reason + (stuck if self.running else ""))
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}@{self._host_of[rank]}"
+
+    def _after(self, rank: int) -> str:
+        step = self._vitals.step(rank)
+        return f"after step {step}" if step else "before its first step"
+
     def _stop_others(self) -> None:
-        """After a failure: interrupt the ranks that still run, and give them a moment."""
-        self._await_end(self._settings.cell_grace_s, interrupt=bool(self.running))
+        """After a failure: the ranks that still run may wait for the one that failed."""
+        if self.running:
+            self._ending.end(self._settings.cell_grace_s)
 
     def _interrupt(self) -> None:
-        self._await_end(self._settings.interrupt_grace_s, interrupt=True)
-
-    def _await_end(self, seconds: float, *, interrupt: bool) -> None:
-        """Wait for the ranks; one that had not begun when it was interrupted is so again."""
-        self._interrupted |= interrupt
-        deadline = time.monotonic() + seconds
-        again = 0.0
-        while self.running and time.monotonic() < deadline:
-            if interrupt and time.monotonic() >= again:
-                self._engines.interrupt(sorted(self.running))
-                again = time.monotonic() + _INTERRUPT_AGAIN_S
-            self._show_for(_POLL_S)
+        self._ending.end(self._settings.interrupt_grace_s)
 
     def _raise_failure(self) -> None:
         first = self._failed
@@ -336,7 +375,8 @@ class CellWatch:
         stuck = self._host_of.keys() - self._ended.keys()
         if stuck:
             kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
-        return [f"rank {labels.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
+        notes = [f"rank {labels.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
+        return [*notes, *(LOST[strategy] for strategy in sorted(self._broken))]
 
 
 def _follows(ended: CellEnded) -> bool:
@@ -347,6 +387,8 @@ def _end_of(ended: CellEnded, first: CellEnded) -> str:
     if ended.failure is None or ended.status == "interrupted":
         return "stopped" if ended.status == "interrupted" else "finished"
     assert first.failure is not None
+    if ended.failure.follows:
+        return "waited for it in a collective, which was broken off"
     if ended.failure.same == first.failure.same:
         return "the same error"
     return f"{ended.failure.ename}: {ended.failure.evalue}"

@@ -13,9 +13,9 @@ from jupyter_core.paths import jupyter_runtime_dir
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
-from nbdist.cluster import wiring
 from nbdist.cluster.dispatch import Dispatcher
 from nbdist.cluster.engines import Engines
+from nbdist.collectives import Collectives
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.held import interrupt_held
 from nbdist.objects import read_objects, write_objects
@@ -23,7 +23,6 @@ from nbdist.placement import locate
 from nbdist.records import (
     ClusterRequest,
     Communication,
-    Device,
     Precision,
     StepOptions,
     WorkerHello,
@@ -96,7 +95,6 @@ class Cluster:
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._hellos: dict[int, WorkerHello] = {}
-        self._devices: dict[int, tuple[Device, ...]] = {}
         self._cells = 0
         self._ran: list[str] = []
         self.last_run = Run(0)
@@ -149,10 +147,8 @@ class Cluster:
         phases.run("launched", self._engines.launch)
         phases.run("connected", self._engines.connect)
         phases.run("workers ready", self._meet)
-        if "tensorflow" in self.request.frameworks:
-            phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
-        if "jax" in self.request.frameworks:
-            phases.run("collectives ready (JAX)", self._wire_pjrt)
+        self._collectives = Collectives(self.request, self._engines)
+        self._collectives.wire(phases)
         phases.finish(f"nbdist: {labels.ready(self.world_size)}", self.workers(measure=False))
         self._file.write(self.workers(), run="")
 
@@ -171,21 +167,6 @@ class Cluster:
         self._engines.apply(setup.become, identities)
         self._dispatcher.meet(identities, self.settings.start_timeout_s)
         return ", ".join(sorted({hello.host for hello in hellos}))
-
-    def _wire_mirrored(self) -> str:
-        ports = self._engines.apply(setup.reserve_port)
-        wired = wiring.mirrored([f"127.0.0.1:{port}" for port in ports], self.request.communication)
-        devices = self._engines.apply(setup.build_mirrored, wired)
-        self._devices = dict(enumerate(devices))
-        return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
-
-    def _wire_pjrt(self) -> str:
-        address = self._engines.start_coordinator()
-        virtual = 0 if host_rules.visible_gpus() else self.request.devices_per_host
-        wired = wiring.pjrt(address, self.world_size, virtual)
-        devices = self._engines.apply(setup.build_pjrt, wired)
-        self._devices = dict(enumerate(devices))
-        return f"mesh of {sum(map(len, devices))} devices over {self.world_size} processes"
 
     def restart(self) -> None:
         """Replace every engine by a fresh one; what the cells defined is lost.
@@ -223,6 +204,7 @@ class Cluster:
         strategy: str | None = None,
         step: StepOptions | None = None,
         precision: Precision | None = None,
+        hang_after_s: float = 0.0,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -240,12 +222,14 @@ class Cluster:
             step: run the cell as a step, with these data.
             precision: what Keras's layers compute in: `bfloat16` or `float16`, which has its loss
                 scaled; left out, what they were made for.
+            hang_after_s: steps that stand still for so long are broken off; 0 for ten times as long
+                as a step takes, and half a minute at least.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
         Raises:
             UsageError: the cell is no Python, or the options are wrong; nothing ran.
-            WorkerError: a rank died, or is still busy with another cell.
+            WorkerError: a rank died, hangs, or is still busy with another cell.
             CellError: the cell raised.
             KeyboardInterrupt: the kernel was interrupted; the ranks were too.
         """
@@ -265,19 +249,26 @@ class Cluster:
             step=step,
         )
         self._refuse_unready(chosen)
+        self._mend()
         self._cells += 1
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
         workers = [w for w in self.workers(measure=False) if w.rank in chosen]
         with live.begun(request, header, self._ran, workers, self.settings) as kept:
-            self._follow(request, kept, {worker.rank: worker.host for worker in workers})
+            hosts = {worker.rank: worker.host for worker in workers}
+            self._follow(request, kept, hosts, hang_after_s)
         return self.last_run
 
-    def _follow(self, request: CellRequest, kept: LiveRun, host_of: Mapping[int, str]) -> None:
+    def _follow(
+        self, request: CellRequest, kept: LiveRun, host_of: Mapping[int, str], hang_after_s: float
+    ) -> None:
         """Run the cell on these ranks, and show and keep what they say."""
         settings = self.settings
         wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
         view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
-        watch = CellWatch(request.number, host_of, self._engines, view, kept, settings)
+        broken = self._collectives.broken
+        watch = CellWatch(
+            request.number, host_of, self._engines, view, kept, settings, broken, hang_after_s
+        )
         self._watches = (*(w for w in self._watches if w.running), watch)
         self._file.begin(kept.id, host_of)
         try:
@@ -286,6 +277,13 @@ class Cluster:
             with interrupt_held():
                 self.last_run = watch.result()
                 self._file.write(self.workers(), run="")
+
+    def _mend(self) -> None:
+        """Collectives that were broken off are wired again; what can be kept of the state is."""
+        if self._collectives.broken:
+            with StartView("nbdist: the collectives were broken off") as phases:
+                self._collectives.mend(phases)
+                phases.finish("nbdist: they are there again", ())
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
         """The ranks that were named; all, when none were."""
@@ -369,7 +367,7 @@ class Cluster:
         Args:
             measure: also read how much memory each takes.
         """
-        pids, busy = self._engines.pids(), self._busy()
+        pids, busy, devices = self._engines.pids(), self._busy(), self._collectives.devices
         states = []
         for rank, hello in sorted(self._hellos.items()):
             alive = rank in pids
@@ -380,7 +378,7 @@ class Cluster:
                     host=hello.host,
                     pid=hello.pid,
                     versions=hello.versions,
-                    devices=self._devices.get(rank, ()),
+                    devices=devices.get(rank, ()),
                     state=state,
                     memory_bytes=host_rules.resident_bytes(hello.pid) if measure and alive else 0,
                 )

@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
     """
 
     start_timeout_s: float = 180.0
-    cell_grace_s: float = 0.7
+    cell_grace_s: float = 1.0
     interrupt_grace_s: float = 3.0
     shown_output_characters: int = 400_000
     fold_wait_s: float = 0.3

@@ -10,7 +10,19 @@ import nbdist
 PACKAGE = Path(nbdist.__file__).parent
 FOUNDATION = {"errors", "settings", "records"}
 STAGES = {"cells", "plan", "cluster", "worker", "telemetry", "views", "server", "export"}
-COMPOSERS = {"session", "run", "result", "objects", "live", "kept", "placement", "board", "held"}
+COMPOSERS = {
+    "session",
+    "run",
+    "result",
+    "objects",
+    "live",
+    "kept",
+    "placement",
+    "board",
+    "held",
+    "collectives",
+    "escalation",
+}
 FRONT = {"magics", "completion", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from typing import Literal
@@ -125,6 +126,23 @@ def parse_bucket(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise UsageError(f"--bucket {text}: type lengths, as in --bucket 32,64,128") from None
+
+
+def parse_seconds(option: str, text: str | None) -> float:
+    """A time that was typed; 0 where none was.
+
+    Raises:
+        UsageError: it is no time to wait.
+    """
+    if text is None:
+        return 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{option} {text}: type a number of seconds, as in {option} 60")
+    return seconds
 
 
 def parse_prefetch(text: str) -> int | Literal["auto"]:

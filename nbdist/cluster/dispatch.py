@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import SocketAddress
+from nbdist.records import WATCHDOG, BreakOff, Diagnose, Hurry, SocketAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class Dispatcher:
         self._socket.linger = 0
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.address = SocketAddress(url=f"tcp://127.0.0.1:{port}", server_key=public)
-        self._peers: dict[int, bytes] = {}
+        self._peers: dict[str, bytes] = {}
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
         """Wait until every rank has announced itself; what was known of it before is forgotten.
@@ -48,16 +48,16 @@ class Dispatcher:
         Raises:
             StartError: one has not within the time.
         """
-        missing = set(ranks)
+        missing = {name for rank in ranks for name in (str(rank), f"{WATCHDOG}{rank}")}
         self._peers.clear()
         deadline = time.monotonic() + timeout_s
         while missing:
             left_ms = max(0, int(1000 * (deadline - time.monotonic())))
             if not self._socket.poll(left_ms):
                 raise StartError(f"rank {sorted(missing)} took no order within {timeout_s:g} s")
-            peer, rank = self._socket.recv_multipart()
-            self._peers[int(rank)] = peer
-            missing.discard(int(rank))
+            peer, name = self._socket.recv_multipart()
+            self._peers[name.decode()] = peer
+            missing.discard(name.decode())
 
     def send(self, order: Order, ranks: Iterable[int]) -> None:
         """Send a cell, or what is to become of it.
@@ -66,9 +66,10 @@ class Dispatcher:
             WorkerError: a rank is gone; those before it have been sent the order.
         """
         payload = msgspec.msgpack.encode(order)
+        to = WATCHDOG if isinstance(order, (Hurry, Diagnose, BreakOff)) else ""
         for rank in ranks:
             try:
-                self._socket.send_multipart([self._peers[rank], payload])
+                self._socket.send_multipart([self._peers[f"{to}{rank}"], payload])
             except zmq.ZMQError as error:
                 raise WorkerError(
                     f"rank {rank} cannot be reached ({error}): type %dist_restart for new workers"

@@ -153,22 +153,26 @@ class Engines:
         return set(self._client.ids) - self._former_ids
 
     def start_coordinator(self) -> str:
-        """Start JAX's coordination service in a process of its own.
+        """Start a JAX coordination service in a process of its own.
+
+        An earlier one stays: arrays that somebody still holds hold a client of it, whose process
+        would end with its service.
 
         Returns:
             Its address, host:port.
         """
         mark = self._seed.count()
         args = {"host": _LOOPBACK, "world_size": self.world_size}
-        self._seed.spawn(COORDINATOR, COORDINATOR_TARGET, args, {})
+        self._seed.spawn(f"{COORDINATOR}{mark}", COORDINATOR_TARGET, args, {})
         address: str = self._seed.wait_event("coordinator", self._timeout_s, since=mark)["address"]
         return address
 
     def restart(self) -> None:
         """Kill every engine; `launch` and `connect` come next."""
-        if COORDINATOR in self._seed.pids():
-            self._seed.signal(COORDINATOR, signal.SIGKILL)
-            self._seed.wait_gone([COORDINATOR], self._timeout_s)
+        coordinators = [name for name in self._seed.pids() if name.startswith(COORDINATOR)]
+        for name in coordinators:
+            self._seed.signal(name, signal.SIGKILL)
+        self._seed.wait_gone(coordinators, self._timeout_s)
         self._cluster.stop_engines_sync()
         self._former_ids |= set(self._client.ids) | set(self._engine_ids.values())
         self._engine_ids = {}
@@ -199,6 +203,13 @@ class Engines:
         """The ranks whose process has ended."""
         running = self.pids()
         return [rank for rank in range(self.world_size) if rank not in running]
+
+    def frozen(self, rank: int) -> bool:
+        """Whether its process was stopped by a signal, and does nothing until it is continued."""
+        try:
+            return bool(psutil.Process(self.pids()[rank]).status() == psutil.STATUS_STOPPED)
+        except (KeyError, psutil.NoSuchProcess):
+            return False
 
     def raise_for_dead(self) -> None:
         """Raises StartError with the log of the first rank that died."""

@@ -58,7 +58,11 @@ from nbdist.records.kept import (
 )
 from nbdist.records.orders import (
     SOON,
+    WATCHDOG,
+    BreakOff,
     CellRequest,
+    Diagnose,
+    Hurry,
     Order,
     StepOptions,
     StepProgram,
@@ -79,6 +83,7 @@ from nbdist.records.placement import (
 from nbdist.records.said import (
     MEASURES,
     PLACE,
+    Beat,
     CellEnded,
     Checked,
     Columns,
@@ -97,6 +102,7 @@ from nbdist.records.said import (
     Speech,
     StepBegun,
     Stopping,
+    Where,
 )
 
 __all__ = [
@@ -114,7 +120,10 @@ __all__ = [
     "RUN_IS_GONE",
     "RUN_MIME",
     "SOON",
+    "WATCHDOG",
     "AnyServerMessage",
+    "Beat",
+    "BreakOff",
     "CaughtUp",
     "CellEnded",
     "CellRequest",
@@ -124,6 +133,7 @@ __all__ = [
     "Columns",
     "Communication",
     "Device",
+    "Diagnose",
     "Difference",
     "Display",
     "Failure",
@@ -131,6 +141,7 @@ __all__ = [
     "FindingTopic",
     "FitBegun",
     "Framework",
+    "Hurry",
     "Layout",
     "LayoutKind",
     "MeshShape",
@@ -178,6 +189,7 @@ __all__ = [
     "Table",
     "TableMessage",
     "TextMessage",
+    "Where",
     "WorkerHello",
     "WorkerIdentity",
     "WorkerState",

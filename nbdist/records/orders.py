@@ -90,6 +90,28 @@ class StopAfter(Order, frozen=True):
     step: int
 
 
+WATCHDOG = "watchdog "
+"""What the announcement of an engine's watchdog begins with; its rank follows."""
+
+
+class Diagnose(Order, frozen=True):
+    """Say where the main thread is (`Where`): asked of the watchdog."""
+
+
+class Hurry(Order, frozen=True):
+    """No interrupt waits for the end of a step any more: asked of the watchdog."""
+
+
+class BreakOff(Order, frozen=True):
+    """End the collectives of a strategy that the main thread waits in: asked of the watchdog.
+
+    Whoever waits in one gets an error at once. No collective works from then on, on any rank,
+    before the strategy has been built again.
+    """
+
+    strategy: StrategyName
+
+
 class CellRequest(Order, frozen=True):
     """A cell to run once on each rank, or, with `step`, once for each batch.
 

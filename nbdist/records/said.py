@@ -304,6 +304,36 @@ class Stopping(Said, frozen=True):
     limit: int
 
 
+class Beat(Said, frozen=True):
+    """The rank's process runs and is in the cell; once a second.
+
+    Attributes:
+        step: the last one that it began; 0 is none.
+        tested: batches that `evaluate` and `predict` went through.
+    """
+
+    step: int
+    tested: int
+
+
+class Where(Said, frozen=True):
+    """Where a rank is in its cell, asked while its main thread may hang.
+
+    Attributes:
+        step: the last one that it began; 0 is none.
+        place: the innermost line of a cell's, as `Cell In[3], line 14`; empty where it is in none.
+        waits: for another thread: as a rule, for the framework's, which are in a collective.
+        cpu_s: what its main thread has computed since it was started.
+        stack: of its main thread, the outermost call first, from the cell on.
+    """
+
+    step: int
+    place: str
+    waits: bool
+    cpu_s: float
+    stack: str
+
+
 Speech = (
     Output
     | Display
@@ -316,4 +346,6 @@ Speech = (
     | Profiled
     | Stopping
     | CellEnded
+    | Beat
+    | Where
 )

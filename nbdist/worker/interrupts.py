@@ -71,6 +71,10 @@ class Interrupts:
         """What the interrupt asks for is under way, and has `PATIENCE_S` from now."""
         self._noted_at = time.monotonic()
 
+    def hurry(self) -> None:
+        """From here on, nothing of this cell puts an interrupt off. Any thread."""
+        self._puts_off = False
+
     def refuse(self) -> None:
         """From here on the user's code is over, whatever became of `admitted`."""
         self._inside = False

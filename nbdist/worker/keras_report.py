@@ -90,7 +90,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         if self._stop.is_before(self._made + batch + 1):
             self._close()  # nobody else says that it is over
             raise KeyboardInterrupt
+        state.current().step = self._made + batch + 1
         self._pace.begin(batch, self._epoch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        state.current().tested += 1
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        state.current().tested += 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """On a thread of Keras's, or on several: the metrics are there by now."""

@@ -49,6 +49,7 @@ def take_cells(address: SocketAddress) -> None:
     ipykernel's requests are handled on the same loop, so that one thing runs at a time.
     """
     _interrupts.install()
+    state.current().hurry = _interrupts.hurry
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     connect(socket, address)
     stream = ZMQStream(socket)
@@ -211,24 +212,27 @@ class _Cell:
     def _describe(self, error: BaseException) -> Failure:
         own = _users_own(error.__traceback__)
         if isinstance(error, NbdistError):  # it says what to type: our own frames would not help
-            return _failure(error, [], own)
-        if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):  # nobody may read it
-            return _failure(error, [line.rstrip() for line in traceback.format_tb(own)], own)
+            return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
+        if self._worker.broken or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+            lines = [line.rstrip() for line in traceback.format_tb(own)]  # nobody may read it
+            return _failure(error, lines, own, follows=bool(self._worker.broken))
         try:
             lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
         except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
             lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
-        return _failure(error, lines, own)
+        return _failure(error, lines, own, follows=False)
 
 
-def _failure(error: BaseException, lines: list[str], own: TracebackType | None) -> Failure:
+def _failure(
+    error: BaseException, lines: list[str], own: TracebackType | None, *, follows: bool
+) -> Failure:
     place = own.tb_lineno if own else 0
     return Failure(
         ename=type(error).__name__,
         evalue=_message(error),
         traceback=tuple(lines),
         same=f"{type(error).__name__}:{place}",
-        follows=isinstance(error, AnotherRankError),
+        follows=follows,
     )
 
 

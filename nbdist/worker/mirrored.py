@@ -1,7 +1,8 @@
 """MultiWorkerMirroredStrategy on one rank.
 
 The private calls of TensorFlow's runtime that the product leans on are all here:
-`tensorflow.python.eager.context._reset_context` and the state of its context.
+`tensorflow.python.eager.context._reset_context`, the state of its context, and
+`abort_collective_ops`.
 """
 
 from __future__ import annotations
@@ -66,8 +67,14 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
         _held_ports.pop().close()
     _prove_collectives(strategy)
     worker.strategies["mirrored"] = strategy
+    worker.broken.discard("mirrored")
     worker.memory.device_bytes = device_bytes
     return _devices()
+
+
+def break_off() -> None:
+    """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
+    context.context().abort_collective_ops(tf.errors.ABORTED, "broken off by nbdist")
 
 
 def device_bytes() -> list[int]:

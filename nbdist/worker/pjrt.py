@@ -7,16 +7,18 @@ client from aborting the process when a peer dies; the private calls it would ma
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
 import jax
+import jax.extend.backend
 import jax.numpy as jnp
 from jax._src import distributed
 from jax._src.lib import _jax
 
 from nbdist.records import Device
-from nbdist.worker import state
+from nbdist.worker import links, state
 from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.pjrt_strategy import PjRTStrategy
 
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
+_known_links: set[int] = set()
+"""Connections that this process had before it joined the others."""
+
+
+def break_off() -> None:
+    """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
+    coordinator = int(distributed.global_state.coordinator_address.rpartition(":")[2])
+    links.shut_but(_known_links, {coordinator})
+
+
+def leave() -> None:
+    """Forget the other processes and the backend, and with it all arrays."""
+    strategies = state.current().strategies
+    if strategies.pop("pjrt", None) is not None:
+        distributed.global_state.client = None
+        gc.collect()
+        jax.extend.backend.clear_backends()
+        jax.clear_caches()
 
 
 def build(wiring: PjrtWiring) -> tuple[Device, ...]:
@@ -33,10 +53,12 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
         This rank's own devices.
     """
     _configure(wiring)
+    _known_links.update(links.connections())
     _join(wiring)
     strategy = PjRTStrategy()
     _prove_collectives(strategy.mesh)
     state.current().strategies["pjrt"] = strategy
+    state.current().broken.discard("pjrt")
     state.current().memory.device_bytes = device_bytes
     return tuple(
         Device(

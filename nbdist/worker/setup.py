@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.records import RANK_VARIABLE, WorkerHello
-from nbdist.worker import loop, state
+from nbdist.worker import loop, state, watchdog
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
     engine_shell().push(namespace, interactive=False)
     # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
+    watchdog.watch(worker, identity.dispatch)
     loop.take_cells(identity.dispatch)
 
 
@@ -78,6 +79,13 @@ def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
     _offer("pjrt")
     engine_shell().push({"mesh": state.current().strategies["pjrt"].mesh}, interactive=False)
     return devices
+
+
+def leave_pjrt() -> None:
+    """Leave JAX's processes; `build_pjrt` comes next."""
+    from nbdist.worker import pjrt
+
+    pjrt.leave()
 
 
 def _offer(name: StrategyName) -> None:

@@ -29,7 +29,11 @@ class Worker:
         strategies: what was built.
         memory: measures what this process takes.
         stop_point: within it, an interrupt is put off until all ranks can stop at the same step.
+        hurry: from here on, no interrupt of this cell is put off.
         batches: how many batches `fit` has gone through in this cell.
+        step: the last step that was begun in this cell; 0 is none.
+        tested: how many batches `evaluate` and `predict` have gone through in this cell.
+        broken: the strategies whose collectives were broken off.
         epochs: the last epoch that a `fit` of this cell has begun, as it was reported.
         ending: what is to be closed when the cell ends, however it does.
     """
@@ -40,8 +44,11 @@ class Worker:
         self.cell = 0
         self.strategies: dict[StrategyName, Any] = {}
         self.stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _no_cell
+        self.hurry: Callable[[], None] = _no_cell
         self.batches = 0
         self.epochs = 0
+        self.step = self.tested = 0
+        self.broken: set[StrategyName] = set()
         self.ending = contextlib.ExitStack()
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
@@ -59,7 +66,7 @@ class Worker:
 
     def begin_cell(self, number: int) -> None:
         self.cell = number
-        self.batches = 0
+        self.batches = self.step = self.tested = 0
         self.epochs = 0
         self._reported_steps = 0
         self._cell_started = time.perf_counter()

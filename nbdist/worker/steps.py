@@ -248,6 +248,7 @@ class _Loop:
             self._landed_at = time.perf_counter()
         self._left -= 1
         self._step += 1
+        self._worker.step = self._step
         self._landed_at += self._tracing.before(self._step, self._epoch)
         report = self._stepper.step(batch)
         self._flying.append(_Flying(self._step, batch.rows, input_s, report))

@@ -1,0 +1,80 @@
+"""The collectives of a cluster's frameworks: how they are wired, and wired again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.cluster import hosts as host_rules
+from nbdist.cluster import wiring
+from nbdist.worker import setup
+
+if TYPE_CHECKING:
+    from nbdist.cluster.engines import Engines
+    from nbdist.records import ClusterRequest, Device, StrategyName
+    from nbdist.views.start import StartView
+
+
+STRATEGIES: tuple[StrategyName, ...] = ("mirrored", "pjrt")
+LOST: dict[StrategyName, str] = {
+    "mirrored": (
+        "TensorFlow's collectives are made anew before the next cell, and its variables and data "
+        "sets are lost with the old ones: run the cells that make them again"
+    ),
+    "pjrt": (
+        "JAX's collectives are made anew before the next cell, and its arrays are lost with the "
+        "old ones: run the cells that make them again"
+    ),
+}
+
+
+class Collectives:
+    """Wires the engines of one cluster.
+
+    Args:
+        request: what was asked for.
+        engines: all of them are needed each time.
+
+    Attributes:
+        devices: of each rank; those of the framework that was wired last.
+        broken: strategies whose collectives were broken off; they are wired again before the
+            next cell.
+    """
+
+    def __init__(self, request: ClusterRequest, engines: Engines) -> None:
+        self._request = request
+        self._engines = engines
+        self.devices: dict[int, tuple[Device, ...]] = {}
+        self.broken: set[StrategyName] = set()
+
+    def wire(self, phases: StartView) -> None:
+        """Wire every framework that the cluster has."""
+        if "tensorflow" in self._request.frameworks:
+            phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
+        if "jax" in self._request.frameworks:
+            phases.run("collectives ready (JAX)", self._wire_pjrt)
+
+    def mend(self, phases: StartView) -> None:
+        """Wire again what was broken off, in the same processes."""
+        if "mirrored" in self.broken:
+            phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
+            self.broken.discard("mirrored")
+        if "pjrt" in self.broken:
+            self._engines.apply(setup.leave_pjrt)
+            phases.run("collectives ready (JAX)", self._wire_pjrt)
+            self.broken.discard("pjrt")
+
+    def _wire_mirrored(self) -> str:
+        ports = self._engines.apply(setup.reserve_port)
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        wired = wiring.mirrored(addresses, self._request.communication)
+        devices = self._engines.apply(setup.build_mirrored, wired)
+        self.devices = dict(enumerate(devices))
+        return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
+
+    def _wire_pjrt(self) -> str:
+        address = self._engines.start_coordinator()
+        virtual = 0 if host_rules.visible_gpus() else self._request.devices_per_host
+        wired = wiring.pjrt(address, self._request.hosts, virtual)
+        devices = self._engines.apply(setup.build_pjrt, wired)
+        self.devices = dict(enumerate(devices))
+        return f"mesh of {sum(map(len, devices))} devices over {self._request.hosts} processes"

@@ -1,0 +1,135 @@
+"""How a cell is ended on ranks that still run it: each means harder than the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from nbdist.collectives import STRATEGIES
+from nbdist.errors import WorkerError
+from nbdist.records import BreakOff, Diagnose, Hurry, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.cluster.engines import Engines
+    from nbdist.records import Order, StrategyName
+
+    Send = Callable[[Order, Sequence[int]], None]
+
+POLL_S = 0.05
+_INTERRUPT_AGAIN_S = 0.25
+_DIAGNOSE_S = 0.3
+_BREAK_S = 1.0
+_COMPUTES_S = 0.5
+
+
+class Escalation:
+    """Interrupts first; who does not heed it and waits in a collective is broken out of it.
+
+    Args:
+        number: the cell's.
+        running: the ranks that run it; whoever hears their end takes them out.
+        engines: to interrupt them.
+        broken: gets the strategies whose collectives were broken off.
+        show: takes in what the ranks say, for so many seconds.
+
+    Attributes:
+        interrupted: ranks were interrupted.
+        where: what ranks last said of where they are.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        running: set[int],
+        engines: Engines,
+        broken: set[StrategyName],
+        show: Callable[[float], None],
+    ) -> None:
+        self.interrupted = False
+        self.where: dict[int, Where] = {}
+        self._number = number
+        self._running = running
+        self._engines = engines
+        self._broken = broken
+        self._show = show
+
+    def begin(self, send: Send, strategy: StrategyName | None) -> None:
+        """The cell is about to be sent.
+
+        Args:
+            send: sends orders to ranks.
+            strategy: the one that the cell uses, as a rule.
+        """
+        self._send = send
+        self._strategies = sorted(STRATEGIES, key=lambda name: name != strategy)
+
+    def order(self, order: Order, ranks: Sequence[int]) -> None:
+        """Send it; who cannot be reached is left out, and found to be dead by whoever watches."""
+        with contextlib.suppress(WorkerError):
+            self._send(order, ranks)
+
+    def interrupt(self, seconds: float) -> None:
+        """Wait for the ranks; one that had not begun when it was interrupted is so again."""
+        self.interrupted = True
+        deadline = time.monotonic() + seconds
+        again = 0.0
+        while self._running and time.monotonic() < deadline:
+            if time.monotonic() >= again:
+                self._engines.interrupt(sorted(self._running))
+                again = time.monotonic() + _INTERRUPT_AGAIN_S
+            self._show(POLL_S)
+
+    def end(self, bound_s: float) -> None:
+        """End the cell; ranks that heed nothing still run it then.
+
+        Args:
+            bound_s: how long that may take; a third of it, interrupts are tried alone.
+        """
+        deadline = time.monotonic() + bound_s
+        self.order(Hurry(number=self._number), sorted(self._running))
+        self.interrupt(bound_s / 3)
+        for strategy in self._strategies:
+            waiting = self._waiting()
+            if waiting:
+                self._broken.add(strategy)
+                self.order(BreakOff(number=self._number, strategy=strategy), waiting)
+                self.interrupt(_BREAK_S)
+        self.interrupt(deadline - time.monotonic())
+
+    def diagnose(self) -> None:
+        """Learn where the ranks are; one that does not say so within a moment is left out."""
+        self.where.clear()
+        self.order(Diagnose(number=self._number), sorted(self._running))
+        deadline = time.monotonic() + _DIAGNOSE_S
+        while not self._running <= self.where.keys() and time.monotonic() < deadline:
+            self._show(POLL_S)
+
+    def computing(self) -> list[int]:
+        """The ranks whose own code computes: the others may wait for these, and not in vain."""
+        self.diagnose()
+        before = self.where.copy()
+        self._show_on(_COMPUTES_S)
+        self.diagnose()
+        return [
+            rank
+            for rank, where in self.where.items()
+            if not where.waits
+            and rank in before
+            and where.cpu_s - before[rank].cpu_s > _COMPUTES_S / 10
+        ]
+
+    def _show_on(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._show(min(left_s, POLL_S))
+
+    def _waiting(self) -> list[int]:
+        """The ranks that wait in a collective, by their own account."""
+        if self._running:
+            self.diagnose()
+        return [
+            rank for rank in sorted(self._running & self.where.keys()) if self.where[rank].waits
+        ]

@@ -1,0 +1,117 @@
+"""A thread of the engine that answers while the main thread is in a cell, whatever it waits for.
+
+It beats once a second, says where the main thread is, and breaks off the collectives that it waits
+in: an exception or a death elsewhere would else leave it there for ever.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from nbdist.records import WATCHDOG, Beat, BreakOff, Diagnose, Hurry, Where
+from nbdist.worker.probe import connect
+from nbdist.worker.shell import engine_shell
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from nbdist.records import SocketAddress
+    from nbdist.worker.state import Worker
+
+BEAT_S = 1.0
+_Orders = Hurry | Diagnose | BreakOff
+_OF_SOURCE = 4
+"""The fields of a source in `linecache`; one that has yet to be read has fewer."""
+
+_FRAMEWORKS = {"jax", "jaxlib", "tensorflow", "keras"}
+_LOCKS = {"threading", "queue", "concurrent", "multiprocessing"}
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+"""The number of the system call in which a thread waits for another."""
+
+
+def watch(worker: Worker, address: SocketAddress) -> None:
+    """Start the thread, which announces itself at `address` and takes orders from there."""
+    arguments = (worker, address, threading.get_ident())
+    threading.Thread(target=_run, args=arguments, name="nbdist-watchdog", daemon=True).start()
+
+
+def _run(worker: Worker, address: SocketAddress, main: int) -> None:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    connect(socket, address)
+    socket.send(f"{WATCHDOG}{worker.rank}".encode())
+    while True:
+        if socket.poll(int(1000 * BEAT_S)):
+            _obey(worker, msgspec.msgpack.decode(socket.recv(), type=_Orders), main)
+        elif worker.cell:
+            worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()))
+
+
+def _obey(worker: Worker, order: _Orders, main: int) -> None:
+    if order.number != worker.cell:
+        return  # it has ended meanwhile
+    if isinstance(order, Hurry):
+        worker.hurry()
+    elif isinstance(order, Diagnose):
+        worker.say(_where(worker, main), urgent=True)
+    elif order.strategy in worker.strategies:
+        worker.broken.add(order.strategy)
+        if order.strategy == "mirrored":
+            from nbdist.worker import mirrored
+
+            mirrored.break_off()
+        else:
+            from nbdist.worker import pjrt
+
+            pjrt.break_off()
+
+
+def _where(worker: Worker, main: int) -> Where:
+    innermost = sys._current_frames()[main]
+    calls = list(traceback.walk_stack(innermost))[::-1]
+    own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
+    stack = traceback.StackSummary.extract(iter(calls[own[0] :] if own else calls))
+    return Where(
+        step=worker.step,
+        place=_place(*calls[own[-1]]) if own else "",
+        cpu_s=time.clock_gettime(time.pthread_getcpuclockid(main)),
+        waits=_waits(str(innermost.f_globals.get("__name__", ""))),
+        stack="".join(stack.format()),
+        **worker.said(),
+    )
+
+
+def _waits(module: str) -> bool:
+    """Whether the main thread, in that module, waits for another, not for a lock of Python's.
+
+    Threads of the framework make the collective. It may have been called from the user's own line
+    by code that is no Python, and so has no frame.
+    """
+    package = module.partition(".")[0]
+    try:
+        call = Path(f"/proc/self/task/{os.getpid()}/syscall").read_text().split()[0]
+    except OSError:  # the machine does not tell
+        return package in _FRAMEWORKS
+    return call == _FUTEX.get(platform.machine()) and package not in _LOCKS
+
+
+def _place(frame: FrameType, line: int) -> str:
+    """As IPython has it in tracebacks: `Cell In[3], line 14`."""
+    name = engine_shell().compile.format_code_name(frame.f_code.co_filename)
+    return f"{' '.join(name)}, line {line}" if name else f"line {line}"
+
+
+def _is_of_cell(frame: FrameType) -> bool:
+    """Whether the source is that of a cell, which is in no file: it never goes out of date."""
+    known = linecache.cache.get(frame.f_code.co_filename)
+    return known is not None and len(known) == _OF_SOURCE and known[1:2] == (None,)

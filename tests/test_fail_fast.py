@@ -1,0 +1,180 @@
+"""A rank that raises, freezes or stands still while the others wait for it in a collective."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANKS = 3
+ENDS_S = 3.0
+"""A second is what it should take; these machines are busy."""
+
+SETUP = {
+    "mirrored": """
+import numpy as np, tensorflow as tf, keras, time
+kept = {"a": 1}
+def numbers(bad=-1, wait_s=0.0, at=5):
+    for i in range(1000):
+        if i == at and rank == bad:
+            if not wait_s: raise ValueError("a bug of the user's")
+            time.sleep(wait_s)
+        yield np.float32(i)
+with strategy.scope():
+    variable = tf.Variable(0.0)
+""",
+    "pjrt": """
+import numpy as np, jax, jax.numpy as jnp, time
+kept = {"a": 1}
+def numbers(bad=-1, wait_s=0.0, at=5):
+    for i in range(1000):
+        if i == at and rank == bad:
+            if not wait_s: raise ValueError("a bug of the user's")
+            time.sleep(wait_s)
+        yield np.float32(i)
+variable = jnp.zeros(())
+""",
+}
+STEP = {
+    "mirrored": """
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(batch) * variable
+gradient = tape.gradient(loss, variable)
+variable.assign_sub(0.01 * gradient)
+loss
+""",
+    "pjrt": "variable = variable + batch.mean()\nloss = variable",
+}
+FIT = {
+    "mirrored": """
+class Bug(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and rank == 1: raise ValueError("a bug of the user's")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((960, 4)), np.ones(960), batch_size=12, callbacks=[Bug()])
+""",
+}
+STRATEGIES = pytest.mark.parametrize("strategy", list(SETUP))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS) as running:
+        yield running
+
+
+def steps(data: str, count: int = 0) -> StepOptions:
+    return StepOptions(data=data, batch=6, steps=count)
+
+
+def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
+    """The next cells run, on the same processes; what is no framework's is still there."""
+    cluster.run(SETUP[strategy].replace("kept = ", "made = "), strategy=strategy)
+    run = cluster.run(STEP[strategy], step=steps("numbers", 4), strategy=strategy)
+    assert run.summary.steps == 4
+    assert set(cluster.run("kept").results.values()) == {"{'a': 1}"}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("bad", [0, RANKS - 1])
+def test_one_that_raises_ends_the_cell_at_once_for_all(
+    cluster: nbdist.Cluster, strategy: str, bad: int
+) -> None:
+    cluster.run(SETUP[strategy], strategy=strategy)
+    pids = [worker.pid for worker in cluster.workers()]
+    cluster.run(f"from functools import partial\nbroken = partial(numbers, {bad}, at=300)")
+    began = time.monotonic()
+    with pytest.raises(nbdist.CellError, match=f"ValueError on rank {bad}@") as error:
+        cluster.run(STEP[strategy], step=steps("broken"), strategy=strategy)
+    assert time.monotonic() - began < ENDS_S + 2  # with the steps before it, one compiled
+    assert not any("still running" in note for note in error.value.notes)
+    assert any("made anew before the next cell" in note for note in error.value.notes)
+    check_it_goes_on(cluster, strategy)
+    assert [worker.pid for worker in cluster.workers()] == pids
+
+
+def test_what_breaking_off_makes_libraries_say_is_not_shown(
+    cluster: nbdist.Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP["mirrored"], strategy="mirrored")
+    cluster.run("from functools import partial\nbroken = partial(numbers, 1)")
+    with pytest.raises(nbdist.CellError):
+        cluster.run(STEP["mirrored"], step=steps("broken"), strategy="mirrored")
+    said = "".join(capfd.readouterr())
+    assert "Abort" not in said
+    assert "abort" in cluster.logs(0).lower()
+
+
+def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP["mirrored"], strategy="mirrored")
+    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@") as error:
+        cluster.run(FIT["mirrored"], strategy="mirrored")
+    assert not any("still running" in note for note in error.value.notes)
+    check_it_goes_on(cluster, "mirrored")
+
+
+@STRATEGIES
+def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> None:
+    """Who sleeps is named with its line; who waits, with the step."""
+    cluster.run(SETUP[strategy], strategy=strategy)
+    cluster.run("from functools import partial\nhanging = partial(numbers, 2, wait_s=600, at=24)")
+    began = time.monotonic()
+    with pytest.raises(nbdist.WorkerError) as error:
+        cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy, hang_after_s=3)
+    assert time.monotonic() - began < 2 * ENDS_S + 10
+    said = str(error.value)
+    assert said.startswith("no step for 3 s: rank 2@")
+    assert ", line " in said
+    assert "the others wait in a collective of step" in said
+    assert "time.sleep(wait_s)" in said
+    check_it_goes_on(cluster, strategy)
+
+
+@STRATEGIES
+def test_the_second_interrupt_breaks_a_hung_collective(
+    cluster: nbdist.Cluster, strategy: str
+) -> None:
+    cluster.run(SETUP[strategy], strategy=strategy)
+    cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
+    cluster.run("import signal\nmask = signal.pthread_sigmask", ranks="0")
+    interrupts = [threading.Timer(s, os.kill, (os.getpid(), signal.SIGINT)) for s in (4.0, 7.0)]
+    for timer in interrupts:
+        timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy)
+    assert 6.5 < time.monotonic() - began < 7.0 + 5.0
+    check_it_goes_on(cluster, strategy)
+
+
+def test_a_frozen_rank_is_named_and_the_others_are_freed(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    pid = cluster.workers()[1].pid
+    threading.Timer(2.0, os.kill, (pid, signal.SIGSTOP)).start()
+    try:
+        with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* was stopped by a signal after"):
+            cluster.run(
+                STEP["pjrt"],
+                step=StepOptions(data="numbers", batch=6, epochs=10**6),
+                strategy="pjrt",
+            )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    states = [worker.state for worker in cluster.workers()]
+    assert states[0] == states[2] == "idle"
+    cluster.restart()
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    check_it_goes_on(cluster, "pjrt")
