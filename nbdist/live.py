@@ -71,8 +71,8 @@ class LiveRun(Protocol):
         """
         ...
 
-    def stop_requested(self) -> bool:
-        """Whether somebody who watches asked for its end."""
+    def stops_requested(self) -> int:
+        """How often somebody who watches has asked for its end."""
         ...
 
     def stopping(self) -> None:
@@ -117,8 +117,8 @@ class UnkeptRun:
     def tick(self) -> tuple[str, ...]:
         return ()
 
-    def stop_requested(self) -> bool:
-        return False
+    def stops_requested(self) -> int:
+        return 0
 
     def stopping(self) -> None: ...
 
@@ -248,8 +248,8 @@ class KeptLiveRun:
             losses.append(Finding(topic="disk", text=self._directory.fault))
         return tuple(losses)
 
-    def stop_requested(self) -> bool:
-        return self._directory.stop_requested()
+    def stops_requested(self) -> int:
+        return self._directory.stops_requested()
 
     def stopping(self) -> None:
         with self._lock:

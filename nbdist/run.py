@@ -99,7 +99,7 @@ class CellWatch:
         self._is_step = False
         self._has_steps = False
         self._is_stopping = False
-        self._stopped = False
+        self._stops = 0
         self._status: RunStatus = "finished"
         self._error = ""
         self._failed: CellEnded | None = None
@@ -151,7 +151,7 @@ class CellWatch:
             self._stop_others()
             self._failed = self._root(self._failed)
         except KeyboardInterrupt:
-            self._status = "stopped" if self._stopped else "interrupted"
+            self._status = "stopped" if self._stops else "interrupted"
             self._interrupt()
             raise
         except Exception as error:
@@ -268,13 +268,15 @@ class CellWatch:
         """Somebody who watches asks for the end: at the end of a step, where the cell is one.
 
         Raises:
-            KeyboardInterrupt: it is none; what comes after its last batch has not been run.
+            KeyboardInterrupt: it is none, and what comes after its last batch has not been run; or
+                the step is to be broken off, as this is the second time.
         """
-        if self._stopped or not self._live.stop_requested():
+        asked = self._live.stops_requested()
+        if asked <= self._stops:
             return
-        self._stopped = True
+        self._stops = asked
         self._live.stopping()
-        if not self._is_step:
+        if self._is_stopping or not self._is_step:
             raise KeyboardInterrupt
         self._status = "stopped"
         self._ask_to_stop()

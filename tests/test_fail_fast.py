@@ -12,6 +12,7 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from nbdist.telemetry.kept import kept
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -158,6 +159,24 @@ def test_the_second_interrupt_breaks_a_hung_collective(
         cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy)
     assert 6.5 < time.monotonic() - began < 7.0 + 5.0
     check_it_goes_on(cluster, strategy)
+
+
+def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
+    before = {run.id for run in kept(cluster.settings.runs_path)}
+
+    def stop() -> None:
+        (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
+        run.ask_to_stop()
+
+    for seconds in (4.0, 7.0):
+        threading.Timer(seconds, stop).start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP["pjrt"], step=steps("hanging"), strategy="pjrt")
+    (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
+    assert run.state().status == "stopped"
+    check_it_goes_on(cluster, "pjrt")
 
 
 def test_a_frozen_rank_is_named_and_the_others_are_freed(cluster: nbdist.Cluster) -> None:

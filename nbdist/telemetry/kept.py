@@ -119,8 +119,9 @@ class KeptRun:
         return (self.path / CELLS_FILE).read_text(encoding="utf-8")
 
     def ask_to_stop(self) -> None:
-        """Ask the kernel to end the run at the end of a step."""
-        (self.path / STOP_FILE).touch()
+        """Ask the kernel to end the run at the end of a step; asked again, to break it off."""
+        with (self.path / STOP_FILE).open("ab") as file:
+            file.write(b"\n")
 
     def _require_directory(self) -> None:
         if not self.path.is_dir():

@@ -140,9 +140,12 @@ class RunDirectory:
                 self.is_stale = True
                 self._fault = f"the run's state could not be written: {error}"
 
-    def stop_requested(self) -> bool:
-        """Whether somebody who watches asked the run to end."""
-        return (self.path / STOP_FILE).exists()
+    def stops_requested(self) -> int:
+        """How often somebody who watches has asked the run to end: a byte for each time."""
+        try:
+            return (self.path / STOP_FILE).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def close(self) -> None:
         """Write what is left; whatever is taken later is not kept."""

@@ -73,11 +73,11 @@ def run(seconds: float) -> RunDirectory:
     output = RunOutput(id=kept.state.id, text="under way")
     display({RUN_MIME: msgspec.to_builtins(output), "text/plain": "under way"}, raw=True)
     step, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end and not kept.stop_requested():
+    while time.monotonic() < end and not kept.stops_requested():
         _report(kept, step)
         step += 1
         time.sleep(STEP_S)
-    status = "stopped" if kept.stop_requested() else "finished"
+    status = "stopped" if kept.stops_requested() else "finished"
     kept.update(status=status, ended=time.time())
     kept.close()
     cluster()

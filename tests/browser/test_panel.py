@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Page, Route, WebSocket, expect
 
-from nbdist.telemetry.rundir import STOP_FILE
+from nbdist.telemetry.kept import KeptRun
 from tests.browser.lab import TIMEOUT_MS, Lab, run, sources, start, violations, wait
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
     notebook.route(re.compile("/nbdist/(runs|clusters)"), answer)
     expect(button).to_be_enabled()
     is_old = True
-    (max(lab.server.runs.iterdir()) / STOP_FILE).touch()
+    KeptRun(max(lab.server.runs.iterdir())).ask_to_stop()
     wait(notebook, RUN)
     start(notebook, RUN)
     notebook.locator(f"{OUTPUT} canvas").first.wait_for()

@@ -172,3 +172,21 @@ def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page)
     if not opened.value.is_closed():
         opened.value.wait_for_event("close")
     assert tab.evaluate(SETTLES, [run.state.id, TIMEOUT_MS / 10])
+
+
+def test_a_run_that_does_not_stop_can_be_broken_off(lab: Lab, tab: Page) -> None:
+    """Its step never ends: the second Stop is another word on the same button."""
+    run = new_run(lab.server.runs, stoppable=True)
+    run.take(steps(1, 30))
+    run.update(status="stopping")
+    run.flush()
+    shown = show(tab, run.state.id)
+    assert shown.get_by_role("button", name="Stopping").count() == 1
+    shown.get_by_role("button", name="Break off").click()
+    shown.get_by_role("button", name="Stopping").wait_for()
+    deadline = time.monotonic() + 10
+    while run.stops_requested() != 1 and time.monotonic() < deadline:
+        tab.wait_for_timeout(50)
+    assert run.stops_requested() == 1
+    run.update(status="stopped", ended=time.time())
+    run.close()

@@ -148,9 +148,9 @@ def test_stop_reaches_the_run(server: JupyterServer) -> None:
     async def watch() -> None:
         async with server.watch(run.state.id) as tab:
             await tab.past()
-            assert not run.stop_requested()
+            assert not run.stops_requested()
             await tab.say(STOP)
-            await until(run.stop_requested)
+            await until(run.stops_requested)
 
     asyncio.run(watch())
     run.close()
@@ -338,14 +338,14 @@ def test_a_message_that_is_none_ends_the_socket(
 ) -> None:
     run = new_run(server.runs)
     assert ending(server, run.state.id, [message, STOP]) == BAD_MESSAGE
-    assert not run.stop_requested()
+    assert not run.stops_requested()
     run.close()
 
 
 def test_a_message_that_is_too_long_ends_the_socket(server: JupyterServer) -> None:
     run = new_run(server.runs)
     assert ending(server, run.state.id, [STOP[:-1] + " " * 1024 + "}"]) == 1009
-    assert not run.stop_requested()
+    assert not run.stops_requested()
     run.close()
 
 

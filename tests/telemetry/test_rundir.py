@@ -151,9 +151,9 @@ def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_stop_is_asked_for_by_a_file(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    assert not run.stop_requested()
+    assert not run.stops_requested()
     read(run).ask_to_stop()
-    assert run.stop_requested()
+    assert run.stops_requested()
 
 
 def test_a_run_that_reported_nothing_goes_away(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None
     assert "4 rows could not be kept" in run.fault
     run.update(status="finished")
     assert "could not be written" in run.fault
-    assert not run.stop_requested()
+    assert not run.stops_requested()
     run.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -19,6 +19,14 @@ interface Figure {
   readonly value: HTMLElement;
 }
 
+/** A run that stops for longer may wait for a step that never ends. */
+const BREAK_AFTER_S = 3;
+
+/** The word on the button, and what it does. */
+const STOP_STEPS = ['Stop', 'Ends the run at the end of a step'] as const;
+const STOP_CELL = ['Stop', 'Interrupts the cell'] as const;
+const BREAK_OFF = ['Break off', 'Breaks the step off: what it carries may be lost'] as const;
+
 /** How the run is: its status, its progress, its numbers, and the button that stops it. */
 export class Header {
   readonly root: HTMLElement;
@@ -30,6 +38,8 @@ export class Header {
   private readonly about = make('span', 'about');
   private readonly connection = make('span', 'connection');
   private readonly stop: HTMLButtonElement;
+  private stoppingSince: number | null = null;
+  private canBreak = false;
   private readonly bar: HTMLElement;
   private readonly done = make('span', 'done');
   private readonly figures = new Map<string, Figure>();
@@ -69,6 +79,8 @@ export class Header {
     setText(this.connection, words === undefined ? '' : this.say(words));
     this.isAsked &&= connection === 'live';
     if (state !== null) {
+      this.stoppingSince = state.status === 'stopping' ? (this.stoppingSince ?? now) : null;
+      this.canBreak = this.stoppingSince !== null && now - this.stoppingSince > BREAK_AFTER_S;
       this.drawState(state);
     }
     const known = figures(this.model, now);
@@ -82,7 +94,13 @@ export class Header {
 
   private ask(stop: () => void): void {
     const { state, connection } = this.model;
-    if (!this.isAsked && state?.status === 'running' && connection === 'live') {
+    if (state === null || connection !== 'live') {
+      return;
+    }
+    if (this.canBreak) {
+      this.stoppingSince = null; // and so not at once again
+      stop();
+    } else if (!this.isAsked && state.status === 'running') {
       this.isAsked = true;
       stop();
       this.drawState(state);
@@ -104,11 +122,11 @@ export class Header {
 
   /** It stays where the focus is while the run stops; only then it goes. */
   private drawStop(state: RunState, isStopping: boolean): void {
-    const isBusy = isStopping || state.status === 'stopping';
+    const isBusy = (isStopping || state.status === 'stopping') && !this.canBreak;
     this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
-    setText(this.stop, this.say(isBusy ? 'Stopping …' : 'Stop'));
-    const how = state.stoppable ? 'Ends the run at the end of a step' : 'Interrupts the cell';
+    const [word, how] = this.canBreak ? BREAK_OFF : state.stoppable ? STOP_STEPS : STOP_CELL;
+    setText(this.stop, this.say(isBusy ? 'Stopping …' : word));
     setAttribute(this.stop, 'title', this.say(how));
   }
 
