@@ -6,8 +6,14 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 import pytest
+
+import nbdist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BEGIN = """
 import hypothesis
@@ -327,3 +333,64 @@ def test_names_of_ipythons_and_ours_are_skipped(name: str) -> None:
     ns = {{{name!r}: array}}
     assert rebuild(ns) == () and ns[{name!r}] is array
     """)
+
+
+REJOIN = """
+import gc
+import jax
+from jax._src import distributed
+from jax.extend.backend import clear_backends
+from nbdist.records import PjrtWiring
+from nbdist.worker import pjrt, state
+from nbdist.worker.rescue import Rescued
+from nbdist.worker.shell import engine_shell
+
+namespace = engine_shell().user_ns
+rescued = Rescued.take(namespace)
+distributed.global_state.client = None
+clear_backends()
+jax.clear_caches()
+gc.collect()
+rank = state.current().rank
+pjrt.build(PjrtWiring(address={address!r}, rank=rank, world_size=2, cpu_devices=2))
+namespace["lost"] = rescued.put_back(namespace)
+namespace["mesh"] = state.current().strategies["pjrt"].mesh
+"""
+
+
+def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> None:
+    """Each rank has its own parts of an array back, and the next all-reduce sees them all."""
+    cluster.run(
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
+        "x = jax.make_array_from_process_local_data(rows, np.arange(2.0) + 10 * rank)\n"
+        "whole, own = jax.device_put(np.ones(3), jax.NamedSharding(mesh, jax.P())), jnp.int32(rank)"
+    )
+    cluster._engines.apply(exec, REJOIN.format(address=service), {})
+    run = cluster.run(
+        "total = jax.jit(jnp.sum, out_shardings=jax.P())(x)\n"
+        "float(total), float(whole.sum()), int(own), x.sharding.mesh is mesh, lost"
+    )
+    assert run.results == {rank: f"(22.0, 3.0, {rank}, True, ())" for rank in range(2)}
+
+
+@pytest.fixture
+def cluster() -> Iterator[nbdist.Cluster]:
+    """Of its own: its ranks leave the service that other tests would find them at."""
+    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+        yield running
+
+
+@pytest.fixture
+def service() -> Iterator[str]:
+    """The address of another coordination service than the cluster's own."""
+    program = (
+        "from nbdist.worker.coordinator import main\n"
+        "main({'host': '127.0.0.1', 'world_size': 2},"
+        " lambda said: print(said['address'], flush=True))"
+    )
+    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with running:
+        assert running.stdout is not None
+        yield running.stdout.readline().strip()
+        running.kill()
