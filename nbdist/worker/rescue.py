@@ -30,7 +30,8 @@ class Rescued:
 
     Not covered are arrays that functions have captured (closures, defaults, `functools.partial`),
     functions compiled for shardings of the old devices, `jax.Ref`, objects of other libraries,
-    names that begin with an underscore and IPython's `Out`.
+    names that begin with an underscore and IPython's `Out`. It keeps the old arrays, and so the old
+    backend's memory, until it is dropped.
     """
 
     def __init__(self) -> None:
