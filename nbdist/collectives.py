@@ -20,10 +20,7 @@ LOST: dict[StrategyName, str] = {
         "TensorFlow's collectives are made anew before the next cell, and its variables and data "
         "sets are lost with the old ones: run the cells that make them again"
     ),
-    "pjrt": (
-        "JAX's collectives are made anew before the next cell, and its arrays are lost with the "
-        "old ones: run the cells that make them again"
-    ),
+    "pjrt": "JAX's collectives are made anew before the next cell, and its arrays with them",
 }
 
 
@@ -53,15 +50,26 @@ class Collectives:
         if "jax" in self._request.frameworks:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
 
-    def mend(self, phases: StartView) -> None:
-        """Wire again what was broken off, in the same processes."""
+    def mend(self, phases: StartView) -> str:
+        """Wire again what was broken off, in the same processes.
+
+        Returns:
+            What is lost by that, in words.
+        """
+        lost: set[str] = set()
+        told = []
         if "mirrored" in self.broken:
             phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
             self.broken.discard("mirrored")
+            told.append("without the variables and data sets of TensorFlow")
         if "pjrt" in self.broken:
             self._engines.apply(setup.leave_pjrt)
             phases.run("collectives ready (JAX)", self._wire_pjrt)
+            lost.update(*self._engines.apply(setup.put_back_pjrt))
+            self._engines.apply(setup.forget, tuple(lost))
             self.broken.discard("pjrt")
+        told += [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
+        return ", ".join(told)
 
     def _wire_mirrored(self) -> str:
         ports = self._engines.apply(setup.reserve_port)

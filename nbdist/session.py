@@ -282,8 +282,8 @@ class Cluster:
         """Collectives that were broken off are wired again; what can be kept of the state is."""
         if self._collectives.broken:
             with StartView("nbdist: the collectives were broken off") as phases:
-                self._collectives.mend(phases)
-                phases.finish("nbdist: they are there again", ())
+                lost = self._collectives.mend(phases)
+                phases.finish(" ".join(("nbdist: they are there again", lost)).rstrip(), ())
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
         """The ranks that were named; all, when none were."""

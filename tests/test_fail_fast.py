@@ -107,6 +107,27 @@ def test_one_that_raises_ends_the_cell_at_once_for_all(
     assert [worker.pid for worker in cluster.workers()] == pids
 
 
+def test_arrays_of_jax_are_there_afterwards(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they were before the step that failed; what it had taken along is named."""
+    cluster.run(
+        f"{SETUP['pjrt']}\nfrom functools import partial\nbroken = partial(numbers, 1, at=300)\n"
+        "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
+        "tree = {'x': jax.make_array_from_process_local_data(rows, np.arange(2.0) + rank)}",
+        strategy="pjrt",
+    )
+    with pytest.raises(nbdist.CellError, match="arrays with them"):
+        cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+    run = cluster.run(
+        "total = jax.jit(jnp.sum, out_shardings=jax.P())(tree['x'])\n"
+        "float(total), 'variable' in globals()",
+        strategy="pjrt",
+    )
+    is_there = "they are there again without `variable`" not in capsys.readouterr().out
+    assert set(run.results.values()) == {f"(9.0, {is_there})"}
+
+
 def test_what_breaking_off_makes_libraries_say_is_not_shown(
     cluster: nbdist.Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:

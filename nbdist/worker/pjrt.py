@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING
 import jax
 import jax.extend.backend
 import jax.numpy as jnp
-from jax._src import distributed
+from jax._src import dispatch, distributed
 from jax._src.lib import _jax
 
 from nbdist.records import Device
 from nbdist.worker import links, state
 from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.pjrt_strategy import PjRTStrategy
+from nbdist.worker.rescue import Rescued
+from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
+_rescued = Rescued()
 _known_links: set[int] = set()
 """Connections that this process had before it joined the others."""
 
@@ -37,13 +40,26 @@ def break_off() -> None:
 
 
 def leave() -> None:
-    """Forget the other processes and the backend, and with it all arrays."""
-    strategies = state.current().strategies
-    if strategies.pop("pjrt", None) is not None:
-        distributed.global_state.client = None
-        gc.collect()
-        jax.extend.backend.clear_backends()
-        jax.clear_caches()
+    """Forget the other processes and the backend; `build` and `put_back` come next.
+
+    The user's arrays are kept on the host meanwhile.
+    """
+    global _rescued  # noqa: PLW0603 - from one request to a later one
+    if state.current().strategies.pop("pjrt", None) is None:
+        return
+    _rescued = Rescued.take(engine_shell().user_ns)
+    distributed.global_state.client = None
+    dispatch.runtime_tokens.clear()  # those of what failed would raise
+    gc.collect()
+    jax.extend.backend.clear_backends()
+    jax.clear_caches()
+
+
+def put_back() -> tuple[str, ...]:
+    """Make the user's arrays again; returns the names that are lost."""
+    global _rescued
+    rescued, _rescued = _rescued, Rescued()
+    return rescued.put_back(engine_shell().user_ns)
 
 
 def build(wiring: PjrtWiring) -> tuple[Device, ...]:

@@ -82,10 +82,23 @@ def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
 
 
 def leave_pjrt() -> None:
-    """Leave JAX's processes; `build_pjrt` comes next."""
+    """Leave JAX's processes; `build_pjrt` and `put_back_pjrt` come next."""
     from nbdist.worker import pjrt
 
     pjrt.leave()
+
+
+def put_back_pjrt() -> tuple[str, ...]:
+    """Make the arrays of before again; returns the names of those that are lost."""
+    from nbdist.worker import pjrt
+
+    return pjrt.put_back()
+
+
+def forget(names: tuple[str, ...]) -> None:
+    """Take names out of the user's namespace, as another rank has lost what they mean."""
+    for name in names:
+        engine_shell().user_ns.pop(name, None)
 
 
 def _offer(name: StrategyName) -> None:
