@@ -140,12 +140,17 @@ class DistMagics(Magics):
                 step=step,
                 precision=args.precision,
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),
-                label=self.shell.execution_count,
+                label=self._label(),
                 header=f"%%dist_run {line}",
             )
         finally:  # of a run that failed, what it had reported is kept too
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
+
+    def _label(self) -> int:
+        """The number in the prompt of the cell that runs; IPython's own count is ahead of it."""
+        inputs: list[str] = self.shell.history_manager.input_hist_parsed
+        return len(inputs) - 1
 
     def _bring(self, cluster: Cluster, name: str) -> None:
         """Move a data set of the notebook to the workers, once, unless they have one."""

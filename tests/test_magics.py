@@ -118,6 +118,13 @@ def test_status_push_pull_and_logs(kernel: Kernel) -> None:
     assert "2 workers, 2 idle" in kernel.run("%dist_status").check().plain[0]
 
 
+def test_a_traceback_has_the_number_of_the_prompt(kernel: Kernel) -> None:
+    request = kernel.send("%%dist_run\n1 / 0")
+    traceback = kernel.collect(request).traceback
+    prompt = int(kernel.run("print(len(In) - 2)").check().stdout)
+    assert f"Cell In[{prompt}], line 2" in re.sub(r"\x1b\[[0-9;]*m", "", traceback)
+
+
 def test_show_displays_where_arrays_are(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nimport numpy as np\ntable = {'w': np.ones((3, 2))}").check()
     done = kernel.run("%dist_show table").check()

@@ -324,7 +324,8 @@ class Where(Said, frozen=True):
         place: the innermost line of a cell's, as `Cell In[3], line 14`; empty where it is in none.
         waits: for another thread: as a rule, for the framework's, which are in a collective.
         cpu_s: what its main thread has computed since it was started.
-        stack: of its main thread, the outermost call first, from the cell on.
+        stack: of its main thread, the outermost call first, from the cell on; empty where the step
+            itself is made.
     """
 
     step: int

@@ -28,8 +28,11 @@ def hang(where: Mapping[int, Where], host_of: Mapping[int, str]) -> str:
         others = "the others wait" if words else "all ranks wait"
         steps = sorted({where[rank].step for rank in waiting})
         words.append(f"{others} in a collective of step {labels.ranks(steps)}")
-    stacks = (f"rank {rank}:\n{one.stack.rstrip()}" for rank, one in sorted(where.items()))
-    return "\n".join(["; ".join(words), *stacks])
+    stacks: dict[str, list[int]] = {}
+    for rank, one in where.items():
+        stacks.setdefault(one.stack, []).append(rank)
+    told = (f"rank {labels.ranks(ranks)}:\n{stack}" for stack, ranks in stacks.items() if stack)
+    return "\n".join(["; ".join(words), *told])
 
 
 def _at(where: Where) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbdist.worker.state import Worker
 
 BEAT_S = 1.0
+_OURS = str(Path(__file__).parent)
 _Orders = Hurry | Diagnose | BreakOff
 _OF_SOURCE = 4
 """The fields of a source in `linecache`; one that has yet to be read has fewer."""
@@ -78,17 +79,21 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
 
 def _where(worker: Worker, main: int) -> Where:
     innermost = sys._current_frames()[main]
-    calls = list(traceback.walk_stack(innermost))[::-1]
+    calls = [call for call in traceback.walk_stack(innermost) if not _is_ours(call[0])][::-1]
     own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
-    stack = traceback.StackSummary.extract(iter(calls[own[0] :] if own else calls))
     return Where(
         step=worker.step,
         place=_place(*calls[own[-1]]) if own else "",
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(main)),
         waits=_waits(str(innermost.f_globals.get("__name__", ""))),
-        stack="".join(stack.format()),
+        stack="\n".join(_call(*call) for call in calls[own[0] :]) if own else "",
         **worker.said(),
     )
+
+
+def _call(frame: FrameType, line: int) -> str:
+    code = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
+    return f"  {_place(frame, line)}, in {frame.f_code.co_name}\n    {code}"
 
 
 def _waits(module: str) -> bool:
@@ -107,8 +112,13 @@ def _waits(module: str) -> bool:
 
 def _place(frame: FrameType, line: int) -> str:
     """As IPython has it in tracebacks: `Cell In[3], line 14`."""
-    name = engine_shell().compile.format_code_name(frame.f_code.co_filename)
-    return f"{' '.join(name)}, line {line}" if name else f"line {line}"
+    file = frame.f_code.co_filename
+    name = engine_shell().compile.format_code_name(file)
+    return f"{' '.join(name) if name else file}, line {line}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)
 
 
 def _is_of_cell(frame: FrameType) -> bool:
