@@ -88,6 +88,8 @@ class Escalation:
         Args:
             bound_s: how long that may take; a third of it, interrupts are tried alone.
         """
+        if not self._running:
+            return
         deadline = time.monotonic() + bound_s
         self.order(Hurry(number=self._number), sorted(self._running))
         self.interrupt(bound_s / 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.cluster.watch import Vitals
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from nbdist.records import CellRequest, RunStatus, StrategyName
     from nbdist.settings import Settings
     from nbdist.views.cell import CellView, Shareable
+
+_SAME_STOP_S = 2.0
+"""Two pages may ask for the same Stop."""
 
 _STOP_S = 1.0
 """How long a Stop of steps is repeated: an engine that hears of it for 2 s (`PATIENCE_S` of
@@ -98,7 +102,7 @@ class CellWatch:
         self._over = False
         self._is_step = False
         self._has_steps = False
-        self._is_stopping = False
+        self._stopping_at = 0.0
         self._stops = 0
         self._status: RunStatus = "finished"
         self._error = ""
@@ -152,7 +156,7 @@ class CellWatch:
             self._failed = self._root(self._failed)
         except KeyboardInterrupt:
             self._status = "stopped" if self._stops else "interrupted"
-            self._interrupt()
+            self._ending.end(self._settings.interrupt_grace_s)
             raise
         except Exception as error:
             self._status, self._error = "failed", str(error)
@@ -177,7 +181,7 @@ class CellWatch:
 
         The next one breaks them off, as the first one does where there are none.
         """
-        if self._has_steps and not self._is_stopping:
+        if self._has_steps and not self._stopping_at:
             self._ask_to_stop()
             self._watch()
 
@@ -206,7 +210,7 @@ class CellWatch:
                 del unsent[0]
         except BaseException:
             self.running.difference_update(unsent)
-            self._interrupt()
+            self._ending.end(self._settings.interrupt_grace_s)
             raise
 
     def _show_for(self, seconds: float) -> None:
@@ -276,14 +280,16 @@ class CellWatch:
             return
         self._stops = asked
         self._live.stopping()
-        if self._is_stopping or not self._is_step:
+        if time.monotonic() - self._stopping_at < _SAME_STOP_S:
+            return
+        if self._stopping_at or not self._is_step:
             raise KeyboardInterrupt
         self._status = "stopped"
         self._ask_to_stop()
 
     def _ask_to_stop(self) -> None:
         """Ask the ranks to stop at the end of a step, the same on all."""
-        self._is_stopping = True
+        self._stopping_at = time.monotonic()
         self._live.stopping()
         self._ending.order(StopAfter(number=self._number, step=SOON), sorted(self.running))
         self._ending.interrupt(_STOP_S)
@@ -307,7 +313,7 @@ class CellWatch:
         dead = [rank for rank in self._engines.dead() if rank in self.running]
         if dead:
             self._live.lost(dead)
-            self._interrupt()
+            self._ending.end(self._settings.interrupt_grace_s)
             self.running.difference_update(dead)
             log = self._engines.log_tail(dead[0], lines=5)
             raise WorkerError(
@@ -348,11 +354,7 @@ class CellWatch:
 
     def _stop_others(self) -> None:
         """After a failure: the ranks that still run may wait for the one that failed."""
-        if self.running:
-            self._ending.end(self._settings.cell_grace_s)
-
-    def _interrupt(self) -> None:
-        self._ending.end(self._settings.interrupt_grace_s)
+        self._ending.end(self._settings.cell_grace_s)
 
     def _raise_failure(self) -> None:
         first = self._failed

@@ -120,7 +120,7 @@ def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
     assert len(cluster._engines._client.history) == before
 
 
-def test_a_rank_stuck_in_a_collective_and_the_way_out(cluster: nbdist.Cluster) -> None:
+def test_a_rank_that_waits_in_a_collective_is_freed(cluster: nbdist.Cluster) -> None:
     """Rank 0 waits for all others in an all-reduce that they never join."""
     cell = """
 import jax, jax.numpy as jnp
@@ -131,6 +131,24 @@ if rank > 0:
     time.sleep(1)
     raise ValueError("left")
 total(ones).block_until_ready()
+"""
+    with pytest.raises(nbdist.CellError, match="ValueError") as error:
+        cluster.run(cell)
+    assert "still running" not in str(error.value)
+    assert [worker.state for worker in cluster.workers()] == ["idle"] * 3
+    assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+
+
+def test_a_rank_that_heeds_nothing_and_the_way_out(cluster: nbdist.Cluster) -> None:
+    """It waits for no other thread, and Python never gets to its signals."""
+    cell = """
+import ctypes, signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+if rank > 0:
+    time.sleep(0.5)
+    raise ValueError("left")
+for i in range(100):
+    ctypes.CDLL(None).poll(None, 0, 2000)
 """
     with pytest.raises(nbdist.CellError, match="ValueError") as error:
         cluster.run(cell)

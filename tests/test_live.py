@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,13 +51,17 @@ def ids(cluster: nbdist.Cluster) -> set[str]:
 
 @pytest.fixture
 def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Asks for the run's end, as who watches does, once a rank has reported a step."""
+    """Asks once for the run's end, as who watches does, when a rank has reported a step."""
     hear = cluster._hear
 
     def arm(step: int) -> None:
+        asked = threading.Event()
+
         def heard(record: Speech) -> None:
             hear(record)
-            if isinstance(record, Rows) and record.values and record.last().step >= step:
+            told = isinstance(record, Rows) and record.values and record.last().step >= step
+            if told and not asked.is_set():
+                asked.set()
                 latest(cluster).ask_to_stop()
 
         monkeypatch.setattr(cluster._receiver, "_handle", heard)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 
 from notebooks.run import execute
 
@@ -42,6 +43,7 @@ def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
     assert "4 workers are ready" in (tmp_path / "00_tour.html").read_text()
 
 
+@pytest.mark.full
 def test_the_mirrored_notebook(tmp_path: Path) -> None:
     """A checked network, a mistake that is named, half the bits, sequences."""
     text = "\n".join(executed("01_mirrored.ipynb", tmp_path))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 AHEAD_S = 0.3
 """How long a rank goes on by itself: until then, the signal has met the others too."""
 
-AHEAD_STEPS = 4
+AHEAD_STEPS = 2
+"""With two steps under way at most, a rank that is in a step waits for none beyond the next."""
 _POLL_S = 0.05
 
 

@@ -140,7 +140,7 @@ def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, fram
 
 
 @pytest.mark.parametrize("jit", ["'auto'", "True"])
-@pytest.mark.parametrize("several", [1, 4])
+@pytest.mark.parametrize("several", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_a_rank_by_itself_waits_for_data_and_has_no_collectives(
     cluster: nbdist.Cluster, heard: Heard, several: int, jit: str
 ) -> None:
