@@ -17,6 +17,7 @@ NAMES = (
     "telemetry",
     "overhead",
     "chart",
+    "reload",
     "placement",
 )
 

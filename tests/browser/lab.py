@@ -29,6 +29,12 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+DRAWN = """() => [...document.querySelectorAll('.nbdist-run canvas')].some(canvas => {
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  return new Set(new Uint32Array(pixels.buffer)).size > 10;
+})"""
+"""Whether the chart of a run has been drawn."""
+
 _SETTINGS = ("config", "lab", "user-settings", "@jupyterlab", "apputils-extension")
 _IDLE = """() => {
   const widget = window.jupyterapp?.shell.currentWidget;

@@ -38,10 +38,6 @@ for step in range(1, 400):
         break""",
     "%dist_stop",
 ]
-DRAWN = """() => [...document.querySelectorAll('.nbdist-run canvas')].some(canvas => {
-  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  return new Set(new Uint32Array(pixels.buffer)).size > 10;
-})"""
 RUNS = """() => window.jupyterapp.shell.currentWidget.content.widgets[1]
   .node.querySelector('.jp-InputPrompt').textContent.includes('*')"""
 
@@ -84,7 +80,7 @@ def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(page: tuple[Pag
     browsers.start(tab, 1)
     expect(tab.locator(".nbdist-run")).to_be_visible()
     expect(tab.locator(".nbdist-run")).to_contain_text("running")
-    tab.wait_for_function(DRAWN)
+    tab.wait_for_function(browsers.DRAWN)
     assert tab.evaluate(RUNS)
     shoot(tab, "widget-waiting")
     await_step(tab, 10)

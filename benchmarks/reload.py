@@ -1,0 +1,104 @@
+"""A page reloaded while a step cell runs on 2 engines: until its chart is there, and Stop on it.
+
+The peers are JupyterLab's own, in the same rounds: the same load until the notebook's first cell
+is in sight, and its interrupt of a cell that sleeps.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.case import Case
+from tests.browser.lab import DRAWN, Lab, browser, run, start, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+RUNS = 5
+MOST_RELOAD_S, MOST_STOP_S = 3.0, 0.5
+NAME = "reload.ipynb"
+SETUP = """%%dist_run
+import numpy as np, jax, jax.numpy as jnp
+x = np.random.default_rng(0).normal(size=(4096, 16)).astype("float32")
+data = (x, x @ np.arange(16, dtype="float32"))
+w = jnp.zeros(16)
+"""
+STEPS = """%%dist_run --data data --batch 64 --epochs 1000000
+xs, ys = batch
+loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
+w = w - 0.002 * g
+"""
+CELLS = [
+    "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
+    SETUP,
+    STEPS,
+    "import time\nprint('begun')\ntime.sleep(600)",
+]
+START, SET_UP, RUN, SLEEP = range(4)
+_INTERRUPT = "() => void window.jupyterapp.commands.execute('notebook:interrupt-kernel')"
+
+
+def cases() -> Iterator[Case]:
+    with tempfile.TemporaryDirectory() as folder, Lab(Path(folder)) as lab, browser() as window:
+        lab.write(NAME, CELLS)
+        page = window.new_page()
+        lab.open(page, NAME)
+        run(page, START)
+        run(page, SET_UP)
+        rounds = [_round(lab, page) for _ in range(RUNS)]
+    cell_s, chart_s, stop_s, interrupt_s = map(median, zip(*rounds, strict=True))
+    yield _case(
+        "from the reload to the first chart drawn, against the first cell in sight",
+        chart_s,
+        cell_s,
+        MOST_RELOAD_S,
+    )
+    yield _case(
+        "from the click on Stop to the word stopped, against Lab's interrupt of a cell that sleeps",
+        stop_s,
+        interrupt_s,
+        MOST_STOP_S,
+    )
+
+
+def _case(name: str, ours_s: float, peer_s: float, most_s: float) -> Case:
+    target = round(most_s / peer_s, 3)
+    return Case(name, ours_s, peer_s, unit="s", target=target, runs=RUNS)
+
+
+def _round(lab: Lab, page: Page) -> tuple[float, float, float, float]:
+    """Seconds until the first cell, until the chart, from Stop to its end, of an interrupt."""
+    start(page, RUN)
+    page.wait_for_function(DRAWN)
+    began = time.perf_counter()
+    lab.show(page, NAME)
+    cell_s = time.perf_counter() - began
+    page.wait_for_function(DRAWN)
+    chart_s = time.perf_counter() - began
+    return cell_s, chart_s, _stop_s(page), _interrupt_s(page)
+
+
+def _stop_s(page: Page) -> float:
+    stop = page.locator(".nbdist-run").get_by_role("button", name="Stop")
+    stop.wait_for()
+    began = time.perf_counter()
+    stop.click()
+    page.locator(".nbdist-pill", has_text="stopped").wait_for()
+    took = time.perf_counter() - began
+    wait(page, RUN)
+    return took
+
+
+def _interrupt_s(page: Page) -> float:
+    start(page, SLEEP)
+    page.locator(".jp-Cell").nth(SLEEP).get_by_text("begun", exact=True).wait_for()
+    began = time.perf_counter()
+    page.evaluate(_INTERRUPT)
+    wait(page, SLEEP)
+    return time.perf_counter() - began
