@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import BrowserContext, Page
 
@@ -34,6 +35,9 @@ DRAWN = """() => [...document.querySelectorAll('.nbdist-run canvas')].some(canva
   return new Set(new Uint32Array(pixels.buffer)).size > 10;
 })"""
 """Whether the chart of a run has been drawn."""
+
+PIXELS = "element => element.toDataURL()"
+"""Those of a canvas."""
 
 _SETTINGS = ("config", "lab", "user-settings", "@jupyterlab", "apputils-extension")
 _IDLE = """() => {
@@ -156,6 +160,14 @@ def run(page: Page, index: int) -> str:
     page.wait_for_function(_IDLE)
     start(page, index)
     return wait(page, index)
+
+
+def until(page: Page, is_so: Callable[[], bool], said: Callable[[], object] = str) -> None:
+    """Wait until it is so; an error says what `said` gives."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not is_so():
+        assert time.monotonic() < deadline, said()
+        page.wait_for_timeout(50)
 
 
 def sources(page: Page) -> list[str]:

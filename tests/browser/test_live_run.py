@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from tests.browser.lab import TIMEOUT_MS, run, sources, start, violations, wait
+from tests.browser.lab import PIXELS, TIMEOUT_MS, run, sources, start, violations, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,6 @@ loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
 w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
-PIXELS = "element => element.toDataURL()"
 START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(6)
 CELLS = [
     "%load_ext nbdist\n%dist_start 2 hosts --framework jax",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Columns, Rows
-from tests.browser.lab import TIMEOUT_MS
+from tests.browser.lab import PIXELS, TIMEOUT_MS, until
 from tests.runs import new_run, rows, writing_process
 
 if TYPE_CHECKING:
@@ -18,11 +19,24 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import BrowserContext, Locator, Page
 
+    from nbdist.telemetry.rundir import RunDirectory
     from tests.browser.lab import Lab
 
 COLUMNS = Columns(measures=("step_s",), own=("loss",))
-GROWTH_BYTES = 60e6
-"""What the page may hold more after a million points: less than the points themselves take."""
+POINTS = 1_000_000
+POINT_BYTES = 8 * len(COLUMNS.names)
+FULL_BYTES = POINTS * POINT_BYTES / 6
+"""What the page may hold more once its bins are full: far less than the points themselves take."""
+FLAT_BYTES = POINTS * POINT_BYTES / 24
+"""And from then on: none, but for what a page takes and leaves as it goes."""
+
+OUTSIDE = {37: 2.0, 62: 0.1}
+"""The first loss of the ranks that are far from the others."""
+SETTLES = """([id, ms]) => Promise.race([
+  window.jupyterapp.commands.execute('nbdist:stop-run', {id}).then(() => true),
+  new Promise(resolve => setTimeout(() => resolve(false), ms)),
+])"""
+CELLS = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +52,6 @@ def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     assert not errors
 
 
-SETTLES = """([id, ms]) => Promise.race([
-  window.jupyterapp.commands.execute('nbdist:stop-run', {id}).then(() => true),
-  new Promise(resolve => setTimeout(() => resolve(false), ms)),
-])"""
-
-
 def show(page: Page, run: str) -> Locator:
     command = "id => window.jupyterapp.commands.execute('nbdist:open-run', {id})"
     page.evaluate(command, run)
@@ -52,8 +60,8 @@ def show(page: Page, run: str) -> Locator:
     return shown
 
 
-def steps(first: int, last: int, rank: int = 0) -> Rows:
-    """Steps `first` to `last`, of which each took a hundredth of a second."""
+def steps(first: int, last: int, rank: int = 0, loss: float = 1) -> Rows:
+    """Steps `first` to `last`, of which each took a hundredth of a second; `loss` is the first."""
     step = np.arange(first, last + 1, dtype=float)
     values = np.column_stack(
         [
@@ -62,37 +70,127 @@ def steps(first: int, last: int, rank: int = 0) -> Rows:
             step,
             0.01 * step,
             np.full_like(step, 0.01),
-            1 / step,
+            loss / step,
         ]
     )
     return Rows(rank=rank, cell=1, columns=COLUMNS, values=values.tobytes())
 
 
+def end(run: RunDirectory) -> None:
+    run.update(status="finished", ended=time.time())
+    run.close()
+
+
+def said(shown: Locator) -> str:
+    """What the first chart is for those who do not see it."""
+    return shown.get_by_role("img").first.get_attribute("aria-label") or ""
+
+
+def table(shown: Locator) -> list[list[str]]:
+    """The data of the first chart, as its table says it: the head, and a row for each place."""
+    read: list[list[str]] = shown.locator("table.nbdist-data").first.evaluate(CELLS)
+    return read
+
+
+def open_table(page: Page, shown: Locator) -> None:
+    shown.get_by_text("Data", exact=True).first.click()
+    until(page, lambda: "rank 0" in (table(shown) or [[]])[0])
+
+
+def ends(shown: Locator) -> tuple[int, int]:
+    """The first and the last step of what is shown."""
+    rows = table(shown)
+    return int(rows[1][0].split()[1]), int(rows[-1][0].split()[1])
+
+
 def held_bytes(page: Page) -> float:
-    """What the page's script holds after a collection."""
+    """What the page's script holds after a collection: objects, and what typed arrays keep."""
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.collectGarbage")
-    used: float = session.send("Runtime.getHeapUsage")["usedSize"]
+    usage = session.send("Runtime.getHeapUsage")
     session.detach()
-    return used
+    held: float = usage["usedSize"] + usage["backingStorageSize"]
+    return held
+
+
+def take_steps(run: RunDirectory, first: int, last: int) -> None:
+    """Report in messages of many steps each."""
+    for begin in range(first, last + 1, 100_000):
+        run.take(steps(begin, min(begin + 99_999, last)))
+        run.flush()
 
 
 def test_the_memory_of_the_page_stays_flat_over_a_million_points(lab: Lab, tab: Page) -> None:
-    run = new_run(lab.server.runs, steps=1_000_000)
-    run.take(steps(1, 10_000))
-    run.flush()
+    run = new_run(lab.server.runs, steps=POINTS)
     shown = show(tab, run.state.id)
-    shown.get_by_text("10,000 of 1,000,000").wait_for()
-    before = held_bytes(tab)
-    for first in range(10_001, 1_000_001, 99_000):
-        run.take(steps(first, first + 98_999))
-        run.flush()
-    shown.get_by_text("1,000,000 of 1,000,000").wait_for()
-    assert held_bytes(tab) - before < GROWTH_BYTES
-    label = shown.get_by_role("img").first.get_attribute("aria-label") or ""
-    assert "from step 1 to step 1,000,000" in label
-    run.update(status="finished", ended=time.time())
-    run.close()
+    held, first = list[float](), 1
+    for last in (POINTS // 100, POINTS // 2, POINTS):
+        take_steps(run, first, last)
+        shown.get_by_text(f"{last:,} of {POINTS:,}").wait_for()
+        held.append(held_bytes(tab))
+        first = last + 1
+    assert held[1] - held[0] < FULL_BYTES
+    assert held[2] - held[1] < FLAT_BYTES
+    assert "from step 1 to step 1,000,000" in said(shown)
+    end(run)
+
+
+@pytest.fixture
+def chart(lab: Lab, tab: Page) -> Locator:
+    """A finished run of 200 steps, the table of its loss open."""
+    run = new_run(lab.server.runs)
+    run.take(steps(1, 200))
+    run.flush()
+    end(run)
+    shown = show(tab, run.state.id)
+    open_table(tab, shown)
+    until(tab, lambda: ends(shown) == (1, 200))
+    return shown
+
+
+def test_a_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) -> None:
+    canvas = chart.get_by_role("img").first.locator("canvas").first
+    pixels, rows = canvas.evaluate(PIXELS), table(chart)
+    chart.get_by_label("Log scale").check()
+    until(tab, lambda: canvas.evaluate(PIXELS) != pixels)
+    assert table(chart) == rows
+    chart.get_by_label("Log scale").uncheck()
+    until(tab, lambda: canvas.evaluate(PIXELS) == pixels)
+    chart.get_by_label("Smoothing").fill("40")
+    until(tab, lambda: float(table(chart)[-1][1]) > 2 * float(rows[-1][1]))
+    assert canvas.evaluate(PIXELS) != pixels
+    chart.get_by_label("Smoothing").fill("0")
+    until(tab, lambda: table(chart) == rows)
+
+
+def test_a_drag_zooms_and_with_shift_it_pans(tab: Page, chart: Locator) -> None:
+    plot = chart.locator(".nbdist-over").first
+    assert ends(chart) == (1, 200)
+    drag(tab, plot, 0.25, 0.5)
+    until(tab, lambda: is_near(ends(chart), (50, 100)), lambda: ends(chart))
+    tab.keyboard.down("Shift")
+    drag(tab, plot, 0.75, 0.25)
+    tab.keyboard.up("Shift")
+    until(tab, lambda: is_near(ends(chart), (75, 125)), lambda: ends(chart))
+    chart.get_by_role("button", name="Reset zoom").click()
+    until(tab, lambda: ends(chart) == (1, 200))
+
+
+def drag(page: Page, plot: Locator, start: float, stop: float) -> None:
+    """From one part of the plot's width to another."""
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + start * box["width"], middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + stop * box["width"], middle, steps=5)
+    page.mouse.up()
+
+
+def is_near(found: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Of steps: a column beyond either end is drawn too."""
+    return all(abs(a - b) <= 5 for a, b in zip(found, wanted, strict=True))
 
 
 def test_metrics_that_are_odd_are_shown_as_far_as_they_go(lab: Lab, tab: Page) -> None:
@@ -111,8 +209,14 @@ def test_metrics_that_are_odd_are_shown_as_far_as_they_go(lab: Lab, tab: Page) -
     run.flush()
     shown.locator("option", has_text="late").wait_for(state="attached")
     shown.get_by_text("Workers (2)").wait_for()
-    run.update(status="finished", ended=time.time())
-    run.close()
+    open_table(tab, shown)
+    assert "Not finite, first near 1." in said(shown)
+    assert [row[2] for row in table(shown)[1:]] == ["nan", "nan", "2", ""]
+    shown.get_by_label("Time", exact=True).check()
+    until(tab, lambda: table(shown)[0][0] == "time")
+    assert [row[0] for row in table(shown)[1:]] == ["0:05", "0:05", "15:04", "15:05"]
+    assert "from 0:05 to 15:05" in said(shown)
+    end(run)
 
 
 def test_of_a_kernel_that_died_it_says_so_and_shows_what_there_is(lab: Lab, tab: Page) -> None:
@@ -126,9 +230,7 @@ def test_of_a_kernel_that_died_it_says_so_and_shows_what_there_is(lab: Lab, tab:
         shown.locator(".nbdist-pill", has_text="running").wait_for()
         writer.kill()
     shown.locator(".nbdist-pill", has_text="lost").wait_for()
-    assert "from step 1 to step 50" in (
-        shown.get_by_role("img").first.get_attribute("aria-label") or ""
-    )
+    assert "from step 1 to step 50" in said(shown)
     assert shown.get_by_role("button", name="Stop").count() == 0
     shown.get_by_text("unknown").nth(1).wait_for()  # of both ranks, which ran
 
@@ -148,23 +250,23 @@ def test_of_a_run_that_is_deleted_what_was_seen_stays(lab: Lab, tab: Page) -> No
 def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs)
     for rank in range(100):
-        run.take(steps(1, 50, rank))
+        run.take(steps(1, 50, rank, loss=OUTSIDE.get(rank, 1 + rank / 1000)))
     run.flush()
     shown = show(tab, run.state.id)
-    label = shown.get_by_role("img").first
-    label.wait_for()
-    assert "100 ranks" in (label.get_attribute("aria-label") or "")
+    shown.get_by_role("button", name="rank 37").wait_for()
+    shown.get_by_role("button", name="rank 62").wait_for()
+    until(tab, lambda: "Standing out: rank 37, 62." in said(shown), lambda: said(shown))
+    assert "100 ranks" in said(shown)
+    assert shown.get_by_role("button", name=re.compile(r"^rank \d+")).count() == len(OUTSIDE)
     assert shown.get_by_role("img").count() >= 2, "the bands, and the map of all ranks"
-    run.update(status="finished", ended=time.time())
-    run.close()
+    end(run)
 
 
 def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs, header="%%dist_run was over")
     run.take(steps(1, 30))
     run.flush()
-    run.update(status="finished", ended=time.time())
-    run.close()
+    end(run)
     tab.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
     tab.get_by_role("button", name="was over").wait_for()
     with tab.expect_websocket(lambda opened: run.state.id in opened.url) as opened:
@@ -181,12 +283,9 @@ def test_a_run_that_does_not_stop_can_be_broken_off(lab: Lab, tab: Page) -> None
     run.update(status="stopping")
     run.flush()
     shown = show(tab, run.state.id)
-    assert shown.get_by_role("button", name="Stopping").count() == 1
+    shown.get_by_role("button", name="Stopping").wait_for()
     shown.get_by_role("button", name="Break off").click()
     shown.get_by_role("button", name="Stopping").wait_for()
-    deadline = time.monotonic() + 10
-    while run.stops_requested() != 1 and time.monotonic() < deadline:
-        tab.wait_for_timeout(50)
-    assert run.stops_requested() == 1
+    until(tab, lambda: run.stops_requested() == 1)
     run.update(status="stopped", ended=time.time())
     run.close()
