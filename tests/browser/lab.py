@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
+from nbformat.sign import NotebookNotary
 from playwright.sync_api import sync_playwright
 
 from tests.server.jupyter import BASE, TOKEN, JupyterServer
@@ -17,7 +18,7 @@ from tests.server.jupyter import BASE, TOKEN, JupyterServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import BrowserContext, Page
+    from playwright.sync_api import BrowserContext, Locator, Page
 
 TIMEOUT_MS = 60_000
 AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
@@ -122,6 +123,12 @@ class Lab:
         nbformat.write(notebook, path)
         return path
 
+    def trust(self, name: str) -> None:
+        """Sign a notebook, so that it is opened as one's own."""
+        notary = NotebookNotary(data_dir=str(self.server.home.with_name("data")))
+        notary.sign(nbformat.read(self.server.home / name, as_version=4))
+        notary.store.close()
+
     def open(self, page: Page, name: str) -> None:
         """Show a notebook, with its kernel ready."""
         self.show(page, name)
@@ -174,6 +181,19 @@ def sources(page: Page) -> list[str]:
     """The code of every cell."""
     read: list[str] = page.evaluate(_SOURCES)
     return read
+
+
+def view(page: Page, index: int) -> Locator:
+    """The run in the output of a cell."""
+    return page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".nbdist-run")
+
+
+def change_theme(page: Page, theme: str) -> None:
+    """Show all in the theme of that name."""
+    page.evaluate(
+        "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
+    )
+    page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
 
 
 def violations(page: Page, selector: str) -> list[str]:

@@ -26,6 +26,7 @@ from nbdist.records import (
 from nbdist.settings import Settings
 from nbdist.telemetry.files import replace_file
 from nbdist.telemetry.processes import this_process
+from nbdist.telemetry.request import this_request
 from tests.runs import new_run
 
 if TYPE_CHECKING:
@@ -62,12 +63,15 @@ def run(seconds: float) -> RunDirectory:
         RunWorker(rank=rank, host=f"host{rank}", pid=rank, devices="2 x gpu")
         for rank in range(RANKS)
     )
+    asked = this_request()
     kept = new_run(
         Settings.from_environment().runs_path,
         workers=workers,
         replicas=2 * RANKS,
         batch=256,
         stoppable=True,
+        request=asked.id,
+        cell=asked.cell,
     )
     cluster(kept.state.id)
     output = RunOutput(id=kept.state.id, text="under way")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 
 from nbdist.records import RUN_MIME
-from tests.browser.lab import TIMEOUT_MS, Lab, run, start, wait
+from tests.browser.lab import Lab, run, start, until, view, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import BrowserContext, Locator, Page, Route, WebSocketRoute
+    from playwright.sync_api import BrowserContext, Page, Route, WebSocketRoute
 
 NAME = "reload.ipynb"
 BROKEN = 3000  # a code that means nothing to us, as that of a broken connection
@@ -103,11 +102,6 @@ def shown(front: Lab, page: Page, ready: None, end: Path) -> Iterator[Page]:
     end.touch()
 
 
-def view(page: Page, index: int) -> Locator:
-    """The run in the output of a cell."""
-    return page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".nbdist-run")
-
-
 def outputs(page: Page, index: int) -> list[dict[str, object]]:
     read: list[dict[str, object]] = page.evaluate(_OUTPUTS, index)
     return read
@@ -125,20 +119,19 @@ def lines(page: Page, index: int) -> list[int]:
 
 
 def wait_for_lines(page: Page, index: int, last: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while not (came := lines(page, index)) or came[-1] < last:
-        assert time.monotonic() < deadline, came
-        page.wait_for_timeout(20)
+    def are_there() -> bool:
+        came = lines(page, index)
+        return bool(came) and came[-1] >= last
+
+    until(page, are_there, lambda: lines(page, index))
 
 
 def be_away(page: Page, lab: Lab) -> None:
     """Leave the page until the run has shown more."""
     file = max(lab.server.runs.glob("*/shown.txt"), key=lambda path: path.stat().st_mtime)
     page.goto("about:blank")
-    before, deadline = file.stat().st_size, time.monotonic() + TIMEOUT_MS / 1000
-    while file.stat().st_size == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    before = file.stat().st_size
+    until(page, lambda: file.stat().st_size > before)
 
 
 def saved(page: Page, lab: Lab, index: int) -> list[nbformat.NotebookNode]:
@@ -272,7 +265,6 @@ def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: P
     check_whole(shown, REPORTS)
 
 
-@pytest.mark.full
 def test_two_pages_show_it_once_each(
     front: Lab, window: BrowserContext, shown: Page, end: Path
 ) -> None:
@@ -341,3 +333,19 @@ def test_a_page_that_comes_after_the_end_is_left_as_it_was(
     shown.goto("about:blank")
     front.open(shown, NAME)
     assert outputs(shown, REPORTS) == []
+
+
+def test_in_a_notebook_7_too(tmp_path: Path, page: Page) -> None:
+    with Lab(tmp_path / "files", "notebook") as lab:
+        lab.write(NAME, ["from tests.browser import synthetic", "kept = synthetic.run(600)"])
+        lab.open(page, NAME)
+        run(page, 0)
+        start(page, 1)
+        view(page, 1).get_by_role("img").first.wait_for()
+        page.goto("about:blank")
+        lab.show(page, NAME)
+        shown = view(page, 1)
+        shown.get_by_role("img").first.wait_for()
+        shown.get_by_role("button", name="Stop").click()
+        shown.locator(".nbdist-pill", has_text="stopped").wait_for()
+        wait(page, 1)
