@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import base64
 import re
-import time
 from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from tests.browser.lab import PIXELS, TIMEOUT_MS, run, sources, start, violations, wait
+from tests.browser.lab import (
+    PIXELS,
+    change_theme,
+    run,
+    sources,
+    start,
+    until,
+    view,
+    violations,
+    wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +43,7 @@ loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
 w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
+TRUSTED = "i => window.jupyterapp.shell.currentWidget.content.widgets[i].model.trusted"
 START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(6)
 CELLS = [
     "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
@@ -63,11 +73,6 @@ def nothing_runs_on(notebook: Page) -> Iterator[None]:
     yield
     if is_busy(notebook):
         notebook.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
-
-
-def view(page: Page, index: int) -> Locator:
-    """The run in the output of a cell."""
-    return page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".nbdist-run")
 
 
 def figure(view: Locator, name: str) -> Locator:
@@ -102,11 +107,12 @@ def is_busy(page: Page) -> bool:
 def until_drawn_anew(page: Page, canvas: Locator) -> None:
     """Wait until a chart has other pixels than now."""
     before = canvas.evaluate(PIXELS)
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while canvas.evaluate(PIXELS) == before:  # it draws while it is in sight
-        assert time.monotonic() < deadline, "the chart stands still"
+
+    def is_other() -> bool:
         canvas.evaluate("element => element.scrollIntoView({block: 'center'})")
-        page.wait_for_timeout(50)
+        return bool(canvas.evaluate(PIXELS) != before)  # it draws while it is in sight
+
+    until(page, is_other)
 
 
 def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: Page) -> None:
@@ -195,13 +201,7 @@ def test_it_is_drawn_in_the_themes_colours_and_from_the_right(
 ) -> None:
     """The pictures are kept, to be looked at."""
     run(notebook, SHORT)
-    notebook.evaluate(
-        "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
-    )
-    is_light = str(theme.endswith("Light")).lower()
-    notebook.wait_for_function(
-        "light => document.body.dataset.jpThemeLight === light", arg=is_light
-    )
+    change_theme(notebook, theme)
     notebook.evaluate("direction => { document.documentElement.dir = direction; }", direction)
     shown = view(notebook, SHORT)
     shown.scroll_into_view_if_needed()
@@ -248,16 +248,15 @@ def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
 ) -> None:
     name = f"reopened-{trusted}.ipynb"
     read = nbformat.read(saved, as_version=4)
+    read.metadata.title = name  # a signature is that of the content, whatever the file's name
     for output in read.cells[SHORT].outputs:
         if "data" in output:
             output.data["application/vnd.nbdist.run.v1+json"]["id"] = "20010101-000000-abcdef"
     nbformat.write(read, lab.server.home / name)
-    lab.show(page, name)
     if trusted:
-        page.evaluate(
-            """() => window.jupyterapp.shell.currentWidget.content.widgets.forEach(
-                 cell => { cell.model.trusted = true; })"""
-        )
+        lab.trust(name)
+    lab.show(page, name)
+    assert page.evaluate(TRUSTED, SHORT) == trusted
     picture = page.locator(".jp-Cell").nth(SHORT).locator("img[src^='data:image/png']")
     picture.scroll_into_view_if_needed()
     assert picture.evaluate("image => image.naturalWidth") > 600
