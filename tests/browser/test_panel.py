@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, Route, WebSocket, expect
 
 from nbdist.telemetry.kept import KeptRun
-from tests.browser.lab import TIMEOUT_MS, Lab, run, sources, start, violations, wait
+from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, run, sources, start, violations, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,10 +153,7 @@ def test_everybody_can_read_the_panel(notebook: Page) -> None:
     notebook.locator(f"{OUTPUT} canvas").first.wait_for()
     notebook.locator(".nbdist-Running").wait_for()
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        command(notebook, "apputils:change-theme", theme=theme)
-        notebook.wait_for_function(
-            "theme => document.body.dataset.jpThemeName === theme", arg=theme
-        )
+        change_theme(notebook, theme)
         assert violations(notebook, "#nbdist-panel") == []
 
 

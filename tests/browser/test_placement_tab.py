@@ -5,13 +5,12 @@ In Notebook 7 the same from the files of a cluster without engines.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import TIMEOUT_MS, Lab, run, violations
+from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, run, violations
 from tests.server.jupyter import BASE, TOKEN
 
 if TYPE_CHECKING:
@@ -121,11 +120,7 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(
     tab.screenshot(path=pictures / "placement-light.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
     assert violations(notebook, ".nbdist-Panel") == []
-    notebook.evaluate(
-        "() => window.jupyterapp.commands.execute('apputils:change-theme', "
-        "{theme: 'JupyterLab Dark'})"
-    )
-    notebook.wait_for_function("() => document.body.dataset.jpThemeLight === 'false'")
+    change_theme(notebook, "JupyterLab Dark")
     tab.screenshot(path=pictures / "placement-dark.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
 
@@ -143,8 +138,7 @@ def test_without_its_notebook_it_says_so_and_a_reload_brings_it_back(
 
 def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) -> None:
     """The last test of the module: its cluster is gone afterwards."""
-    for session in json.loads(lab.server.get("api/sessions")[1]):
-        lab.server.get(f"api/sessions/{session['id']}", method="DELETE")
+    lab.end_kernels()
     expect(tab).to_contain_text("The cluster is not there now")
     expect(tab).to_contain_text("layer_23")
     notebook.evaluate("() => window.jupyterapp.commands.execute('application:close')")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nbformat
@@ -20,6 +18,7 @@ from tests.browser.lab import Lab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 30
@@ -75,14 +74,17 @@ def await_step(page: Page, wanted: int) -> None:
         page.wait_for_timeout(50)
 
 
-def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(page: tuple[Page, Lab]) -> None:
+def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
+    page: tuple[Page, Lab], pictures: Path
+) -> None:
+    """The pictures are kept, to be looked at."""
     tab, lab = page
     browsers.start(tab, 1)
     expect(tab.locator(".nbdist-run")).to_be_visible()
     expect(tab.locator(".nbdist-run")).to_contain_text("running")
     tab.wait_for_function(browsers.DRAWN)
     assert tab.evaluate(RUNS)
-    shoot(tab, "widget-waiting")
+    tab.screenshot(path=pictures / "widget-waiting.png")
     await_step(tab, 10)
     assert step(tab) == 10
     (lab.server.home / GO_ON).touch()
@@ -90,11 +92,11 @@ def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(page: tuple[Pag
     assert tab.evaluate(RUNS)
     expect(tab.get_by_text("To stop the run, interrupt the kernel.")).to_be_visible()
     expect(tab.locator(".nbdist-stop")).to_be_hidden()
-    shoot(tab, "widget-running")
+    tab.screenshot(path=pictures / "widget-running.png")
     browsers.wait(tab, 1)
     expect(tab.locator(".nbdist-run")).to_have_count(0)
     expect(tab.locator(".jp-OutputArea-output img")).to_be_visible()
-    shoot(tab, "widget-over")
+    tab.screenshot(path=pictures / "widget-over.png")
 
 
 def test_a_saved_notebook_has_the_picture_and_no_widget(page: tuple[Page, Lab]) -> None:
@@ -107,9 +109,3 @@ def test_a_saved_notebook_has_the_picture_and_no_widget(page: tuple[Page, Lab]) 
     assert not saved.metadata.get("widgets")
     html, _ = HTMLExporter().from_filename(str(path))
     assert f"data:image/png;base64,{output.data['image/png'][:40]}" in html
-
-
-def shoot(page: Page, name: str) -> None:
-    """A picture to look at, where someone asked for it."""
-    if folder := os.environ.get("NBDIST_SCREENSHOTS"):
-        page.screenshot(path=str(Path(folder) / f"{name}.png"))
