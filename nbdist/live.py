@@ -270,13 +270,17 @@ class KeptLiveRun:
             self._shown.clear()
 
     def close(self) -> None:
+        told = self._directory.fault
         self._flush_shown()
         if not self._reported:
             self._directory.discard()
+        elif self._directory.fault != told:
+            self._update(self._analyst.findings())
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         if not self._reported:
             return ()
+        self._flush_shown()
         self._directory.close()
         with self._lock:
             self._changes |= {"status": status, "error": error, "ended": time.time()}

@@ -79,4 +79,4 @@ class OutputLogs:
             self._say(error)
 
     def _say(self, error: OSError) -> None:
-        self.fault = f"not all of it could be kept: {error}"
+        self.fault = f"not all text of the ranks could be kept: {error}"

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import shutil
@@ -62,7 +61,7 @@ class RunDirectory:
         self.state = state
         self.dropped = 0
         self.is_stale = False
-        self._fault = ""
+        self._faults: dict[str, str] = {}
         self._tables = TableFiles(path / TABLES_FOLDER)
         self._logs = OutputLogs(path / OUTPUT_FOLDER)
         self._events = EventFiles(path / EVENTS_FOLDER, state.began)
@@ -97,8 +96,9 @@ class RunDirectory:
 
     @property
     def fault(self) -> str:
-        """What could not be kept, and why; empty while all is well."""
-        return self._fault or self._logs.fault or self._events.fault
+        """What could not be kept, and why, one after the other; empty while all is well."""
+        faults = (*self._faults.values(), self._logs.fault, self._events.fault)
+        return "; ".join(filter(None, faults))
 
     def take(self, record: Speech) -> None:
         """Keep what a rank says: reports and text."""
@@ -113,11 +113,11 @@ class RunDirectory:
 
     def show(self, text: str) -> None:
         """Keep what the cell shows, also after the end of the run. The cell is shown regardless."""
-        with (
-            contextlib.suppress(OSError),
-            (self.path / SHOWN_FILE).open("a", encoding="utf-8") as file,
-        ):
-            file.write(text)
+        try:
+            with (self.path / SHOWN_FILE).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self._faults["shown"] = f"not all that the cell shows could be kept: {error}"
 
     def flush(self) -> None:
         """What was taken reaches the file system."""
@@ -138,7 +138,7 @@ class RunDirectory:
                 self.is_stale = False
             except OSError as error:
                 self.is_stale = True
-                self._fault = f"the run's state could not be written: {error}"
+                self._faults["state"] = f"the run's state could not be written: {error}"
 
     def stops_requested(self) -> int:
         """How often somebody who watches has asked the run to end: a byte for each time."""
@@ -171,7 +171,7 @@ class RunDirectory:
 
     def _lost(self, error: RowsLostError) -> None:
         self.dropped += error.rows
-        self._fault = f"{self.dropped} rows could not be kept: {error}"
+        self._faults["rows"] = f"{self.dropped} rows could not be kept: {error}"
 
 
 def _fill(folder: Path, state: RunState, cells: str) -> None:

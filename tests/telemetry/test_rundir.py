@@ -187,8 +187,14 @@ def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
             run.take(losses(step, step))
         run.take(Output(rank=0, cell=1, stream="stdout", text="x" * 30_000))
         run.update(error="y" * 30_000)
+        run.show("z" * 30_000)
         run.flush()
-        assert "too large" in run.fault
+    assert "rows could not be kept" in run.fault
+    assert "the run's state could not be written" in run.fault
+    assert "not all that the cell shows could be kept" in run.fault
+    assert "not all text of the ranks could be kept" in run.fault
+    assert all("too large" in fault for fault in run.fault.split("; "))
+    assert (run.path / "shown.txt").stat().st_size <= 20_003
     (array,) = reports(read(run))
     assert len(array) == 20_003 // 40
     assert run.dropped == 1000 - len(array)
