@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import struct
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.rundir import RunDirectory, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 LOSS = Columns(own=("loss",))
@@ -57,6 +59,17 @@ def loss(step: int, rank: int = 0) -> Metrics:
     return Metrics(
         rank=rank, cell=1, epoch=1, step=step, time_s=step / 10, own={"loss": step + rank / 10}
     )
+
+
+@contextlib.contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """As on a full disk, writes beyond it fail, the last one in part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def writing_process(program: str, root: Path) -> subprocess.Popen[str]:

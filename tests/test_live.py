@@ -21,12 +21,13 @@ from nbdist.records import ClusterState, Columns, Rows, StepOptions
 from nbdist.telemetry.kept import kept
 from nbdist.telemetry.rundir import RunDirectory
 from tests import clusters
+from tests.runs import largest_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from nbdist.records import Order, Speech
+    from nbdist.records import Finding, Order, Speech
     from nbdist.telemetry.kept import KeptRun
 
 SETUP = "import numpy as np, jax.numpy as jnp\nones = np.ones(64, 'float32')\nweight = jnp.zeros(3)"
@@ -47,6 +48,11 @@ def latest(cluster: nbdist.Cluster) -> KeptRun:
 
 def ids(cluster: nbdist.Cluster) -> set[str]:
     return {run.id for run in kept(cluster.settings.runs_path)}
+
+
+def found(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
+    """What the run's own file says of it."""
+    return [f for f in latest(cluster).state().findings if f.topic == topic]
 
 
 @pytest.fixture
@@ -285,6 +291,44 @@ def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
     assert "could not be" in capsys.readouterr().err
+
+
+MANY = 3000
+CROWDED = f"""
+from nbdist.worker import sheets
+room, sheets.ROOM_ROWS = sheets.ROOM_ROWS, 10
+try:
+    for number in range({MANY}):
+        report(loss=number)
+finally:
+    sheets.ROOM_ROWS = room
+"""
+
+
+def test_reports_that_find_no_room_are_counted_and_told(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster.run(CROWDED)
+    lost = 3 * MANY - np.isfinite(run.history["loss"]).sum()
+    assert lost > 0
+    (dropped,) = found(cluster, "dropped")
+    assert dropped.value == lost
+    assert dropped.text.startswith(f"{lost:,} reports found no room")
+    assert f"nbdist: {dropped.text}\n" in capsys.readouterr().err
+
+
+def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with largest_file(20_000):
+        run = cluster.run(f"for number in range({MANY}):\n    report(loss=number)")
+    assert run.history["loss"].shape == (3, MANY), "the notebook has them all"
+    assert latest(cluster).state().status == "finished"
+    (array,) = [latest(cluster).array(t) for t in latest(cluster).tables() if t.columns.own]
+    (disk,) = found(cluster, "disk")
+    assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be kept")
+    assert "too large" in disk.text
+    assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
 
 
 def test_rows_without_metrics_are_no_part_of_the_history() -> None:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import resource
 import shutil
 import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,10 +19,7 @@ from nbdist.settings import Settings
 from nbdist.telemetry.kept import KeptRun, find, kept, prune
 from nbdist.telemetry.rundir import RunDirectory, new_id
 from nbdist.telemetry.tables import MOST_TABLES
-from tests.runs import LOSS, loss, losses, new_run, new_state, rows, writing_process
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.runs import LOSS, largest_file, loss, losses, new_run, new_state, rows, writing_process
 
 KILLS = 12
 
@@ -167,17 +161,6 @@ def test_a_run_that_reported_nothing_goes_away(tmp_path: Path) -> None:
 
 
 # What goes wrong.
-
-
-@contextlib.contextmanager
-def largest_file(size_bytes: int) -> Iterator[None]:
-    """As on a full disk, writes beyond it fail, the last one in part."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
