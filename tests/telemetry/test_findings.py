@@ -114,7 +114,7 @@ class TestNetwork:
 
 
 class TestStraggler:
-    @pytest.mark.parametrize("ratio", [1.2, 1.4, 3.0])
+    @pytest.mark.parametrize("ratio", [1.12, 1.2, 1.4, 3.0])
     def test_a_slow_rank_is_named_with_its_host(self, analyst: Analyst, ratio: float) -> None:
         feed(analyst, alike() | {2: ratio * STEP_S}, network_s=0.002)
         finding = found(analyst)["straggler"]
@@ -122,6 +122,24 @@ class TestStraggler:
         assert finding.value == pytest.approx(ratio)
         says = f"rank 2@hostB is {ratio:.2g} times slower than the median over the last 20 steps"
         assert finding.text.startswith(says)
+
+    @pytest.mark.parametrize("own_s", [0.003, STEP_S, 10.0])
+    @pytest.mark.parametrize(("ratio", "told"), [(1.08, False), (1.12, True)])
+    def test_the_limit_is_a_tenth(
+        self, analyst: Analyst, own_s: float, ratio: float, told: bool
+    ) -> None:
+        feed(analyst, alike(own_s) | {2: ratio * own_s})
+        assert ("straggler" in found(analyst)) is told
+
+    @pytest.mark.parametrize(("own_s", "told"), [(0.004, False), (STEP_S, True)])
+    def test_times_that_scatter_hide_less_than_milliseconds(
+        self, analyst: Analyst, own_s: float, told: bool
+    ) -> None:
+        for rank in HOSTS:
+            usual = own_s * (1.12 if rank == 2 else 1)
+            table = [(usual * (1 + 0.1 * (-1) ** i),) for i in range(WINDOW)]
+            analyst.take(rows(rank, Columns(measures=("step_s",)), table))
+        assert ("straggler" in found(analyst)) is told
 
     def test_of_two_ranks_the_slow_one_is_measured_by_the_other(self) -> None:
         analyst = Analyst({0: "here", 1: "here"}, "mirrored")
@@ -179,9 +197,29 @@ class TestStarved:
         finding = found(analyst)["starved"]
         assert finding.ranks == ()
         assert finding.value == pytest.approx(0.3)
-        assert "30% of a step is waiting for data" in finding.text
+        assert "30% of a step is waiting for data on all ranks" in finding.text
         assert "--prefetch auto" in finding.text
         assert "num_parallel_calls=tf.data.AUTOTUNE" in finding.text
+
+    def test_the_ranks_are_named_with_their_hosts(self, analyst: Analyst) -> None:
+        waits = 0.3 * STEP_S
+        for starved, said in [
+            ({2: waits}, "on rank 2@hostB: "),
+            ({1: waits, 3: waits}, "on rank 1@hostA, rank 3@hostB: "),
+        ]:
+            feed(analyst, alike(), input_s=starved, steps=5 * WINDOW)
+            assert said in found(analyst)["starved"].text
+        analyst = Analyst(dict.fromkeys(range(6), "here"), "pjrt")
+        feed(analyst, dict.fromkeys(range(6), STEP_S), input_s=dict.fromkeys(range(5), waits))
+        says = "on rank 0@here, rank 1@here, rank 2@here, 2 more: "
+        assert says in found(analyst)["starved"].text
+
+    def test_a_rank_between_the_limits_stays_as_it_was(self, analyst: Analyst) -> None:
+        between = (STARVED.on + STARVED.off) / 2 * STEP_S
+        feed(analyst, alike(), input_s={0: between, 2: STEP_S / 2}, steps=5 * WINDOW)
+        assert found(analyst)["starved"].ranks == (2,)
+        feed(analyst, alike(), input_s={0: between, 2: between}, steps=5 * WINDOW)
+        assert found(analyst)["starved"].ranks == (2,)
 
     def test_a_cell_that_is_no_step_has_no_such_option(self) -> None:
         analyst = Analyst(HOSTS, None)
