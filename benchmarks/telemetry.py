@@ -3,6 +3,9 @@
 Ours goes the whole way: 64 probes in a process of their own, the notebook's receiver, the run
 directory, a Jupyter server, a page in Chromium. `publish_data` comes from 2 real engines and ends
 in the notebook's client, which keeps the latest of each.
+
+Of the kernel's work both parts are counted: the receiver's thread, and what `tick` does on the main
+thread, which writes files and looks for findings many times a second.
 """
 
 from __future__ import annotations
@@ -101,14 +104,23 @@ def cases() -> Iterator[Case]:
         target=round(MOST_LATENCY_S / peer["lag_s"], 3),
         runs=1,
     )
-    yield Case(
-        "processor time of the notebook's thread for a report, against the client's",
-        ours["cpu_s"] / sent,
-        peer["cpu_s"] / peer["reports"],
-        unit="s",
-        target=round(MOST_OF_A_CORE / (WORKERS * RATE) / (peer["cpu_s"] / peer["reports"]), 3),
-        runs=1,
-    )
+    each = peer["cpu_s"] / peer["reports"]
+    for what, cpu_s in (
+        ("the receiver's thread", ours["cpu_s"]),
+        (
+            "the receiver's thread and what writes and looks for findings",
+            ours["cpu_s"] + ours["tick_s"],
+        ),
+    ):
+        yield Case(
+            f"processor time of {what} for a report ({cpu_s / SECONDS:.1%} of a core), "
+            "against the client's thread",
+            cpu_s / sent,
+            each,
+            unit="s",
+            target=round(MOST_OF_A_CORE / (WORKERS * RATE) / each, 3),
+            runs=1,
+        )
 
 
 def _ours() -> dict[str, float]:
@@ -127,14 +139,15 @@ def _ours() -> dict[str, float]:
         page = window.new_page()
         page.goto(f"http://{server.at}/{BASE}/api/status?token={TOKEN}")
         page.evaluate(_LISTEN, f"ws://{server.at}/{BASE}/nbdist/runs/{run.id}/live")
-        _send(receiver, run)
+        tick_s = _send(receiver, run)
         cpu_s = _cpu_s(receiver)
         page.wait_for_timeout(2000)
         run.end("finished")
         lags = page.evaluate("() => window.lags")
         path = find(server.runs, run.id)
         table = next(t for t in path.tables() if t.columns == COLUMNS)
-        return {"kept": len(path.array(table)), "lag_s": median(lags), "cpu_s": cpu_s}
+        rows = len(path.array(table))
+        return {"kept": rows, "lag_s": median(lags), "cpu_s": cpu_s, "tick_s": tick_s}
 
 
 def _only_rows(hear: Callable[[Speech], None]) -> Callable[[Speech], None]:
@@ -145,8 +158,13 @@ def _only_rows(hear: Callable[[Speech], None]) -> Callable[[Speech], None]:
     return heard
 
 
-def _send(receiver: Receiver, run: live.LiveRun) -> None:
-    """Have another process report, and keep what comes, as a cell that runs does."""
+def _send(receiver: Receiver, run: live.LiveRun) -> float:
+    """Have another process report, and keep what comes, as a cell that runs does.
+
+    Returns:
+        Processor time that `tick` has taken, in seconds.
+    """
+    tick_s = 0.0
     arguments = [
         msgspec.json.encode(receiver.address).decode(),
         msgspec.json.encode(COLUMNS).decode(),
@@ -154,10 +172,17 @@ def _send(receiver: Receiver, run: live.LiveRun) -> None:
     ]
     with subprocess.Popen([sys.executable, "-c", _SENDERS, *arguments]) as senders:
         while senders.poll() is None:
-            run.tick()
+            tick_s += _tick_s(run)
             time.sleep(0.05)
     time.sleep(0.5)
+    return tick_s + _tick_s(run)
+
+
+def _tick_s(run: live.LiveRun) -> float:
+    """Processor time that one tick takes."""
+    began = time.thread_time()
     run.tick()
+    return time.thread_time() - began
 
 
 def _cpu_s(receiver: Receiver) -> float:
