@@ -1,8 +1,13 @@
 """A step cell with all that is told of it against the same cell with nothing told, on 2 workers.
 
 With everything on, each step's row goes to the notebook, the run is kept and a Jupyter server sends
-it to a browser's end; collectives are timed. Off, the engines report nothing and time nothing, and
-the notebook keeps nothing. Both sides are there at the same time and take turns.
+it to a browser's end; collectives are timed. Both sides are there at the same time and take turns.
+
+Off means: a step's row is made and ends there, with `Probe.report` replaced by one that notes the
+time and returns; collectives are not timed (TensorFlow's steps have no clock, JAX's are never
+traced); the folder of runs is a file, so that the notebook keeps nothing. What stays on either side
+is that steps and waiting for data are timed, on the engine's main thread, the engine's heartbeat,
+and the cell's output. Users have no such setting.
 """
 
 from __future__ import annotations
@@ -72,7 +77,7 @@ def _case(strategy: str, name: str, size: Size, *, steps: int, turn_s: float) ->
         server = undo.enter_context(_server())
         settings = Settings(runs_folder=str(server.runs))
         told = undo.enter_context(ours.cluster(PROCESSES, strategy, settings))
-        nowhere = Settings(runs_folder=f"{__file__}/nowhere")
+        nowhere = Settings(runs_folder=undo.enter_context(tempfile.NamedTemporaryFile()).name)
         silent = undo.enter_context(ours.cluster(PROCESSES, strategy, nowhere))
         undo.enter_context(ours.quiet())
         for cluster, text in (
