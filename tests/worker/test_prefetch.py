@@ -13,6 +13,7 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from nbdist.telemetry.kept import kept
 from nbdist.worker.data import Cut
 from nbdist.worker.parts import Parts
 from nbdist.worker.prefetch import AUTO_BATCHES, STARVED, WINDOW, Ahead, Feed
@@ -227,3 +228,47 @@ def test_on_engines_an_error_of_the_data_ends_the_run_at_its_step(cluster: nbdis
         step(cluster, broken=7, prefetch=4)
     assert max(m.step for m in cluster.last_run.metrics) <= 8
     assert losses(step(cluster, broken=-1, steps=5))
+
+
+INPUT_S, COMPUTE_S = 0.01, 0.02
+SLOW_SETUP = f"""
+import jax, jax.numpy as jnp, numpy as np, time
+w = jnp.ones(4)
+def data():
+    for number in range({5 * WINDOW}):
+        time.sleep({INPUT_S})
+        yield np.full((6, 4), number, "float32")
+def nap(value):
+    time.sleep({COMPUTE_S})
+    return value
+"""
+SLOW_STEP = f"""
+late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), "float32"), w[0])
+{STEP.replace("w * 0.9", "w * 0.9 + 0 * late")}
+"""
+
+
+def input_shares(cluster: nbdist.Cluster, **options: Any) -> list[float]:
+    """Of each step of a run whose data sleep, what rank 1 has waited for them."""
+    cluster.run(SLOW_SETUP, strategy="pjrt")
+    cluster.run(SLOW_STEP, step=StepOptions(data="data", **options), strategy="pjrt")
+    run = kept(cluster.settings.runs_path)[0]
+    (table,) = [table for table in run.tables() if "input_s" in table.columns.measures]
+    names = table.columns.names
+    rows = [row for row in run.array(table) if row[names.index("rank")] == 1]
+    return [row[names.index("input_s")] / row[names.index("step_s")] for row in rows]
+
+
+def test_on_engines_a_starved_run_is_cured_and_told(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = input_shares(cluster)
+    assert median(plain[-WINDOW:]) > STARVED
+    capsys.readouterr()
+    auto = input_shares(cluster, prefetch="auto")
+    assert median(auto[: WINDOW // 2]) > STARVED
+    assert median(auto[-WINDOW:]) < STARVED
+    assert "from here on it is read ahead" in "".join(capsys.readouterr())
+    findings = kept(cluster.settings.runs_path)[0].state().findings
+    assert [f.text for f in findings if f.topic == "starved" and "of a step" in f.text] == []
+    assert [f.text for f in findings if "from here on it is read ahead" in f.text]
