@@ -11,12 +11,17 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.records import Columns, Metrics, Rows, RunState, RunWorker
+from nbdist.telemetry.kept import find
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.rundir import RunDirectory, new_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import numpy as np
+
+    from nbdist.telemetry.kept import KeptRun
 
 LOSS = Columns(own=("loss",))
 
@@ -70,6 +75,16 @@ def largest_file(size_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def reports(run: KeptRun) -> list[np.ndarray]:
+    """The arrays of its tables."""
+    return [run.array(table) for table in run.tables()]
+
+
+def read(run: RunDirectory) -> KeptRun:
+    """The run as whoever looks at it finds it."""
+    return find(run.path.parent, run.state.id)
 
 
 def writing_process(program: str, root: Path) -> subprocess.Popen[str]:
