@@ -12,8 +12,6 @@ import msgspec
 from nbdist.records import PLACE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nbdist.records import Columns, Rows
 
 KEPT_ROWS = 40
@@ -27,7 +25,7 @@ LONGEST_ROWS = 400
 """Of a longer message, as one that had to wait, only the end is kept."""
 
 _TIMES = ("step_s", "input_s", "collective_s")
-_ITEM = struct.calcsize("<d")
+_EPOCH, _STEP = PLACE.index("epoch"), PLACE.index("step")
 
 Place = tuple[float, float]
 """Epoch and step."""
@@ -93,17 +91,19 @@ class _Tail:
     def data(self) -> bytes:
         return b"".join(self._messages)
 
-    def seconds(self, data: bytes) -> Iterator[tuple[str, Place, float]]:
-        epoch, step = PLACE.index("epoch"), PLACE.index("step")
-        for row in self.row.iter_unpack(data):
-            for name, column in self.measured:
-                if 0 <= row[column] < MOST_S:
-                    yield name, (row[epoch], row[step]), row[column]
+    def add_to(self, found: dict[str, dict[Place, float]], data: bytes) -> None:
+        """The seconds of each measure by place; by columns, which is much faster than by rows."""
+        columns = list(zip(*self.row.iter_unpack(data), strict=True))
+        if not columns:
+            return
+        places = list(zip(columns[_EPOCH], columns[_STEP], strict=True))
+        for name, column in self.measured:
+            seconds = zip(places, columns[column], strict=True)
+            found[name].update([pair for pair in seconds if 0 <= pair[1] < MOST_S])
 
 
 def _times(tails: list[tuple[_Tail, bytes]]) -> Times:
     found: dict[str, dict[Place, float]] = {name: {} for name in _TIMES}
     for tail, data in tails:
-        for name, place, seconds in tail.seconds(data):
-            found[name][place] = seconds
+        tail.add_to(found, data)
     return Times(**found)
