@@ -34,7 +34,6 @@ CONSTANTS = (
     "MEASURES",
     "RUN_MIME",
     "RUN_ID",
-    "BAD_MESSAGE",
     "NO_SUCH_RUN",
     "RUN_IS_GONE",
 )

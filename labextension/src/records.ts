@@ -8,8 +8,6 @@ export const RUN_MIME = 'application/vnd.nbdist.run.v1+json';
 
 export const RUN_ID = '\\d{8}-\\d{6}-[0-9a-f]{6}';
 
-export const BAD_MESSAGE = 4400;
-
 export const NO_SUCH_RUN = 4404;
 
 export const RUN_IS_GONE = 4410;
