@@ -18,7 +18,7 @@ from tests.browser.lab import DRAWN, Lab, browser, run, start, wait
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
 RUNS = 5
 MOST_RELOAD_S, MOST_STOP_S = 3.0, 0.5
@@ -41,7 +41,21 @@ CELLS = [
     "import time\nprint('begun')\ntime.sleep(600)",
 ]
 START, SET_UP, RUN, SLEEP = range(4)
-_INTERRUPT = "() => void window.jupyterapp.commands.execute('notebook:interrupt-kernel')"
+_CELL = "() => document.querySelector('.jp-CodeCell') !== null"
+_TIMED = """index => new Promise(resolve => {
+  const cell = window.jupyterapp.shell.currentWidget.content.widgets[index].node;
+  const began = performance.now();
+  const look = () => IS_OVER ? resolve((performance.now() - began) / 1000)
+                             : requestAnimationFrame(look);
+  BEGIN;
+  look();
+})"""
+_STOP = _TIMED.replace("BEGIN", "cell.querySelector('.nbdist-stop').click()").replace(
+    "IS_OVER", "cell.querySelector('.nbdist-pill').textContent.includes('stopped')"
+)
+_INTERRUPT = _TIMED.replace(
+    "BEGIN", "void window.jupyterapp.commands.execute('notebook:interrupt-kernel')"
+).replace("IS_OVER", "!cell.querySelector('.jp-InputPrompt').textContent.includes('*')")
 
 
 def cases() -> Iterator[Case]:
@@ -75,27 +89,24 @@ def _case(name: str, ours_s: float, peer_s: float, most_s: float) -> Case:
 def _round(lab: Lab, page: Page) -> tuple[float, float, float, float]:
     """Seconds until the first cell, until the chart, from Stop to its end, of an interrupt."""
     start(page, RUN)
-    _stop(page).wait_for()  # the run before is drawn too, but not to be stopped
+    _until_it_can_be_stopped(page)  # the run before is drawn too
     page.wait_for_function(DRAWN)
     began = time.perf_counter()
-    lab.show(page, NAME)
+    page.goto(lab.address(NAME), wait_until="commit")
+    page.wait_for_function(_CELL)
     cell_s = time.perf_counter() - began
     page.wait_for_function(DRAWN)
     chart_s = time.perf_counter() - began
     return cell_s, chart_s, _stop_s(page), _interrupt_s(page)
 
 
-def _stop(page: Page) -> Locator:
-    return page.locator(".nbdist-run").get_by_role("button", name="Stop")
+def _until_it_can_be_stopped(page: Page) -> None:
+    page.locator(".nbdist-run").get_by_role("button", name="Stop").wait_for()
 
 
 def _stop_s(page: Page) -> float:
-    stop = _stop(page)
-    stop.wait_for()
-    began = time.perf_counter()
-    stop.click()
-    page.locator(".nbdist-pill", has_text="stopped").wait_for()
-    took = time.perf_counter() - began
+    _until_it_can_be_stopped(page)
+    took: float = page.evaluate(_STOP, RUN)
     wait(page, RUN)
     return took
 
@@ -103,7 +114,5 @@ def _stop_s(page: Page) -> float:
 def _interrupt_s(page: Page) -> float:
     start(page, SLEEP)
     page.locator(".jp-Cell").nth(SLEEP).get_by_text("begun", exact=True).wait_for()
-    began = time.perf_counter()
-    page.evaluate(_INTERRUPT)
-    wait(page, SLEEP)
-    return time.perf_counter() - began
+    took: float = page.evaluate(_INTERRUPT, SLEEP)
+    return took

@@ -134,6 +134,11 @@ class Lab:
         self.show(page, name)
         page.wait_for_function(_IDLE)
 
+    def address(self, name: str = "") -> str:
+        """Where a notebook is shown, alone."""
+        kind = "notebooks" if self._app == "notebook" else "lab/tree" if name else "lab"
+        return f"http://{self.server.at}/{BASE}/{kind}/{name}?token={TOKEN}&reset"
+
     def show(self, page: Page, name: str = "", waits_for: str = ".jp-CodeCell") -> None:
         """Show a notebook; without a name, the page as it comes up.
 
@@ -142,11 +147,7 @@ class Lab:
             name: of the file.
             waits_for: a selector of what is there then.
         """
-        kind = "notebooks" if self._app == "notebook" else "lab/tree" if name else "lab"
-        page.goto(
-            f"http://{self.server.at}/{BASE}/{kind}/{name}?token={TOKEN}&reset",
-            wait_until="domcontentloaded",
-        )
+        page.goto(self.address(name), wait_until="domcontentloaded")
         page.wait_for_selector(waits_for)
 
 
