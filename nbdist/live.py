@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
+LOOKING = 0.005
+"""Of a core, what looking for findings takes at most: of many ranks it is done less often."""
 
 _RANK_STATUS: dict[str, RankStatus] = {
     "ok": "finished",
@@ -150,6 +152,8 @@ class KeptLiveRun:
         self._changes: dict[str, object] = {}
         self._notes: dict[str, Finding] = {}
         self._analyst = self._new_analyst(batch=0)
+        self._found: tuple[Finding, ...] = ()
+        self._look_at = 0.0
         self._said: set[FindingTopic] = set()
         self._reported = False
         self._shown: list[str] = []
@@ -220,11 +224,17 @@ class KeptLiveRun:
         if now - self._updated_at < STATE_INTERVAL_S:
             return ()
         self._updated_at = now
-        found = self._analyst.findings()
-        self._update(found)
-        fresh = [finding for finding in found if finding.topic not in self._said]
+        if now >= self._look_at:
+            self._look(now)
+        self._update(self._found)
+        fresh = [finding for finding in self._found if finding.topic not in self._said]
         self._said.update(finding.topic for finding in fresh)
         return tuple(finding.text for finding in fresh)
+
+    def _look(self, now: float) -> None:
+        began = time.thread_time()
+        self._found = self._analyst.findings()
+        self._look_at = now + (time.thread_time() - began) / LOOKING
 
     def _update(self, found: tuple[Finding, ...]) -> None:
         """Write the state where it has changed."""
