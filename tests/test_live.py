@@ -17,11 +17,12 @@ import pytest
 import nbdist
 from nbdist import live
 from nbdist.cluster import hosts
-from nbdist.records import ClusterState, Columns, Rows, StepOptions
+from nbdist.records import CellRequest, ClusterState, Columns, Rows, StepOptions
+from nbdist.settings import Settings
 from nbdist.telemetry.kept import kept
 from nbdist.telemetry.rundir import RunDirectory
 from tests import clusters
-from tests.runs import largest_file
+from tests.runs import largest_file, losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -278,15 +279,14 @@ def test_old_runs_go_and_that_is_said(
 def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hear = cluster._hear
+    hear, before = cluster._hear, ids(cluster)
 
     def heard(record: Speech) -> None:
-        if isinstance(record, Rows) and latest(cluster).path.exists():
-            shutil.rmtree(latest(cluster).path, ignore_errors=True)
+        for run in ids(cluster) - before:
+            shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
         hear(record)
 
     monkeypatch.setattr(cluster._receiver, "_handle", heard)
-    before = ids(cluster)
     run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
@@ -329,6 +329,20 @@ def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
     assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be kept")
     assert "too large" in disk.text
     assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
+
+
+def test_what_the_cell_shows_last_and_a_full_disk_does_not_take_is_told(tmp_path: Path) -> None:
+    request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
+    run = live.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
+    run.hear(losses(1, 3))
+    assert run.end("finished") == ()
+    run.show("x" * 30_000)
+    with largest_file(20_000):
+        run.close()
+    (past,) = kept(tmp_path)
+    (disk,) = past.state().findings
+    assert disk.topic == "disk"
+    assert "not all that the cell shows could be kept" in disk.text
 
 
 def test_rows_without_metrics_are_no_part_of_the_history() -> None:
