@@ -103,7 +103,7 @@ export function describe(picture: Picture, settings: Settings, say: Say): string
   if (middle !== undefined) {
     parts.push(fill(say('Latest: {0}.'), amount(valueOf(middle, -1), source.unit)));
   }
-  return [...parts, ...extremes(picture, say), ...holes(picture, say)].join(' ');
+  return [...parts, ...extremes(picture, say), ...holes(picture, at, say)].join(' ');
 }
 
 function extremes({ lines, bands, source }: Picture, say: Say): string[] {
@@ -112,18 +112,18 @@ function extremes({ lines, bands, source }: Picture, say: Say): string[] {
     .filter(({ value }) => !Number.isNaN(value))
     .sort((a, b) => a.value - b.value);
   const [first, last] = [latest[0], latest[latest.length - 1]];
+  if (first !== undefined && bands !== null) {
+    return [fill(say('Standing out: rank {0}.'), spans(latest.map(({ rank }) => rank)))];
+  }
   if (first === undefined || last === undefined || first === last) {
     return [];
-  }
-  if (bands !== null) {
-    return [fill(say('Standing out: rank {0}.'), spans(latest.map(({ rank }) => rank)))];
   }
   const write = (value: number): string => amount(value, source.unit);
   const text = say('Least: {0} on rank {1}; greatest: {2} on rank {3}.');
   return [fill(text, write(first.value), first.rank, write(last.value), last.rank)];
 }
 
-function holes(picture: Picture, say: Say): string[] {
+function holes(picture: Picture, at: (x: number) => string, say: Say): string[] {
   const strips = [
     ...picture.lines.map(line => line.strip),
     ...(picture.whole ? [picture.whole] : [])
@@ -131,8 +131,7 @@ function holes(picture: Picture, say: Say): string[] {
   const isHole = (column: number): boolean => strips.some(strip => strip.bad[column] !== 0);
   for (let column = 0; column < picture.columns; column++) {
     if (isHole(column)) {
-      const where = count(picture.x[column]!);
-      return [fill(say('Not finite, first near {0}.'), where)];
+      return [fill(say('Not finite, first near {0}.'), at(picture.x[column]!))];
     }
   }
   return [];
