@@ -90,7 +90,7 @@ def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize("bad", [0, RANKS - 1])
+@pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_one_that_raises_ends_the_cell_at_once_for_all(
     cluster: nbdist.Cluster, strategy: str, bad: int
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> No
     check_it_goes_on(cluster, strategy)
 
 
-@STRATEGIES
+@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("pjrt", marks=pytest.mark.full)])
 def test_the_second_interrupt_breaks_a_hung_collective(
     cluster: nbdist.Cluster, strategy: str
 ) -> None:

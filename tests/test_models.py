@@ -87,6 +87,7 @@ def test_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str, strategy:
     assert_same(ours, references(strategy, cluster.world_size)[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 @STRATEGIES
 @MODELS

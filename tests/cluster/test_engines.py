@@ -47,6 +47,7 @@ def test_a_controller_that_is_slow_to_answer_loses_no_engine(tmp_path: Path) -> 
     assert len(bring_up(tmp_path, freeze=True)) == 1
 
 
+@pytest.mark.full
 def test_without_the_cure_the_engine_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
     assert answer.status == ["ok"]
 
 
+@pytest.mark.full
 def test_without_the_cure_it_never_answers(uncured: nbdist.Cluster) -> None:
     """When this fails, ipykernel has mended it: take the patch out."""
     answer = uncured._engines._view([0]).execute(AWAITS, silent=False, block=False)
@@ -74,6 +75,7 @@ def test_interrupts_lose_no_reply(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank", ranks="0").results == {0: "0"}
 
 
+@pytest.mark.full
 def test_without_the_cure_interrupts_do_harm(
     uncured: nbdist.Cluster,
 ) -> None:

@@ -303,6 +303,7 @@ UNDO = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cluster", [2], indirect=True, ids=["two_devices"])
 @pytest.mark.parametrize(("undo", "code"), UNDO.items())
 def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code: str) -> None:
@@ -315,6 +316,7 @@ def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code
         cluster.run("p.apply.__wrapped__()")
 
 
+@pytest.mark.full
 def test_without_the_patch_every_rank_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """When this fails, Keras has mended it: take `keras_jax_save` out."""
     run = cluster.run(

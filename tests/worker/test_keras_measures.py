@@ -157,6 +157,7 @@ def test_a_rank_by_itself_waits_for_data_and_has_no_collectives(
     assert median(heard.column(0, "input_s")) < 0.3 * SLEEP_S
 
 
+@pytest.mark.full
 def test_what_is_run_eagerly_is_not_known(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:

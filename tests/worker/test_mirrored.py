@@ -94,6 +94,7 @@ def test_a_last_batch_that_keras_weighs_wrongly_is_named(
     assert "last batch" not in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
     """When this fails, Keras has mended it: take the patch out."""
     undo = (
