@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbdist.cells.grammar import strategies_of
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import wiring
 from nbdist.worker import setup
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from nbdist.records import ClusterRequest, Device, StrategyName
     from nbdist.views.start import StartView
 
-
-STRATEGIES: tuple[StrategyName, ...] = ("mirrored", "pjrt")
 LOST: dict[StrategyName, str] = {
     "mirrored": (
         "TensorFlow's collectives are made anew before the next cell, and its variables and data "
@@ -32,6 +31,7 @@ class Collectives:
         engines: all of them are needed each time.
 
     Attributes:
+        strategies: those that are built.
         devices: of each rank; those of the framework that was wired last.
         broken: strategies whose collectives were broken off; they are wired again before the
             next cell.
@@ -40,6 +40,7 @@ class Collectives:
     def __init__(self, request: ClusterRequest, engines: Engines) -> None:
         self._request = request
         self._engines = engines
+        self.strategies = strategies_of(request)
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
 

@@ -6,7 +6,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.collectives import STRATEGIES
 from nbdist.errors import WorkerError
 from nbdist.records import BreakOff, Diagnose, Hurry, Where
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nbdist.cluster.engines import Engines
+    from nbdist.collectives import Collectives
     from nbdist.records import Order, StrategyName
 
     Send = Callable[[Order, Sequence[int]], None]
@@ -32,7 +32,7 @@ class Escalation:
         number: the cell's.
         running: the ranks that run it; whoever hears their end takes them out.
         engines: to interrupt them.
-        broken: gets the strategies whose collectives were broken off.
+        collectives: the cluster's; those that are broken off are noted there.
         show: takes in what the ranks say, for so many seconds.
 
     Attributes:
@@ -45,7 +45,7 @@ class Escalation:
         number: int,
         running: set[int],
         engines: Engines,
-        broken: set[StrategyName],
+        collectives: Collectives,
         show: Callable[[float], None],
     ) -> None:
         self.interrupted = False
@@ -53,7 +53,7 @@ class Escalation:
         self._number = number
         self._running = running
         self._engines = engines
-        self._broken = broken
+        self._collectives = collectives
         self._show = show
 
     def begin(self, send: Send, strategy: StrategyName | None) -> None:
@@ -64,7 +64,7 @@ class Escalation:
             strategy: the one that the cell uses, as a rule.
         """
         self._send = send
-        self._strategies = sorted(STRATEGIES, key=lambda name: name != strategy)
+        self._strategies = sorted(self._collectives.strategies, key=lambda name: name != strategy)
 
     def order(self, order: Order, ranks: Sequence[int]) -> None:
         """Send it; who cannot be reached is left out, and found to be dead by whoever watches."""
@@ -96,7 +96,7 @@ class Escalation:
         for strategy in self._strategies:
             waiting = self._waiting()
             if waiting:
-                self._broken.add(strategy)
+                self._collectives.broken.add(strategy)
                 self.order(BreakOff(number=self._number, strategy=strategy), waiting)
                 self.interrupt(_BREAK_S)
         self.interrupt(deadline - time.monotonic())

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.cluster.watch import Vitals
-from nbdist.collectives import LOST
+from nbdist.collectives import LOST, Collectives
 from nbdist.errors import CellError, WorkerError
 from nbdist.escalation import POLL_S, Escalation
 from nbdist.held import interrupt_held
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nbdist.cluster.engines import Engines
     from nbdist.escalation import Send
     from nbdist.live import LiveRun
-    from nbdist.records import CellRequest, RunStatus, StrategyName
+    from nbdist.records import CellRequest, RunStatus
     from nbdist.settings import Settings
     from nbdist.views.cell import CellView, Shareable
 
@@ -62,7 +62,7 @@ class CellWatch:
         view: shows what the ranks say.
         live: keeps what they report.
         settings: the bounds on waiting.
-        broken: gets the strategies whose collectives had to be broken off.
+        collectives: the cluster's; those that have to be broken off are noted there.
         hang_after_s: see `Vitals`.
 
     Attributes:
@@ -77,7 +77,7 @@ class CellWatch:
         view: CellView,
         live: LiveRun,
         settings: Settings,
-        broken: set[StrategyName],
+        collectives: Collectives,
         hang_after_s: float,
     ) -> None:
         self._reports: list[Metrics | Rows] = []
@@ -92,9 +92,9 @@ class CellWatch:
         self._view = view
         self._live = live
         self._settings = settings
-        self._broken = broken
+        self._collectives = collectives
         self._vitals = Vitals(host_of, hang_after_s)
-        self._ending = Escalation(number, self.running, engines, broken, self._show_for)
+        self._ending = Escalation(number, self.running, engines, collectives, self._show_for)
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._stopping: dict[int, Stopping] = {}
@@ -238,7 +238,7 @@ class CellWatch:
             self._ending.where[record.rank] = record
         elif not isinstance(record, Beat):
             self._keep(record)
-            if not (self._broken and isinstance(record, Output)):  # what breaking off makes of it
+            if not (self._collectives.broken and isinstance(record, Output)):  # of breaking off
                 self._view.add(record)
 
     def _keep(self, record: Shareable) -> None:
@@ -380,7 +380,7 @@ class CellWatch:
         if stuck:
             kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
         notes = [f"rank {labels.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
-        return [*notes, *(LOST[strategy] for strategy in sorted(self._broken))]
+        return [*notes, *(LOST[strategy] for strategy in sorted(self._collectives.broken))]
 
 
 def _follows(ended: CellEnded) -> bool:

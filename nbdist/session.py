@@ -265,9 +265,9 @@ class Cluster:
         settings = self.settings
         wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
         view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
-        broken = self._collectives.broken
+        wires = self._collectives
         watch = CellWatch(
-            request.number, host_of, self._engines, view, kept, settings, broken, hang_after_s
+            request.number, host_of, self._engines, view, kept, settings, wires, hang_after_s
         )
         self._watches = (*(w for w in self._watches if w.running), watch)
         self._file.begin(kept.id, host_of)

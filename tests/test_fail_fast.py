@@ -200,6 +200,31 @@ def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster) -> None:
     check_it_goes_on(cluster, "pjrt")
 
 
+def test_where_there_is_one_framework_the_others_collectives_are_left_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A rank that waits for a thread of its own, which no signal and no breaking off reaches."""
+    cell = """
+import ctypes, signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+lock = ctypes.create_string_buffer(256)
+libc = ctypes.CDLL(None)
+libc.sem_init(lock, 0, 0)
+threading.Timer(4, libc.sem_post, [lock]).start()
+if rank: raise ValueError
+libc.sem_wait(lock)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+"""
+    with clusters.cluster(hosts=2, framework="jax") as running:
+        with pytest.raises(nbdist.CellError, match="ValueError"):
+            running.run(cell)
+        while running.workers()[0].state == "busy":
+            time.sleep(0.1)
+        run = running.run("import sys\nrank, 'tensorflow' in sys.modules")
+        assert run.results == {0: "(0, False)", 1: "(1, False)"}
+        assert "they are there again" in capsys.readouterr().out
+
+
 def test_a_frozen_rank_is_named_and_the_others_are_freed(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     pid = cluster.workers()[1].pid

@@ -96,6 +96,11 @@ def _check_options(
         raise UsageError("\n".join(faults))
 
 
+def strategies_of(cluster: ClusterRequest) -> tuple[StrategyName, ...]:
+    """One for each framework that the workers run."""
+    return tuple(_STRATEGY_OF[framework] for framework in cluster.frameworks)
+
+
 def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
     """The strategy of that name, or of the first framework.
 
