@@ -197,7 +197,7 @@ class CellWatch:
         failed = self._failed
         if failed is None or failed.failure is None:
             return self._status, self._error
-        where = f"rank {failed.rank}@{self._host_of[failed.rank]}"
+        where = self._name(failed.rank)
         return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
 
     def _begin(self, request: CellRequest, send: Send) -> None:

@@ -22,9 +22,8 @@ RANKS = 3
 ENDS_S = 3.0
 """A second is what it should take; these machines are busy."""
 
-SETUP = {
-    "mirrored": """
-import numpy as np, tensorflow as tf, keras, time
+NUMBERS = """
+import numpy as np, time
 kept = {"a": 1}
 def numbers(bad=-1, wait_s=0.0, at=5):
     for i in range(1000):
@@ -32,18 +31,15 @@ def numbers(bad=-1, wait_s=0.0, at=5):
             if not wait_s: raise ValueError("a bug of the user's")
             time.sleep(wait_s)
         yield np.float32(i)
+"""
+SETUP = {
+    "mirrored": f"""{NUMBERS}
+import tensorflow as tf, keras
 with strategy.scope():
     variable = tf.Variable(0.0)
 """,
-    "pjrt": """
-import numpy as np, jax, jax.numpy as jnp, time
-kept = {"a": 1}
-def numbers(bad=-1, wait_s=0.0, at=5):
-    for i in range(1000):
-        if i == at and rank == bad:
-            if not wait_s: raise ValueError("a bug of the user's")
-            time.sleep(wait_s)
-        yield np.float32(i)
+    "pjrt": f"""{NUMBERS}
+import jax, jax.numpy as jnp
 variable = jnp.zeros(())
 """,
 }

@@ -134,6 +134,14 @@ def be_away(page: Page, lab: Lab) -> None:
     until(page, lambda: file.stat().st_size > before)
 
 
+def reload_in_mid_run(page: Page, lab: Lab, index: int) -> None:
+    """Leave the page once the cell has said something, come back, and see it say more."""
+    wait_for_lines(page, index, 5)
+    be_away(page, lab)
+    lab.show(page, NAME)
+    wait_for_lines(page, index, 10)
+
+
 def saved(page: Page, lab: Lab, index: int) -> list[nbformat.NotebookNode]:
     """The cell's outputs as they are in the notebook's file."""
     page.evaluate(_SAVE)
@@ -199,10 +207,7 @@ def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
     front: Lab, shown: Page, end: Path
 ) -> None:
     start(shown, PRINTS)
-    wait_for_lines(shown, PRINTS, 5)
-    be_away(shown, front)
-    front.show(shown, NAME)
-    wait_for_lines(shown, PRINTS, 10)
+    reload_in_mid_run(shown, front, PRINTS)
     end.touch()
     wait(shown, PRINTS)
     shown.get_by_text("ValueError: at the end").last.wait_for()
@@ -213,10 +218,7 @@ def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
 
 def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, end: Path) -> None:
     start(shown, PRINTS)
-    wait_for_lines(shown, PRINTS, 5)
-    be_away(shown, front)
-    front.show(shown, NAME)
-    wait_for_lines(shown, PRINTS, 10)
+    reload_in_mid_run(shown, front, PRINTS)
     assert not view(shown, PRINTS).count()
     end.with_name("report").touch()
     view(shown, PRINTS).scroll_into_view_if_needed()
@@ -230,10 +232,7 @@ def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, e
 def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) -> None:
     start(shown, REPORTS)
     start(shown, STEPS)
-    wait_for_lines(shown, REPORTS, 5)
-    be_away(shown, front)
-    front.show(shown, NAME)
-    wait_for_lines(shown, REPORTS, 10)
+    reload_in_mid_run(shown, front, REPORTS)
     end.touch()
     stop = view(shown, STEPS).get_by_role("button", name="Stop")
     stop.wait_for()
