@@ -1,0 +1,49 @@
+"""What a cluster writes of itself for the server, and so for every page."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.cluster import hosts
+from nbdist.records import ClusterState
+
+if TYPE_CHECKING:
+    import pytest
+
+    import nbdist
+
+
+def test_the_cluster_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
+    path = cluster._folder / "cluster.json"
+    state = msgspec.json.decode(path.read_bytes(), type=ClusterState)
+    assert (state.id, state.frameworks, state.run) == (path.parent.name, ("jax",), "")
+    assert [worker.state for worker in state.workers] == ["idle"] * 3
+    assert all(worker.memory_bytes > 1e7 for worker in state.workers)
+    assert json.loads(path.read_text())["writer"]["pid"] == os.getpid()
+
+
+def test_while_a_cell_runs_its_ranks_are_busy_and_memory_is_measured_once(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, measure = [], hosts.resident_bytes
+    monkeypatch.setattr(hosts, "resident_bytes", lambda pid: measured.append(pid) or measure(pid))
+    look = f"open({str(cluster._folder / 'cluster.json')!r}).read()"
+    said = eval(cluster.run(look, ranks="1").results[1])
+    state = msgspec.json.decode(said, type=ClusterState)
+    assert [worker.state for worker in state.workers] == ["idle", "busy", "idle"]
+    assert state.run
+    assert all(worker.memory_bytes > 1e7 for worker in state.workers)
+    assert sorted(measured) == sorted(worker.pid for worker in state.workers)
+
+
+def test_where_arrays_are_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
+    cluster.run("import numpy as np\ntable = np.zeros((4, 2))")
+    picture = cluster.show("table")
+    state = msgspec.json.decode((cluster._folder / "cluster.json").read_bytes(), type=ClusterState)
+    assert state.placement is not None
+    assert state.placement.names == ("table",)
+    assert (cluster._folder / "placement.html").read_text("utf-8") == picture.html()
