@@ -11,7 +11,13 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from nbdist.board import Boards
-from nbdist.cells.grammar import STRATEGIES, parse_bucket, parse_prefetch, parse_seconds
+from nbdist.cells.grammar import (
+    STRATEGIES,
+    parse_bucket,
+    parse_prefetch,
+    parse_saving,
+    parse_seconds,
+)
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
@@ -113,6 +119,10 @@ class DistMagics(Magics):
         help="Steps that stand still for S seconds are broken off; left out, for ten times as long "
         "as a step takes, and half a minute at least.",
     )
+    @argument("--checkpoint", metavar="DIR", help="Save the state of the run in this folder.")
+    @argument("--save-every", metavar="N", help="Steps, or seconds as in 30s, between two.")
+    @argument("--keep", type=int, metavar="N", help="Checkpoints that are kept; 3 if left out.")
+    @argument("--resume", action="store_true", help="Go on from the newest checkpoint.")
     @argument(
         "--prefetch",
         metavar="N",
@@ -139,6 +149,9 @@ class DistMagics(Magics):
                 strategy=args.strategy,
                 step=step,
                 precision=args.precision,
+                saving=parse_saving(
+                    args.checkpoint, args.save_every, args.keep, resume=args.resume
+                ),
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),
                 label=self._label(),
                 header=f"%%dist_run {line}",

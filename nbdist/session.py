@@ -24,6 +24,7 @@ from nbdist.records import (
     ClusterRequest,
     Communication,
     Precision,
+    Saving,
     StepOptions,
     WorkerHello,
     WorkerIdentity,
@@ -205,6 +206,7 @@ class Cluster:
         step: StepOptions | None = None,
         precision: Precision | None = None,
         hang_after_s: float = 0.0,
+        saving: Saving | None = None,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -224,6 +226,7 @@ class Cluster:
                 scaled; left out, what they were made for.
             hang_after_s: steps that stand still for so long are broken off; 0 for ten times as long
                 as a step takes, and half a minute at least.
+            saving: how the state of the steps, or of what the cell fits, is saved.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -247,6 +250,7 @@ class Cluster:
             header=header,
             precision=precision,
             step=step,
+            saving=saving,
         )
         self._refuse_unready(chosen)
         self._mend()
@@ -367,23 +371,8 @@ class Cluster:
         Args:
             measure: also read how much memory each takes.
         """
-        pids, busy, devices = self._engines.pids(), self._busy(), self._collectives.devices
-        states = []
-        for rank, hello in sorted(self._hellos.items()):
-            alive = rank in pids
-            state = "dead" if not alive else "busy" if rank in busy else "idle"
-            states.append(
-                WorkerState(
-                    rank=rank,
-                    host=hello.host,
-                    pid=hello.pid,
-                    versions=hello.versions,
-                    devices=devices.get(rank, ()),
-                    state=state,
-                    memory_bytes=host_rules.resident_bytes(hello.pid) if measure and alive else 0,
-                )
-            )
-        return tuple(states)
+        devices = self._collectives.devices
+        return self._engines.states(self._hellos, self._busy(), devices, measure=measure)
 
     def status(self) -> StatusPicture:
         """The workers as a picture."""

@@ -6,6 +6,7 @@ import inspect
 import math
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from pathlib import Path
 from typing import Literal
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -19,6 +20,7 @@ from nbdist.records import (
     ClusterRequest,
     Framework,
     Precision,
+    Saving,
     StepOptions,
     StepRequest,
     StrategyName,
@@ -37,6 +39,7 @@ def parse_cell(
     header: str = "",
     precision: Precision | None = None,
     step: StepOptions | None = None,
+    saving: Saving | None = None,
 ) -> CellRequest:
     """A request for a cell.
 
@@ -48,6 +51,7 @@ def parse_cell(
         header: the magic's line above the body, kept so that line numbers are the notebook's.
         precision: what Keras's layers compute in.
         step: the cell is the body of a step, to be run with these options.
+        saving: how its state is saved.
 
     Raises:
         UsageError: the cell is empty, no Python or no step, with the line.
@@ -65,6 +69,7 @@ def parse_cell(
         awaits=step is None and _awaits(numbered),
         precision=precision,
         step=None if step is None else _step_request(numbered, step, strategy),
+        saving=saving,
     )
 
 
@@ -148,6 +153,48 @@ def parse_seconds(option: str, text: str | None) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"{option} {text}: type a number of seconds, as in {option} 60")
     return seconds
+
+
+def parse_saving(
+    folder: str | None, every: str | None, keep: int | None, *, resume: bool
+) -> Saving | None:
+    """How a run is saved; None where nothing was typed of it.
+
+    Args:
+        folder: where.
+        every: steps, or seconds as in `30s`; left out, half a minute.
+        keep: how many checkpoints; left out, 3.
+        resume: go on from the newest one.
+
+    Raises:
+        UsageError: a value is none, or there is no folder; every fault is named.
+    """
+    given = {"--save-every": every, "--keep": keep, "--resume": resume or None}
+    if folder is None:
+        idle = [name for name, value in given.items() if value is not None]
+        if idle:
+            raise UsageError(f"{', '.join(idle)} without --checkpoint: name the folder")
+        return None
+    text = "30s" if every is None else every
+    number = text.removesuffix("s")
+    faults = []
+    if not number.isdecimal() or not int(number):
+        faults.append(f"--save-every {text}: type steps, as in 100, or seconds, as in 30s")
+        number = "1"
+    if keep is not None and keep < 1:
+        faults.append(f"--keep {keep}: type a number from 1")
+    path = Path(folder).expanduser()
+    if path.exists() and not path.is_dir():
+        faults.append(f"--checkpoint {folder}: it is a file; name a folder")
+    if faults:
+        raise UsageError("\n".join(faults))
+    return Saving(
+        folder=str(path.absolute()),
+        every_steps=0 if text.endswith("s") else int(number),
+        every_s=float(number) if text.endswith("s") else 0.0,
+        keep=3 if keep is None else keep,
+        resume=resume,
+    )
 
 
 def parse_prefetch(text: str) -> int | Literal["auto"]:

@@ -24,13 +24,13 @@ from nbdist.cluster.launch import (
     repeat_until,
 )
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import RANK_VARIABLE
+from nbdist.records import RANK_VARIABLE, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest
+    from nbdist.records import ClusterRequest, Device, WorkerHello
 
 CONTROLLER_ARGS = (
     "--HeartMonitor.period=250",  # an engine is registered at its first beat
@@ -198,6 +198,36 @@ class Engines:
         running = self._seed.pids()
         names = {rank: engine_name(rank) for rank in range(self.world_size)}
         return {rank: running[name] for rank, name in names.items() if name in running}
+
+    def states(
+        self,
+        hellos: Mapping[int, WorkerHello],
+        busy: Collection[int],
+        devices: Mapping[int, tuple[Device, ...]],
+        *,
+        measure: bool,
+    ) -> tuple[WorkerState, ...]:
+        """Every rank that has said who it is.
+
+        Args:
+            hellos: what each said.
+            busy: those that are in a cell.
+            devices: of each.
+            measure: also read how much memory each takes.
+        """
+        pids = self.pids()
+        return tuple(
+            WorkerState(
+                rank=rank,
+                host=hello.host,
+                pid=hello.pid,
+                versions=hello.versions,
+                devices=devices.get(rank, ()),
+                state="dead" if rank not in pids else "busy" if rank in busy else "idle",
+                memory_bytes=hosts.resident_bytes(hello.pid) if measure and rank in pids else 0,
+            )
+            for rank, hello in sorted(hellos.items())
+        )
 
     def dead(self) -> list[int]:
         """The ranks whose process has ended."""

@@ -13,7 +13,7 @@ Precision = Literal["bfloat16", "float16"]
 Communication = Literal["auto", "ring", "nccl"]
 OnNan = Literal["stop", "warn"]
 RunViewName = Literal["auto", "lab", "widget", "text"]
-NoteTopic = Literal["batch", "compiled", "nan", "starved"]
+NoteTopic = Literal["batch", "checkpoint", "compiled", "nan", "starved"]
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"

@@ -24,7 +24,15 @@ RunStatus = Literal["running", "stopping", "finished", "stopped", "failed", "int
 
 RankStatus = Literal["running", "finished", "failed", "interrupted", "dead"]
 FindingTopic = Literal[
-    "network", "straggler", "starved", "dropped", "disk", "batch", "compiled", "nan"
+    "network",
+    "straggler",
+    "starved",
+    "dropped",
+    "disk",
+    "batch",
+    "checkpoint",
+    "compiled",
+    "nan",
 ]
 
 

@@ -70,6 +70,24 @@ class StepRequest(Record, frozen=True):
     options: StepOptions
 
 
+class Saving(Record, frozen=True):
+    """How a run's state is saved, so that it can go on from there.
+
+    Attributes:
+        folder: where; the same one on every host.
+        every_steps: steps between two checkpoints; 0 where `every_s` counts.
+        every_s: seconds between two.
+        keep: how many are kept; the oldest ones go.
+        resume: the run goes on from the newest one, if there is one.
+    """
+
+    folder: str
+    every_steps: int = 0
+    every_s: float = 0.0
+    keep: int = 3
+    resume: bool = False
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a rank is sent of cell number `number`; they count from 1 within the cluster."""
 
@@ -121,6 +139,10 @@ class CellRequest(Order, frozen=True):
         strategy: the strategy whose scope the cell runs in, if any.
         awaits: the cell uses `await` at top level.
         precision: what Keras's layers compute in; None leaves it to them.
+        saving: how the state of its steps, or of what it fits, is saved; None is not at all.
+        names: the names that it reads and binds, where something is to be saved of it.
+        replays: it is run again for the names that it binds: what it fits is not trained again.
+        seconds: how long the run has gone on before; more than 0 where it is healed.
     """
 
     source: str
@@ -129,3 +151,7 @@ class CellRequest(Order, frozen=True):
     awaits: bool
     precision: Precision | None = None
     step: StepRequest | None = None
+    saving: Saving | None = None
+    names: tuple[str, ...] = ()
+    replays: bool = False
+    seconds: float = 0.0

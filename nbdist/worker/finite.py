@@ -49,6 +49,10 @@ class FiniteWatch:
         """Whether this replica's step has taken gradients through a tape."""
         return bool(self._noted.__dict__.get("averaged", False))
 
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """What it keeps from step to step."""
+        return ()
+
     def scaled(self, target: Any) -> Any:
         """What the gradient of `target` is multiplied by; None leaves it as it is."""
         del target
@@ -115,6 +119,9 @@ class LossScaling(FiniteWatch):
         with strategy.scope():
             self._scale = tf.Variable(INITIAL_SCALE, trainable=False, aggregation=first)
             self._good = tf.Variable(0, trainable=False, aggregation=first)
+
+    def variables(self) -> tuple[tf.Variable, ...]:
+        return self._scale, self._good
 
     def scaled(self, target: Any) -> Any:
         return tf.nest.map_structure(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import Precision, StepRequest
 
-_WITH_VARIABLES = (keras.layers.Layer, BaseOptimizer, keras.metrics.Metric, tf.Module)
+WITH_VARIABLES = (keras.layers.Layer, BaseOptimizer, keras.metrics.Metric, tf.Module)
 
 
 class KerasObjects:
@@ -35,9 +35,7 @@ class KerasObjects:
         self._strategy = strategy
         self._lines = request.program.reads
         found = list(reachable(request.program.reads, namespace))
-        self._owners = [
-            (name, value) for name, value in found if isinstance(value, _WITH_VARIABLES)
-        ]
+        self._owners = [(name, value) for name, value in found if isinstance(value, WITH_VARIABLES)]
         self._bare = [
             (name, value)
             for name, value in found
@@ -62,6 +60,10 @@ class KerasObjects:
                 yield f"{name}: {path}", _of_tensorflow(variable)
         for name, variable in self._bare:
             yield name, _of_tensorflow(variable)
+
+    def roots(self) -> dict[str, Any]:
+        """What has variables, or is one, by the words that lead to it."""
+        return dict((*self._owners, *self._bare))
 
     def slots(self) -> Iterator[tf.Variable]:
         """What optimizers keep for each variable: moments and the like."""

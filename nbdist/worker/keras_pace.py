@@ -41,7 +41,7 @@ class Pace:
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self.lock = threading.Lock()
-        self._landed = threading.Condition(self.lock)
+        self.settleed = threading.Condition(self.lock)
         self._begun = 0
         self._ended_at = time.perf_counter()
         self._each: int = model.steps_per_execution
@@ -53,11 +53,11 @@ class Pace:
     def _traced(self, worker: Worker) -> Tracing:
         """The programs of JAX do not time their collectives: some are traced."""
         if not self._together:
-            return Tracing(NoTracer(), (), self._land)
+            return Tracing(NoTracer(), (), self.settle)
         from nbdist.worker.pjrt_trace import PjrtTracer
 
         tracer = PjrtTracer()
-        return Tracing(tracer, (Samples(worker, tracer, self._each),), self._land)
+        return Tracing(tracer, (Samples(worker, tracer, self._each),), self.settle)
 
     def restart(self) -> None:
         """An epoch begins: what came before it is no part of a step."""
@@ -70,7 +70,7 @@ class Pace:
         """To be called before each call of the train function, which begins with `batch`."""
         self._begun += 1
         if self._together:
-            self._land(IN_FLIGHT)
+            self.settle(IN_FLIGHT)
         spent = self._tracing.before(self._begun, epoch)
         with self.lock:
             self._ended_at += spent
@@ -90,7 +90,7 @@ class Pace:
         took = Unknown() if self._function is None else self._function.take(first)
         measured = {"step_s": (self._ended_at - before) / made, **took.measured(before, made)}
         self._tracing.landed(step, measured)
-        self._landed.notify_all()
+        self.settleed.notify_all()
         return measured
 
     def cut(self, epoch: int) -> None:
@@ -101,7 +101,7 @@ class Pace:
         """There are no more steps."""
         self._tracing.close(epoch)
 
-    def _land(self, but: int = 0) -> None:
+    def settle(self, but: int = 0) -> None:
         """Wait until no more calls than that are under way.
 
         Without, a rank that has its data runs ahead of the others by as many steps as there are:
@@ -109,5 +109,5 @@ class Pace:
         """
         function = self._function
         if function is not None and function.open > but:
-            with self._landed:
-                self._landed.wait_for(lambda: function.open <= but, _LANDING_S)
+            with self.settleed:
+                self.settleed.wait_for(lambda: function.open <= but, _LANDING_S)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from nbdist.records import FitBegun
-from nbdist.worker import state
+from nbdist.worker import keras_checkpoint, state
+from nbdist.worker.keras_checkpoint import FitSaver
 from nbdist.worker.keras_pace import Pace, is_of_all_ranks
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _list_init_upstream = keras.callbacks.CallbackList.__init__
 def apply() -> None:
     """Add an `EpochReport` to every list of callbacks made from here on."""
     keras.callbacks.CallbackList.__init__ = _init_with_report
+    keras_checkpoint.apply()
     if keras.backend.backend() == "jax":
         from nbdist.worker import keras_jax_times
 
@@ -71,12 +73,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         worker = state.current()
         self._stop = self._fitting.enter_context(worker.stop_point())
-        self._made = worker.batches
         self._before: int | None = None
+        self._saver = FitSaver(worker, self.model, self.params["epochs"])
+        self._made = worker.batches
         self._pace = Pace(worker, self.model)
         worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._saver.end(state.current().batches)
         self._close()
 
     def _close(self) -> None:
@@ -88,8 +92,13 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         if self._stop is None:
             return
         if self._stop.is_before(self._made + batch + 1):
+            self._saver.save(self._made + batch, batch)
             self._close()  # nobody else says that it is over
             raise KeyboardInterrupt
+        if self._saver.due(self._made + batch):
+            self._pace.settle()
+            self._saver.save(self._made + batch, batch)
+            self._pace.restart()
         state.current().step = self._made + batch + 1
         self._pace.begin(batch, self._epoch)
 
@@ -120,7 +129,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             worker.say(self._begun(epoch))
         self._own = {}
         self._epoch = worker.epochs = self._before + epoch + 1
-        self._made = worker.batches
+        self._made = worker.batches - self._saver.begin_epoch(epoch)
         self._pace.restart()
 
     def _begun(self, first: int) -> FitBegun:

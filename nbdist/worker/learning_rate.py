@@ -33,6 +33,7 @@ class ScaledRates:
         strategy: under which the factor lives.
         factor: the number of replicas.
         warmup_steps: until the factor is reached.
+        made: steps that were made before.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class ScaledRates:
         strategy: tf.distribute.Strategy,
         factor: int,
         warmup_steps: int,
+        made: int,
     ) -> None:
-        self._factor = Factor(factor, warmup_steps)
+        self._factor = Factor(factor, warmup_steps, made)
         self._before = [
             (optimizer, optimizer._learning_rate) for _, optimizer in objects.optimizers
         ]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from nbdist.records import SocketAddress, StepRequest
-    from nbdist.worker.steps import Stepper
+    from nbdist.worker.stepper import Stepper
 
 _OURS = str(Path(__file__).parent)
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
@@ -89,7 +89,7 @@ class _Cell:
         self._worker = state.current()
         self._shell = engine_shell()
         self._worker.stop_point = self._stop_point
-        self._worker.begin_cell(request.number)
+        self._worker.begin_cell(request)
 
     def run(self) -> None:
         step = self._request.step
@@ -129,7 +129,7 @@ class _Cell:
         namespace = self._shell.user_ns
         steps.check_names(request, namespace)
         stepper = self._stepper(request, namespace)
-        steps.run(self._worker, request, namespace, stepper, stop)
+        steps.run(self._worker, request, namespace, stepper, stop, self._request.saving)
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
@@ -206,7 +206,7 @@ class _Cell:
             failure=failure,
             **self._worker.said(),
         )
-        self._worker.end_cell()
+        self._worker.end_cell(error)
         self._worker.say(ended, urgent=True)
 
     def _describe(self, error: BaseException) -> Failure:

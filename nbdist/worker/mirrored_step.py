@@ -12,13 +12,15 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
 from nbdist.errors import StepError
-from nbdist.worker import collective_clock, one_device, steps
+from nbdist.worker import collective_clock, one_device, stepper
 from nbdist.worker.check import compare
+from nbdist.worker.checkpoint_tensorflow import TensorFlowState
 from nbdist.worker.data import kind_of, map_arrays
 from nbdist.worker.finite import FiniteWatch, LossScaling
 from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
+from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.traces import NoTracer
 
 if TYPE_CHECKING:
@@ -74,28 +76,25 @@ class MirroredStep:
         self._watch = LossScaling(strategy) if scales else FiniteWatch()
         # As tf.function converts what it calls; tf.autograph.to_graph loses the user's lines.
         self._body = api.tf_convert(
-            define(steps.function_source(request, request.program.given)),
+            define(stepper.function_source(request, request.program.given)),
             ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
         )
         jit = request.options.jit or None
         self._run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
         self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
-        signature = [tf.TensorSpec([None], tf.int32)]
-        self._gather = tf.function(self._gathered, signature, autograph=False)
+        self._gather = Gather(strategy)
         self._clock = collective_clock.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._undo.enter_context(self._objects.computing_in(precision))
 
-    def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
-        scaled = ScaledRates(self._objects, self._strategy, self.replicas, warmup_steps)
+    def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
+        scaled = ScaledRates(self._objects, self._strategy, self.replicas, warmup_steps, made)
         self._undo.callback(scaled.restore)
         self._rates = scaled
         return scaled.rates
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
-        gathered = self._strategy.experimental_local_results(self._gather(numbers))[0].numpy()
-        one_of_each: np.ndarray = gathered.reshape(self.replicas, -1)[:: self._local]
-        return one_of_each
+        return self._gather(numbers)
 
     def check(self, batch: Batch) -> Findings:
         values = self._for_replicas(batch)
@@ -109,6 +108,12 @@ class MirroredStep:
             alone=lambda values: self._strategy.run(self._replica, args=values),
         )
         return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
+
+    def prepare(self, batch: Batch) -> None:
+        """Its state is all there: a step can make no variables."""
+
+    def state(self) -> TensorFlowState:
+        return TensorFlowState(self._objects.roots(), self._watch.variables())
 
     def step(self, batch: Batch) -> Any:
         """The first batch of a kind has the step traced; for others that trace is called itself.
@@ -127,20 +132,20 @@ class MirroredStep:
         self._traced[kind] = self._run.get_concrete_function(values, whole=batch.whole)
         return report
 
-    def read(self, report: Any) -> steps.Landed:
+    def read(self, report: Any) -> stepper.Landed:
         """The mean over this rank's own replicas."""
         if self._local == 1:
             measured = self._clock.measured(report.get(COLLECTIVES))
             values = {n: float(value) for n, value in report.items() if n != COLLECTIVES}
             finite = bool(values.pop(FINITE))
-            return steps.Landed(values, finite, self._watch.reason, measured)
+            return stepper.Landed(values, finite, self._watch.reason, measured)
         local = {
             name: [part.numpy() for part in self._strategy.experimental_local_results(value)]
             for name, value in report.items()
         }
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
-        return steps.Landed(values, finite, self._watch.reason)
+        return stepper.Landed(values, finite, self._watch.reason)
 
     def compilations(self) -> int:
         traced: int = self._run.experimental_get_tracing_count()
@@ -166,12 +171,6 @@ class MirroredStep:
         )
         return per_replica
 
-    def _gathered(self, numbers: tf.Tensor) -> Any:
-        def of_all(own: tf.Tensor) -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)
-
-        return self._strategy.run(of_all, args=(numbers,))
-
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Traced once for parts of batches, once for whole ones: shapes may be the same."""
         with (
@@ -185,7 +184,7 @@ class MirroredStep:
         self._watch.begin()
         self._clock.begin()
         report, _ = self._body(*values)
-        scalars = steps.scalars(self._request, report, tf.convert_to_tensor)
+        scalars = stepper.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)
         return {**scalars, FINITE: finite, **self._clock.stamps()}
 

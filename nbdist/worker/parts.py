@@ -47,7 +47,7 @@ class Parts:
             ranks have to call it.
     """
 
-    common = False
+    by_number = common = False
     samples = -1
     steps = -1
 

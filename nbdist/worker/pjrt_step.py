@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from nbdist.errors import StepError
-from nbdist.worker import processes, steps
+from nbdist.worker import processes, stepper
 from nbdist.worker.agreement import check_state, checksum
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
+from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
 from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.leaves import Spread, as_data, is_own, placed
 from nbdist.worker.pjrt_check import PjrtSubject
@@ -78,14 +79,14 @@ class PjrtStep:
         )
         parameters = [name for group in self._carried for name in group.names]
         parameters += [*self._read.names, *self._rates, *request.program.given]
-        self._body = define(steps.function_source(request, tuple(parameters)))
+        self._body = define(stepper.function_source(request, tuple(parameters)))
         self._step: jax.stages.Wrapped | None = None
         self._factor = Factor(1, 0)
         self._made = False
         self._seen: set[tuple[bool, Any]] = set()
 
-    def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
-        self._factor = Factor(self.replicas, warmup_steps)
+    def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
+        self._factor = Factor(self.replicas, warmup_steps, made)
         return self._factor.rates(self._rates)
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
@@ -93,9 +94,8 @@ class PjrtStep:
         return gathered
 
     def check(self, batch: Batch) -> Findings:
-        values = self._values(batch)
-        if self._step is None:
-            self._step = self._settled(values)
+        self.prepare(batch)
+        assert self._step is not None
         subject = PjrtSubject(
             self._carried,
             self._read,
@@ -106,22 +106,45 @@ class PjrtStep:
         )
         return compare(subject, batch, self.replicas, coarse=False)
 
-    def step(self, batch: Batch) -> Any:
-        """Begin a step; state that changes its shape or type is refused before it does harm."""
-        values = self._values(batch)
+    def prepare(self, batch: Batch) -> None:
+        """State that changes its shape or type is refused here, before it does harm."""
         if self._step is None:
-            self._step = self._settled(values)
+            self._step = self._settled(self._values(batch))
+
+    def state(self) -> JaxState:
+        """All that the step carries."""
+        return JaxState(self, tuple(name for group in self._carried for name in group.names))
+
+    def saved(self) -> dict[str, jax.Array]:
+        every: dict[str, jax.Array] = {}
+        for group in self._carried:
+            every |= group.named(group.arrays)
+        return every
+
+    def take(self, arrays: dict[str, np.ndarray]) -> None:
+        check_fits(arrays, self.saved())
+        for group in self._carried:
+            group.arrays = [
+                placed_like(arrays[name], array) if array.size else array
+                for name, array in group.named(group.arrays).items()
+            ]
+        self._made = True
+
+    def step(self, batch: Batch) -> Any:
+        self.prepare(batch)
+        assert self._step is not None
+        values = self._values(batch)
         report, after = self._step(self._state(), self._read.arrays, self._factor.next(), values)
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
         self._made = True
         return report
 
-    def read(self, report: Any) -> steps.Landed:
+    def read(self, report: Any) -> stepper.Landed:
         """Of values that are not finite, the loss decides, as under the mirrored strategy."""
         values = {name: float(value) for name, value in report.items()}
         deciding = [values["loss"]] if "loss" in values else list(values.values())
-        return steps.Landed(values, all(math.isfinite(value) for value in deciding))
+        return stepper.Landed(values, all(math.isfinite(value) for value in deciding))
 
     def compilations(self) -> int:
         """By the batches' types: those of all else are fixed, and jit's own cache counts more."""
@@ -183,7 +206,7 @@ class PjrtStep:
             group.collect(arrays, before, after)
             for group, arrays in zip(self._carried, state, strict=True)
         ]
-        return steps.scalars(self._request, report, jnp.asarray), state_after
+        return stepper.scalars(self._request, report, jnp.asarray), state_after
 
 
 def _check_numbers(batch: Batch) -> None:

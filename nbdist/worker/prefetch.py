@@ -7,6 +7,7 @@ tell each other their rows while they read, in collectives, of which only one ma
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -108,7 +109,7 @@ class Feed:
             note("starved", text)
 
     def epoch(
-        self, number: int, cut: Cut, limit: int
+        self, number: int, cut: Cut, limit: int, first: int = 0
     ) -> Generator[tuple[Batch, float], None, None]:
         """Each batch with the seconds that were waited for it.
 
@@ -116,8 +117,9 @@ class Feed:
             number: of the epoch.
             cut: how batches are cut.
             limit: how many are needed; below 0, all.
+            first: how many are left out at the beginning.
         """
-        batches = self._source.epoch(number, cut)
+        batches: Iterator[Batch] = itertools.islice(self._source.epoch(number, cut), first, None)
         ahead: Ahead | None = None
         taken = 0
         began = time.perf_counter()

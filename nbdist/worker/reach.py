@@ -34,6 +34,13 @@ def reachable(names: Iterable[str], namespace: dict[str, Any]) -> Iterator[tuple
             waiting.extend((name, namespace[name]) for name in used if name in namespace)
 
 
+def of_kinds(
+    names: Iterable[str], namespace: dict[str, Any], kinds: tuple[type, ...]
+) -> dict[str, Any]:
+    """Of the objects behind `names`, those of these classes, by the words that lead there."""
+    return {path: value for path, value in reachable(names, namespace) if isinstance(value, kinds)}
+
+
 def _names_in(code: CodeType) -> list[str]:
     inner = [
         name for part in code.co_consts if isinstance(part, CodeType) for name in _names_in(part)

@@ -36,8 +36,10 @@ class Source(Protocol):
         steps: how many batches there are in an epoch, or -1.
         sharding: how its samples come to the ranks, in words.
         common: whether all ranks have all of it.
+        by_number: whether an epoch is the same whatever epochs were gone through before.
     """
 
+    by_number: bool
     common: bool
     samples: int
     steps: int
@@ -58,7 +60,7 @@ class Arrays:
         padding: for columns of sequences.
     """
 
-    common = True
+    by_number = common = True
     sharding = "by element"
 
     def __init__(self, tree: Tree, batch: int, shuffle: int | None, padding: Padding) -> None:
@@ -99,6 +101,7 @@ class Elements:
         sharding: how the samples come to the ranks, in words.
     """
 
+    by_number = False
     common = True
 
     def __init__(

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbdist.records import Columns, Metrics
+from nbdist.records import Columns, Metrics, Note
 from nbdist.worker.memory import MemoryGauge
 from nbdist.worker.output import DescriptorTap, LogTap, RankDisplayPublisher, RankStream
 from nbdist.worker.probe import Probe
@@ -17,7 +17,8 @@ from nbdist.worker.shell import engine_shell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import Speech, StrategyName, WorkerIdentity
+    from nbdist.records import CellRequest, NoteTopic, Saving, Speech, StrategyName, WorkerIdentity
+    from nbdist.worker.keras_checkpoint import CellCheckpoints
     from nbdist.worker.stop import StopPoint
 
 
@@ -36,6 +37,10 @@ class Worker:
         broken: the strategies whose collectives were broken off.
         epochs: the last epoch that a `fit` of this cell has begun, as it was reported.
         ending: what is to be closed when the cell ends, however it does.
+        saving: how the state of what the cell fits is saved.
+        names: what the cell reads and binds, where something is to be saved of it.
+        replays: the cell is run again for the names that it binds: nothing is trained.
+        fits: the checkpoints of the cell's fits; None before the first.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -50,6 +55,10 @@ class Worker:
         self.step = self.tested = 0
         self.broken: set[StrategyName] = set()
         self.ending = contextlib.ExitStack()
+        self.saving: Saving | None = None
+        self.names: tuple[str, ...] = ()
+        self.replays = False
+        self.fits: CellCheckpoints | None = None
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
@@ -60,21 +69,28 @@ class Worker:
     def say(self, record: Speech, *, urgent: bool = False) -> None:
         self._probe.say(record, urgent=urgent)
 
+    def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
+        """Say a line about the run; the same line of several ranks is shown once."""
+        self.say(Note(topic=topic, text=text, warning=warning, **self.said()))
+
     def said(self) -> dict[str, Any]:
         """The fields that every record begins with."""
         return {"rank": self.rank, "cell": self.cell}
 
-    def begin_cell(self, number: int) -> None:
-        self.cell = number
+    def begin_cell(self, request: CellRequest) -> None:
+        self.cell = request.number
+        self.saving, self.names = request.saving, request.names
+        self.replays = request.replays
+        self.fits = None
         self.batches = self.step = self.tested = 0
         self.epochs = 0
         self._reported_steps = 0
-        self._cell_started = time.perf_counter()
+        self._cell_started = time.perf_counter() - request.seconds
         self.memory.begin()
 
-    def end_cell(self) -> None:
+    def end_cell(self, error: BaseException | None = None) -> None:
         """Output that threads write from here on belongs to no cell."""
-        self.ending.close()
+        self.ending.__exit__(None if error is None else type(error), error, None)
         for tap in self._taps:
             tap.settle()
         self.cell = 0

@@ -6,13 +6,15 @@ import contextlib
 import math
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from nbdist.errors import AnotherRankError, StepError
-from nbdist.records import Checked, Note, StepBegun
+from nbdist.records import Checked, StepBegun
 from nbdist.worker.agreement import check_data
+from nbdist.worker.checkpoint import checkpoints
+from nbdist.worker.checkpoint_folder import Position
 from nbdist.worker.data import Cut, described
 from nbdist.worker.prefetch import Feed
 from nbdist.worker.profiling import Profile
@@ -22,85 +24,18 @@ from nbdist.worker.tracing import Samples, Tracing
 from nbdist.worker.warm_up import warm_up_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
-    from nbdist.records import NoteTopic, Rate, StepOptions, StepRequest
-    from nbdist.worker.check import Findings
+    from nbdist.records import Saving, StepOptions, StepRequest
     from nbdist.worker.data import Batch
     from nbdist.worker.sources import Source
     from nbdist.worker.state import Worker
+    from nbdist.worker.stepper import Stepper
     from nbdist.worker.stop import StopPoint
-    from nbdist.worker.traces import Tracer
     from nbdist.worker.tracing import Plan
 
 IN_FLIGHT = 2
 """Steps that may be under way before the oldest one's report is read, and so waited for."""
 
 MANY_COMPILATIONS = 4
-
-
-class Landed(msgspec.Struct, frozen=True):
-    """A step that is done.
-
-    Attributes:
-        values: what it reported.
-        measured: what was measured of it, of `MEASURES`, beside the times of the loop.
-        finite: whether all is finite that decides over going on; the same on all ranks.
-        reason: what is not, where this rank's own values are.
-    """
-
-    values: dict[str, float]
-    finite: bool
-    reason: str = ""
-    measured: dict[str, float] = {}
-
-
-class Stepper(Protocol):
-    """One framework's way to make a step.
-
-    Attributes:
-        replicas: how many replicas share a global batch.
-        reduced: whether reports are the same on all ranks.
-        tracer: the framework's profiler.
-    """
-
-    replicas: int
-    reduced: bool
-    tracer: Tracer
-
-    def scale_rates(self, warmup_steps: int) -> tuple[Rate, ...]:
-        """Multiply every learning rate by the number of replicas, from `warmup_steps` on.
-
-        Raises:
-            StepError: there is none that can be.
-        """
-        ...
-
-    def gather(self, numbers: np.ndarray) -> np.ndarray:
-        """Every rank's int32 numbers: from shape (n,) to shape (ranks, n); all have to call it."""
-        ...
-
-    def check(self, batch: Batch) -> Findings:
-        """Compare a step on one replica with one on all; the state stays as it is."""
-        ...
-
-    def step(self, batch: Batch) -> Any:
-        """Begin a step; returns its report, which may not be there yet."""
-        ...
-
-    def read(self, report: Any) -> Landed:
-        """Wait for a report."""
-        ...
-
-    def compilations(self) -> int:
-        """How often the step has been compiled."""
-        ...
-
-    def finish(self) -> None:
-        """Put what was carried back into the namespace."""
-        ...
 
 
 def check_names(request: StepRequest, namespace: dict[str, Any]) -> None:
@@ -113,50 +48,20 @@ def check_names(request: StepRequest, namespace: dict[str, Any]) -> None:
         raise StepError(f"not defined on the workers: {', '.join(missing)}")
 
 
-def function_source(request: StepRequest, parameters: tuple[str, ...]) -> str:
-    """The step as a function of `parameters`; its head stands on the magic's own line."""
-    return f"def step({', '.join(parameters)}):\n{request.program.body}"
-
-
-def named(request: StepRequest, report: Any) -> dict[str, Any]:
-    """What the step reports, by name: a dict as it is, else the expression's own name."""
-    if isinstance(report, dict):
-        return dict(report)
-    text = request.program.report
-    return {text if text.isidentifier() else "value": report}
-
-
-def scalars(request: StepRequest, report: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """What the step reports, by name, each as a scalar of the framework's.
-
-    Raises:
-        StepError: a value is none; its name and shape are said.
-    """
-    values = {}
-    for name, value in named(request, report).items():
-        if not isinstance(name, str):
-            raise StepError(f"the step reports a value under {name!r}: names are text")
-        if value is None or isinstance(value, (str, bytes, dict, tuple, list, set, complex)):
-            raise StepError(f"the step reports `{name}` as {value!r:.60}: report scalars")
-        values[name] = convert(value)
-        if tuple(values[name].shape):
-            shape = tuple(values[name].shape)
-            raise StepError(f"the step reports `{name}` of shape {shape}: report scalars")
-    return values
-
-
 def run(
     worker: Worker,
     request: StepRequest,
     namespace: dict[str, Any],
     stepper: Stepper,
     stop: StopPoint,
+    saving: Saving | None,
 ) -> None:
     """Go through the data, and report every step and every epoch.
 
     Raises:
         KeyboardInterrupt: there was an interrupt; all ranks have made the same steps.
-        StepError: the data are no data set, or empty; a check failed; a value is not finite.
+        StepError: the data are no data set, or empty; a check failed; a value is not finite; a
+            checkpoint cannot be written, or does not fit.
     """
     options = request.options
     try:
@@ -167,10 +72,10 @@ def run(
             ranks=worker.world_size,
             gather=stepper.gather,
         )
-        with contextlib.closing(_Loop(worker, options, stepper, source, stop)) as loop:
-            for number in range(1, options.epochs + 1):
-                if not loop.epoch(number):
-                    break
+        with contextlib.ExitStack() as ending:
+            loop = _Loop(worker, options, stepper, source, stop, saving)
+            ending.push(loop.end)
+            loop.run()
     finally:
         stepper.finish()
 
@@ -192,6 +97,7 @@ class _Loop:
         stepper: Stepper,
         source: Source,
         stop: StopPoint,
+        saving: Saving | None,
     ) -> None:
         self._stop = stop
         self._worker = worker
@@ -199,12 +105,12 @@ class _Loop:
         self._stepper = stepper
         self._source = source
         self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.replicas)
-        self._feed = Feed(source, options, self._note)
+        self._feed = Feed(source, options, worker.note)
         self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
+        self._checkpoints = checkpoints(saving, worker, batch=options.batch, gather=stepper.gather)
+        self._begun = False
         self._left = options.steps or -1
-        self._step = 0
-        self._epoch = 0
-        self._sums: dict[str, float] = {}
+        self._at = Position(step=0, epoch=1, batches=0)
         self._compiled = 0
         self._not_finite: set[str] = set()
         self._flying: deque[_Flying] = deque()
@@ -218,43 +124,77 @@ class _Loop:
             plans.append(Samples(worker, tracer))
         return tuple(plans)
 
-    def close(self) -> None:
+    def end(self, *raised: object) -> None:
         """End what is beside the steps."""
-        self._tracing.close(self._epoch)
+        try:
+            self._tracing.close(self._at.epoch)
+        finally:
+            stopped = raised[0] is None or raised[0] is KeyboardInterrupt
+            self._checkpoints.close(failed=not stopped)
 
-    def epoch(self, number: int) -> bool:
+    def run(self) -> None:
+        """From the newest checkpoint on, if that was asked for, to the end."""
+        options = self._options
+        self._at = self._checkpoints.begin() or self._at
+        if options.steps:
+            self._left = max(0, options.steps - self._at.step)
+        for number in range(1, self._at.epoch) if not self._source.by_number else ():
+            for _ in self._source.epoch(number, self._cut):
+                pass  # the order of an epoch depends on those before
+        for number in range(self._at.epoch, options.epochs + 1):
+            if not self._left or not self._epoch(number):
+                break
+        if not self._begun:  # all had been done before
+            self._begin(next(iter(self._source.epoch(1, self._cut))))
+        self._save()
+
+    def _epoch(self, number: int) -> bool:
         """Make an epoch's steps; False once there is no step left to make."""
-        self._epoch, self._sums = number, {}
-        rows = 0
-        with contextlib.closing(self._feed.epoch(number, self._cut, self._left)) as batches:
+        first = self._at.batches
+        feed = self._feed.epoch(number, self._cut, self._left, first)
+        with contextlib.closing(feed) as batches:
             for batch, input_s in batches:
                 self._make(batch, input_s)
-                rows += batch.rows
                 if self._left == 0:
                     break
         self._land_all()
-        if not rows:
+        at = self._at
+        if not at.rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")
-        self._say(number, -1, {name: total / rows for name, total in self._sums.items()}, {})
+        means = {name: total / at.rows for name, total in at.sums.items()}
+        self._say(number, -1, means, {})
+        if self._left:
+            self._at = Position(step=at.step, epoch=number + 1, batches=0)
         return self._left != 0
 
     def _make(self, batch: Batch, input_s: float) -> None:
         """Begin the next step."""
-        if self._stop.is_before(self._step + 1):
-            self._land_all()
+        if self._stop.is_before(self._at.step + 1):
+            if self._begun:
+                self._save()
             raise KeyboardInterrupt
-        if self._step == 0:
+        if not self._begun:
             self._begin(batch)
             self._landed_at = time.perf_counter()
+        if self._checkpoints.due(self._at.step):
+            self._save()
         self._left -= 1
-        self._step += 1
-        self._worker.step = self._step
-        self._landed_at += self._tracing.before(self._step, self._epoch)
+        at = self._at
+        step = at.step + 1
+        self._at = structs.replace(at, step=step, batches=at.batches + 1, rows=at.rows + batch.rows)
+        self._worker.step = step
+        self._landed_at += self._tracing.before(step, at.epoch)
         report = self._stepper.step(batch)
-        self._flying.append(_Flying(self._step, batch.rows, input_s, report))
+        self._flying.append(_Flying(step, batch.rows, input_s, report))
         self._note_compilation(batch)
         if len(self._flying) > IN_FLIGHT:
             self._land()
+
+    def _save(self) -> None:
+        """Save the state after the last step, unless that has been done."""
+        self._land_all()
+        self._checkpoints.save(self._at)
+        self._landed_at = time.perf_counter()
 
     def _land_all(self) -> None:
         while self._flying:
@@ -262,6 +202,7 @@ class _Loop:
 
     def _begin(self, batch: Batch) -> None:
         """Say how it is going to be, what could be better, and whether it is right."""
+        self._begun = True
         options, source = self._options, self._source
         if source.common and self._cut.ranks > 1:
             check_data(options.data, batch, source.samples, self._stepper.gather)
@@ -269,7 +210,7 @@ class _Loop:
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
         rates = (
-            self._stepper.scale_rates(warm_up_steps(steps, source.steps))
+            self._stepper.scale_rates(warm_up_steps(steps, source.steps), self._at.step)
             if options.scale_lr
             else ()
         )
@@ -285,7 +226,9 @@ class _Loop:
         )
         self._worker.say(begun)
         for text in remarks(begun):
-            self._note("batch", text, warning=True)
+            self._worker.note("batch", text, warning=True)
+        self._stepper.prepare(batch)
+        self._checkpoints.open(self._stepper.state())
         if options.check:
             self._check(batch)
 
@@ -314,17 +257,18 @@ class _Loop:
             return
         again, self._compiled = self._compiled > 0, compiled
         if again:
-            text = f"step {self._step} was compiled anew for a batch of {described(batch.values)}"
-            self._note("compiled", text)
+            kind = described(batch.values)
+            text = f"step {self._at.step} was compiled anew for a batch of {kind}"
+            self._worker.note("compiled", text)
         if compiled == MANY_COMPILATIONS + 1:
             text = (
                 f"the step has been compiled {compiled} times: sequences of many lengths are "
                 "padded to a few with --bucket 32,64,128"
             )
-            self._note("compiled", text, warning=True)
+            self._worker.note("compiled", text, warning=True)
 
     def _land(self) -> None:
-        epoch, sums = self._epoch, self._sums
+        epoch, sums = self._at.epoch, self._at.sums
         flying = self._flying.popleft()
         step = flying.step
         landed = self._stepper.read(flying.report)
@@ -340,7 +284,9 @@ class _Loop:
         for name in fresh:
             self._not_finite.add(name)
             value = landed.values[name]
-            self._note("nan", f"`{name}` is {value} at step {step}, epoch {epoch}", warning=True)
+            self._worker.note(
+                "nan", f"`{name}` is {value} at step {step}, epoch {epoch}", warning=True
+            )
         if not landed.finite and self._options.on_nan == "stop":
             self._stop_not_finite(step, bad, landed.reason)
 
@@ -354,9 +300,6 @@ class _Loop:
             f"`{bad[0]}` is not finite at step {step} on rank {self._worker.rank}: look for a log "
             "or a division by zero, or lower the learning rate; --on-nan warn goes on regardless"
         )
-
-    def _note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
-        self._worker.say(Note(topic=topic, text=text, warning=warning, **self._worker.said()))
 
     def _say(
         self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]

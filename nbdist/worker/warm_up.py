@@ -39,10 +39,13 @@ def rates_by_name(request: StepRequest, namespace: dict[str, Any]) -> dict[str, 
 
 
 class Factor:
-    """Grows from 1 to `goal` over `steps` steps, and stays there; `now` is the last one."""
+    """Grows from 1 to `goal` over `steps` steps, and stays there; `now` is the last one.
 
-    def __init__(self, goal: int, steps: int) -> None:
-        self._goal, self._steps, self._step = goal, steps, 0
+    Steps that were `made` before count.
+    """
+
+    def __init__(self, goal: int, steps: int, made: int = 0) -> None:
+        self._goal, self._steps, self._step = goal, steps, made
         self.now = 1.0
 
     def rates(self, before: dict[str, float]) -> tuple[Rate, ...]:

@@ -1,0 +1,193 @@
+"""The folder of a run's checkpoints: what is in it, and how one comes to be there whole.
+
+    FOLDER/step-00000050/
+        manifest.json      how far the run was, and how it was cut
+        tensorflow/ or orbax/   what all ranks have in common, written by rank 0
+        rank-0.msgpack     what is rank 0's own; one for each rank
+
+A checkpoint is made as `.step-00000050.part` and renamed once all of it is there: what has the
+name is whole, whenever a process died. Files that a rank writes by itself come to be the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from nbdist.errors import StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_NAME = re.compile(r"step-(\d{8,})")
+_PART = re.compile(r"\.step-\d+\.part")
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far a run is.
+
+    Attributes:
+        step: the last step that is done; 0 is none.
+        epoch: the one that goes on; they count from 1.
+        batches: how many of its batches are done.
+        rows: the samples in those batches.
+        sums: of each reported value times the rows of its batch.
+        fit: which `fit` of the cell it is, counting from 1; 0 for a step.
+        earlier: epochs of the cell's fits before that one.
+    """
+
+    step: int
+    epoch: int
+    batches: int
+    rows: int = 0
+    sums: dict[str, float] = {}
+    fit: int = 0
+    earlier: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        position: how far the run was.
+        world_size: of how many ranks.
+        batch: samples of a global batch; 0 where the data's elements are batches.
+        names: what of the cell's names is in it.
+        nbdist: the version that wrote it.
+        parts: folders of what the ranks have in common.
+    """
+
+    position: Position
+    world_size: int
+    batch: int
+    names: tuple[str, ...]
+    nbdist: str
+    parts: tuple[str, ...]
+
+
+class Checkpoint:
+    """One checkpoint, there or about to be.
+
+    Args:
+        folder: of the run's checkpoints.
+        step: the last step that is done in it.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.step = step
+        self.path = folder / f"step-{step:08d}"
+        self.part = folder / f".step-{step:08d}.part"
+
+    def write_own(self, rank: int, data: bytes) -> None:
+        """Write what is a rank's own into the part."""
+        self.part.mkdir(parents=True, exist_ok=True)
+        _write(self.part / _own_name(rank), data)
+
+    def read_own(self, rank: int) -> bytes:
+        return (self.path / _own_name(rank)).read_bytes()
+
+    def write_manifest(self, text: bytes) -> None:
+        _write(self.part / "manifest.json", text)
+
+    def manifest(self) -> Manifest:
+        """What it says of itself.
+
+        Raises:
+            StepError: it is not readable as such.
+        """
+        try:
+            text = (self.path / "manifest.json").read_bytes()
+            return msgspec.json.decode(text, type=Manifest)
+        except (OSError, msgspec.DecodeError) as error:
+            raise StepError(f"the checkpoint {self.path} cannot be read: {error}") from None
+
+    def lacks(self, ranks: int) -> bool:
+        """Whether some rank has not written its part yet."""
+        return not all((self.part / _own_name(rank)).exists() for rank in range(ranks))
+
+    def commit(self) -> None:
+        """From here on it is there; one of before, of the same step, goes."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        self.part.rename(self.path)
+        _settle(self.path.parent)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.part, ignore_errors=True)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, the oldest first; none where there is no folder."""
+    with contextlib.suppress(FileNotFoundError):
+        found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+    return []
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and remove the parts that a run of before has left in it.
+
+    Raises:
+        StepError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if _PART.fullmatch(path.name):
+                shutil.rmtree(path)
+        _write(folder / ".probe", b"")
+        (folder / ".probe").unlink()
+    except OSError as error:
+        raise StepError(f"--checkpoint {folder}: nothing can be saved there ({error})") from None
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest."""
+    for step in steps_in(folder)[:-keep]:
+        shutil.rmtree(Checkpoint(folder, step).path, ignore_errors=True)
+
+
+def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """Arrays as what MessagePack can hold."""
+    return {
+        name: {"type": array.dtype.str, "shape": array.shape, "data": array.tobytes()}
+        for name, array in arrays.items()
+    }
+
+
+def unpack(packed: Mapping[str, dict[str, object]]) -> dict[str, np.ndarray]:
+    """What `pack` was given."""
+    return {
+        name: np.frombuffer(item["data"], item["type"]).reshape(item["shape"]).copy()  # type: ignore[call-overload]
+        for name, item in packed.items()
+    }
+
+
+def _own_name(rank: int) -> str:
+    return f"rank-{rank}.msgpack"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it, or nothing."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _settle(folder: Path) -> None:
+    """A name that was made survives a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,71 @@
+"""What `fit` on JAX trains, for its checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
+from nbdist.worker.reach import of_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import jax
+    import numpy as np
+
+_KINDS = (
+    keras.layers.Layer,
+    keras.optimizers.Optimizer,
+    keras.metrics.Metric,
+    keras.Variable,
+)
+
+
+def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> JaxState:
+    """The model, its optimizer and metrics, and the Keras objects that a cell's names lead to."""
+    owners = of_kinds(names, namespace, _KINDS)
+    if not any(owner is model for owner in owners.values()):
+        owners = {"model": model, **owners}
+    owners["optimizer of the fit"] = model.optimizer
+    return JaxState(_Variables(owners, model), tuple(owners))
+
+
+class _Variables:
+    """Keras's variables, each named by its owner and its place there.
+
+    The names that Keras gives to models count on, and an optimizer's variables have them in theirs.
+
+    Args:
+        owners: by name.
+        model: that is trained.
+    """
+
+    def __init__(self, owners: Mapping[str, Any], model: Any) -> None:
+        self._by_name: dict[str, Any] = {}
+        seen: set[int] = set()
+        listed = [(name, owner, _variables_of(owner)) for name, owner in owners.items()]
+        metrics = "metrics of the fit", None, model.metrics_variables
+        for name, owner, variables in [*listed, metrics]:
+            for i, variable in enumerate(variables):
+                if id(variable) not in seen:
+                    seen.add(id(variable))
+                    word = (
+                        "" if isinstance(owner, keras.optimizers.Optimizer) else f"/{variable.name}"
+                    )
+                    self._by_name[f"{name}/{i}{word}"] = variable
+
+    def saved(self) -> dict[str, jax.Array]:
+        return {name: variable.value for name, variable in self._by_name.items()}
+
+    def take(self, arrays: dict[str, np.ndarray]) -> None:
+        own = self.saved()
+        check_fits(arrays, own)
+        for name, variable in self._by_name.items():
+            if own[name].size:
+                variable.assign(placed_like(arrays[name], own[name]))
+
+
+def _variables_of(owner: Any) -> list[Any]:
+    return [owner] if isinstance(owner, keras.Variable) else list(owner.variables)
