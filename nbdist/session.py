@@ -13,9 +13,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
-from nbdist.cluster.dispatch import Dispatcher
-from nbdist.cluster.engines import Engines
-from nbdist.collectives import Collectives
+from nbdist.crew import Crew
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.held import interrupt_held
 from nbdist.objects import read_objects, write_objects
@@ -26,8 +24,6 @@ from nbdist.records import (
     Precision,
     Saving,
     StepOptions,
-    WorkerHello,
-    WorkerIdentity,
     WorkerState,
 )
 from nbdist.result import Run
@@ -35,12 +31,10 @@ from nbdist.run import CellWatch
 from nbdist.settings import Settings
 from nbdist.telemetry.clusters import ClusterFile
 from nbdist.telemetry.logs import OutputLogs
-from nbdist.telemetry.stream import Receiver
-from nbdist.views import labels
 from nbdist.views.cell import CellView
 from nbdist.views.start import StartView
 from nbdist.views.workers import status
-from nbdist.worker import setup, transfer
+from nbdist.worker import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +89,6 @@ class Cluster:
             communication=communication,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
-        self._hellos: dict[int, WorkerHello] = {}
         self._cells = 0
         self._ran: list[str] = []
         self.last_run = Run(0)
@@ -127,47 +120,16 @@ class Cluster:
         (self._folder / "security").mkdir(mode=0o700)
         self._logs = OutputLogs(self._folder / "log")
         self._file = ClusterFile(self._folder, self.request.frameworks)
-        self._receiver = Receiver(self._hear)
-        self._dispatcher = Dispatcher()
         phases = StartView(f"nbdist: starting {self.world_size} workers on this machine")
         with contextlib.ExitStack() as undo, phases:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             undo.callback(self._logs.close)
-            undo.callback(self._receiver.close)
-            undo.callback(self._dispatcher.close)
-            self._engines = Engines(self.request, self._folder, self.settings.start_timeout_s)
-            undo.callback(self._engines.stop)
-            phases.run("controller", self._engines.start_controller)
-            phases.run("framework loaded", self._engines.await_imports)
-            self._bring_up(phases)
+            self._crew = Crew(self.request, self._folder, self.settings, self._hear)
+            undo.callback(self._crew.close)
+            self._crew.start(phases)
             self._ended = undo.pop_all()
-        self.running = True
-
-    def _bring_up(self, phases: StartView) -> None:
-        """From forked engines to ranks that have answered."""
-        phases.run("launched", self._engines.launch)
-        phases.run("connected", self._engines.connect)
-        phases.run("workers ready", self._meet)
-        self._collectives = Collectives(self.request, self._engines)
-        self._collectives.wire(phases)
-        phases.finish(f"nbdist: {labels.ready(self.world_size)}", self.workers(measure=False))
         self._file.write(self.workers(), run="")
-
-    def _meet(self) -> str:
-        hellos = self._engines.apply(setup.hello, self.request.frameworks)
-        self._hellos = {hello.rank: hello for hello in hellos}
-        identities = {
-            rank: WorkerIdentity(
-                rank=rank,
-                world_size=self.world_size,
-                stream=self._receiver.address,
-                dispatch=self._dispatcher.address,
-            )
-            for rank in self._hellos
-        }
-        self._engines.apply(setup.become, identities)
-        self._dispatcher.meet(identities, self.settings.start_timeout_s)
-        return ", ".join(sorted({hello.host for hello in hellos}))
+        self.running = True
 
     def restart(self) -> None:
         """Replace every engine by a fresh one; what the cells defined is lost.
@@ -175,7 +137,7 @@ class Cluster:
         Works whatever the engines are stuck in. The frameworks are not imported again, unless the
         parent that has imported them, or the controller, is gone: then all is started anew.
         """
-        if not self._engines.can_restart():  # the seed or the controller is gone
+        if not self._crew.engines.can_restart():  # the seed or the controller is gone
             self.stop()
             self._start()
             return
@@ -184,9 +146,9 @@ class Cluster:
             undo.push(self._ended.pop_all())
             self.running = False
             self._watches = ()
-            phases.run("old workers ended", self._engines.restart)
-            self._bring_up(phases)
+            self._crew.restart(phases)
             self._ended = undo.pop_all()
+        self._file.write(self.workers(), run="")
         self.running = True
 
     def stop(self) -> None:
@@ -269,14 +231,14 @@ class Cluster:
         settings = self.settings
         wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
         view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
-        wires = self._collectives
+        wires = self._crew.collectives
         watch = CellWatch(
-            request.number, host_of, self._engines, view, kept, settings, wires, hang_after_s
+            request.number, host_of, self._crew.engines, view, kept, settings, wires, hang_after_s
         )
         self._watches = (*(w for w in self._watches if w.running), watch)
         self._file.begin(kept.id, host_of)
         try:
-            watch.follow(request, self._dispatcher.send)
+            watch.follow(request, self._crew.dispatcher.send)
         finally:
             with interrupt_held():
                 self.last_run = watch.result()
@@ -284,9 +246,9 @@ class Cluster:
 
     def _mend(self) -> None:
         """Collectives that were broken off are wired again; what can be kept of the state is."""
-        if self._collectives.broken:
+        if self._crew.collectives.broken:
             with StartView("nbdist: the collectives were broken off") as phases:
-                lost = self._collectives.mend(phases)
+                lost = self._crew.collectives.mend(phases)
                 phases.finish(" ".join(("nbdist: they are there again", lost)).rstrip(), ())
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
@@ -294,7 +256,7 @@ class Cluster:
         return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
 
     def _refuse_unready(self, chosen: Sequence[int]) -> None:
-        self._engines.refuse_dead(chosen)
+        self._crew.engines.refuse_dead(chosen)
         busy = [rank for rank in chosen if rank in self._busy()]
         if busy:
             raise WorkerError(
@@ -349,7 +311,7 @@ class Cluster:
 
     def show(self, *names: str) -> PlacementPicture:
         """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
-        hosts = {rank: hello.host for rank, hello in self._hellos.items()}
+        hosts = {rank: hello.host for rank, hello in self._crew.hellos.items()}
         picture = locate(names, self._apply, hosts)
         self._file.show(picture.placement.names, picture.html())
         return picture
@@ -359,7 +321,7 @@ class Cluster:
     ) -> list[Any]:
         self._refuse_unready(chosen)
         try:
-            return self._engines.apply(function, argument, ranks=chosen)
+            return self._crew.engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:
             raise TransferError(str(error)) from None
 
@@ -371,8 +333,7 @@ class Cluster:
         Args:
             measure: also read how much memory each takes.
         """
-        devices = self._collectives.devices
-        return self._engines.states(self._hellos, self._busy(), devices, measure=measure)
+        return self._crew.states(self._busy(), measure=measure)
 
     def status(self) -> StatusPicture:
         """The workers as a picture."""
@@ -383,5 +344,5 @@ class Cluster:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
         text = self._logs.read(rank)
-        beside = self._engines.log_tail(rank)
+        beside = self._crew.engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")

@@ -21,6 +21,7 @@ COMPOSERS = {
     "board",
     "held",
     "collectives",
+    "crew",
     "escalation",
 }
 FRONT = {"magics", "completion", "strategies", "__init__"}

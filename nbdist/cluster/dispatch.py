@@ -43,13 +43,14 @@ class Dispatcher:
         self._peers: dict[str, bytes] = {}
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
-        """Wait until every rank has announced itself; what was known of it before is forgotten.
+        """Wait until these ranks have announced themselves; what was known before is forgotten.
 
         Raises:
             StartError: one has not within the time.
         """
         missing = {name for rank in ranks for name in (str(rank), f"{WATCHDOG}{rank}")}
-        self._peers.clear()
+        for stale in missing:
+            self._peers.pop(stale, None)
         deadline = time.monotonic() + timeout_s
         while missing:
             left_ms = max(0, int(1000 * (deadline - time.monotonic())))

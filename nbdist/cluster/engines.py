@@ -22,6 +22,7 @@ from nbdist.cluster.launch import (
     SeedProcess,
     engine_name,
     repeat_until,
+    spare_name,
 )
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import RANK_VARIABLE, WorkerState
@@ -69,8 +70,11 @@ class Engines:
         self._folder = folder
         self._timeout_s = timeout_s
         self._client: Any = None
+        self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
         self._former_ids: set[int] = set()
+        self._spares: dict[int, str] = {}  # by the place that each says it has
+        self._spares_made = 0
         log = logging.getLogger("nbdist.ipyparallel")
         self._cluster = ipyparallel.Cluster(
             profile_dir=str(folder),
@@ -112,45 +116,107 @@ class Engines:
     def launch(self) -> str:
         """Fork the engines."""
         request = self.request
-        self._cluster.start_engines_sync(
+        self._names = {rank: engine_name(rank) for rank in range(request.hosts)}
+        own_env = environment.of_ranks(request)
+        self._engine_set = self._cluster.start_engines_sync(
             request.hosts,
             seed=self._seed,
-            rank_env=environment.of_ranks(request),
-            rank_cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
+            names=list(self._names.values()),
+            own_env=own_env,
+            cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
             engine_args=[*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"],
         )
+        self._spares.clear()
+        for _ in range(request.spares):
+            self._fork_spare()
         return f"pids {' '.join(map(str, self.pids().values()))}"
 
+    def _fork_spare(self) -> None:
+        """One more engine that waits for a rank; it is not waited for."""
+        env = environment.of_spare(self._spares_made)
+        name = self._spares[int(env[RANK_VARIABLE])] = spare_name(self._spares_made)
+        self._spares_made += 1
+        self._launcher.fork(name, env, ())
+
+    @property
+    def _launcher(self) -> SeedEngineSetLauncher:
+        launcher: SeedEngineSetLauncher = self._cluster.engines[self._engine_set]
+        return launcher
+
     def connect(self) -> str:
-        """Wait until every engine has registered, and learn which rank it is.
+        """Wait until every engine has registered, spares too, and learn which rank it is."""
+        self._learn([*range(self.world_size), *self._spares])
+        self._guard_controller()
+        beside = f", and {len(self._spares)} spare" if self._spares else ""
+        return f"{self.world_size} of {self.world_size}{beside}"
+
+    def _learn(self, places: Collection[int]) -> None:
+        """Wait until the engines that have these places, ranks or spares, have said so.
 
         The hub still lists engines that were killed a moment ago; it never gives their ids again.
         """
 
-        def registered() -> bool:
+        def known() -> bool:
             self.raise_for_dead()
-            return len(self._fresh_ids()) >= self.world_size
+            self._ask_places()
+            return all(place in self._engine_ids for place in places)
 
-        if not repeat_until(registered, self._timeout_s):
-            count = len(self._fresh_ids())
+        if not repeat_until(known, self._timeout_s):
+            count = sum(place in self._engine_ids for place in places)
             raise StartError(
-                f"{count} of {self.world_size} engines registered in {self._timeout_s:g} s"
+                f"{count} of {len(places)} engines registered in {self._timeout_s:g} s"
             )
-        self._guard_controller()
-        fresh = sorted(self._fresh_ids())
-        every = range(self.world_size)
-        ranks = self._gather(self._client[fresh].apply_async(os.getenv, RANK_VARIABLE), every)
-        self._engine_ids = {int(rank): engine for rank, engine in zip(ranks, fresh, strict=True)}
-        return f"{len(ranks)} of {self.world_size}"
+
+    def _ask_places(self) -> None:
+        """Ask engines that have registered, and are new, which place they have."""
+        fresh = sorted(set(self._client.ids) - self._former_ids - set(self._engine_ids.values()))
+        if fresh:
+            asked = self._client[fresh].apply_async(os.getenv, RANK_VARIABLE)
+            self._await(asked, ())
+            self._engine_ids |= dict(zip(map(int, asked.get()), fresh, strict=True))
+
+    def replace(self, ranks: Sequence[int]) -> list[int]:
+        """Put other engines in the place of those of these ranks, which are killed if need be.
+
+        Spares first; as many as were taken are forked anew. The others keep theirs.
+
+        Returns:
+            The ranks that have a spare now, which was forked for none.
+        """
+        old = {rank: self._names[rank] for rank in ranks}
+        for name in old.values():
+            self._seed.signal(name, signal.SIGKILL)
+        self._seed.wait_gone(list(old.values()), self._timeout_s)
+        for rank in ranks:
+            self._former_ids.add(self._engine_ids.pop(rank))
+        taken = dict(zip(ranks, self._live_spares(), strict=False))
+        forked = [rank for rank in ranks if rank not in taken]
+        for rank in forked:
+            self._names[rank] = engine_name(rank)
+            self._launcher.fork(engine_name(rank), *self.own(rank))
+        repeat_until(lambda: not set(self.dead()).intersection(forked), self._timeout_s)
+        self._learn([*taken.values(), *forked])
+        for rank, place in taken.items():
+            self._engine_ids[rank] = self._engine_ids.pop(place)
+            self._names[rank] = self._spares.pop(place)
+            self._fork_spare()
+        return list(taken)
+
+    def own(self, rank: int) -> tuple[dict[str, str], tuple[int, ...]]:
+        """The environment that this rank has by itself, and the cores that it stays on."""
+        cores = hosts.divide_cores(self.world_size, self.request.cpus_per_worker)
+        return environment.of_ranks(self.request)[rank], cores[rank]
+
+    def _live_spares(self) -> list[int]:
+        """The places of spares that run."""
+        running = self._seed.pids()
+        return [place for place, name in self._spares.items() if name in running]
 
     def _guard_controller(self) -> None:
         """Its schedulers are processes of their own, which outlive it when it is killed."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self._cluster.controller.pid).children(recursive=True):
                 self._seed.guard(process.pid)
-
-    def _fresh_ids(self) -> set[int]:
-        return set(self._client.ids) - self._former_ids
 
     def start_coordinator(self) -> str:
         """Start a JAX coordination service in a process of its own.
@@ -196,8 +262,7 @@ class Engines:
     def pids(self) -> dict[int, int]:
         """The pid of every rank that runs."""
         running = self._seed.pids()
-        names = {rank: engine_name(rank) for rank in range(self.world_size)}
-        return {rank: running[name] for rank, name in names.items() if name in running}
+        return {rank: running[name] for rank, name in self._names.items() if name in running}
 
     def states(
         self,
@@ -249,12 +314,12 @@ class Engines:
             raise StartError(f"rank {dead[0]} died while it was started; its log says:\n{tail}")
 
     def log_tail(self, rank: int, lines: int = 20) -> str:
-        return self._seed.log_tail(engine_name(rank), lines)
+        return self._seed.log_tail(self._names[rank], lines)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
         """SIGINT: stops Python, not a collective."""
         for rank in ranks:
-            self._seed.signal(engine_name(rank), signal.SIGINT)
+            self._seed.signal(self._names[rank], signal.SIGINT)
 
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
@@ -271,7 +336,7 @@ class Engines:
         chosen = list(range(self.world_size)) if ranks is None else list(ranks)
         return self._gather(self._view(chosen).apply_async(function, *args), chosen)
 
-    def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
+    def _await(self, answer: Any, ranks: Sequence[int]) -> None:
         deadline = time.monotonic() + self._timeout_s
         while not answer.wait(0.1):
             self.refuse_dead(ranks)
@@ -279,6 +344,9 @@ class Engines:
                 raise WorkerError("the cluster's controller is gone: type %dist_restart")
             if time.monotonic() > deadline:
                 raise WorkerError(f"no answer from the engines within {self._timeout_s:g} s")
+
+    def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
+        self._await(answer, ranks)
         outcomes = list(answer.get(return_exceptions=True))
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, ipyparallel.RemoteError):

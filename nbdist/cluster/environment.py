@@ -17,6 +17,9 @@ _THREADS = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+FIRST_SPARE = 1 << 20
+"""More ranks than there will be."""
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -32,6 +35,11 @@ def shared(request: ClusterRequest) -> dict[str, str]:
     if request.cpus_per_worker:
         values |= dict.fromkeys(_THREADS, str(request.cpus_per_worker))
     return values | request.env
+
+
+def of_spare(number: int) -> dict[str, str]:
+    """Of an engine that waits for a rank: it has a place beyond those of the ranks."""
+    return {RANK_VARIABLE: str(FIRST_SPARE + number)}
 
 
 def of_ranks(request: ClusterRequest) -> list[dict[str, str]]:

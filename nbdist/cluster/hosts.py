@@ -13,7 +13,7 @@ import psutil
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from nbdist.records import ClusterRequest, Communication, Framework
 
@@ -81,6 +81,7 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
             ("hosts", request.hosts),
             ("devices_per_host", request.devices_per_host),
             ("cpus_per_worker", request.cpus_per_worker),
+            ("spares", request.spares),
         )
         if type(value) is not int
     ]
@@ -91,16 +92,7 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     ]
     if faults:
         raise UsageError("\n".join(faults))
-    memory = psutil.virtual_memory().available
-    fitting = max(1, memory // worker_memory_bytes)
-    if request.hosts < 1:
-        faults.append(f"{request.hosts} hosts is too few: type a number from 1")
-    elif request.hosts > fitting:
-        need = request.hosts * worker_memory_bytes / 1e9
-        faults.append(
-            f"{request.hosts} hosts need about {need:,.1f} GB here, and {memory / 1e9:,.1f} GB are "
-            f"free: type a number up to {fitting}"
-        )
+    faults += _too_many(request, worker_memory_bytes)
     cores = len(os.sched_getaffinity(0))
     if not 0 <= request.cpus_per_worker <= cores:
         faults.append(
@@ -121,6 +113,22 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
         )
     if faults:
         raise UsageError("\n".join(faults))
+
+
+def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str]:
+    memory = psutil.virtual_memory().available
+    fitting = max(1, memory // worker_memory_bytes)
+    engines = request.hosts + request.spares
+    if request.hosts < 1:
+        yield f"{request.hosts} hosts is too few: type a number from 1"
+    elif request.spares < 0:
+        yield f"--spares {request.spares}: type a number from 0"
+    elif engines > fitting:
+        spares = f" and {request.spares} spare" if request.spares else ""
+        yield (
+            f"{request.hosts} hosts{spares} need about {engines * worker_memory_bytes / 1e9:,.1f} "
+            f"GB here, and {memory / 1e9:,.1f} GB are free: type a number up to {fitting}"
+        )
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:

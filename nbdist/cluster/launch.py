@@ -34,8 +34,13 @@ _END_TIMEOUT_S = 10.0
 
 
 def engine_name(rank: int) -> str:
-    """How the seed calls the engine of a rank."""
+    """How the seed calls an engine that was forked for a rank."""
     return f"rank-{rank}"
+
+
+def spare_name(number: int) -> str:
+    """How the seed calls an engine that waits for a rank, and that has one, later on."""
+    return f"spare-{number}"
 
 
 class SeedProcess:
@@ -182,27 +187,30 @@ class SeedProcess:
 
 
 class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
-    """Forks one engine for each rank from a seed.
+    """Forks engines from a seed, each under a name of the seed's.
 
-    Its own attributes come as keyword arguments of `Cluster.start_engines`.
+    Its own attributes come as keyword arguments of `Cluster.start_engines`: for each engine that
+    is started first, its environment and its cores, in the order of `names`.
     """
 
     def __init__(
         self,
         *,
         seed: SeedProcess,
-        rank_env: list[dict[str, str]],
-        rank_cores: list[tuple[int, ...]],
+        names: list[str],
+        own_env: list[dict[str, str]],
+        cores: list[tuple[int, ...]],
         **kwargs: Any,
     ) -> None:
         self._seed = seed
-        self._rank_env = rank_env
-        self._rank_cores = rank_cores
+        self._names = names
+        self._own_env = own_env
+        self._cores = cores
         super().__init__(**kwargs)
 
     @property
     def engine_count(self) -> int:
-        return len(self._rank_env)
+        return len(self._names)
 
     def find_args(self) -> list[str]:
         return [ENGINE_TARGET]
@@ -210,18 +218,19 @@ class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
     async def start(self, n: int) -> None:
         self.n = n
         mark = self._seed.count()
-        for rank in range(n):
-            self._start_rank(rank)
-        pids = [await self._spawned(rank, mark) for rank in range(n)]
+        first, self._names = self._names, []
+        for name, env, cores in zip(first, self._own_env, self._cores, strict=True):
+            self.fork(name, env, cores)
+        pids = [await self._spawned(name, mark) for name in first]
         self.notify_start({"pids": pids})
 
-    def _start_rank(self, rank: int) -> None:
-        env = {**self.get_env(), **self._rank_env[rank]}
-        args = {"argv": self.engine_args, "cpus": list(self._rank_cores[rank])}
-        self._seed.spawn(engine_name(rank), ENGINE_TARGET, args, env)
+    def fork(self, name: str, env: dict[str, str], cores: tuple[int, ...]) -> None:
+        """Order one more engine; nothing is waited for."""
+        self._names.append(name)
+        args = {"argv": self.engine_args, "cpus": list(cores)}
+        self._seed.spawn(name, ENGINE_TARGET, args, {**self.get_env(), **env})
 
-    async def _spawned(self, rank: int, mark: int) -> int:
-        name = engine_name(rank)
+    async def _spawned(self, name: str, mark: int) -> int:
         deadline = time.monotonic() + _END_TIMEOUT_S
         while name not in self._seed.pids():
             if time.monotonic() > deadline:
@@ -232,16 +241,15 @@ class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
 
     async def stop(self) -> None:
         """Kill every engine and wait until all are gone; they are when the seed is."""
-        names = [engine_name(rank) for rank in range(self.n)]
         if self._seed.runs():
-            for name in names:
+            for name in self._names:
                 self._seed.signal(name, signal.SIGKILL)
-            self._seed.wait_gone(names, _END_TIMEOUT_S)
+            self._seed.wait_gone(self._names, _END_TIMEOUT_S)
         self.notify_stop({"exit_code": 0})
 
     def signal(self, sig: int) -> None:
-        for rank in range(self.n):
-            self._seed.signal(engine_name(rank), sig)
+        for name in self._names:
+            self._seed.signal(name, sig)
 
 
 def repeat_until(done: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:

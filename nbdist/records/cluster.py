@@ -18,6 +18,7 @@ class ClusterRequest(Record, frozen=True):
         cpus_per_worker: cores that each engine may use; 0 is no limit.
         env: further environment of every engine.
         communication: how TensorFlow's collectives are made.
+        spares: engines beside those, which take the place of one that is lost.
     """
 
     hosts: int
@@ -26,6 +27,7 @@ class ClusterRequest(Record, frozen=True):
     cpus_per_worker: int = 0
     env: dict[str, str] = msgspec.field(default_factory=dict)
     communication: Communication = "auto"
+    spares: int = 0
 
 
 class Phase(Record, frozen=True):

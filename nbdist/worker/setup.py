@@ -41,6 +41,13 @@ def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
     return WorkerHello(rank=rank, host=socket.gethostname(), pid=os.getpid(), versions=versions)
 
 
+def take_place(env: dict[str, str], cores: tuple[int, ...]) -> None:
+    """Be what a rank's engine is when it is forked: this one was forked for none."""
+    os.environ.update(env)
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
 def become(identities: dict[int, WorkerIdentity]) -> None:
     """Take the rank: from here on output goes to the notebook, and cells can run."""
     identity = identities[int(os.environ[RANK_VARIABLE])]

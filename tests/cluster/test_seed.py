@@ -113,7 +113,7 @@ def test_a_killed_owner_leaves_nothing(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import nbdist, json, time
         cluster = nbdist.Cluster(hosts=2, framework="jax")
-        engines = cluster._engines
+        engines = cluster._crew.engines
         pids = [*engines.pids().values(), engines._seed.pid, engines._cluster.controller.pid]
         print("PIDS", json.dumps(pids), flush=True)
         time.sleep(600)

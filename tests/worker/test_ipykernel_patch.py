@@ -38,7 +38,7 @@ def uncured(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
 
 
 def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
-    answer = cluster._engines._view([0]).execute(AWAITS, silent=False, block=False)
+    answer = cluster._crew.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert answer.wait(10)
     assert answer.status == ["ok"]
 
@@ -57,7 +57,7 @@ def interrupt_in_a_storm(cluster: nbdist.Cluster) -> bool:
         Whether the engine lived and answered every request.
     """
     pid = cluster.workers()[0].pid
-    view = cluster._engines._view([0])
+    view = cluster._crew.engines._view([0])
     answers = []
     for _ in range(150):
         answers.append(view.apply_async(sum, range(2000)))

@@ -366,7 +366,7 @@ def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> No
         "x = jax.make_array_from_process_local_data(rows, np.arange(2.0) + 10 * rank)\n"
         "whole, own = jax.device_put(np.ones(3), jax.NamedSharding(mesh, jax.P())), jnp.int32(rank)"
     )
-    cluster._engines.apply(exec, REJOIN.format(address=service), {})
+    cluster._crew.engines.apply(exec, REJOIN.format(address=service), {})
     run = cluster.run(
         "total = jax.jit(jnp.sum, out_shardings=jax.P())(x)\n"
         "float(total), float(whole.sum()), int(own), x.sharding.mesh is mesh, lost"

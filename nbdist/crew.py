@@ -1,0 +1,119 @@
+"""The workers of one cluster as ranks: started, met, wired, replaced, ended."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from nbdist.cluster.dispatch import Dispatcher
+from nbdist.cluster.engines import Engines
+from nbdist.collectives import Collectives
+from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
+from nbdist.telemetry.stream import Receiver
+from nbdist.views import labels
+from nbdist.worker import setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
+
+    from nbdist.records import ClusterRequest, Speech
+    from nbdist.settings import Settings
+    from nbdist.views.start import StartView
+
+
+class Crew:
+    """Engines and what ties them to the notebook.
+
+    Args:
+        request: what was asked for.
+        folder: for connection files and logs; must exist.
+        settings: the bounds on waiting.
+        hear: takes what ranks say, on a thread of its own.
+
+    Attributes:
+        engines: the processes.
+        collectives: between them.
+        dispatcher: sends them cells.
+        hellos: what each rank has said of itself.
+    """
+
+    def __init__(
+        self,
+        request: ClusterRequest,
+        folder: Path,
+        settings: Settings,
+        hear: Callable[[Speech], None],
+    ) -> None:
+        self._request = request
+        self._timeout_s = settings.start_timeout_s
+        self.hellos: dict[int, WorkerHello] = {}
+        with contextlib.ExitStack() as undo:
+            self._receiver = Receiver(hear)
+            undo.callback(self._receiver.close)
+            self.dispatcher = Dispatcher()
+            undo.callback(self.dispatcher.close)
+            self.engines = Engines(request, folder, settings.start_timeout_s)
+            undo.callback(self.engines.stop)
+            self.collectives = Collectives(request, self.engines)
+            self._ended = undo.pop_all()
+
+    def start(self, phases: StartView) -> None:
+        """From nothing to ranks that have answered; `close` ends what there is, also halfway."""
+        phases.run("controller", self.engines.start_controller)
+        phases.run("framework loaded", self.engines.await_imports)
+        self._bring_up(phases)
+
+    def restart(self, phases: StartView) -> None:
+        """Replace every engine by a fresh one."""
+        phases.run("old workers ended", self.engines.restart)
+        self._bring_up(phases)
+
+    def _bring_up(self, phases: StartView) -> None:
+        """From forked engines to ranks that have answered."""
+        phases.run("launched", self.engines.launch)
+        phases.run("connected", self.engines.connect)
+        phases.run("workers ready", lambda: self._meet(range(self._request.hosts)))
+        self.collectives = Collectives(self._request, self.engines)
+        self.collectives.wire(phases)
+        title = f"nbdist: {labels.ready(self._request.hosts)}"
+        phases.finish(title, self.states(frozenset(), measure=False))
+
+    def replace(self, ranks: Sequence[int]) -> str:
+        """Put engines in the place of ranks that are dead, or are to be; they are not wired yet.
+
+        Returns:
+            Which, in words.
+        """
+        spares = self.engines.replace(ranks)
+        for rank in spares:
+            self.engines.apply(setup.take_place, *self.engines.own(rank), ranks=[rank])
+        self._meet(ranks)
+        pids = self.engines.pids()
+        named = (f"rank {rank} is pid {pids[rank]}" for rank in ranks)
+        return ", ".join(named) + (", spare" if spares else "")
+
+    def _meet(self, ranks: Sequence[int]) -> str:
+        frameworks = self._request.frameworks
+        hellos = self.engines.apply(setup.hello, frameworks, ranks=ranks)
+        self.hellos |= {hello.rank: hello for hello in hellos}
+        identities = {
+            rank: WorkerIdentity(
+                rank=rank,
+                world_size=self._request.hosts,
+                stream=self._receiver.address,
+                dispatch=self.dispatcher.address,
+            )
+            for rank in ranks
+        }
+        self.engines.apply(setup.become, identities, ranks=ranks)
+        self.dispatcher.meet(identities, self._timeout_s)
+        return ", ".join(sorted({hello.host for hello in hellos}))
+
+    def states(self, busy: Collection[int], *, measure: bool) -> tuple[WorkerState, ...]:
+        """Every rank, as it is now; `busy` are those in a cell."""
+        return self.engines.states(self.hellos, busy, self.collectives.devices, measure=measure)
+
+    def close(self) -> None:
+        """End every process. May be called more than once."""
+        self._ended.close()
