@@ -10,6 +10,8 @@ from nbdist.cluster import wiring
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nbdist.cluster.engines import Engines
     from nbdist.records import ClusterRequest, Device, StrategyName
     from nbdist.views.start import StartView
@@ -35,6 +37,7 @@ class Collectives:
         devices: of each rank; those of the framework that was wired last.
         broken: strategies whose collectives were broken off; they are wired again before the
             next cell.
+        wirings: how often TensorFlow's were wired.
     """
 
     def __init__(self, request: ClusterRequest, engines: Engines) -> None:
@@ -43,6 +46,7 @@ class Collectives:
         self.strategies = strategies_of(request)
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
+        self.wirings = 0
 
     def wire(self, phases: StartView) -> None:
         """Wire every framework that the cluster has."""
@@ -51,19 +55,19 @@ class Collectives:
         if "jax" in self._request.frameworks:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
 
-    def mend(self, phases: StartView) -> str:
-        """Wire again what was broken off, in the same processes.
+    def mend(self, phases: StartView, strategies: Collection[StrategyName]) -> str:
+        """Wire again what was broken off of these strategies, in the same processes.
 
         Returns:
             What is lost by that, in words.
         """
         lost: set[str] = set()
         told = []
-        if "mirrored" in self.broken:
+        if "mirrored" in self.broken.intersection(strategies):
             phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
             self.broken.discard("mirrored")
             told.append("without the variables and data sets of TensorFlow")
-        if "pjrt" in self.broken:
+        if "pjrt" in self.broken.intersection(strategies):
             self._engines.apply(setup.leave_pjrt)
             phases.run("collectives ready (JAX)", self._wire_pjrt)
             lost.update(*self._engines.apply(setup.put_back_pjrt))
@@ -73,6 +77,7 @@ class Collectives:
         return ", ".join(told)
 
     def _wire_mirrored(self) -> str:
+        self.wirings += 1
         ports = self._engines.apply(setup.reserve_port)
         addresses = [f"127.0.0.1:{port}" for port in ports]
         wired = wiring.mirrored(addresses, self._request.communication)

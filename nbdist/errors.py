@@ -6,6 +6,8 @@
     ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
+    │   └── RanksLostError      ranks died, or stand still, in a cell
+    ├── ReplayError         what a run uses cannot be made again on a fresh worker
     ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
     │   └── AnotherRankError    on a rank: it stopped for the sake of another
     ├── StrategyError       a strategy does not fit the place, the processes or the data
@@ -53,6 +55,24 @@ class TransferError(NbdistError):
 
 class WorkerError(NbdistError):
     """A rank died or can take no cell."""
+
+
+class RanksLostError(WorkerError):
+    """Ranks died in a cell, or do nothing any more.
+
+    Attributes:
+        ranks: which; others may have to be taken for lost, too, as they heed nothing.
+        reason: what became of them, in a line.
+    """
+
+    def __init__(self, ranks: Sequence[int], reason: str, advice: str = "") -> None:
+        self.ranks = tuple(ranks)
+        self.reason = reason
+        super().__init__(reason + advice)
+
+
+class ReplayError(NbdistError):
+    """What a run uses cannot be made again on a fresh worker."""
 
 
 class StepError(NbdistError):

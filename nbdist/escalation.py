@@ -81,18 +81,21 @@ class Escalation:
                 self._engines.interrupt(sorted(self._running))
                 again = time.monotonic() + _INTERRUPT_AGAIN_S
             self._show(POLL_S)
+            self._running.difference_update(self._engines.dead())
 
-    def end(self, bound_s: float) -> None:
+    def end(self, bound_s: float, *, at_once: bool = False) -> None:
         """End the cell; ranks that heed nothing still run it then.
 
         Args:
             bound_s: how long that may take; a third of it, interrupts are tried alone.
+            at_once: collectives cannot end by themselves: they are broken off with the first.
         """
+        self._running.difference_update(self._engines.dead())
         if not self._running:
             return
         deadline = time.monotonic() + bound_s
         self.order(Hurry(number=self._number), sorted(self._running))
-        self.interrupt(bound_s / 3)
+        self.interrupt(POLL_S if at_once else bound_s / 3)
         for strategy in self._strategies:
             waiting = self._waiting()
             if waiting:

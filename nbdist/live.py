@@ -33,7 +33,15 @@ from nbdist.views.run import RunView, run_surface
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from nbdist.records import CellRequest, FindingTopic, RankStatus, RunStatus, Speech, WorkerState
+    from nbdist.records import (
+        CellRequest,
+        FindingTopic,
+        Heal,
+        RankStatus,
+        RunStatus,
+        Speech,
+        WorkerState,
+    )
     from nbdist.settings import Settings
 
 FLUSH_INTERVAL_S = 0.05
@@ -85,6 +93,10 @@ class LiveRun(Protocol):
         """These ranks died."""
         ...
 
+    def healed(self, heal: Heal) -> None:
+        """They were replaced, and the run goes on."""
+        ...
+
     def show(self, text: str) -> None:
         """Keep what the cell shows as text, for those who come later; also after the end."""
         ...
@@ -125,6 +137,8 @@ class UnkeptRun:
     def stopping(self) -> None: ...
 
     def lost(self, ranks: Iterable[int]) -> None: ...
+
+    def healed(self, heal: Heal) -> None: ...
 
     def show(self, text: str) -> None: ...
 
@@ -270,6 +284,12 @@ class KeptLiveRun:
         with self._lock:
             for rank in ranks:
                 self._set_worker(rank, "dead")
+
+    def healed(self, heal: Heal) -> None:
+        with self._lock:
+            for rank in self._workers:
+                self._set_worker(rank, "running")
+            self._change(heals=(*self._directory.state.heals, heal))
 
     def show(self, text: str) -> None:
         self._shown.append(text)

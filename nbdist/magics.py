@@ -23,7 +23,7 @@ from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
 from nbdist.records import StepOptions
-from nbdist.session import Cluster
+from nbdist.session import MOST_HEALS, Cluster
 from nbdist.views.surface import show_once
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ class DistMagics(Magics):
         help="TensorFlow's collectives: NCCL where there are GPUs, else rings, if left out.",
     )
     @argument(
+        "--spares",
+        type=int,
+        default=0,
+        metavar="K",
+        help="Workers that wait to take the place of one that is lost.",
+    )
+    @argument(
         "--env", action="append", default=[], metavar="K=V", help="A variable of the workers."
     )
     @line_magic
@@ -92,6 +99,7 @@ class DistMagics(Magics):
             cpus_per_worker=args.cpus_per_worker,
             env=hosts.parse_env(args.env),
             communication=args.communication,
+            spares=args.spares,
         )
 
     @magic_arguments()
@@ -122,6 +130,14 @@ class DistMagics(Magics):
     @argument("--checkpoint", metavar="DIR", help="Save the state of the run in this folder.")
     @argument("--save-every", metavar="N", help="Steps, or seconds as in 30s, between two.")
     @argument("--keep", type=int, metavar="N", help="Checkpoints that are kept; 3 if left out.")
+    @argument(
+        "--max-heals",
+        type=int,
+        default=MOST_HEALS,
+        metavar="N",
+        help="How often, in an hour, a run with --checkpoint goes on after it has lost workers.",
+    )
+    @argument("--once", action="store_true", help="Never run this cell again to heal a later run.")
     @argument("--resume", action="store_true", help="Go on from the newest checkpoint.")
     @argument(
         "--prefetch",
@@ -152,6 +168,8 @@ class DistMagics(Magics):
                 saving=parse_saving(
                     args.checkpoint, args.save_every, args.keep, resume=args.resume
                 ),
+                max_heals=args.max_heals,
+                once=args.once,
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),
                 label=self._label(),
                 header=f"%%dist_run {line}",

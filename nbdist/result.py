@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from nbdist.records import Checked, Metrics, MimeBundle, Note, StepBegun
+    from nbdist.records import Checked, Heal, Metrics, MimeBundle, Note, StepBegun
     from nbdist.telemetry.history import Reports
 
 
@@ -74,6 +74,7 @@ class Run:
         begun: how a step cell was split; None for other cells.
         checked: what `--check` found, if it was asked for.
         notes: what was worth a line.
+        heals: how often ranks were lost; what was reported before of later steps is void.
     """
 
     number: int
@@ -82,6 +83,7 @@ class Run:
     begun: StepBegun | None = None
     checked: Checked | None = None
     notes: tuple[Note, ...] = ()
+    heals: tuple[Heal, ...] = ()
 
     @cached_property
     def metrics(self) -> tuple[Metrics, ...]:

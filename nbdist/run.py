@@ -8,40 +8,35 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.cluster.watch import Vitals
-from nbdist.collectives import LOST, Collectives
-from nbdist.errors import CellError, WorkerError
+from nbdist.collectives import LOST
+from nbdist.errors import CellError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
-from nbdist.held import interrupt_held
 from nbdist.records import (
     SOON,
     Beat,
     CellEnded,
-    Checked,
-    Display,
     FitBegun,
-    Metrics,
-    Note,
+    Opened,
     Output,
-    Rows,
     Speech,
     StepBegun,
     StopAfter,
     Stopping,
     Where,
 )
-from nbdist.result import Run
 from nbdist.views import labels
 from nbdist.views.hang import hang
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from nbdist.cluster.engines import Engines
+    from nbdist.crew import Crew
     from nbdist.escalation import Send
     from nbdist.live import LiveRun
+    from nbdist.recorder import Recorder
     from nbdist.records import CellRequest, RunStatus
     from nbdist.settings import Settings
-    from nbdist.views.cell import CellView, Shareable
+    from nbdist.views.cell import Shareable, View
 
 _SAME_STOP_S = 2.0
 """Two pages may ask for the same Stop."""
@@ -58,11 +53,12 @@ class CellWatch:
     Args:
         number: the cell's number.
         host_of: the host of each rank that runs it.
-        engines: to send it, interrupt it and see who dies.
+        crew: who runs it; collectives that have to be broken off are noted there.
         view: shows what the ranks say.
         live: keeps what they report.
         settings: the bounds on waiting.
-        collectives: the cluster's; those that have to be broken off are noted there.
+        recorder: keeps what the run's result has of what the ranks say.
+        opened: is told when the state of a rank is saved from here on.
         hang_after_s: see `Vitals`.
 
     Attributes:
@@ -73,26 +69,24 @@ class CellWatch:
         self,
         number: int,
         host_of: Mapping[int, str],
-        engines: Engines,
-        view: CellView,
+        crew: Crew,
+        view: View,
         live: LiveRun,
         settings: Settings,
-        collectives: Collectives,
+        recorder: Recorder,
+        opened: Callable[[Opened], None],
         hang_after_s: float,
     ) -> None:
-        self._reports: list[Metrics | Rows] = []
-        self._results: dict[int, str] = {}
-        self._begun: StepBegun | None = None
-        self._checked: Checked | None = None
-        self._notes: list[Note] = []
         self.running: set[int] = set()
         self._number = number
         self._host_of = host_of
-        self._engines = engines
+        self._engines = engines = crew.engines
         self._view = view
         self._live = live
         self._settings = settings
-        self._collectives = collectives
+        self._collectives = collectives = crew.collectives
+        self._recorder = recorder
+        self._opened = opened
         self._vitals = Vitals(host_of, hang_after_s)
         self._ending = Escalation(number, self.running, engines, collectives, self._show_for)
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
@@ -107,17 +101,6 @@ class CellWatch:
         self._status: RunStatus = "finished"
         self._error = ""
         self._failed: CellEnded | None = None
-
-    def result(self) -> Run:
-        """What the ranks have said so far."""
-        return Run(
-            self._number,
-            tuple(self._reports),
-            dict(self._results),
-            self._begun,
-            self._checked,
-            tuple(self._notes),
-        )
 
     def hear(self, record: Speech) -> None:
         """On the receiver's thread: take in what a rank says.
@@ -153,19 +136,18 @@ class CellWatch:
             self._drain()
             self._failed = self._first_failure()
             self._stop_others()
+            self._check_alive()  # what the others met may have been its death
             self._failed = self._root(self._failed)
         except KeyboardInterrupt:
             self._status = "stopped" if self._stops else "interrupted"
             self._ending.end(self._settings.interrupt_grace_s)
             raise
         except Exception as error:
-            self._status, self._error = "failed", str(error)
+            self._status, self._error, self._failed = "failed", str(error), None
             raise
         finally:
-            with interrupt_held():
-                self._over = True
-                self._drain()
-                self._close()
+            self._over = True
+            self._drain()
         self._raise_failure()
 
     def _watch(self) -> None:
@@ -185,14 +167,7 @@ class CellWatch:
             self._ask_to_stop()
             self._watch()
 
-    def _close(self) -> None:
-        said = self._live.end(*self._how_it_ended())
-        try:
-            self._view.close(self.result()._repr_mimebundle_, said)
-        finally:
-            self._live.close()
-
-    def _how_it_ended(self) -> tuple[RunStatus, str]:
+    def how_it_ended(self) -> tuple[RunStatus, str]:
         """And with which error, in a line."""
         failed = self._failed
         if failed is None or failed.failure is None:
@@ -238,27 +213,17 @@ class CellWatch:
             self._ending.where[record.rank] = record
         elif not isinstance(record, Beat):
             self._keep(record)
-            if not (self._collectives.broken and isinstance(record, Output)):  # of breaking off
+            hidden = self._collectives.broken and isinstance(record, Output)  # of breaking off
+            if not (hidden or isinstance(record, Opened)):
                 self._view.add(record)
 
-    def _keep(self, record: Shareable) -> None:
-        """Keep what the run's result has of it."""
-        if isinstance(record, Metrics) or (
-            isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
-        ):
-            self._reports.append(record)
-        elif isinstance(record, Display) and record.result:
-            self._results[record.rank] = str(record.data.get("text/plain", ""))
-        elif isinstance(record, StepBegun):
-            self._begun = record
-            self._vitals.begin_steps()
-        elif isinstance(record, Checked):
-            self._checked = record
-        elif isinstance(record, FitBegun):
+    def _keep(self, record: Shareable | Opened) -> None:
+        self._recorder.keep(record)
+        if isinstance(record, (StepBegun, FitBegun)):
             self._has_steps = True
             self._vitals.begin_steps()
-        elif isinstance(record, Note):
-            self._notes.append(record)
+        elif isinstance(record, Opened):
+            self._opened(record)
 
     def _agree_on_stop(self) -> None:
         """Once every rank that still runs has said how far it goes, all go that far."""
@@ -310,15 +275,16 @@ class CellWatch:
 
     def _check_alive(self) -> None:
         """A rank that died will never say that it ended."""
-        dead = [rank for rank in self._engines.dead() if rank in self.running]
+        dead = [rank for rank in self._engines.dead() if rank in self._host_of]
         if dead:
             self._live.lost(dead)
-            self._ending.end(self._settings.interrupt_grace_s)
-            self.running.difference_update(dead)
+            self._ending.end(self._settings.interrupt_grace_s, at_once=True)
             log = self._engines.log_tail(dead[0], lines=5)
-            raise WorkerError(
-                f"rank {labels.ranks(dead)} died in the cell: type %dist_restart for new workers"
-                + (f"\nThe last lines of its engine's log:\n{log}" if log else "")
+            raise RanksLostError(
+                sorted({*dead, *self.running}),
+                f"rank {labels.ranks(dead)} died in the cell",
+                ": type %dist_restart for new workers"
+                + (f"\nThe last lines of its engine's log:\n{log}" if log else ""),
             )
 
     def _check_progress(self) -> None:
@@ -342,8 +308,9 @@ class CellWatch:
 
     def _give_up(self, reason: str) -> NoReturn:
         self._ending.end(self._settings.cell_grace_s)
-        stuck = f"\nrank {labels.ranks(sorted(self.running))} is stuck: type %dist_restart"
-        raise WorkerError(reason + (stuck if self.running else ""))
+        stuck = sorted(self.running)
+        advice = f"\nrank {labels.ranks(stuck)} is stuck: type %dist_restart" if stuck else ""
+        raise RanksLostError(stuck, reason, advice)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank}@{self._host_of[rank]}"

@@ -16,6 +16,7 @@ from nbdist.cluster import hosts as host_rules
 from nbdist.crew import Crew
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.held import interrupt_held
+from nbdist.journal import Journal
 from nbdist.objects import read_objects, write_objects
 from nbdist.placement import locate
 from nbdist.records import (
@@ -27,7 +28,7 @@ from nbdist.records import (
     WorkerState,
 )
 from nbdist.result import Run
-from nbdist.run import CellWatch
+from nbdist.running import Runner
 from nbdist.settings import Settings
 from nbdist.telemetry.clusters import ClusterFile
 from nbdist.telemetry.logs import OutputLogs
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "Run"]
 
+MOST_HEALS = 10
+"""In an hour: what has to be healed more often has a cause that healing does not cure."""
+
 
 class Cluster:
     """Engines on this machine, one for each host, wired for the frameworks.
@@ -57,6 +61,7 @@ class Cluster:
         cpus_per_worker: cores that each engine stays on.
         env: further environment of the engines.
         communication: TensorFlow's collectives: `auto`, `ring` or `nccl`.
+        spares: engines beside those, which take the place of one that is lost at once.
         settings: left out, they are read from the environment.
 
     Attributes:
@@ -77,6 +82,7 @@ class Cluster:
         cpus_per_worker: int = 0,
         env: Mapping[str, str] | None = None,
         communication: Communication = "auto",
+        spares: int = 0,
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings.from_environment()
@@ -87,12 +93,10 @@ class Cluster:
             cpus_per_worker=cpus_per_worker,
             env=dict(env or {}),
             communication=communication,
+            spares=spares,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
-        self._cells = 0
         self._ran: list[str] = []
-        self.last_run = Run(0)
-        self._watches: tuple[CellWatch, ...] = ()
         self.running = False
         self._start()
 
@@ -126,6 +130,8 @@ class Cluster:
             undo.callback(self._logs.close)
             self._crew = Crew(self.request, self._folder, self.settings, self._hear)
             undo.callback(self._crew.close)
+            self._journal = Journal(self._folder / "journal", self.world_size)
+            self._runner = Runner(self._crew, self._journal, self.settings)
             self._crew.start(phases)
             self._ended = undo.pop_all()
         self._file.write(self.workers(), run="")
@@ -145,8 +151,9 @@ class Cluster:
         with contextlib.ExitStack() as undo, phases:
             undo.push(self._ended.pop_all())
             self.running = False
-            self._watches = ()
+            self._runner.forget()
             self._crew.restart(phases)
+            self._journal.clear()
             self._ended = undo.pop_all()
         self._file.write(self.workers(), run="")
         self.running = True
@@ -154,7 +161,7 @@ class Cluster:
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""
         self.running = False
-        self._watches = ()
+        self._runner.forget()
         self._ended.close()
 
     # Cells.
@@ -169,6 +176,8 @@ class Cluster:
         precision: Precision | None = None,
         hang_after_s: float = 0.0,
         saving: Saving | None = None,
+        max_heals: int = MOST_HEALS,
+        once: bool = False,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -189,6 +198,9 @@ class Cluster:
             hang_after_s: steps that stand still for so long are broken off; 0 for ten times as long
                 as a step takes, and half a minute at least.
             saving: how the state of the steps, or of what the cell fits, is saved.
+            max_heals: how often, in an hour, a run that is saved goes on by itself after it has
+                lost ranks: they are replaced, and all go on from the newest checkpoint.
+            once: the cell is not run again for that, should the run need what it makes.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -206,8 +218,8 @@ class Cluster:
         scope = choose_strategy(strategy, self.request)
         request = parse_cell(
             cell,
-            number=self._cells + 1,
-            label=label or self._cells + 1,
+            number=self._runner.number + 1,
+            label=label or self._runner.number + 1,
             strategy=scope if len(chosen) == self.world_size else None,
             header=header,
             precision=precision,
@@ -216,39 +228,46 @@ class Cluster:
         )
         self._refuse_unready(chosen)
         self._mend()
-        self._cells += 1
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
         workers = [w for w in self.workers(measure=False) if w.rank in chosen]
         with live.begun(request, header, self._ran, workers, self.settings) as kept:
             hosts = {worker.rank: worker.host for worker in workers}
-            self._follow(request, kept, hosts, hang_after_s)
+            self._follow(request, kept, hosts, hang_after_s, max_heals)
+        self._journal.add_cell(request, chosen, self.last_run, once=once)
         return self.last_run
 
     def _follow(
-        self, request: CellRequest, kept: LiveRun, host_of: Mapping[int, str], hang_after_s: float
+        self,
+        request: CellRequest,
+        kept: LiveRun,
+        host_of: Mapping[int, str],
+        hang_after_s: float,
+        max_heals: int,
     ) -> None:
         """Run the cell on these ranks, and show and keep what they say."""
         settings = self.settings
         wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
         view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
-        wires = self._crew.collectives
-        watch = CellWatch(
-            request.number, host_of, self._crew.engines, view, kept, settings, wires, hang_after_s
-        )
-        self._watches = (*(w for w in self._watches if w.running), watch)
         self._file.begin(kept.id, host_of)
         try:
-            watch.follow(request, self._crew.dispatcher.send)
+            self._runner.run(
+                request, view, kept, host_of, hang_after_s=hang_after_s, max_heals=max_heals
+            )
         finally:
             with interrupt_held():
-                self.last_run = watch.result()
                 self._file.write(self.workers(), run="")
+
+    @property
+    def last_run(self) -> Run:
+        """The cell that ran last, also when it failed."""
+        return self._runner.last_run
 
     def _mend(self) -> None:
         """Collectives that were broken off are wired again; what can be kept of the state is."""
-        if self._crew.collectives.broken:
+        collectives = self._crew.collectives
+        if collectives.broken:
             with StartView("nbdist: the collectives were broken off") as phases:
-                lost = self._crew.collectives.mend(phases)
+                lost = collectives.mend(phases, collectives.strategies)
                 phases.finish(" ".join(("nbdist: they are there again", lost)).rstrip(), ())
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
@@ -257,20 +276,16 @@ class Cluster:
 
     def _refuse_unready(self, chosen: Sequence[int]) -> None:
         self._crew.engines.refuse_dead(chosen)
-        busy = [rank for rank in chosen if rank in self._busy()]
+        busy = [rank for rank in chosen if rank in self._runner.busy()]
         if busy:
             raise WorkerError(
                 f"rank {', '.join(map(str, busy))} is still in an earlier cell: wait for it "
                 "(%dist_status), or type %dist_restart for new workers"
             )
 
-    def _busy(self) -> frozenset[int]:
-        return frozenset().union(*(frozenset(watch.running) for watch in self._watches))
-
     def _hear(self, record: Speech) -> None:
         """On the receiver's thread: keep the text, and tell whoever follows a cell."""
-        for watch in self._watches:
-            watch.hear(record)
+        self._runner.hear(record)
         self._logs.take(record)
 
     # Objects.
@@ -285,7 +300,9 @@ class Cluster:
             TransferError: an object cannot be pickled; none was sent.
         """
         payload = write_objects(objects)
-        self._apply(transfer.put, payload, self._chosen(ranks))
+        chosen = self._chosen(ranks)
+        self._apply(transfer.put, payload, chosen)
+        self._journal.add_push(objects, payload, chosen)
         return len(payload)
 
     def lacks(self, name: str) -> bool:
@@ -333,7 +350,7 @@ class Cluster:
         Args:
             measure: also read how much memory each takes.
         """
-        return self._crew.states(self._busy(), measure=measure)
+        return self._crew.states(self._runner.busy(), measure=measure)
 
     def status(self) -> StatusPicture:
         """The workers as a picture."""

@@ -206,7 +206,7 @@ def test_stopping_twice_is_fine(own_runtime_folder: Path) -> None:
     assert run.results[0] == "('yes', 1)"
     running.stop()
     running.stop()
-    assert not psutil.pid_exists(running._hellos[0].pid)
+    assert not psutil.pid_exists(running._crew.hellos[0].pid)
 
 
 def test_virtual_devices(own_runtime_folder: Path) -> None:

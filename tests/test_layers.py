@@ -22,6 +22,10 @@ COMPOSERS = {
     "held",
     "collectives",
     "crew",
+    "healing",
+    "journal",
+    "recorder",
+    "running",
     "escalation",
 }
 FRONT = {"magics", "completion", "strategies", "__init__"}

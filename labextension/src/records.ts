@@ -67,6 +67,24 @@ export interface Finding {
 }
 
 /**
+ * Ranks were lost, and the run went on without the user.
+ *
+ * Attributes:
+ *     time_s: of the run, when it did.
+ *     ranks: those that were lost.
+ *     reason: what became of them.
+ *     step: the last one that it had not to make again.
+ *     lost_s: from the loss on, until steps were made again.
+ */
+export interface Heal {
+  readonly time_s: number;
+  readonly ranks: readonly number[];
+  readonly reason: string;
+  readonly step: number;
+  readonly lost_s: number;
+}
+
+/**
  * What `run.json` holds; replaced as a whole whenever it changes.
  *
  * Attributes:
@@ -93,6 +111,7 @@ export interface Finding {
  *     stoppable: whether Stop ends it at the end of a step.
  *     request: id of the front end's request to run the cell; empty where there was none.
  *     cell: the cell's id in its notebook; empty where the front end has not told.
+ *     heals: how often ranks were lost; what was reported of later steps before is void.
  */
 export interface RunState {
   readonly id: string;
@@ -118,6 +137,7 @@ export interface RunState {
   readonly stoppable: boolean;
   readonly request: string;
   readonly cell: string;
+  readonly heals: readonly Heal[];
   readonly version: number;
 }
 

@@ -89,6 +89,24 @@ class Writer(Record, frozen=True):
     started: float
 
 
+class Heal(Record, frozen=True):
+    """Ranks were lost, and the run went on without the user.
+
+    Attributes:
+        time_s: of the run, when it did.
+        ranks: those that were lost.
+        reason: what became of them.
+        step: the last one that it had not to make again.
+        lost_s: from the loss on, until steps were made again.
+    """
+
+    time_s: float
+    ranks: tuple[int, ...]
+    reason: str
+    step: int
+    lost_s: float
+
+
 class RunState(Record, frozen=True):
     """What `run.json` holds; replaced as a whole whenever it changes.
 
@@ -116,6 +134,7 @@ class RunState(Record, frozen=True):
         stoppable: whether Stop ends it at the end of a step.
         request: id of the front end's request to run the cell; empty where there was none.
         cell: the cell's id in its notebook; empty where the front end has not told.
+        heals: how often ranks were lost; what was reported of later steps before is void.
     """
 
     id: str
@@ -141,6 +160,7 @@ class RunState(Record, frozen=True):
     stoppable: bool = False
     request: str = ""
     cell: str = ""
+    heals: tuple[Heal, ...] = ()
     version: int = 1
 
     @property

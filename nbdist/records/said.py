@@ -151,6 +151,7 @@ class StepBegun(Said, frozen=True):
         steps: steps of the whole run; -1 where nobody knows.
         sharding: how samples come to the ranks, in words.
         rates: learning rates that are scaled.
+        changes: names whose values the steps change.
     """
 
     replicas: int
@@ -160,6 +161,19 @@ class StepBegun(Said, frozen=True):
     steps: int
     sharding: str
     rates: tuple[Rate, ...]
+    changes: tuple[str, ...] = ()
+
+
+class Opened(Said, frozen=True):
+    """The state of a run is saved from here on.
+
+    Attributes:
+        names: names whose values are saved.
+        step: the last one before that the state is of; -1 where the run begins.
+    """
+
+    names: tuple[str, ...]
+    step: int = -1
 
 
 class FitBegun(Said, frozen=True):
@@ -342,6 +356,7 @@ Speech = (
     | Rows
     | StepBegun
     | FitBegun
+    | Opened
     | Note
     | Checked
     | Profiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from IPython.display import display
@@ -39,6 +39,22 @@ Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Ch
 """What ranks say to be shown."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+
+
+class View(Protocol):
+    """What shows a cell while it runs."""
+
+    def add(self, record: Shareable) -> None:
+        """Take in a record; `flush` shows it."""
+        ...
+
+    def flush(self) -> None:
+        """Show what can be shown."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Show a line that is about the run, and of no rank's."""
+        ...
 
 
 class Line(msgspec.Struct, frozen=True):

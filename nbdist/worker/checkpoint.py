@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from nbdist.errors import StepError
+from nbdist.records import Opened
 from nbdist.worker.checkpoint_folder import (
     Checkpoint,
     Manifest,
@@ -191,8 +192,10 @@ class Saved:
             self._restore(self._resumed)
             self._saved = self._resumed.step
             self._plan(self._saved)
-            text = f"goes on after step {self._saved}, from {self._resumed.path}"
-            self._worker.note("checkpoint", text)
+            self._resumed = None
+            self._worker.note("checkpoint", f"goes on after step {self._saved}, as saved")
+        opened = Opened(names=state.names, step=self._saved, **self._worker.said())
+        self._worker.say(opened)
 
     def _agree_on_newest(self) -> int:
         trouble = ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
-from nbdist.worker.reach import of_kinds
+from nbdist.worker.reach import names_in, of_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> JaxSt
     if not any(owner is model for owner in owners.values()):
         owners = {"model": model, **owners}
     owners["optimizer of the fit"] = model.optimizer
-    return JaxState(_Variables(owners, model), tuple(owners))
+    return JaxState(_Variables(owners, model), names_in(owners))
 
 
 class _Variables:

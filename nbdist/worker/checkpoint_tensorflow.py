@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from nbdist.errors import StepError
 from nbdist.worker.keras_objects import WITH_VARIABLES
-from nbdist.worker.reach import of_kinds
+from nbdist.worker.reach import names_in, of_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,7 +50,7 @@ class TensorFlowState:
     kind = "tensorflow"
 
     def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any] = ()) -> None:
-        self.names = tuple(roots)
+        self.names = names_in(roots)
         self._nodes: dict[int, tuple[Any, Any]] = {}
         self._pairs: list[tuple[Any, tf.Variable]] = []
         self._own: list[Any] = []

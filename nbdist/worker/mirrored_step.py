@@ -21,6 +21,7 @@ from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
 from nbdist.worker.mirrored_gather import Gather
+from nbdist.worker.reach import names_in
 from nbdist.worker.traces import NoTracer
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class MirroredStep:
         self._clock = collective_clock.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._undo.enter_context(self._objects.computing_in(precision))
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return names_in(self._objects.roots())
 
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
         scaled = ScaledRates(self._objects, self._strategy, self.replicas, warmup_steps, made)

@@ -85,6 +85,10 @@ class PjrtStep:
         self._made = False
         self._seen: set[tuple[bool, Any]] = set()
 
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return tuple(name for group in self._carried for name in group.names)
+
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
         self._factor = Factor(self.replicas, warmup_steps, made)
         return self._factor.rates(self._rates)
@@ -113,7 +117,7 @@ class PjrtStep:
 
     def state(self) -> JaxState:
         """All that the step carries."""
-        return JaxState(self, tuple(name for group in self._carried for name in group.names))
+        return JaxState(self, self.changes)
 
     def saved(self) -> dict[str, jax.Array]:
         every: dict[str, jax.Array] = {}

@@ -41,6 +41,11 @@ def of_kinds(
     return {path: value for path, value in reachable(names, namespace) if isinstance(value, kinds)}
 
 
+def names_in(paths: Iterable[str]) -> tuple[str, ...]:
+    """The names that paths such as `losses['a']` begin with."""
+    return tuple(dict.fromkeys(path.partition("[")[0] for path in paths))
+
+
 def _names_in(code: CodeType) -> list[str]:
     inner = [
         name for part in code.co_consts if isinstance(part, CodeType) for name in _names_in(part)

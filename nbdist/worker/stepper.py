@@ -43,11 +43,15 @@ class Stepper(Protocol):
         replicas: how many replicas share a global batch.
         reduced: whether reports are the same on all ranks.
         tracer: the framework's profiler.
+        changes: names whose values the steps change.
     """
 
     replicas: int
     reduced: bool
     tracer: Tracer
+
+    @property
+    def changes(self) -> tuple[str, ...]: ...
 
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
         """Multiply every learning rate by the number of replicas, from `warmup_steps` on.

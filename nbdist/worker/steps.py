@@ -222,6 +222,7 @@ class _Loop:
             steps=steps,
             sharding=source.sharding,
             rates=rates,
+            changes=self._stepper.changes,
             **self._worker.said(),
         )
         self._worker.say(begun)

@@ -46,7 +46,7 @@ def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
 @pytest.mark.full
 def test_without_the_cure_it_never_answers(uncured: nbdist.Cluster) -> None:
     """When this fails, ipykernel has mended it: take the patch out."""
-    answer = uncured._engines._view([0]).execute(AWAITS, silent=False, block=False)
+    answer = uncured._crew.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert not answer.wait(5)
 
 

@@ -1,0 +1,82 @@
+"""What was done to the workers of a cluster, kept in its folder for as long as they live."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.cells.journal import CellNames, Entry, names_of, needed
+from nbdist.telemetry.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from nbdist.records import CellRequest, StepRequest
+    from nbdist.result import Run
+
+
+class Journal:
+    """Cells and pushed objects, one file each.
+
+    Args:
+        folder: where they are, or will be.
+        world_size: the number of ranks.
+    """
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self._folder = folder
+        self._world_size = world_size
+        folder.mkdir(mode=0o700, exist_ok=True)
+        paths = sorted(folder.glob("*.msgpack"))
+        self._entries = [msgspec.msgpack.decode(p.read_bytes(), type=Entry) for p in paths]
+
+    def clear(self) -> None:
+        """The workers are fresh: nothing was done to them."""
+        self._entries.clear()
+        for path in self._folder.glob("*.msgpack"):
+            path.unlink()
+
+    def add_cell(self, request: CellRequest, ranks: Sequence[int], run: Run, *, once: bool) -> None:
+        """A cell ran to its end."""
+        if request.step is None:
+            entry = Entry("cell", names_of(request.source), tuple(ranks), request, once=once)
+        else:
+            changes = run.begun.changes if run.begun is not None else ()
+            names = msgspec.structs.replace(_names_of_step(request.step), trains=changes)
+            entry = Entry("step", names, tuple(ranks), request, once=once)
+        self._add(entry)
+
+    def add_push(self, names: Iterable[str], payload: bytes, ranks: Sequence[int]) -> None:
+        """Objects were pushed, as they are in `payload`."""
+        bound = tuple(sorted(names))
+        pushed = CellNames(binds=bound, sure=bound)
+        self._add(Entry("push", pushed, tuple(ranks), payload=payload))
+
+    def needed(self, request: CellRequest, saved: Iterable[str]) -> list[Entry]:
+        """What has to be done again for a run.
+
+        Args:
+            request: the run.
+            saved: names whose values its checkpoint has.
+
+        Raises:
+            ReplayError: something cannot be done again.
+        """
+        step = request.step
+        names = names_of(request.source) if step is None else _names_of_step(step)
+        return needed(self._entries, names, saved, self._world_size)
+
+    def _add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        path = self._folder / f"{len(self._entries):06}.msgpack"
+        with contextlib.suppress(OSError):  # a full disk stops nothing
+            replace_file(path, msgspec.msgpack.encode(entry))
+
+
+def _names_of_step(step: StepRequest) -> CellNames:
+    program = step.program
+    reads = sorted({*program.reads, *program.carried, step.options.data})
+    return CellNames(reads=tuple(reads), binds=program.carried)
