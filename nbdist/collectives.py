@@ -37,7 +37,6 @@ class Collectives:
         devices: of each rank; those of the framework that was wired last.
         broken: strategies whose collectives were broken off; they are wired again before the
             next cell.
-        wirings: how often TensorFlow's were wired.
     """
 
     def __init__(self, request: ClusterRequest, engines: Engines) -> None:
@@ -46,7 +45,6 @@ class Collectives:
         self.strategies = strategies_of(request)
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
-        self.wirings = 0
 
     def wire(self, phases: StartView) -> None:
         """Wire every framework that the cluster has."""
@@ -77,7 +75,6 @@ class Collectives:
         return ", ".join(told)
 
     def _wire_mirrored(self) -> str:
-        self.wirings += 1
         ports = self._engines.apply(setup.reserve_port)
         addresses = [f"127.0.0.1:{port}" for port in ports]
         wired = wiring.mirrored(addresses, self._request.communication)

@@ -10,7 +10,6 @@ from nbdist.cluster.engines import Engines
 from nbdist.collectives import Collectives
 from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
 from nbdist.telemetry.stream import Receiver
-from nbdist.views import labels
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
@@ -76,8 +75,6 @@ class Crew:
         phases.run("workers ready", lambda: self._meet(range(self._request.hosts)))
         self.collectives = Collectives(self._request, self.engines)
         self.collectives.wire(phases)
-        title = f"nbdist: {labels.ready(self._request.hosts)}"
-        phases.finish(title, self.states(frozenset(), measure=False))
 
     def replace(self, ranks: Sequence[int]) -> str:
         """Put engines in the place of ranks that are dead, or are to be; they are not wired yet.

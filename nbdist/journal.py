@@ -69,6 +69,16 @@ class Journal:
         names = names_of(request.source) if step is None else _names_of_step(step)
         return needed(self._entries, names, saved, self._world_size)
 
+    def gone(self, entries: Sequence[Entry]) -> str:
+        """What is not there any more once these alone were done again, in words."""
+        left = [entry for entry in self._entries if entry not in entries and entry.names.binds]
+        there = {name for entry in entries for name in entry.names.binds}
+        names = sorted({name for entry in left for name in entry.names.binds} - there)
+        if not names:
+            return ""
+        places = " ".join(dict.fromkeys(entry.place for entry in left))
+        return f"without {', '.join(f'`{name}`' for name in names)}, of {places}"
+
     def _add(self, entry: Entry) -> None:
         self._entries.append(entry)
         path = self._folder / f"{len(self._entries):06}.msgpack"

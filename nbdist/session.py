@@ -32,6 +32,7 @@ from nbdist.running import Runner
 from nbdist.settings import Settings
 from nbdist.telemetry.clusters import ClusterFile
 from nbdist.telemetry.logs import OutputLogs
+from nbdist.views import labels
 from nbdist.views.cell import CellView
 from nbdist.views.start import StartView
 from nbdist.views.workers import status
@@ -133,8 +134,13 @@ class Cluster:
             self._journal = Journal(self._folder / "journal", self.world_size)
             self._runner = Runner(self._crew, self._journal, self.settings)
             self._crew.start(phases)
+            self._ready(phases)
             self._ended = undo.pop_all()
-        self._file.write(self.workers(), run="")
+
+    def _ready(self, phases: StartView) -> None:
+        workers = self.workers(measure=False)
+        phases.finish(f"nbdist: {labels.ready(self.world_size)}", workers)
+        self._file.write(workers, run="")
         self.running = True
 
     def restart(self) -> None:
@@ -154,9 +160,8 @@ class Cluster:
             self._runner.forget()
             self._crew.restart(phases)
             self._journal.clear()
+            self._ready(phases)
             self._ended = undo.pop_all()
-        self._file.write(self.workers(), run="")
-        self.running = True
 
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""

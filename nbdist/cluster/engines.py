@@ -190,6 +190,7 @@ class Engines:
         for rank in ranks:
             self._former_ids.add(self._engine_ids.pop(rank))
         taken = dict(zip(ranks, self._live_spares(), strict=False))
+        self._names |= {rank: self._spares.pop(place) for rank, place in taken.items()}
         forked = [rank for rank in ranks if rank not in taken]
         for rank in forked:
             self._names[rank] = engine_name(rank)
@@ -198,7 +199,6 @@ class Engines:
         self._learn([*taken.values(), *forked])
         for rank, place in taken.items():
             self._engine_ids[rank] = self._engine_ids.pop(place)
-            self._names[rank] = self._spares.pop(place)
             self._fork_spare()
         return list(taken)
 
@@ -206,6 +206,10 @@ class Engines:
         """The environment that this rank has by itself, and the cores that it stays on."""
         cores = hosts.divide_cores(self.world_size, self.request.cpus_per_worker)
         return environment.of_ranks(self.request)[rank], cores[rank]
+
+    def spares(self) -> int:
+        """How many engines wait to take a place."""
+        return len(self._live_spares())
 
     def _live_spares(self) -> list[int]:
         """The places of spares that run."""

@@ -124,20 +124,20 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = state.current()
+        self._made = worker.batches - self._saver.begin_epoch(epoch)
         if self._before is None:  # what `initial_epoch` has left out counts
             self._before = max(0, worker.epochs - epoch)
             worker.say(self._begun(epoch))
         self._own = {}
         self._epoch = worker.epochs = self._before + epoch + 1
-        self._made = worker.batches - self._saver.begin_epoch(epoch)
         self._pace.restart()
 
     def _begun(self, first: int) -> FitBegun:
         """What there will have been at the end, with what the cell has done before."""
-        worker = state.current()
         epochs, steps = self.params["epochs"], self.params["steps"]
-        total = -1 if steps is None else worker.batches + (epochs - first) * steps
-        return FitBegun(epochs=self._before + epochs, steps=total, **worker.said())
+        total = -1 if steps is None else self._made + (epochs - first) * steps
+        assert self._before is not None
+        return FitBegun(epochs=self._before + epochs, steps=total, **state.current().said())
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # validation is about to reset the metrics
