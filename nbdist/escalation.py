@@ -51,6 +51,7 @@ class Escalation:
         self.interrupted = False
         self.where: dict[int, Where] = {}
         self._number = number
+        self._hurries = False
         self._running = running
         self._engines = engines
         self._collectives = collectives
@@ -78,6 +79,8 @@ class Escalation:
         again = 0.0
         while self._running and time.monotonic() < deadline:
             if time.monotonic() >= again:
+                if self._hurries:  # before each: a rank may have begun steps since the last
+                    self.order(Hurry(number=self._number), sorted(self._running))
                 self._engines.interrupt(sorted(self._running))
                 again = time.monotonic() + _INTERRUPT_AGAIN_S
             self._show(POLL_S)
@@ -94,7 +97,7 @@ class Escalation:
         if not self._running:
             return
         deadline = time.monotonic() + bound_s
-        self.order(Hurry(number=self._number), sorted(self._running))
+        self._hurries = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
         for strategy in self._strategies:
             waiting = self._waiting()

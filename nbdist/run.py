@@ -42,9 +42,8 @@ _SAME_STOP_S = 2.0
 """Two pages may ask for the same Stop."""
 
 _STOP_S = 1.0
-"""How long a Stop of steps is repeated: an engine that hears of it for 2 s (`PATIENCE_S` of
-`worker/interrupts.py`) gives up its step, and leaves the others in an all-reduce. Who begins later
-finds the order."""
+"""How long a Stop of steps is repeated, for ranks that are about to begin. Who begins later finds
+the order."""
 
 
 class CellWatch:

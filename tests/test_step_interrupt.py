@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from nbdist.records import Rows, StepOptions
+from nbdist.records import Output, Rows, StepOptions
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -56,33 +55,45 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def interrupted(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Interrupts this process's main thread, as the kernel's, once a rank has reported a step."""
+def interrupt_when(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Speech], bool], float], None]:
+    """Interrupts this process, as the kernel's, so long after a rank has said what is meant."""
     hear = cluster._hear
 
-    def arm(step: int) -> None:
+    def arm(is_it: Callable[[Speech], bool], later_s: float) -> None:
         done = threading.Event()
 
         def heard(record: Speech) -> None:
             hear(record)
-            if done.is_set() or not isinstance(record, Rows):
-                return
-            if any(metrics.step >= step for metrics in record.unpacked()):
+            if not done.is_set() and is_it(record):
                 done.set()
-                _thread.interrupt_main()
+                interrupt_after(later_s)
 
         monkeypatch.setattr(cluster._receiver, "_handle", heard)
 
     return arm
 
 
+def interrupt_after(*seconds: float) -> None:
+    """Of this process, as the kernel's, so long after now."""
+    for later in seconds:
+        threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def has_reported(step: int) -> Callable[[Speech], bool]:
+    return lambda record: (
+        isinstance(record, Rows) and any(metrics.step >= step for metrics in record.unpacked())
+    )
+
+
 @pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
 @pytest.mark.parametrize("step", [1, 40, 300])
 def test_all_stop_at_the_same_step_and_go_on_from_there(
-    cluster: nbdist.Cluster, interrupted: Callable[[int], None], strategy: str, step: int
+    cluster: nbdist.Cluster, interrupt_when: Any, strategy: str, step: int
 ) -> None:
     before = eval(cluster.run(STATE[strategy], strategy=strategy).results[0])
-    interrupted(step)
+    interrupt_when(has_reported(step), 0)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELLS[strategy], step=ENDLESS, strategy=strategy)
     made = {m.rank: m.step for m in cluster.last_run.metrics if m.step > 0}
@@ -94,7 +105,6 @@ def test_all_stop_at_the_same_step_and_go_on_from_there(
         eval(text) for text in cluster.run(STATE[strategy], strategy=strategy).results.values()
     }
     assert after == {(before[0] + steps, before[1] + steps)}
-    interrupted(10**9)
     run = cluster.run(
         CELLS[strategy], step=StepOptions(data="ones", batch=8, epochs=2), strategy=strategy
     )
@@ -111,33 +121,32 @@ def slow():
 """
 
 
-def interrupt_after(*seconds: float) -> None:
-    """Of this process, as the kernel's, so long after now."""
-    for later in seconds:
-        threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-
 def steps_made(cluster: nbdist.Cluster) -> set[int]:
     """How many, by what each rank carried out of them."""
     return {int(text) for text in cluster.run("int(count)", strategy="pjrt").results.values()}
 
 
-def test_one_interrupt_waits_for_the_end_of_long_steps(cluster: nbdist.Cluster) -> None:
-    """Rank 0 is at work for longer than it puts an interrupt off, the others wait for it."""
-    cluster.run(NAPPING.format(nap_s="2.5 if rank == 0 else 0") + "count = 0", strategy="pjrt")
-    interrupt_after(3.0)
-    with pytest.raises(KeyboardInterrupt):
-        cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
-    made = steps_made(cluster)
-    assert len(made) == 1
-    assert made.pop() > 0
-
+NAPS = """
+import time
+naps = [0, 0, 0.6, 2.5] if rank == 0 else []
+def nap():
+    seconds = naps.pop(0) if naps else 0
+    if seconds:
+        print("napping", flush=True)
+        time.sleep(seconds)
+def slow():
+    while True:
+        nap()
+        yield np.ones(9, "float32")
+count = 0
+"""
+"""Rank 0 is at work for long, twice, while the others wait for it."""
 
 FIT = """
-import keras, time
+import keras
 class Naps(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(2.5 if rank == 0 else 0)
+        nap()
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 rows = np.ones((6000, 1), "float32")
@@ -145,10 +154,32 @@ model.fit(rows, rows, batch_size=6, callbacks=[Naps()])
 """
 
 
-def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(cluster: nbdist.Cluster) -> None:
-    interrupt_after(5.0)
+def naps(record: Speech) -> bool:
+    return isinstance(record, Output) and "napping" in record.text
+
+
+BEFORE_IT_ENDS_S = 0.2
+"""The first nap: interrupts are repeated while ranks that have said how far they go wait again."""
+
+
+def test_one_interrupt_waits_for_the_end_of_long_steps(
+    cluster: nbdist.Cluster, interrupt_when: Any
+) -> None:
+    cluster.run(NAPS, strategy="pjrt")
+    interrupt_when(naps, BEFORE_IT_ENDS_S)
     with pytest.raises(KeyboardInterrupt):
-        cluster.run(FIT, strategy="mirrored")
+        cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
+    made = steps_made(cluster)
+    assert len(made) == 1
+    assert made.pop() > 0
+
+
+def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(
+    cluster: nbdist.Cluster, interrupt_when: Any
+) -> None:
+    interrupt_when(naps, BEFORE_IT_ENDS_S)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(NAPS + FIT, strategy="mirrored")
     made = cluster.run("int(model.optimizer.iterations.numpy())", strategy="mirrored").results
     assert len(set(made.values())) == 1
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-PATIENCE_S = 2.0
-"""How long an interrupt may be put off; whoever sends one repeats it for less than that."""
-
 AGAIN_S = 0.2
 """A second interrupt within this time is the first one's: what cleans up after it may do so."""
 
@@ -33,7 +30,6 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.noted = False
-        self._noted_at = 0.0
         self._puts_off = False
         self._inside = False
         self._task: asyncio.Task[None] | None = None
@@ -54,22 +50,20 @@ class Interrupts:
 
     @contextlib.contextmanager
     def put_off(self, *, noted: bool = False) -> Iterator[None]:
-        """Within it, an interrupt is noted, and raised when `PATIENCE_S` later there is another.
+        """Within it, an interrupt is noted, however often it comes, and raised after `hurry`.
+
+        When it was sent is not to be known: one that comes while the main thread waits in a
+        collective is handled at its end, seconds later perhaps.
 
         Args:
             noted: there was one before this rank began.
         """
         self.noted = noted
-        self.begin_patience()
         self._puts_off = True
         try:
             yield
         finally:
             self._puts_off = False
-
-    def begin_patience(self) -> None:
-        """What the interrupt asks for is under way, and has `PATIENCE_S` from now."""
-        self._noted_at = time.monotonic()
 
     def hurry(self) -> None:
         """From here on, nothing of this cell puts an interrupt off. Any thread."""
@@ -85,7 +79,8 @@ class Interrupts:
         now = time.monotonic()
         if not self._inside or now - self._raised_at < AGAIN_S:
             return
-        if self._puts_off and not self._is_overdue(now):
+        if self._puts_off:
+            self.noted = True
             return
         self._raised_at = now
         task = self._task
@@ -93,9 +88,3 @@ class Interrupts:
             task.get_loop().call_soon_threadsafe(task.cancel)  # it awaits
         else:
             signal.default_int_handler(number, frame)
-
-    def _is_overdue(self, now: float) -> bool:
-        if not self.noted:
-            self.noted = True
-            self.begin_patience()
-        return now - self._noted_at >= PATIENCE_S

@@ -61,7 +61,6 @@ class StopPoint:
             self._limit = step - 1 + ahead
             stopping = Stopping(limit=self._limit, **self._worker.said())
             self._worker.say(stopping, urgent=True)
-            self._interrupts.begin_patience()
         self._hear(0)
         while self._last < 0 and step > self._limit:
             self._hear(_POLL_S)

@@ -1,9 +1,8 @@
-"""How long an interrupt of steps is put off, on this process's own signals."""
+"""Until when an interrupt of steps is put off, on this process's own signals."""
 
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +13,6 @@ from nbdist.worker.stop import StopPoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PATIENCE_S = 0.3
 
 
 class Rank:
@@ -33,8 +30,7 @@ class Rank:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[interrupts.Interrupts]:
-    monkeypatch.setattr(interrupts, "PATIENCE_S", PATIENCE_S)
+def installed() -> Iterator[interrupts.Interrupts]:
     before = signal.getsignal(signal.SIGINT)
     made = interrupts.Interrupts()
     made.install()
@@ -42,18 +38,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[interrupts.Interrupts
     signal.signal(signal.SIGINT, before)
 
 
-def test_patience_begins_again_when_a_rank_has_said_how_far_it_goes(
-    installed: interrupts.Interrupts,
-) -> None:
+def test_interrupts_are_put_off_until_there_is_hurry(installed: interrupts.Interrupts) -> None:
     rank = Rank()
     stop = StopPoint(rank, installed, lambda _seconds: SOON)  # type: ignore[arg-type]
     with installed.admitted(), installed.put_off():
-        signal.raise_signal(signal.SIGINT)
-        time.sleep(1.1 * PATIENCE_S)  # the step that it met
-        assert not stop.is_before(1)
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.is_before(1)
         assert [type(word) for word in rank.words] == [Stopping]
-        signal.raise_signal(signal.SIGINT)
-        time.sleep(1.1 * PATIENCE_S)
+        installed.hurry()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
