@@ -16,8 +16,10 @@ import pytest
 import nbdist
 from nbdist.cluster.launch import repeat_until
 from nbdist.settings import Settings
+from tests import clusters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -173,17 +175,34 @@ def test_a_rank_that_dies_ends_the_cell(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
 
 
+@pytest.fixture(scope="module")
+def alone() -> Iterator[nbdist.Cluster]:
+    """A single worker, whose seed and controller may be killed."""
+    with nbdist.Cluster(hosts=1, framework="jax", cpus_per_worker=1, env={"SAID": "yes"}) as made:
+        yield made
+
+
+def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> None:
+    run = alone.run("import os\nos.environ['SAID'], len(os.sched_getaffinity(0))")
+    assert run.results[0] == "('yes', 1)"
+
+
 @pytest.mark.parametrize("part", ["seed", "controller"])
 def test_a_restart_when_the_parts_behind_the_workers_are_gone(
-    own_runtime_folder: Path, part: str
+    alone: nbdist.Cluster, part: str
 ) -> None:
-    with nbdist.Cluster(hosts=1, framework="jax") as running:
-        engines = running._crew.engines
-        pid = engines._seed.pid if part == "seed" else engines._cluster.controller.pid
-        os.kill(pid, signal.SIGKILL)
-        assert repeat_until(lambda: not engines.can_restart(), 10)
-        running.restart()
-        assert running.run("rank").results == {0: "0"}
+    engines = alone._crew.engines
+    pid = engines._seed.pid if part == "seed" else engines._cluster.controller.pid
+    os.kill(pid, signal.SIGKILL)
+    assert repeat_until(lambda: not engines.can_restart(), 10)
+    alone.restart()
+    assert alone.run("rank").results == {0: "0"}
+
+
+def test_stopping_twice_is_fine(alone: nbdist.Cluster) -> None:
+    alone.stop()
+    alone.stop()
+    assert not psutil.pid_exists(alone._crew.hellos[0].pid)
 
 
 # Starts that fail.
@@ -200,19 +219,10 @@ def test_a_start_that_fails_leaves_nothing(own_runtime_folder: Path) -> None:
     assert set((own_runtime_folder / "nbdist").iterdir()) == folders
 
 
-def test_stopping_twice_is_fine(own_runtime_folder: Path) -> None:
-    running = nbdist.Cluster(hosts=1, framework="jax", cpus_per_worker=1, env={"SAID": "yes"})
-    run = running.run("import os\nos.environ['SAID'], len(os.sched_getaffinity(0))")
-    assert run.results[0] == "('yes', 1)"
-    running.stop()
-    running.stop()
-    assert not psutil.pid_exists(running._crew.hellos[0].pid)
-
-
-def test_virtual_devices(own_runtime_folder: Path) -> None:
-    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=3) as running:
-        assert [len(worker.devices) for worker in running.workers()] == [3, 3]
-        assert running.run("mesh.size, strategy.num_replicas_in_sync").results[1] == "(6, 6)"
+def test_virtual_devices() -> None:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+        assert [len(worker.devices) for worker in running.workers()] == [2, 2]
+        assert running.run("mesh.size, strategy.num_replicas_in_sync").results[1] == "(4, 4)"
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
