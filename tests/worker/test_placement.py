@@ -256,7 +256,7 @@ def test_variables_and_tensors_of_tensorflow(cluster: nbdist.Cluster) -> None:
 
 def test_a_model_under_jax() -> None:
     """Keras's backend is chosen once for a process: engines without TensorFlow."""
-    with nbdist.Cluster(hosts=2, framework="jax") as cluster:
+    with clusters.cluster(hosts=2, framework="jax") as cluster:
         cluster.run(KERAS.replace("NAME", "model"), strategy="pjrt")
         placement = cluster.show("model", "model.optimizer").placement
         array, layout = one(placement, "model/hidden/kernel")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import nbdist
+from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import nbdist
 
 BEGIN = """
 import hypothesis
@@ -376,8 +378,8 @@ def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> No
 
 @pytest.fixture
 def cluster() -> Iterator[nbdist.Cluster]:
-    """Of its own: its ranks leave the service that other tests would find them at."""
-    with nbdist.Cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+    """Its ranks leave the service that they are found at: a restart wires others."""
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         yield running
 
 
