@@ -171,7 +171,7 @@ class TestPjrt:
 
     def test_a_slow_rank_is_the_straggler(self, cluster: nbdist.Cluster, heard: Heard) -> None:
         cluster.run("SLOW = True\n" + JAX_SETUP, strategy="pjrt")
-        cluster.run(JAX_STEP, step=StepOptions(data="data"), strategy="pjrt")
+        cluster.run(JAX_STEP, step=StepOptions(data="data", steps=2 * STEPS), strategy="pjrt")
         sampled = {rank: len(heard.column(rank, "collective_s")) for rank in HOSTS}
         assert all(count and count % SAMPLED_STEPS == 0 for count in sampled.values())
         assert median(heard.column(1, "collective_s")) > 0.5 * SLEEP_S
