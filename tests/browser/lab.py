@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import shutil
 import time
@@ -41,6 +42,7 @@ PIXELS = "element => element.toDataURL()"
 """Those of a canvas."""
 
 _SETTINGS = ("config", "lab", "user-settings", "@jupyterlab", "apputils-extension")
+_APPS = ("LabApp", "JupyterNotebookApp")
 _IDLE = """() => {
   const widget = window.jupyterapp?.shell.currentWidget;
   return widget?.sessionContext?.session?.kernel?.status === 'idle';
@@ -96,7 +98,8 @@ class Lab:
 
     def __init__(self, folder: Path, app: str = "jupyterlab") -> None:
         self._app = app
-        self.server = JupyterServer(folder, app, ("--expose-app-in-browser",))
+        exposed = (f"--{name}.expose_app_in_browser=True" for name in _APPS)
+        self.server = JupyterServer(folder, app, tuple(exposed))
         settings = folder.joinpath(*_SETTINGS)
         settings.mkdir(parents=True)
         news = {"fetchNews": "false"}  # it would ask, over what is to be seen
@@ -109,6 +112,12 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self.end_kernels()
         self.server.__exit__()
+
+    def as_notebook(self) -> Lab:
+        """Notebook 7 of the same server, which has both."""
+        other = copy.copy(self)
+        other._app = "notebook"
+        return other
 
     def end_kernels(self) -> None:
         """End all that runs here, and with it the clusters."""

@@ -146,19 +146,14 @@ def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) 
 
 
 def test_notebook_7_shows_it_beside_the_notebook_and_nothing_in_it_runs(
-    window: BrowserContext, tmp_path: Path
+    lab: Lab, page: Page
 ) -> None:
-    with Lab(tmp_path / "files", "notebook") as lab:
-        lab.write("evil.ipynb", [EVIL])
-        page = window.new_page()
-        lab.open(page, "evil.ipynb")
-        run(page, 0)
-        page.wait_for_function(
-            "() => window.jupyterapp.commands.isEnabled('nbdist:open-placement')"
-        )
-        page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-placement')")
-        tab = page.get_by_role("region", name="Where arrays are")
-        expect(tab.locator("details")).to_contain_text("kernel")
-        assert tab.locator("script, [onerror]").count() == 0
-        assert page.evaluate("() => window.evil") is None
-        page.close()
+    lab.write("evil.ipynb", [EVIL])
+    lab.as_notebook().open(page, "evil.ipynb")
+    run(page, 0)
+    page.wait_for_function("() => window.jupyterapp.commands.isEnabled('nbdist:open-placement')")
+    page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-placement')")
+    tab = page.get_by_role("region", name="Where arrays are")
+    expect(tab.locator("details")).to_contain_text("kernel")
+    assert tab.locator("script, [onerror]").count() == 0
+    assert page.evaluate("() => window.evil") is None

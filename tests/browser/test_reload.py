@@ -334,17 +334,17 @@ def test_a_page_that_comes_after_the_end_is_left_as_it_was(
     assert outputs(shown, REPORTS) == []
 
 
-def test_in_a_notebook_7_too(tmp_path: Path, page: Page) -> None:
-    with Lab(tmp_path / "files", "notebook") as lab:
-        lab.write(NAME, ["from tests.browser import synthetic", "kept = synthetic.run(600)"])
-        lab.open(page, NAME)
-        run(page, 0)
-        start(page, 1)
-        view(page, 1).get_by_role("img").first.wait_for()
-        page.goto("about:blank")
-        lab.show(page, NAME)
-        shown = view(page, 1)
-        shown.get_by_role("img").first.wait_for()
-        shown.get_by_role("button", name="Stop").click()
-        shown.locator(".nbdist-pill", has_text="stopped").wait_for()
-        wait(page, 1)
+def test_in_a_notebook_7_too(lab: Lab, page: Page) -> None:
+    notebook, name = lab.as_notebook(), "seven.ipynb"
+    lab.write(name, ["from tests.browser import synthetic", "kept = synthetic.run(600)"])
+    notebook.open(page, name)
+    run(page, 0)
+    start(page, 1)
+    view(page, 1).get_by_role("img").first.wait_for()
+    page.goto("about:blank")
+    notebook.show(page, name)
+    shown = view(page, 1)
+    shown.get_by_role("img").first.wait_for()
+    shown.get_by_role("button", name="Stop").click()
+    shown.locator(".nbdist-pill", has_text="stopped").wait_for()
+    wait(page, 1)
