@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import textwrap
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,21 +41,15 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@cache
-def references() -> dict[str, Any]:
-    """What the same code gives in plain TensorFlow, by the optimizer's name."""
-    programs = {name: training(name) + EVEN_OUTCOME for name in OPTIMIZERS}
-    return plainly(programs, "tensorflow", "sklearn.datasets")
-
-
 def close(ours: Any, reference: Any) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(reference), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.full)])
 def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
-    reference = references()[name]
-    cluster.run(training(name) + EVEN_OUTCOME)
+    code = training(name) + EVEN_OUTCOME
+    reference = plainly({name: code}, "tensorflow", "sklearn.datasets")[name]
+    cluster.run(code)
     outcomes = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
     for outcome in outcomes:
         for metric, values in reference["history"].items():
