@@ -23,7 +23,7 @@ SMALL = StepOptions(data="ones", batch=8)
 SETUP = programs.X64 + "import numpy as np\nones = np.ones(16)\n"
 
 
-@pytest.fixture(scope="module", params=[4])
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.full)])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=request.param, framework="jax") as running:
         running.run(programs.DATA + SETUP, strategy="pjrt")
