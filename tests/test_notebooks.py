@@ -59,6 +59,7 @@ def test_the_mirrored_notebook(tmp_path: Path) -> None:
     assert max(map(float, by_name)) < 0.2
 
 
+@pytest.mark.full  # its cells do what `test_step_jax.py` and `worker/test_keras_jax.py` test
 def test_the_pjrt_notebook(tmp_path: Path) -> None:
     """Keras, Flax and bare pytrees over one mesh."""
     text = "\n".join(executed("02_pjrt.ipynb", tmp_path))
