@@ -17,7 +17,7 @@ import nbdist
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_KEPT = 4
+MOST_KEPT = 6
 """Each takes about a gigabyte."""
 
 
