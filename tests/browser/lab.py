@@ -160,6 +160,12 @@ class Lab:
         page.wait_for_selector(waits_for)
 
 
+def revert(page: Page) -> None:
+    """Show the notebook as it is in its file, with its kernel ready."""
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.revert()")
+    page.wait_for_function(_IDLE)
+
+
 def start(page: Page, index: int) -> None:
     """Begin to run a cell."""
     page.evaluate(_RUN, index)

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from nbdist.records import RUN_MIME
-from tests.browser.lab import Lab, run, start, until, view, wait
+from tests.browser.lab import Lab, revert, run, start, until, view, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,27 +79,27 @@ def end(front: Lab) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ready(front: Lab, window: BrowserContext, end: Path) -> None:
-    """Two workers are ready, and nothing but the cells is in the notebook's file."""
+def tab(front: Lab, window: BrowserContext, end: Path) -> Iterator[Page]:
+    """A page with the notebook, whose two workers are ready."""
     front.write(NAME, cells(end))
     page = window.new_page()
     front.open(page, NAME)
     assert "2 workers are ready" in run(page, START)
     run(page, SET_UP)
+    yield page
     page.close()
-    front.write(NAME, cells(end))
 
 
 @pytest.fixture
-def shown(front: Lab, page: Page, ready: None, end: Path) -> Iterator[Page]:
-    """A page with the notebook, none of whose cells runs."""
-    del ready
+def shown(front: Lab, tab: Page, end: Path) -> Iterator[Page]:
+    """The page, with nothing but the cells in the notebook, none of which runs."""
     end.unlink(missing_ok=True)
     end.with_name("report").unlink(missing_ok=True)
     front.write(NAME, cells(end))
-    front.open(page, NAME)
-    yield page
+    revert(tab)
+    yield tab
     end.touch()
+    tab.unroute_all()
 
 
 def outputs(page: Page, index: int) -> list[dict[str, object]]:
