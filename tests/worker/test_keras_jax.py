@@ -253,6 +253,7 @@ def test_a_cleared_session_still_trains_over_all(cluster: nbdist.Cluster) -> Non
     assert set(run.results.values()) == {"False"}
 
 
+@pytest.mark.full  # `fit` keeps two steps in flight; `test_pjrt.py` has as many as would hang
 def test_many_steps_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         MODEL + "history = model.fit(images, labels, batch_size=8, epochs=4, verbose=0)\n"
