@@ -162,6 +162,7 @@ class Lab:
 
 def revert(page: Page) -> None:
     """Show the notebook as it is in its file, with its kernel ready."""
+    page.wait_for_function(_IDLE)
     page.evaluate("() => window.jupyterapp.shell.currentWidget.context.revert()")
     page.wait_for_function(_IDLE)
 

@@ -9,7 +9,17 @@ import pytest
 from playwright.sync_api import Page, Route, WebSocket, expect
 
 from nbdist.telemetry.kept import KeptRun
-from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, run, sources, start, violations, wait
+from tests.browser.lab import (
+    TIMEOUT_MS,
+    Lab,
+    change_theme,
+    revert,
+    run,
+    sources,
+    start,
+    violations,
+    wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +33,7 @@ CELLS = [
     "kept = synthetic.run(60)",
 ]
 IMPORT, CLUSTER, RUN = range(3)
+NAME = "panel-alone.ipynb"
 OUTPUT = ".nbdist-RunOutput"
 
 
@@ -31,18 +42,37 @@ def patience() -> None:
     expect.set_options(timeout=TIMEOUT_MS)
 
 
-@pytest.fixture
-def notebook(lab: Lab, page: Page, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A page with a notebook of the test's own, and the panel open."""
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    name = f"{request.node.name}.ipynb"
-    lab.write(name, CELLS)
-    lab.open(page, name)
+@pytest.fixture(scope="module")
+def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
+    """A page with the notebook, whose kernel can make clusters and runs up."""
+    lab.write(NAME, CELLS)
+    page = window.new_page()
+    lab.open(page, NAME)
     run(page, IMPORT)
-    command(page, "nbdist:open-panel")
-    page.get_by_role("region", name="nbdist clusters and runs").wait_for()
     yield page
+    page.close()
+
+
+@pytest.fixture
+def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
+    """The page, the notebook as in the beginning, without a cluster, and the panel open."""
+    errors: list[str] = []
+
+    def note(error: object) -> None:
+        errors.append(str(error))
+
+    tab.on("pageerror", note)
+    lab.write(NAME, CELLS)
+    revert(tab)
+    for file in lab.server.clusters.glob("*/cluster.json"):
+        file.unlink()
+    command(tab, "nbdist:open-panel")
+    tab.get_by_role("form", name="Start a cluster").wait_for()
+    yield tab
+    for kept in lab.server.runs.glob("*"):
+        KeptRun(kept).ask_to_stop()  # one may be under way
+    tab.unroute_all()
+    tab.remove_listener("pageerror", note)
     assert not errors
 
 
