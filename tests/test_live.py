@@ -157,8 +157,8 @@ def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
 def test_stop_waits_for_the_end_of_a_long_step(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]
 ) -> None:
-    """Longer than an engine puts off an interrupt of the kernel's."""
-    cluster.run("import jax, time\ndef nap(value):\n    time.sleep(2.6)\n    return value\n")
+    """Longer than the Stop is repeated; `test_step_interrupt.py` has steps that are longer yet."""
+    cluster.run("import jax, time\ndef nap(value):\n    time.sleep(1.3)\n    return value\n")
     step = (
         "late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), 'float32'), weight[0])\n"
         "weight = weight + batch.mean() + 0 * late\n"
