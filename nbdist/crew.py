@@ -45,6 +45,7 @@ class Crew:
         hear: Callable[[Speech], None],
     ) -> None:
         self._request = request
+        self._folder = folder
         self._timeout_s = settings.start_timeout_s
         self.hellos: dict[int, WorkerHello] = {}
         with contextlib.ExitStack() as undo:
@@ -52,10 +53,17 @@ class Crew:
             undo.callback(self._receiver.close)
             self.dispatcher = Dispatcher()
             undo.callback(self.dispatcher.close)
-            self.engines = Engines(request, folder, settings.start_timeout_s)
-            undo.callback(self.engines.stop)
+            self.engines = self._new_engines()
+            undo.callback(self._stop_engines)
             self.collectives = Collectives(request, self.engines)
             self._ended = undo.pop_all()
+
+    def _new_engines(self) -> Engines:
+        return Engines(self._request, self._folder, self._timeout_s)
+
+    def _stop_engines(self) -> None:
+        """Those that there are by then."""
+        self.engines.stop()
 
     def start(self, phases: StartView) -> None:
         """From nothing to ranks that have answered; `close` ends what there is, also halfway."""
@@ -64,9 +72,18 @@ class Crew:
         self._bring_up(phases)
 
     def restart(self, phases: StartView) -> None:
-        """Replace every engine by a fresh one."""
-        phases.run("old workers ended", self.engines.restart)
-        self._bring_up(phases)
+        """Replace every engine by a fresh one.
+
+        The frameworks are not imported again, unless the parent that has imported them, or the
+        controller, is gone.
+        """
+        if self.engines.can_restart():
+            phases.run("old workers ended", self.engines.restart)
+            self._bring_up(phases)
+        else:
+            phases.run("old workers ended", self.engines.stop)
+            self.engines = self._new_engines()
+            self.start(phases)
 
     def _bring_up(self, phases: StartView) -> None:
         """From forked engines to ranks that have answered."""

@@ -6,7 +6,8 @@
     ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
-    │   └── RanksLostError      ranks died, or stand still, in a cell
+    │   ├── RanksLostError      ranks died, or stand still, in a cell
+    │   └── PreemptedError      a rank was told to end (SIGTERM), and the run stopped
     ├── ReplayError         what a run uses cannot be made again on a fresh worker
     ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
     │   └── AnotherRankError    on a rank: it stopped for the sake of another
@@ -69,6 +70,10 @@ class RanksLostError(WorkerError):
         self.ranks = tuple(ranks)
         self.reason = reason
         super().__init__(reason + advice)
+
+
+class PreemptedError(WorkerError):
+    """A rank's process was told to end, as before its machine is taken away: the run stopped."""
 
 
 class ReplayError(NbdistError):

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from nbdist.records import CellRequest
 
 
+_IN_PLACE_S = 10.0
+"""It takes half a second; fresh engines take two."""
+
+
 class Healer:
     """Brings the crew of a run back.
 
@@ -65,10 +69,11 @@ class Healer:
         if request.strategy != "pjrt" or self._crew.engines.spares() < len(lost.ranks):
             return False
         try:
-            phases.run("replaced", lambda: self._crew.replace(lost.ranks))
-            collectives.broken.update(collectives.strategies)
-            collectives.mend(phases, {"pjrt"})
-        except NbdistError:  # one more may have died
+            with self._crew.engines.within(_IN_PLACE_S):
+                phases.run("replaced", lambda: self._crew.replace(lost.ranks))
+                collectives.broken.update(collectives.strategies)
+                collectives.mend(phases, {"pjrt"})
+        except NbdistError:  # one more may have died, or is stuck
             return False
         return True
 

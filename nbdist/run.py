@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.cluster.watch import Vitals
 from nbdist.collectives import LOST
-from nbdist.errors import CellError, RanksLostError
+from nbdist.errors import CellError, PreemptedError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
 from nbdist.records import (
     SOON,
@@ -18,6 +18,7 @@ from nbdist.records import (
     FitBegun,
     Opened,
     Output,
+    Preempted,
     Speech,
     StepBegun,
     StopAfter,
@@ -91,6 +92,8 @@ class CellWatch:
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._stopping: dict[int, Stopping] = {}
+        self._preempted: set[int] = set()
+        self._saves = False
         self._answered = False
         self._over = False
         self._is_step = False
@@ -125,6 +128,7 @@ class CellWatch:
         """
         self._ending.begin(send, request.strategy)
         self._is_step = self._has_steps = request.step is not None
+        self._saves = request.saving is not None
         try:
             self._begin(self._live.placed(request), send)
             try:
@@ -137,17 +141,22 @@ class CellWatch:
             self._stop_others()
             self._check_alive()  # what the others met may have been its death
             self._failed = self._root(self._failed)
+            self._check_preempted()
         except KeyboardInterrupt:
             self._status = "stopped" if self._stops else "interrupted"
             self._ending.end(self._settings.interrupt_grace_s)
             raise
         except Exception as error:
-            self._status, self._error, self._failed = "failed", str(error), None
+            self.fail(error)
             raise
         finally:
             self._over = True
             self._drain()
         self._raise_failure()
+
+    def fail(self, error: Exception) -> None:
+        """The cell ends with this error."""
+        self._status, self._error, self._failed = "failed", str(error), None
 
     def _watch(self) -> None:
         """Show the cell until all ranks are done, or one has failed."""
@@ -156,6 +165,26 @@ class CellWatch:
             self._check_alive()
             self._check_progress()
             self._check_stop()
+            if self._preempted and not self._stopping_at:
+                self._stop_preempted()
+
+    def _stop_preempted(self) -> None:
+        """All ranks end at the same step, and save there what is to be saved."""
+        ranks = labels.ranks(sorted(self._preempted))
+        self._view.say(f"rank {ranks} was told to end (SIGTERM): stopping all at the same step")
+        self._ask_to_stop()
+        if not self._has_steps:
+            self._ending.end(self._settings.interrupt_grace_s)
+
+    def _check_preempted(self) -> None:
+        """Raises PreemptedError when ranks were told to end, and nothing else went wrong."""
+        if self._preempted and self._failed is None:
+            rank = min(self._preempted)
+            advice = "--resume goes on from there" if self._saves else "nothing was to be saved"
+            raise PreemptedError(
+                f"{self._name(rank)} was told to end (SIGTERM): the run was stopped "
+                f"{self._after(rank)}; {advice}. Type %dist_restart for new workers first"
+            )
 
     def _stop_steps(self) -> None:
         """The first interrupt ends steps on all ranks alike, however long they take.
@@ -208,6 +237,8 @@ class CellWatch:
             kept: dict[int, Any] = self._ended if isinstance(record, CellEnded) else self._stopping
             kept[record.rank] = record
             self._agree_on_stop()
+        elif isinstance(record, Preempted):
+            self._preempted.add(record.rank)
         elif isinstance(record, Where):
             self._ending.where[record.rank] = record
         elif not isinstance(record, Beat):

@@ -15,6 +15,7 @@ from nbdist.recorder import Recorder
 from nbdist.records import Heal
 from nbdist.result import Run
 from nbdist.run import CellWatch
+from nbdist.views import labels
 from nbdist.views.silent import SilentView
 
 if TYPE_CHECKING:
@@ -94,10 +95,11 @@ class Runner:
             while True:
                 watch = self._watch(view, live, host_of, recorder, heals.opened, hang_after_s)
                 try:
-                    watch.follow(
-                        structs.replace(request, number=self.number), self._crew.dispatcher.send
-                    )
+                    self._require_all(request)
+                    sent = structs.replace(request, number=self.number)
+                    watch.follow(sent, self._crew.dispatcher.send)
                 except RanksLostError as lost:
+                    watch.fail(lost)
                     request = self._healed(request, lost, heals)
                 else:
                     return
@@ -106,6 +108,15 @@ class Runner:
                 self.last_run = recorder.run()
                 if watch is not None:
                     _close(watch, view, live, self.last_run)
+
+    def _require_all(self, request: CellRequest) -> None:
+        """Raises RanksLostError for ranks that died between cells, or are stuck in one before."""
+        if request.saving is None:
+            return
+        lost = {*self._crew.engines.dead(), *self.busy()}
+        if lost or self._crew.collectives.broken:
+            named = f"rank {labels.ranks(sorted(lost))} died" if lost else "collectives are broken"
+            raise RanksLostError(sorted(lost), named, ": type %dist_restart for new workers")
 
     def _watch(
         self,
@@ -145,7 +156,7 @@ class Runner:
         except NbdistError as error:
             lost.add_note(f"It could not be healed: {error}")
             raise lost from error
-        saving = structs.replace(request.saving, resume=True)
+        saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
         return structs.replace(request, saving=saving, seconds=heals.seconds())
 
     def _run_again(self, request: CellRequest, ranks: Sequence[int]) -> None:
@@ -171,10 +182,12 @@ class _Heals:
 
     Attributes:
         saved: names whose values its checkpoints have.
+        has_opened: the checkpoints in its folder are its own.
     """
 
     def __init__(self, recorder: Recorder, live: LiveRun, most: int) -> None:
         self.saved: tuple[str, ...] = ()
+        self.has_opened = False
         self._recorder = recorder
         self._live = live
         self._most = most
@@ -199,7 +212,7 @@ class _Heals:
 
     def opened(self, opened: Opened) -> None:
         """A rank has its state; the first one that has it after a loss tells where it goes on."""
-        self.saved = opened.names
+        self.saved, self.has_opened = opened.names, True
         if self._lost is not None:
             lost, self._lost = self._lost, None
             heal = Heal(

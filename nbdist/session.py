@@ -146,13 +146,8 @@ class Cluster:
     def restart(self) -> None:
         """Replace every engine by a fresh one; what the cells defined is lost.
 
-        Works whatever the engines are stuck in. The frameworks are not imported again, unless the
-        parent that has imported them, or the controller, is gone: then all is started anew.
+        Works whatever the engines are stuck in, and where what is behind them is gone.
         """
-        if not self._crew.engines.can_restart():  # the seed or the controller is gone
-            self.stop()
-            self._start()
-            return
         phases = StartView(f"nbdist: restarting {self.world_size} workers")
         with contextlib.ExitStack() as undo, phases:
             undo.push(self._ended.pop_all())
@@ -231,8 +226,9 @@ class Cluster:
             step=step,
             saving=saving,
         )
-        self._refuse_unready(chosen)
-        self._mend()
+        if saving is None or not max_heals:
+            self._refuse_unready(chosen)
+            self._mend()
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
         workers = [w for w in self.workers(measure=False) if w.rank in chosen]
         with live.begun(request, header, self._ran, workers, self.settings) as kept:

@@ -32,9 +32,26 @@ draw = np.random.default_rng(3)
 x = draw.normal(size=({SAMPLES}, 8)).astype("float32")
 y = (x[:, :1] * 2 + draw.normal(size=({SAMPLES}, 1)) / 10).astype("float32")
 train = (x, y)
+def at(step):
+    pass
+class Batches:
+    def __init__(self):
+        self.order = np.random.default_rng(11)
+        self.step = 0
+    def __len__(self):
+        return -(-len(x) // {BATCH})
+    def __iter__(self):
+        rows = self.order.permutation(len(x))
+        for start in range(0, len(x), {BATCH}):
+            self.step += 1
+            at(self.step)
+            part = rows[start:start + {BATCH}]
+            yield x[part], y[part]
+batches = Batches()
 """
 _KERAS = """
 import keras
+from nbdist.worker import state
 keras.utils.set_random_seed(7)
 with strategy.scope():
     model = keras.Sequential([
@@ -43,7 +60,12 @@ with strategy.scope():
     ])
 """
 _OF_KERAS = "digest([v.numpy() for v in (*model.variables, *optimizer.variables)])"
-_FIT = f"model.fit(x, y, batch_size={BATCH}, epochs={EPOCHS}, verbose=0)"
+_FIT = f"""
+class At(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        at(state.current().step + 1)
+model.fit(x, y, batch_size={BATCH}, epochs={EPOCHS}, verbose=0, callbacks=[At()])
+"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +91,14 @@ class Form:
         """What the cluster runs: Keras has one backend."""
         return {"mirrored": "tensorflow", "pjrt": "jax"}[self.strategy]
 
-    def run(self, cluster: nbdist.Cluster, epochs: int = EPOCHS, **options: Any) -> Run:
-        """Train."""
-        step = StepOptions(data="train", batch=BATCH, epochs=epochs, shuffle=5)
+    def run(
+        self, cluster: nbdist.Cluster, epochs: int = EPOCHS, data: str = "train", **options: Any
+    ) -> Run:
+        """Train on arrays, or on `batches`; each rank calls `at` before each step of `batches`."""
+        if data == "train":
+            step = StepOptions(data="train", batch=BATCH, epochs=epochs, shuffle=5)
+        else:
+            step = StepOptions(data=data, epochs=epochs)
         return cluster.run(
             self.cell.replace(f"epochs={EPOCHS}", f"epochs={epochs}"),
             strategy=self.strategy,

@@ -28,7 +28,7 @@ from nbdist.errors import StartError, WorkerError
 from nbdist.records import RANK_VARIABLE, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nbdist.records import ClusterRequest, Device, WorkerHello
@@ -63,12 +63,15 @@ class Engines:
         request: what was asked for.
         folder: for connection files and logs; must exist.
         timeout_s: bound on each phase of the start.
+
+    Attributes:
+        timeout_s: bound on what engines are asked.
     """
 
     def __init__(self, request: ClusterRequest, folder: Path, timeout_s: float) -> None:
         self.request = request
         self._folder = folder
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._client: Any = None
         self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
@@ -110,7 +113,7 @@ class Engines:
 
     def await_imports(self) -> str:
         """Wait until the seed has imported the frameworks."""
-        versions = self._seed.wait_event("ready", self._timeout_s)["versions"]
+        versions = self._seed.wait_event("ready", self.timeout_s)["versions"]
         return ", ".join(f"{name} {versions[name]}" for name in self.request.frameworks)
 
     def launch(self) -> str:
@@ -161,11 +164,9 @@ class Engines:
             self._ask_places()
             return all(place in self._engine_ids for place in places)
 
-        if not repeat_until(known, self._timeout_s):
+        if not repeat_until(known, self.timeout_s):
             count = sum(place in self._engine_ids for place in places)
-            raise StartError(
-                f"{count} of {len(places)} engines registered in {self._timeout_s:g} s"
-            )
+            raise StartError(f"{count} of {len(places)} engines registered in {self.timeout_s:g} s")
 
     def _ask_places(self) -> None:
         """Ask engines that have registered, and are new, which place they have."""
@@ -186,7 +187,7 @@ class Engines:
         old = {rank: self._names[rank] for rank in ranks}
         for name in old.values():
             self._seed.signal(name, signal.SIGKILL)
-        self._seed.wait_gone(list(old.values()), self._timeout_s)
+        self._seed.wait_gone(list(old.values()), self.timeout_s)
         for rank in ranks:
             self._former_ids.add(self._engine_ids.pop(rank))
         taken = dict(zip(ranks, self._live_spares(), strict=False))
@@ -195,7 +196,7 @@ class Engines:
         for rank in forked:
             self._names[rank] = engine_name(rank)
             self._launcher.fork(engine_name(rank), *self.own(rank))
-        repeat_until(lambda: not set(self.dead()).intersection(forked), self._timeout_s)
+        repeat_until(lambda: not set(self.dead()).intersection(forked), self.timeout_s)
         self._learn([*taken.values(), *forked])
         for rank, place in taken.items():
             self._engine_ids[rank] = self._engine_ids.pop(place)
@@ -234,7 +235,7 @@ class Engines:
         mark = self._seed.count()
         args = {"host": _LOOPBACK, "world_size": self.world_size}
         self._seed.spawn(f"{COORDINATOR}{mark}", COORDINATOR_TARGET, args, {})
-        address: str = self._seed.wait_event("coordinator", self._timeout_s, since=mark)["address"]
+        address: str = self._seed.wait_event("coordinator", self.timeout_s, since=mark)["address"]
         return address
 
     def restart(self) -> None:
@@ -242,7 +243,7 @@ class Engines:
         coordinators = [name for name in self._seed.pids() if name.startswith(COORDINATOR)]
         for name in coordinators:
             self._seed.signal(name, signal.SIGKILL)
-        self._seed.wait_gone(coordinators, self._timeout_s)
+        self._seed.wait_gone(coordinators, self.timeout_s)
         self._cluster.stop_engines_sync()
         self._former_ids |= set(self._client.ids) | set(self._engine_ids.values())
         self._engine_ids = {}
@@ -341,13 +342,13 @@ class Engines:
         return self._gather(self._view(chosen).apply_async(function, *args), chosen)
 
     def _await(self, answer: Any, ranks: Sequence[int]) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while not answer.wait(0.1):
             self.refuse_dead(ranks)
             if not self.can_restart():
                 raise WorkerError("the cluster's controller is gone: type %dist_restart")
             if time.monotonic() > deadline:
-                raise WorkerError(f"no answer from the engines within {self._timeout_s:g} s")
+                raise WorkerError(f"no answer from the engines within {self.timeout_s:g} s")
 
     def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
         self._await(answer, ranks)
@@ -356,6 +357,15 @@ class Engines:
             if isinstance(outcome, ipyparallel.RemoteError):
                 raise WorkerError(f"rank {rank}: {outcome.ename}: {outcome.evalue}")
         return outcomes
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Meanwhile, nothing that engines are asked may take longer."""
+        before, self.timeout_s = self.timeout_s, seconds
+        try:
+            yield
+        finally:
+            self.timeout_s = before
 
     def refuse_dead(self, ranks: Sequence[int]) -> None:
         """Raises WorkerError when one of these ranks is dead."""

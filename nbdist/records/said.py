@@ -318,6 +318,10 @@ class Stopping(Said, frozen=True):
     limit: int
 
 
+class Preempted(Said, frozen=True):
+    """The rank's process was told to end (SIGTERM): it does at the end of the cell."""
+
+
 class Beat(Said, frozen=True):
     """The rank's process runs and is in the cell; once a second.
 
@@ -361,6 +365,7 @@ Speech = (
     | Checked
     | Profiled
     | Stopping
+    | Preempted
     | CellEnded
     | Beat
     | Where

@@ -110,7 +110,7 @@ class FitSaver:
         self._restored = False
         self._model._initial_epoch = position.epoch
         self._worker.epochs = position.earlier + position.epoch
-        self._worker.batches = position.step
+        self._worker.batches = self._worker.step = position.step
         _passing.append(self)
 
     def _open(self) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import inspect
 import site
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -69,6 +70,8 @@ def _take(frames: list[bytes]) -> None:
         task.add_done_callback(_awaiting.discard)
     else:
         cell.run()
+        if state.current().preempted:
+            sys.exit(0)
 
 
 def _decode(frame: bytes) -> CellRequest | StopAfter:

@@ -35,6 +35,7 @@ class Worker:
         step: the last step that was begun in this cell; 0 is none.
         tested: how many batches `evaluate` and `predict` have gone through in this cell.
         broken: the strategies whose collectives were broken off.
+        preempted: the process was told to end, and does so after the cell.
         epochs: the last epoch that a `fit` of this cell has begun, as it was reported.
         ending: what is to be closed when the cell ends, however it does.
         saving: how the state of what the cell fits is saved.
@@ -54,6 +55,7 @@ class Worker:
         self.epochs = 0
         self.step = self.tested = 0
         self.broken: set[StrategyName] = set()
+        self.preempted = False
         self.ending = contextlib.ExitStack()
         self.saving: Saving | None = None
         self.names: tuple[str, ...] = ()

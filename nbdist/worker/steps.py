@@ -136,6 +136,7 @@ class _Loop:
         """From the newest checkpoint on, if that was asked for, to the end."""
         options = self._options
         self._at = self._checkpoints.begin() or self._at
+        self._worker.step = self._at.step
         if options.steps:
             self._left = max(0, options.steps - self._at.step)
         for number in range(1, self._at.epoch) if not self._source.by_number else ():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from nbdist.records import WATCHDOG, Beat, BreakOff, Diagnose, Hurry, Where
+from nbdist.records import WATCHDOG, Beat, BreakOff, Diagnose, Hurry, Preempted, Where
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
 
@@ -43,16 +44,33 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 def watch(worker: Worker, address: SocketAddress) -> None:
     """Start the thread, which announces itself at `address` and takes orders from there."""
-    arguments = (worker, address, threading.get_ident())
+    preempted, noted = os.pipe()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: _note_preemption(worker, noted))
+    arguments = (worker, address, threading.get_ident(), preempted)
     threading.Thread(target=_run, args=arguments, name="nbdist-watchdog", daemon=True).start()
 
 
-def _run(worker: Worker, address: SocketAddress, main: int) -> None:
+def _note_preemption(worker: Worker, noted: int) -> None:
+    """Between cells, the engine ends at once; in one, the notebook is told, and ends it."""
+    if not worker.cell:
+        sys.exit(0)
+    worker.preempted = True
+    os.write(noted, b"!")  # what says it takes locks, which this very thread may hold
+
+
+def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     connect(socket, address)
     socket.send(f"{WATCHDOG}{worker.rank}".encode())
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(preempted, zmq.POLLIN)
     while True:
-        if socket.poll(int(1000 * BEAT_S)):
+        ready = dict(poller.poll(int(1000 * BEAT_S)))
+        if preempted in ready:
+            os.read(preempted, 1)
+            worker.say(Preempted(**worker.said()), urgent=True)
+        if socket in ready:
             _obey(worker, msgspec.msgpack.decode(socket.recv(), type=_Orders), main)
         elif worker.cell:
             worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()))

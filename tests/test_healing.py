@@ -1,0 +1,180 @@
+"""Faults in runs that are saved: each has an outcome and a bound in seconds.
+
+`make test` has a short form; `make chaos` all of it (`--full`), with random kills besides.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nbdist.records import Saving
+from tests import clusters, training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+    from nbdist.result import Run
+
+RANKS = 3
+EVERY = 5
+HEALED_S = 30.0
+"""A heal takes two to four seconds here; these machines are busy."""
+
+FAULT = """
+def at(step):
+    mark = {mark!r}
+    if rank == {rank} and step == {step} and not os.path.exists(mark):
+        open(mark, "w").close()
+        {action}
+"""
+ACTIONS = {
+    "kill -9": "os.kill(os.getpid(), signal.SIGKILL)",
+    "SIGSTOP": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "raise": "raise ValueError('a bug of the user')",
+    "hang": "time.sleep(600)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.fixture(scope="module", params=list(training.FORMS))
+def form(request: pytest.FixtureRequest) -> training.Form:
+    return training.FORMS[request.param]
+
+
+@pytest.fixture(scope="module")
+def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS, framework=form.framework) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: nbdist.Cluster, form: training.Form) -> str:
+    """What the training comes to."""
+    cluster.run(form.setup, strategy=form.strategy)
+    form.run(cluster, data="batches")
+    return form.digest_of(cluster)
+
+
+class Trial:
+    """A training with one fault in it."""
+
+    def __init__(self, cluster: nbdist.Cluster, form: training.Form, folder: Path) -> None:
+        self.cluster = cluster
+        self.form = form
+        self.folder = folder / "kept"
+        self.mark = folder / "mark"
+        self.saving = Saving(folder=str(self.folder), every_steps=EVERY, keep=2)
+        cluster.run(form.setup, strategy=form.strategy)
+
+    def fault(self, action: str, rank: int, step: int) -> None:
+        """The rank does this before the step, once."""
+        source = FAULT.format(mark=str(self.mark), rank=rank, step=step, action=ACTIONS[action])
+        self.cluster.run(source)
+
+    def run(self, **options: object) -> Run:
+        began = time.monotonic()
+        run = self.form.run(self.cluster, data="batches", saving=self.saving, **options)
+        assert time.monotonic() - began < HEALED_S
+        return run
+
+    def check(self, run: Run, undisturbed: str, heals: int = 1) -> None:
+        """It was healed so often, and came to the same bits."""
+        assert len(run.heals) == heals
+        assert self.form.digest_of(self.cluster) == undisturbed
+        assert not list(self.folder.glob(".*.part"))
+
+
+@pytest.fixture
+def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path) -> Trial:
+    return Trial(cluster, form, tmp_path)
+
+
+def ids(rank: int) -> str:
+    return f"rank {rank}"
+
+
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [
+        (RANKS - 1, 12),
+        pytest.param(0, 17, marks=pytest.mark.full),
+        pytest.param(0, 1, marks=pytest.mark.full),
+        pytest.param(RANKS - 1, 1, marks=pytest.mark.full),
+        pytest.param(0, training.STEPS, marks=pytest.mark.full),
+        pytest.param(RANKS - 1, training.STEPS, marks=pytest.mark.full),
+    ],
+)
+def test_a_rank_that_is_killed_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    trial.fault("kill -9", rank, step)
+    run = trial.run()
+    trial.check(run, undisturbed)
+    assert run.heals[0].ranks == (rank,)
+    assert run.heals[0].step <= step
+
+
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [(0, 12), *(pytest.param(r, s, marks=pytest.mark.full) for r, s in ((RANKS - 1, 1), (0, 24)))],
+)
+def test_a_rank_that_is_frozen_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    trial.fault("SIGSTOP", rank, step)
+    trial.check(trial.run(), undisturbed)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+def test_a_rank_that_leaves_the_others_waiting_is_replaced(
+    trial: Trial, undisturbed: str, rank: int
+) -> None:
+    trial.fault("hang", rank, 12)
+    trial.check(trial.run(hang_after_s=3), undisturbed)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: int) -> None:
+    """The cell fails, what was saved is there, and the next cell goes on from it."""
+    trial.fault("raise", rank, 12)
+    with pytest.raises(CellError, match=f"ValueError on rank {rank}@"):
+        trial.run()
+    trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
+    trial.saving = Saving(folder=str(trial.folder), every_steps=EVERY, resume=True)
+    trial.check(trial.run(), undisturbed, heals=0)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+def test_a_rank_that_is_told_to_end_has_all_saved(
+    trial: Trial, undisturbed: str, rank: int
+) -> None:
+    """At one step, beyond that of the signal; the rerun goes on there."""
+    trial.fault("SIGTERM", rank, 12)
+    with pytest.raises(PreemptedError, match=f"rank {rank}@.*SIGTERM.*--resume"):
+        trial.run()
+    assert max(int(path.name[5:]) for path in trial.folder.glob("step-*")) >= 12
+    trial.saving = Saving(folder=str(trial.folder), every_steps=EVERY, resume=True)
+    trial.cluster.restart()
+    trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
+    trial.check(trial.run(), undisturbed, heals=0)
+
+
+@pytest.mark.parametrize("part", ["seed", "controller"])
+def test_the_run_goes_on_without_what_started_it(
+    trial: Trial, undisturbed: str, part: str
+) -> None:
+    """Without the controller, cells run; where the seed is killed, all engines are, and are
+    started anew."""
+    engines = trial.cluster._crew.engines
+    pid = engines._seed.pid if part == "seed" else engines._cluster.controller.pid
+    trial.cluster.run(
+        FAULT.format(
+            mark=str(trial.mark), rank=0, step=12, action=f"os.kill({pid}, signal.SIGKILL)"
+        )
+    )
+    trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
