@@ -26,6 +26,7 @@ from nbdist.records import (
     Where,
 )
 from nbdist.views import labels
+from nbdist.views.endings import follows, others
 from nbdist.views.hang import hang
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _SAME_STOP_S = 2.0
 """Two pages may ask for the same Stop."""
+
+_SAID_S = 1.0
+"""How long the last that a process said may take to arrive."""
 
 _STOP_S = 1.0
 """How long a Stop of steps is repeated, for ranks that are about to begin. Who begins later finds
@@ -300,12 +304,16 @@ class CellWatch:
         """The failure that others followed, if one of them came first."""
         if first is None or first.failure is None or not first.failure.follows:
             return first
-        roots = [e for e in self._ended.values() if e.status == "error" and not _follows(e)]
+        roots = [e for e in self._ended.values() if e.status == "error" and not follows(e)]
         return roots[0] if roots else first
 
     def _check_alive(self) -> None:
         """A rank that died will never say that it ended."""
-        dead = [rank for rank in self._engines.dead() if rank in self._host_of]
+        dead = self._dead()
+        if self._preempted.intersection(dead):  # it ends after it has said so, which may come later
+            deadline = time.monotonic() + _SAID_S
+            while (dead := self._dead()) and time.monotonic() < deadline:
+                self._show_for(POLL_S)
         if dead:
             self._live.lost(dead)
             self._ending.end(self._settings.interrupt_grace_s, at_once=True)
@@ -316,6 +324,11 @@ class CellWatch:
                 ": type %dist_restart for new workers"
                 + (f"\nThe last lines of its engine's log:\n{log}" if log else ""),
             )
+
+    def _dead(self) -> list[int]:
+        """The ranks of the cell that are dead, and have not said that they had ended it."""
+        unheard = self._host_of.keys() - self._ended.keys()
+        return [rank for rank in self._engines.dead() if rank in unheard]
 
     def _check_progress(self) -> None:
         """For a rank that is frozen, or steps that nobody makes, all would wait in vain.
@@ -364,32 +377,8 @@ class CellWatch:
             ename=failure.ename,
             evalue=failure.evalue,
             traceback=failure.traceback,
-            notes=self._others(first),
+            notes=[
+                *others(first, self._ended, self._host_of.keys() - self._ended.keys()),
+                *(LOST[strategy] for strategy in sorted(self._collectives.broken)),
+            ],
         )
-
-    def _others(self, first: CellEnded) -> list[str]:
-        """What became of the other ranks, one line for each kind of end."""
-        kinds: dict[str, list[int]] = {}
-        for rank, ended in self._ended.items():
-            if rank != first.rank:
-                kinds.setdefault(_end_of(ended, first), []).append(rank)
-        stuck = self._host_of.keys() - self._ended.keys()
-        if stuck:
-            kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
-        notes = [f"rank {labels.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
-        return [*notes, *(LOST[strategy] for strategy in sorted(self._collectives.broken))]
-
-
-def _follows(ended: CellEnded) -> bool:
-    return ended.failure is not None and ended.failure.follows
-
-
-def _end_of(ended: CellEnded, first: CellEnded) -> str:
-    if ended.failure is None or ended.status == "interrupted":
-        return "stopped" if ended.status == "interrupted" else "finished"
-    assert first.failure is not None
-    if ended.failure.follows:
-        return "waited for it in a collective, which was broken off"
-    if ended.failure.same == first.failure.same:
-        return "the same error"
-    return f"{ended.failure.ename}: {ended.failure.evalue}"

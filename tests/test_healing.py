@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import nbdist
+from nbdist.errors import CellError, PreemptedError
 from nbdist.records import Saving
 from tests import clusters, training
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import nbdist
     from nbdist.result import Run
 
 RANKS = 3
@@ -27,18 +28,17 @@ HEALED_S = 30.0
 
 FAULT = """
 def at(step):
+    time.sleep({pace_s})
     mark = {mark!r}
     if rank == {rank} and step == {step} and not os.path.exists(mark):
         open(mark, "w").close()
         {action}
 """
-ACTIONS = {
-    "kill -9": "os.kill(os.getpid(), signal.SIGKILL)",
-    "SIGSTOP": "os.kill(os.getpid(), signal.SIGSTOP)",
-    "raise": "raise ValueError('a bug of the user')",
-    "hang": "time.sleep(600)",
-    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
-}
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+FREEZE = "os.kill(os.getpid(), signal.SIGSTOP)"
+RAISE = "raise ValueError('a bug of the user')"
+HANG = "time.sleep(600)"
+PREEMPT = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
 @pytest.fixture(scope="module", params=list(training.FORMS))
@@ -71,9 +71,11 @@ class Trial:
         self.saving = Saving(folder=str(self.folder), every_steps=EVERY, keep=2)
         cluster.run(form.setup, strategy=form.strategy)
 
-    def fault(self, action: str, rank: int, step: int) -> None:
-        """The rank does this before the step, once."""
-        source = FAULT.format(mark=str(self.mark), rank=rank, step=step, action=ACTIONS[action])
+    def fault(self, action: str, rank: int, step: int, pace_s: float = 0.0) -> None:
+        """The rank does this before the step, once; each takes a while."""
+        source = FAULT.format(
+            mark=str(self.mark), rank=rank, step=step, action=action, pace_s=pace_s
+        )
         self.cluster.run(source)
 
     def run(self, **options: object) -> Run:
@@ -112,7 +114,7 @@ def ids(rank: int) -> str:
 def test_a_rank_that_is_killed_is_replaced(
     trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
-    trial.fault("kill -9", rank, step)
+    trial.fault(KILL, rank, step)
     run = trial.run()
     trial.check(run, undisturbed)
     assert run.heals[0].ranks == (rank,)
@@ -126,7 +128,7 @@ def test_a_rank_that_is_killed_is_replaced(
 def test_a_rank_that_is_frozen_is_replaced(
     trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
-    trial.fault("SIGSTOP", rank, step)
+    trial.fault(FREEZE, rank, step)
     trial.check(trial.run(), undisturbed)
 
 
@@ -134,14 +136,14 @@ def test_a_rank_that_is_frozen_is_replaced(
 def test_a_rank_that_leaves_the_others_waiting_is_replaced(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
-    trial.fault("hang", rank, 12)
+    trial.fault(HANG, rank, 12)
     trial.check(trial.run(hang_after_s=3), undisturbed)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: int) -> None:
     """The cell fails, what was saved is there, and the next cell goes on from it."""
-    trial.fault("raise", rank, 12)
+    trial.fault(RAISE, rank, 12)
     with pytest.raises(CellError, match=f"ValueError on rank {rank}@"):
         trial.run()
     trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
@@ -154,7 +156,7 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
     """At one step, beyond that of the signal; the rerun goes on there."""
-    trial.fault("SIGTERM", rank, 12)
+    trial.fault(PREEMPT, rank, 12, pace_s=0.08)
     with pytest.raises(PreemptedError, match=f"rank {rank}@.*SIGTERM.*--resume"):
         trial.run()
     assert max(int(path.name[5:]) for path in trial.folder.glob("step-*")) >= 12
@@ -164,17 +166,21 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
     trial.check(trial.run(), undisturbed, heals=0)
 
 
-@pytest.mark.parametrize("part", ["seed", "controller"])
-def test_the_run_goes_on_without_what_started_it(
-    trial: Trial, undisturbed: str, part: str
+@pytest.fixture(scope="module")
+def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
+    """What is behind it may be killed."""
+    with nbdist.Cluster(hosts=RANKS, framework=form.framework) as made:
+        yield made
+
+
+@pytest.mark.full  # kills what `make test` would have to start again; test_cluster.py kills both
+@pytest.mark.parametrize("part", ["controller", "seed"])
+def test_a_run_goes_on_without_what_started_it(
+    alone: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path, part: str
 ) -> None:
-    """Without the controller, cells run; where the seed is killed, all engines are, and are
-    started anew."""
-    engines = trial.cluster._crew.engines
+    """Cells do not pass through the controller; without the seed, all is started anew."""
+    trial = Trial(alone, form, tmp_path)
+    engines = alone._crew.engines
     pid = engines._seed.pid if part == "seed" else engines._cluster.controller.pid
-    trial.cluster.run(
-        FAULT.format(
-            mark=str(trial.mark), rank=0, step=12, action=f"os.kill({pid}, signal.SIGKILL)"
-        )
-    )
+    trial.fault(f"os.kill({pid}, signal.SIGKILL)", 0, 12)
     trial.check(trial.run(), undisturbed, heals=int(part == "seed"))

@@ -71,6 +71,7 @@ def _take(frames: list[bytes]) -> None:
     else:
         cell.run()
         if state.current().preempted:
+            state.current().leave()
             sys.exit(0)
 
 

@@ -72,6 +72,7 @@ def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
     from nbdist.worker import mirrored
 
     devices = mirrored.build(wiring[state.current().rank])
+    watchdog.heed_preemption(state.current())
     _prepare_keras()
     _offer("mirrored")
     return devices

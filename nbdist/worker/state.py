@@ -97,6 +97,10 @@ class Worker:
             tap.settle()
         self.cell = 0
 
+    def leave(self) -> None:
+        """The process is about to end: what was said arrives first."""
+        self._probe.close()
+
     def seconds(self) -> float:
         return time.perf_counter() - self._cell_started
 

@@ -36,6 +36,7 @@ _Orders = Hurry | Diagnose | BreakOff
 _OF_SOURCE = 4
 """The fields of a source in `linecache`; one that has yet to be read has fewer."""
 
+_noted: list[int] = []
 _FRAMEWORKS = {"jax", "jaxlib", "tensorflow", "keras"}
 _LOCKS = {"threading", "queue", "concurrent", "multiprocessing"}
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
@@ -45,17 +46,23 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 def watch(worker: Worker, address: SocketAddress) -> None:
     """Start the thread, which announces itself at `address` and takes orders from there."""
     preempted, noted = os.pipe()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: _note_preemption(worker, noted))
+    _noted.append(noted)
+    heed_preemption(worker)
     arguments = (worker, address, threading.get_ident(), preempted)
     threading.Thread(target=_run, args=arguments, name="nbdist-watchdog", daemon=True).start()
 
 
-def _note_preemption(worker: Worker, noted: int) -> None:
+def heed_preemption(worker: Worker) -> None:
+    """From here on SIGTERM ends the cell first; TensorFlow's strategy takes the signal over."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: _note_preemption(worker))
+
+
+def _note_preemption(worker: Worker) -> None:
     """Between cells, the engine ends at once; in one, the notebook is told, and ends it."""
     if not worker.cell:
         sys.exit(0)
     worker.preempted = True
-    os.write(noted, b"!")  # what says it takes locks, which this very thread may hold
+    os.write(_noted[0], b"!")  # what says it takes locks, which this very thread may hold
 
 
 def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> None:
