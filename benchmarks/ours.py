@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 FRAMEWORK = {"mirrored": "tensorflow", "pjrt": "jax"}
 
 
-def cluster(hosts: int, strategy: str, settings: Settings | None = None) -> nbdist.Cluster:
+def cluster(
+    hosts: int, strategy: str, settings: Settings | None = None, spares: int = 0
+) -> nbdist.Cluster:
     """Workers for one strategy that each have a core of their own and compute with one thread."""
     with quiet():
         return nbdist.Cluster(
-            hosts=hosts, framework=FRAMEWORK[strategy], cpus_per_worker=1, settings=settings
+            hosts=hosts,
+            framework=FRAMEWORK[strategy],
+            cpus_per_worker=1,
+            settings=settings,
+            spares=spares,
         )
 
 

@@ -68,7 +68,7 @@ class RanksLostError(WorkerError):
 
     def __init__(self, ranks: Sequence[int], reason: str, advice: str = "") -> None:
         self.ranks = tuple(ranks)
-        self.reason = reason
+        self.reason = reason.partition("\n")[0]
         super().__init__(reason + advice)
 
 

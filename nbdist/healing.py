@@ -66,7 +66,8 @@ class Healer:
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
         """Whether it worked."""
         collectives = self._crew.collectives
-        if request.strategy != "pjrt" or self._crew.engines.spares() < len(lost.ranks):
+        spares = self._crew.engines.spares()
+        if request.strategy != "pjrt" or not 0 < len(lost.ranks) <= spares:
             return False
         try:
             with self._crew.engines.within(_IN_PLACE_S):

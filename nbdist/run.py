@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nbdist.escalation import Send
     from nbdist.live import LiveRun
     from nbdist.recorder import Recorder
-    from nbdist.records import CellRequest, RunStatus
+    from nbdist.records import CellRequest, RunStatus, StrategyName
     from nbdist.settings import Settings
     from nbdist.views.cell import Shareable, View
 
@@ -145,6 +145,7 @@ class CellWatch:
             self._stop_others()
             self._check_alive()  # what the others met may have been its death
             self._failed = self._root(self._failed)
+            self._note_unfinished(request.strategy)
             self._check_preempted()
         except KeyboardInterrupt:
             self._status = "stopped" if self._stops else "interrupted"
@@ -171,6 +172,11 @@ class CellWatch:
             self._check_stop()
             if self._preempted and not self._stopping_at:
                 self._stop_preempted()
+
+    def _note_unfinished(self, strategy: StrategyName | None) -> None:
+        """What waits behind collectives that never end would never end itself."""
+        if strategy is not None and any(ended.unfinished for ended in self._ended.values()):
+            self._collectives.broken.add(strategy)
 
     def _stop_preempted(self) -> None:
         """All ranks end at the same step, and save there what is to be saved."""

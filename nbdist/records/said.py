@@ -305,11 +305,16 @@ class Failure(Record, frozen=True):
 
 
 class CellEnded(Said, frozen=True):
-    """The rank is done with the cell: its last record of it."""
+    """The rank is done with the cell: its last record of it.
+
+    Attributes:
+        unfinished: steps were left under way: their collectives may never end.
+    """
 
     status: Literal["ok", "error", "interrupted"]
     seconds: float
     failure: Failure | None = None
+    unfinished: bool = False
 
 
 class Stopping(Said, frozen=True):

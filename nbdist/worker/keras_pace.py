@@ -101,6 +101,11 @@ class Pace:
         """There are no more steps."""
         self._tracing.close(epoch)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether calls were begun that have not ended."""
+        return self._together and self._function is not None and self._function.open > 0
+
     def settle(self, but: int = 0) -> None:
         """Wait until no more calls than that are under way.
 

@@ -84,6 +84,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._close()
 
     def _close(self) -> None:
+        state.current().unfinished |= self._stop is not None and self._pace.is_under_way
         self._pace.close(self._epoch)
         self._fitting.close()
         self._stop = None

@@ -204,13 +204,15 @@ class _Cell:
         _interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failure = None if error is None else self._describe(error)
+        self._worker.end_cell(error)
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
             seconds=self._worker.seconds(),
             failure=failure,
-            **self._worker.said(),
+            unfinished=self._worker.unfinished,
+            rank=self._worker.rank,
+            cell=self._request.number,
         )
-        self._worker.end_cell(error)
         self._worker.say(ended, urgent=True)
 
     def _describe(self, error: BaseException) -> Failure:

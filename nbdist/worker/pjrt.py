@@ -47,6 +47,7 @@ def leave() -> None:
     global _rescued  # noqa: PLW0603 - from one request to a later one
     if state.current().strategies.pop("pjrt", None) is None:
         return
+    break_off()  # a step that nobody waits for any more may be under way, and never end
     _rescued = Rescued.take(engine_shell().user_ns)
     distributed.global_state.client = None
     dispatch.runtime_tokens.clear()  # those of what failed would raise

@@ -36,6 +36,7 @@ class Worker:
         tested: how many batches `evaluate` and `predict` have gone through in this cell.
         broken: the strategies whose collectives were broken off.
         preempted: the process was told to end, and does so after the cell.
+        unfinished: the cell has left steps under way.
         epochs: the last epoch that a `fit` of this cell has begun, as it was reported.
         ending: what is to be closed when the cell ends, however it does.
         saving: how the state of what the cell fits is saved.
@@ -55,7 +56,7 @@ class Worker:
         self.epochs = 0
         self.step = self.tested = 0
         self.broken: set[StrategyName] = set()
-        self.preempted = False
+        self.preempted = self.unfinished = False
         self.ending = contextlib.ExitStack()
         self.saving: Saving | None = None
         self.names: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class Worker:
         self.cell = request.number
         self.saving, self.names = request.saving, request.names
         self.replays = request.replays
+        self.unfinished = False
         self.fits = None
         self.batches = self.step = self.tested = 0
         self.epochs = 0

@@ -126,6 +126,7 @@ class _Loop:
 
     def end(self, *raised: object) -> None:
         """End what is beside the steps."""
+        self._worker.unfinished = bool(self._flying)
         try:
             self._tracing.close(self._at.epoch)
         finally:
