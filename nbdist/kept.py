@@ -66,7 +66,8 @@ class PastRun:
             sharding=state.split,
             rates=(),
         )
-        return Run(state.number, self._metrics(), begun=begun if state.replicas else None)
+        of_steps = begun if state.replicas else None
+        return Run(state.number, self._metrics(), begun=of_steps, heals=state.heals)
 
     @property
     def history(self) -> dict[str, np.ndarray]:
@@ -115,7 +116,7 @@ class PastRun:
 
     def line(self, position: int) -> RunLine:
         """The run in a line, of its last rows only."""
-        end = Run(0, self._metrics(_ROWS_OF_THE_END))
+        end = Run(0, self._metrics(_ROWS_OF_THE_END), heals=self.state.heals)
         steps = max((m.step for m in end.metrics if m.step > 0), default=0)
         loss = end.last("loss") if "loss" in end.names else float("nan")
         return RunLine(position, self.state, steps, loss)
@@ -133,7 +134,8 @@ class PastRun:
     def _reports(self) -> Reports:
         from nbdist.telemetry.history import Reports
 
-        return Reports.of_tables((t.columns, self._kept.array(t)) for t in self._tables())
+        tables = ((t.columns, self._kept.array(t)) for t in self._tables())
+        return Reports.of_tables(tables, self.state.heals)
 
     def _tables(self) -> tuple[Table, ...]:
         """Those of which the history is."""
@@ -148,10 +150,11 @@ class PastRun:
 
         JupyterLab with the extension shows the run itself, also while it goes on.
         """
-        from nbdist.views.chart import run_bundle
+        from nbdist.views.chart import marks, run_bundle
 
-        text = self.line(0).text
-        bundle, metadata = run_bundle(self.history, repr(self), text)
+        text, reports = self.line(0).text, self._reports()
+        healed = marks(reports.healed_after(), reports.heals)
+        bundle, metadata = run_bundle(reports.history(), repr(self), text, healed)
         output = RunOutput(id=self.id, text=text, over=self.state.is_over)
         return {RUN_MIME: msgspec.to_builtins(output), **bundle}, metadata
 

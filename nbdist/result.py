@@ -35,6 +35,7 @@ class Summary:
         replicas: how many shared a batch; 0 where the cell was no step.
         batch: samples in the first global batch; 0 where the cell was no step.
         compilations: how often the step was compiled.
+        heals: how often ranks were lost, and the run went on.
         last: each metric's last value, as `Run.last` has it.
     """
 
@@ -46,6 +47,7 @@ class Summary:
     replicas: int
     batch: int
     compilations: int
+    heals: int
     last: Mapping[str, float]
 
     def __repr__(self) -> str:
@@ -59,6 +61,8 @@ class Summary:
         if self.step_s:
             parts.append(f"{1000 * self.step_s:.3g} ms a step")
         parts.append(f"{self.seconds:.1f} s")
+        if self.heals:
+            parts.append(f"healed {labels.times(self.heals)}")
         parts += [f"{name} {value:.4g}" for name, value in self.last.items()]
         return ", ".join(parts)
 
@@ -74,7 +78,8 @@ class Run:
         begun: how a step cell was split; None for other cells.
         checked: what `--check` found, if it was asked for.
         notes: what was worth a line.
-        heals: how often ranks were lost; what was reported before of later steps is void.
+        heals: how often ranks were lost; what was reported before of later steps is void, and is
+            in nothing but `reports`.
     """
 
     number: int
@@ -91,13 +96,17 @@ class Run:
         found: list[Metrics] = []
         for report in self.reports:
             found += report.unpacked() if isinstance(report, Rows) else (report,)
-        return tuple(found)
+        if not self.heals:
+            return tuple(found)
+        from nbdist.telemetry.void import without_void
+
+        return without_void(found, self.heals)
 
     @cached_property
     def _arrays(self) -> Reports:
         from nbdist.telemetry.history import Reports
 
-        return Reports.of(self.reports)
+        return Reports.of(self.reports, self.heals)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,7 +130,8 @@ class Run:
         """
         self._require(name)
         own: dict[int, float] = {}
-        for report in reversed(self.reports):
+        # Of a run that was not healed all reports hold: few have to be unpacked.
+        for report in reversed(self.metrics if self.heals else self.reports):
             latest = report.last() if isinstance(report, Rows) else report
             if name in latest.shared:
                 return latest.shared[name]
@@ -173,6 +183,7 @@ class Run:
             replicas=begun.replicas if begun else 0,
             batch=begun.batch if begun else 0,
             compilations=1 + len(anew) if begun else 0,
+            heals=len(self.heals),
             last={name: self.last(name) for name in self.names},
         )
 
@@ -186,9 +197,10 @@ class Run:
 
     def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
         """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
-        from nbdist.views.chart import run_bundle
+        from nbdist.views.chart import marks, run_bundle
 
-        return run_bundle(self.history, repr(self), str(self.summary))
+        healed = marks(self._arrays.healed_after(), self.heals)
+        return run_bundle(self.history, repr(self), str(self.summary), healed)
 
 
 def require_pandas() -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.records import Columns, Metrics, Rows, RunState, RunWorker
+from nbdist.records import Columns, Heal, Metrics, Rows, RunState, RunWorker
 from nbdist.telemetry.kept import find
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.rundir import RunDirectory, new_id
@@ -55,9 +55,19 @@ def rows(values: Sequence[Sequence[float]], columns: Columns = LOSS, rank: int =
     return Rows(rank=rank, cell=1, columns=columns, values=struct.pack(f"<{len(flat)}d", *flat))
 
 
-def losses(first: int, last: int, rank: int = 0) -> Rows:
-    """Steps `first` to `last`: the loss of step 4 on rank 1 is 4.1."""
-    return rows([[rank, 1, s, s / 10, s + rank / 10] for s in range(first, last + 1)], rank=rank)
+def losses(first: int, last: int, rank: int = 0, lost_s: float = 0.0) -> Rows:
+    """Steps `first` to `last`, each a tenth of a second: the loss of step 4 on rank 1 is 4.1.
+
+    `lost_s` is what the run has lost until then.
+    """
+    steps = range(first, last + 1)
+    return rows([[rank, 1, s, lost_s + s / 10, s + rank / 10] for s in steps], rank=rank)
+
+
+def heal(died: int, step: int, time_s: float, lost_s: float = 1.4) -> Heal:
+    """Of rank 1, which died after one step: the run went on after another."""
+    reason = f"rank 1 died after step {died}"
+    return Heal(time_s=time_s, ranks=(1,), reason=reason, step=step, lost_s=lost_s)
 
 
 def loss(step: int, rank: int = 0) -> Metrics:

@@ -8,32 +8,37 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from nbdist.records import PLACE, Columns, Rows
+from nbdist.telemetry.void import standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pandas as pd
 
-    from nbdist.records import Metrics
+    from nbdist.records import Heal, Metrics
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of all ranks, in the order of their times.
+    """The reports of all ranks, in the order of their times, but for those that are void.
 
     Attributes:
         places: shape (reports, len(PLACE)), float64.
         metrics: by name, shape (reports,), float64; nan where a report has none. A rank's own
             value goes before the one that was reduced over the ranks.
         reported: by name, shape (reports,), bool: whether a report has it, if only as nan.
+        heals: how often ranks were lost.
     """
 
     places: np.ndarray
     metrics: Mapping[str, np.ndarray]
     reported: Mapping[str, np.ndarray]
+    heals: Sequence[Heal] = ()
 
     @classmethod
-    def of_tables(cls, tables: Iterable[tuple[Columns, np.ndarray]]) -> Self:
+    def of_tables(
+        cls, tables: Iterable[tuple[Columns, np.ndarray]], heals: Sequence[Heal] = ()
+    ) -> Self:
         """Of rows as they are kept: shape (rows, len(columns.names))."""
         kept = [(columns, rows) for columns, rows in tables if len(rows)]
         places = [rows[:, : len(PLACE)] for _, rows in kept]
@@ -48,10 +53,11 @@ class Reports:
                 reported[name][start : start + len(rows)] = True
             start += len(rows)
         order = np.argsort(all_places[:, PLACE.index("time_s")], kind="stable")
-        return cls(all_places, metrics, reported)._chosen(order)
+        chosen = order[standing(all_places[order], heals)]
+        return cls(all_places, metrics, reported, heals)._chosen(chosen)
 
     @classmethod
-    def of(cls, reports: Iterable[Metrics | Rows]) -> Self:
+    def of(cls, reports: Iterable[Metrics | Rows], heals: Sequence[Heal] = ()) -> Self:
         """Of reports as they come from the ranks."""
         tables: dict[Columns, list[np.ndarray]] = {}
         for report in reports:
@@ -62,10 +68,11 @@ class Reports:
                 place = (report.rank, report.epoch, report.step, report.time_s)
                 values = np.array([*place, *report.own.values(), *report.shared.values()])
             tables.setdefault(columns, []).append(values)
-        return cls.of_tables(
+        arrays = [
             (columns, np.concatenate(parts).reshape(-1, len(columns.names)))
             for columns, parts in tables.items()
-        )
+        ]
+        return cls.of_tables(arrays, heals)
 
     @property
     def ranks(self) -> list[int]:
@@ -89,10 +96,15 @@ class Reports:
 
     @property
     def step_s(self) -> float:
-        """Seconds between two steps of a rank, the median; 0 with fewer than two."""
+        """Seconds between two steps of a rank, the median; 0 with fewer than two.
+
+        Steps between which the run was healed are not counted.
+        """
         rank, _, step, time_s = self.places[self._place("step") > 0].T
         own = rank == rank[:1]
-        between = np.diff(time_s[own][np.argsort(step[own], kind="stable")])
+        times = time_s[own][np.argsort(step[own], kind="stable")]
+        part = np.searchsorted(np.sort([heal.time_s for heal in self.heals]), times)
+        between = np.diff(times)[np.diff(part) == 0]
         return float(np.median(between)) if len(between) else 0.0
 
     def _place(self, name: str) -> np.ndarray:
@@ -123,6 +135,12 @@ class Reports:
                 found[name][row[there], column[there]] = chosen.metrics[name][there]
         return found
 
+    def healed_after(self) -> list[int]:
+        """After how many of the history's columns the run was healed, each time; none of epochs."""
+        steps = np.unique(self._place("step"))
+        steps = steps[steps > 0]
+        return [int((steps <= heal.step).sum()) for heal in self.heals if len(steps)]
+
     def frame(self) -> pd.DataFrame:
         """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
 
@@ -143,7 +161,7 @@ class Reports:
     def _chosen(self, rows: np.ndarray) -> Self:
         metrics = {name: values[rows] for name, values in self.metrics.items()}
         reported = {name: there[rows] for name, there in self.reported.items()}
-        return type(self)(self.places[rows], metrics, reported)
+        return type(self)(self.places[rows], metrics, reported, self.heals)
 
 
 def _count(numbers: np.ndarray) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nbdist.records import Device
+    from nbdist.records import Device, Heal
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -66,6 +66,18 @@ def duration(seconds: float) -> str:
     return (
         f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
     )
+
+
+def healed(heal: Heal) -> str:
+    """`healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`."""
+    reason, _, _ = heal.reason.partition("\n")
+    onward = f"went on after step {heal.step:,}" if heal.step else "began again"
+    return f"healed: {reason}, {onward}, {duration(heal.lost_s)} lost"
+
+
+def times(number: int) -> str:
+    """`once`, `3 times`."""
+    return "once" if number == 1 else f"{number:,} times"
 
 
 def shortened(text: str, width: int) -> str:

@@ -4,12 +4,14 @@ import math
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbdist.recorder import Recorder
 from nbdist.records import PLACE, Columns, Metrics
 from nbdist.telemetry.history import Reports
-from tests.runs import loss
+from tests.runs import heal, loss, losses
 
 reports = st.builds(
     Metrics,
@@ -75,3 +77,76 @@ def test_a_metric_may_have_the_name_of_a_column() -> None:
     frame = Reports.of([msgspec.structs.replace(loss(3, rank=1), own={"rank": 7.0})]).frame()
     assert frame["rank"].tolist() == [1]
     assert frame["rank (reported)"].tolist() == [7]
+
+
+HEALS = (heal(7, 4, time_s=2.0), heal(9, 6, time_s=4.0))
+TWICE_HEALED = [
+    part
+    for rank in (0, 1)
+    for part in (
+        losses(1, 7, rank),
+        losses(5, 9, rank, lost_s=1.6),
+        losses(7, 10, rank, lost_s=3.4),
+    )
+]
+"""Of both ranks: each step of 5 to 9 twice or thrice."""
+
+
+def test_a_step_that_was_made_again_is_there_once_as_it_was_made_last() -> None:
+    healed = Reports.of(TWICE_HEALED, HEALS)
+    np.testing.assert_allclose(healed.history()["loss"], [np.arange(1, 11), np.arange(1, 11) + 0.1])
+    frame = healed.frame()
+    assert not frame.duplicated(["rank", "epoch", "step"]).any()
+    assert len(frame) == 20
+    later = {step: 0.1 * step + (step > 4) * 1.6 + (step > 6) * 1.8 for step in range(1, 11)}
+    assert frame[frame["rank"] == 0].set_index("step").time_s.to_dict() == pytest.approx(later)
+    assert healed.healed_after() == [4, 6]
+
+
+def test_of_a_run_that_ended_before_it_was_as_far_again_the_lost_steps_are_not_told() -> None:
+    healed = Reports.of([losses(1, 7), losses(5, 5, lost_s=1.6)], HEALS[:1])
+    np.testing.assert_allclose(healed.history()["loss"], [[1, 2, 3, 4, 5]])
+
+
+def test_an_epoch_with_steps_that_were_made_again_is_there_once() -> None:
+    """The first epoch ends with the step of the checkpoint, the second one is lost."""
+
+    def fit(steps: range, lost_s: float) -> list[Metrics]:
+        told: list[Metrics] = []
+        for step in steps:
+            told.append(_at(1 + (step - 1) // 4, step, lost_s + step / 10))
+            if step % 4 == 0:
+                told.append(_at(step // 4, -1, lost_s + step / 10 + 0.01))
+        return told
+
+    once = [(m.epoch, m.step) for m in fit(range(1, 13), 0.0)]
+    reports = [*fit(range(1, 10), 0.0), *fit(range(5, 13), 1.6)]
+    healed = Reports.of(reports, HEALS[:1])
+    epochs_and_steps = [(int(epoch), int(step)) for _, epoch, step, _ in healed.places]
+    assert epochs_and_steps == once
+
+
+def _at(epoch: int, step: int, time_s: float) -> Metrics:
+    return Metrics(rank=0, cell=1, epoch=epoch, step=step, time_s=time_s, own={"loss": 1.0})
+
+
+def test_the_time_of_a_step_is_not_that_of_a_heal() -> None:
+    reports = [losses(1, 2), losses(3, 3, lost_s=50.0)]
+    assert Reports.of(reports, [heal(2, 2, time_s=50.0)]).step_s == pytest.approx(0.1)
+    assert Reports.of(reports).step_s > 1
+
+
+def test_what_a_run_returns_has_each_step_once() -> None:
+    recorder = Recorder(1, is_step=False)
+    for part in TWICE_HEALED[:2]:
+        recorder.keep(part)
+    recorder.healed(HEALS[0])
+    run = recorder.run()
+    assert [m.step for m in run.metrics] == list(range(1, 10))
+    assert run.table().lines()[-1].split()[1:] == ["9.000"], "the epoch's last"
+    assert run.summary.steps == 9
+    assert "healed once" in repr(run)
+    undone = Recorder(1, is_step=False)
+    undone.keep(TWICE_HEALED[0])
+    undone.healed(HEALS[0])
+    assert undone.run().last("loss") == 4, "no step was made since"
