@@ -25,19 +25,19 @@ from nbdist.telemetry.findings import Analyst
 from nbdist.telemetry.kept import KeptRun, prune
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.request import this_request
+from nbdist.telemetry.roster import Roster
 from nbdist.telemetry.rundir import EVENTS_FOLDER, RunDirectory, new_id
 from nbdist.telemetry.tail import Tail
 from nbdist.views import labels
 from nbdist.views.run import RunView, run_surface
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nbdist.records import (
         CellRequest,
         FindingTopic,
         Heal,
-        RankStatus,
         RunStatus,
         Speech,
         WorkerState,
@@ -48,12 +48,6 @@ FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
 LOOKING = 0.005
 """Of a core, what looking for findings takes at most: of many ranks it is done less often."""
-
-_RANK_STATUS: dict[str, RankStatus] = {
-    "ok": "finished",
-    "error": "failed",
-    "interrupted": "interrupted",
-}
 
 
 class LiveRun(Protocol):
@@ -93,8 +87,12 @@ class LiveRun(Protocol):
         """These ranks died."""
         ...
 
-    def healed(self, heal: Heal) -> None:
-        """They were replaced, and the run goes on."""
+    def healing(self, reason: str) -> None:
+        """Ranks are being replaced, for this reason; nothing is heard meanwhile."""
+        ...
+
+    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None:
+        """They were, and the run goes on; `pids` are all ranks' now."""
         ...
 
     def show(self, text: str) -> None:
@@ -138,7 +136,9 @@ class UnkeptRun:
 
     def lost(self, ranks: Iterable[int]) -> None: ...
 
-    def healed(self, heal: Heal) -> None: ...
+    def healing(self, reason: str) -> None: ...
+
+    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None: ...
 
     def show(self, text: str) -> None: ...
 
@@ -162,7 +162,7 @@ class KeptLiveRun:
         self._directory = directory
         self._kept_runs = kept_runs
         self._lock = threading.Lock()
-        self._workers = {worker.rank: worker for worker in directory.state.workers}
+        self._roster = Roster(directory.state.workers)
         self._changes: dict[str, object] = {}
         self._notes: dict[str, Finding] = {}
         self._analyst = self._new_analyst(batch=0)
@@ -170,6 +170,7 @@ class KeptLiveRun:
         self._look_at = 0.0
         self._said: set[FindingTopic] = set()
         self._reported = False
+        self._is_healing = False
         self._shown: list[str] = []
         self._dropped = 0
         self._flushed_at = self._updated_at = 0.0
@@ -184,7 +185,7 @@ class KeptLiveRun:
         return msgspec.structs.replace(request, step=step)
 
     def _new_analyst(self, batch: int) -> Analyst:
-        host_of = {worker.rank: worker.host for worker in self._workers.values()}
+        host_of = {worker.rank: worker.host for worker in self._roster.workers}
         return Analyst(host_of, self._directory.state.strategy, batch)
 
     def hear(self, record: Speech) -> None:
@@ -217,21 +218,15 @@ class KeptLiveRun:
             finding = Finding(topic=record.topic, text=record.text, warning=record.warning)
             self._notes[record.text] = finding
         elif isinstance(record, CellEnded):
-            failed = record.failure if record.status == "error" else None
-            said = f"{failed.ename}: {failed.evalue}" if failed else ""
-            self._set_worker(record.rank, _RANK_STATUS[record.status], said)
+            self._roster.ended(record)
 
     def _change(self, **changes: object) -> None:
         self._reported = True
         self._changes |= changes
 
-    def _set_worker(self, rank: int, status: RankStatus, said: str = "") -> None:
-        worker = msgspec.structs.replace(self._workers[rank], status=status, said=said)
-        self._workers[rank] = worker
-
     def tick(self) -> tuple[str, ...]:
         now = time.monotonic()
-        if now - self._flushed_at >= FLUSH_INTERVAL_S:
+        if not self._is_healing and now - self._flushed_at >= FLUSH_INTERVAL_S:
             self._directory.flush()
             self._flush_shown()
             self._flushed_at = now
@@ -254,7 +249,7 @@ class KeptLiveRun:
         """Write the state where it has changed."""
         with self._lock:
             changes, self._changes = self._changes, {}
-            changes["workers"] = tuple(self._workers.values())
+            changes["workers"] = self._roster.workers
             changes["findings"] = (*found, *self._notes.values(), *self._losses())
         state = self._directory.state
         changed = any(getattr(state, name) != value for name, value in changes.items())
@@ -282,14 +277,22 @@ class KeptLiveRun:
 
     def lost(self, ranks: Iterable[int]) -> None:
         with self._lock:
-            for rank in ranks:
-                self._set_worker(rank, "dead")
+            self._roster.lost(ranks)
 
-    def healed(self, heal: Heal) -> None:
+    def healing(self, reason: str) -> None:
+        """Rows that are taken from now on stay here until `healed` says which ones they replace."""
+        self._is_healing = True
+        self._analyst.forget()
         with self._lock:
-            for rank in self._workers:
-                self._set_worker(rank, "running")
-            self._change(heals=(*self._directory.state.heals, heal))
+            self._change(healing=reason)
+        self._update(self._found)
+
+    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None:
+        with self._lock:
+            self._roster.replaced(pids)
+            self._change(heals=(*self._directory.state.heals, heal), healing="")
+        self._update(self._found)
+        self._is_healing = False
 
     def show(self, text: str) -> None:
         self._shown.append(text)
@@ -313,7 +316,7 @@ class KeptLiveRun:
         self._flush_shown()
         self._directory.close()
         with self._lock:
-            self._changes |= {"status": status, "error": error, "ended": time.time()}
+            self._changes |= {"status": status, "error": error, "ended": time.time(), "healing": ""}
         self._update(self._analyst.findings())
         gone = prune(self._directory.path.parent, self._kept_runs, spared=self.id)
         removed = f"removed {labels.count(len(gone), 'old run')}, keeping "

@@ -324,9 +324,11 @@ class CellWatch:
             self._live.lost(dead)
             self._ending.end(self._settings.interrupt_grace_s, at_once=True)
             log = self._engines.log_tail(dead[0], lines=5)
+            step = self._vitals.step(dead[0])
+            where = f"after step {step}" if step else "in the cell"
             raise RanksLostError(
                 sorted({*dead, *self.running}),
-                f"rank {labels.ranks(dead)} died in the cell",
+                f"rank {labels.ranks(dead)} died {where}",
                 ": type %dist_restart for new workers"
                 + (f"\nThe last lines of its engine's log:\n{log}" if log else ""),
             )

@@ -89,7 +89,7 @@ class Runner:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
         """
         recorder = Recorder(self.number + 1, is_step=request.step is not None)
-        heals = _Heals(recorder, live, max_heals)
+        heals = _Heals(recorder, live, view, max_heals, self._pids)
         watch = None
         try:
             while True:
@@ -151,13 +151,17 @@ class Runner:
         if request.saving is None or not heals.may_begin(lost):
             raise lost
         self._watches = ()
+        heals.begin(lost)
         try:
             self._healer.heal(lost, request, heals.saved)
         except NbdistError as error:
             lost.add_note(f"It could not be healed: {error}")
             raise lost from error
         saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
-        return structs.replace(request, saving=saving, seconds=heals.seconds())
+        return structs.replace(request, saving=saving, seconds=heals.resume())
+
+    def _pids(self) -> dict[int, int]:
+        return {rank: hello.pid for rank, hello in self._crew.hellos.items()}
 
     def _run_again(self, request: CellRequest, ranks: Sequence[int]) -> None:
         """A cell of before, for the names that it binds; nothing of it is shown.
@@ -178,26 +182,44 @@ class _Heals:
     Args:
         recorder: keeps the run's result.
         live: keeps the run.
+        view: shows it.
         most: in an hour.
+        pids: of all ranks, as they are by then.
 
     Attributes:
         saved: names whose values its checkpoints have.
         has_opened: the checkpoints in its folder are its own.
     """
 
-    def __init__(self, recorder: Recorder, live: LiveRun, most: int) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        live: LiveRun,
+        view: CellView,
+        most: int,
+        pids: Callable[[], Mapping[int, int]],
+    ) -> None:
         self.saved: tuple[str, ...] = ()
         self.has_opened = False
         self._recorder = recorder
         self._live = live
+        self._view = view
         self._most = most
+        self._pids = pids
         self._began = time.monotonic()
+        self._resumed_s = 0.0
         self._at: list[float] = []
         self._lost: RanksLostError | None = None
 
-    def seconds(self) -> float:
-        """Since the run began."""
-        return time.monotonic() - self._began
+    def begin(self, lost: RanksLostError) -> None:
+        """These ranks are about to be replaced."""
+        self._live.healing(lost.reason)
+        self._view.healing(lost.reason)
+
+    def resume(self) -> float:
+        """Ranks begin again: seconds since the run began, from which they count on."""
+        self._resumed_s = time.monotonic() - self._began
+        return self._resumed_s
 
     def may_begin(self, lost: RanksLostError) -> bool:
         """Whether this loss is healed, which is counted."""
@@ -216,14 +238,15 @@ class _Heals:
         if self._lost is not None:
             lost, self._lost = self._lost, None
             heal = Heal(
-                time_s=self.seconds(),
+                time_s=self._resumed_s,
                 ranks=lost.ranks,
                 reason=lost.reason,
                 step=max(0, opened.step),
                 lost_s=time.monotonic() - self._at[-1],
             )
             self._recorder.healed(heal)
-            self._live.healed(heal)
+            self._live.healed(heal, self._pids())
+            self._view.healed(heal)
 
 
 def _ignore(_: Opened) -> None:

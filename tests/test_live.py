@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,12 +16,12 @@ import pytest
 
 import nbdist
 from nbdist import live
-from nbdist.records import CellRequest, Columns, Rows, StepOptions
+from nbdist.records import CellRequest, Columns, Rows, StepOptions, WorkerState
 from nbdist.settings import Settings
 from nbdist.telemetry.kept import kept
 from nbdist.telemetry.rundir import RunDirectory
 from tests import clusters
-from tests.runs import largest_file, losses
+from tests.runs import heal, largest_file, losses, reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -368,3 +369,44 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     state = latest(cluster).state()
     assert state.status == "failed"
     assert [w.status for w in state.workers if w.rank == 1] == ["dead"]
+
+
+def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> None:
+    request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
+    workers = [
+        WorkerState(rank=rank, host="here", pid=10 + rank, versions={}, devices=())
+        for rank in (0, 1)
+    ]
+    run = live.begin(request, "%%dist_run", [""], workers, Settings(runs_folder=str(tmp_path)))
+    run.hear(losses(1, 7))
+    run.tick()
+    run.lost([1])
+    run.healing("rank 1 died in the cell")
+    (past,) = kept(tmp_path)
+    state = past.state()
+    assert (state.healing, state.heals) == ("rank 1 died in the cell", ())
+    assert [worker.status for worker in state.workers] == ["running", "dead"]
+    run.hear(losses(5, 9, lost_s=1.6))
+    time.sleep(live.FLUSH_INTERVAL_S)
+    run.tick()
+    assert [len(table) for table in reports(past)] == [7]
+    run.healed(heal(7, 4, time_s=2.0), {0: 20, 1: 21})
+    state = past.state()
+    assert (state.healing, state.heals) == ("", (heal(7, 4, time_s=2.0),))
+    assert [(worker.pid, worker.status) for worker in state.workers] == [
+        (20, "running"),
+        (21, "running"),
+    ]
+    run.tick()
+    assert [len(table) for table in reports(past)] == [12]
+    run.end("finished")
+
+
+def test_a_run_that_could_not_be_healed_is_healing_no_more(tmp_path: Path) -> None:
+    request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
+    run = live.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
+    run.hear(losses(1, 7))
+    run.healing("rank 1 died in the cell")
+    run.end("failed", "rank 1 died in the cell")
+    (past,) = kept(tmp_path)
+    assert past.state().healing == ""

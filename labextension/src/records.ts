@@ -70,7 +70,7 @@ export interface Finding {
  * Ranks were lost, and the run went on without the user.
  *
  * Attributes:
- *     time_s: of the run, when it did.
+ *     time_s: of the run, when it did: all that is reported of the steps after has a later time.
  *     ranks: those that were lost.
  *     reason: what became of them.
  *     step: the last one that it had not to make again.
@@ -111,7 +111,9 @@ export interface Heal {
  *     stoppable: whether Stop ends it at the end of a step.
  *     request: id of the front end's request to run the cell; empty where there was none.
  *     cell: the cell's id in its notebook; empty where the front end has not told.
- *     heals: how often ranks were lost; what was reported of later steps before is void.
+ *     heals: how often ranks were lost; what was reported of later steps before is void. Whoever
+ *         watches is told before the rows that stand for these.
+ *     healing: what became of ranks that are being replaced; empty where none are.
  */
 export interface RunState {
   readonly id: string;
@@ -138,6 +140,7 @@ export interface RunState {
   readonly request: string;
   readonly cell: string;
   readonly heals: readonly Heal[];
+  readonly healing: string;
   readonly version: number;
 }
 

@@ -26,6 +26,8 @@ export function runState(change: Partial<RunState>): RunState {
     findings: [],
     error: '',
     stoppable: true,
+    heals: [],
+    healing: '',
     version: 1,
     ...change
   };

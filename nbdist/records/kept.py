@@ -93,7 +93,7 @@ class Heal(Record, frozen=True):
     """Ranks were lost, and the run went on without the user.
 
     Attributes:
-        time_s: of the run, when it did.
+        time_s: of the run, when it did: all that is reported of the steps after has a later time.
         ranks: those that were lost.
         reason: what became of them.
         step: the last one that it had not to make again.
@@ -134,7 +134,9 @@ class RunState(Record, frozen=True):
         stoppable: whether Stop ends it at the end of a step.
         request: id of the front end's request to run the cell; empty where there was none.
         cell: the cell's id in its notebook; empty where the front end has not told.
-        heals: how often ranks were lost; what was reported of later steps before is void.
+        heals: how often ranks were lost; what was reported of later steps before is void. Whoever
+            watches is told before the rows that stand for these.
+        healing: what became of ranks that are being replaced; empty where none are.
     """
 
     id: str
@@ -161,6 +163,7 @@ class RunState(Record, frozen=True):
     request: str = ""
     cell: str = ""
     heals: tuple[Heal, ...] = ()
+    healing: str = ""
     version: int = 1
 
     @property

@@ -84,6 +84,10 @@ class Analyst:
         """Keep the end of what a rank reports; may be called on another thread."""
         self._recent.take(rows)
 
+    def forget(self) -> None:
+        """What was reported is of no use: ranks begin again. Findings stay until there is more."""
+        self._recent.forget()
+
     def findings(self) -> tuple[Finding, ...]:
         """What is to be said now; what cannot be told at the moment stays as it was."""
         times = {rank: t for rank, t in self._recent.times().items() if len(t.step_s) >= WINDOW}

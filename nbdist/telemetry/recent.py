@@ -58,6 +58,11 @@ class Recent:
                 tail = tails[rows.columns] = _Tail(rows.columns)
             tail.add(rows.values)
 
+    def forget(self) -> None:
+        """As if nothing had been taken."""
+        with self._lock:
+            self._tails.clear()
+
     def times(self) -> dict[int, Times]:
         """By rank; numbers that are no seconds (NaN, negative, or of centuries) are left out."""
         with self._lock:

@@ -128,4 +128,6 @@ class Tail:
             count = len(rows) // row_bytes
             self._sent_rows[index] += count
             if rows:
+                # They may stand for rows that a state voids, which was written before them.
+                yield from self._states.news()
                 yield number + rows

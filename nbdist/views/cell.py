@@ -33,6 +33,7 @@ from nbdist.views.tail import Tail
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from nbdist.records import Heal
     from nbdist.views.run import RunView
 
 Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled
@@ -187,6 +188,15 @@ class CellView:
     def say(self, line: str) -> None:
         """Show a line that is about the run, and of no rank's."""
         self._tail.write("stderr", f"nbdist: {line}\n")
+
+    def healing(self, reason: str) -> None:
+        """Ranks are being replaced, for this reason."""
+        self._run.healing(reason)
+
+    def healed(self, heal: Heal) -> None:
+        """They were, and the run goes on."""
+        self._run.healed(heal)
+        self.say(labels.healed(heal))
 
     def close(
         self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]

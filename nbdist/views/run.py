@@ -17,12 +17,13 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from nbdist.records import RUN_MIME, RunOutput
+from nbdist.views import labels
 from nbdist.views.surface import TextSurface, bundle, in_notebook, marimo_notebook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import FitBegun, Metrics, MimeBundle, Rows, RunViewName, StepBegun
+    from nbdist.records import FitBegun, Heal, Metrics, MimeBundle, Rows, RunViewName, StepBegun
 
 INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
@@ -100,6 +101,9 @@ class RunView:
         self._latest: dict[int, Metrics] = {}
         self._pace: deque[tuple[int, float]] = deque(maxlen=RECENT_MESSAGES)
         self._leader = -1
+        self._waiting = "waiting for the first step"
+        self._healing = ""
+        self._heals = 0
         self._changed = False
         self._shown_at = time.monotonic()
         self._surface = surface
@@ -121,6 +125,21 @@ class RunView:
             self._pace.append((last.step, last.time_s))
         self._changed = True
 
+    def healing(self, reason: str) -> None:
+        """Show that ranks are being replaced, for this reason."""
+        self._healing, _, _ = reason.partition("\n")
+        self._changed = True
+        self.flush(everything=True)
+
+    def healed(self, heal: Heal) -> None:
+        """They were: steps after `heal.step` are made again."""
+        self._healing = ""
+        self._heals += 1
+        self._pace.clear()
+        self._latest.clear()
+        self._waiting = f"going on after step {heal.step:,}" if heal.step else "beginning again"
+        self._changed = True
+
     def flush(self, *, everything: bool = False) -> None:
         """Show it, not more often than its surface bears; with `everything`, as it is now."""
         now = time.monotonic()
@@ -136,12 +155,14 @@ class RunView:
         Args:
             drawn: makes a picture and a text of the run, with its metadata.
         """
+        self._healing = ""
         self.flush(everything=True)
         self._surface.close(drawn)
 
     def _picture(self) -> RunPicture:
         if not self._latest:
-            return RunPicture(("waiting for the first step",), None)
+            waiting = f"healing: {self._healing}" if self._healing else self._waiting
+            return RunPicture((waiting,), None)
         latest = min(self._latest.values(), key=lambda m: m.step)
         words = [_of(f"step {latest.step:,}", self._steps)]
         if self._epochs > 0:
@@ -150,11 +171,18 @@ class RunView:
         known = [loss for loss in losses if loss is not None]
         if known:
             words.append(f"loss {sum(known) / len(known):.4g}")
-        (first, since), (last, until) = self._pace[0], self._pace[-1]
-        if last > first:
-            words.append(f"{1000 * (until - since) / (last - first):.3g} ms a step")
-        words.append(f"{latest.time_s:.1f} s")
+        words += [*self._pace_words(), f"{latest.time_s:.1f} s"]
+        if self._healing:
+            words.insert(0, f"healing: {self._healing}")
+        if self._heals:
+            words.append(f"healed {labels.times(self._heals)}")
         return RunPicture(tuple(words), latest.step / self._steps if self._steps > 0 else None)
+
+    def _pace_words(self) -> list[str]:
+        if not self._pace:
+            return []
+        (first, since), (last, until) = self._pace[0], self._pace[-1]
+        return [f"{1000 * (until - since) / (last - first):.3g} ms a step"] if last > first else []
 
 
 def _load_matplotlib() -> None:

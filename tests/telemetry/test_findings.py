@@ -285,6 +285,16 @@ def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Analyst) -> None:
     assert found(analyst)["network"] == before
 
 
+def test_a_heal_makes_neither_a_straggler_nor_hunger(analyst: Analyst) -> None:
+    """What was before counts no more; the first step after takes long, on the new rank longest."""
+    feed(analyst, alike() | {2: 5 * STEP_S}, steps=WINDOW - 1)
+    analyst.forget()
+    feed(analyst, alike() | {2: 100 * STEP_S}, input_s=alike(50 * STEP_S), steps=1, first=10)
+    assert found(analyst) == {}
+    feed(analyst, alike(), first=11)
+    assert found(analyst) == {}
+
+
 def test_what_is_kept_stays_small() -> None:
     recent = Recent()
     for message in range(50):

@@ -14,7 +14,7 @@ from nbdist.views import run as runs
 from nbdist.views import surface
 from nbdist.views.run import LineSurface, OutputSurface, RunView, run_surface
 from tests.kernels import Kernel
-from tests.runs import losses
+from tests.runs import heal, losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +57,28 @@ def test_a_terminal_gets_a_line_now_and_then_and_the_last_one(
     assert capsys.readouterr().out == ""
     view.close(lambda: ({}, {}))
     assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 0.7 s\n"
+
+
+def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    view = RunView(LineSurface())
+    fed(view, 1, 7)
+    view.healing("rank 1 died in the cell\nand more")
+    line = "healing: rank 1 died in the cell · step 7 · loss 7 · 0.7 s\n"
+    assert capsys.readouterr().out == line
+    view.healed(heal(7, 4, time_s=2.0))
+    now += runs.LINE_INTERVAL_S
+    view.flush()
+    assert capsys.readouterr().out == "going on after step 4\n"
+    now += runs.LINE_INTERVAL_S
+    view.add(losses(5, 5, lost_s=1.6))
+    view.add(losses(6, 6, lost_s=1.6))
+    view.flush()
+    line = "step 6 · loss 6 · 100 ms a step · 2.2 s · healed once\n"
+    assert capsys.readouterr().out == line, "the pace is not that of the heal"
 
 
 def test_outside_of_a_notebook_there_are_lines_only() -> None:
