@@ -5,6 +5,7 @@ import type { Table } from '../src/records';
 import { PLACE } from '../src/records';
 import { binsFor, RunModel } from '../src/run/model';
 import { Random } from './random';
+import { heal, runState } from './states';
 
 function table(own: string[], shared: string[] = [], measures: string[] = [], number = 0): Table {
   return { number, columns: { measures, own, shared } };
@@ -208,4 +209,62 @@ test('bins of all ranks together are bounded', () => {
   for (const ranks of [1, 4, 64, 256, 1024]) {
     assert.ok(ranks * binsFor(ranks) <= 2 ** 19, `${ranks} ranks`);
   }
+});
+
+/** Steps `first` to `last` of a rank, each a tenth of a second; `lost` seconds came between. */
+function steps(rank: number, first: number, last: number, lost = 0): number[][] {
+  const length = last - first + 1;
+  return Array.from({ length }, (_, i) => [rank, 1, first + i, lost + (first + i) / 10, i]);
+}
+
+function counts(model: RunModel, rank: number): number[] {
+  const series = model.metrics()[0]!.own.get(rank)!;
+  return [...series.n.subarray(0, series.length)];
+}
+
+test('of a run that is healed lost steps go at once, and each step is taken once', () => {
+  const model = new RunModel();
+  model.onState(runState({}));
+  model.onTable(table(['loss'], ['rate']));
+  const rated = (rows: number[][]): number[][] => rows.map(row => [...row, row[2]!]);
+  model.onRows(message(0, ...rated(steps(0, 1, 7)), ...rated(steps(1, 1, 6))));
+  model.onState(runState({ healing: 'rank 2 died' }));
+  assert.equal(model.farthest().step, 7);
+  model.onState(runState({ heals: [heal(4, 2)] }));
+  assert.equal(model.farthest().step, 4);
+  const [loss, rate] = model.metrics();
+  const { grid } = loss!;
+  assert.deepEqual([grid.first, grid.last, grid.length], [1, 4, 4]);
+  assert.deepEqual([loss!.latest(0), rate!.latestOfAll()], [3, 4]);
+  model.onRows(message(0, ...rated(steps(0, 5, 9, 1.6)), ...rated(steps(1, 5, 9, 1.6))));
+  for (const rank of [0, 1]) {
+    assert.deepEqual(counts(model, rank), Array(9).fill(1));
+  }
+  assert.deepEqual([...rate!.shared!.n.subarray(0, 9)], Array(9).fill(1));
+  assert.deepEqual(losses(model, 1), [0, 1, 2, 3, 0, 1, 2, 3, 4]);
+  const seconds = [...grid.seconds().subarray(3, 5)].map(time => time.toFixed(1));
+  assert.deepEqual(seconds, ['0.4', '2.1']);
+});
+
+test('a run that is opened after it was healed is the same', () => {
+  const model = new RunModel();
+  model.onState(runState({ heals: [heal(4, 2), heal(6, 4)] }));
+  model.onTable(table(['loss']));
+  const rows = [...steps(0, 1, 7), ...steps(0, 5, 9, 1.6), ...steps(0, 7, 12, 3.4)];
+  model.onRows(message(0, ...rows));
+  assert.deepEqual(counts(model, 0), Array(12).fill(1));
+  assert.equal(model.rows, 12);
+  assert.equal(model.farthest().step, 12);
+});
+
+test('a run that began again has nothing of before', () => {
+  const model = new RunModel();
+  model.onState(runState({}));
+  model.onTable(table(['loss']));
+  model.onRows(message(0, ...steps(0, 3, 7)));
+  model.onState(runState({ heals: [heal(0, 2)] }));
+  assert.deepEqual(losses(model, 0), []);
+  model.onRows(message(0, ...steps(0, 1, 2, 2)));
+  assert.deepEqual(counts(model, 0), [1, 1]);
+  assert.equal(model.metrics()[0]!.grid.first, 1);
 });

@@ -5,6 +5,7 @@ import type { Finding, RunState } from '../src/records';
 import { Bands } from '../src/run/bands';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
+import { Picture } from '../src/run/picture';
 import type { Source } from '../src/run/sources';
 import {
   memorySources,
@@ -14,9 +15,9 @@ import {
   throughputSources
 } from '../src/run/sources';
 import { LINE_COLOURS } from '../src/run/theme';
-import { amount, clock, plain, ranks, ticks } from '../src/run/words';
+import { amount, clock, healed, plain, ranks, ticks } from '../src/run/words';
 import { stragglersOf } from '../src/run/workers';
-import { runState } from './states';
+import { heal, runState } from './states';
 
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
 const NOW = 1_000_000;
@@ -201,4 +202,39 @@ test('clocks and ranks', () => {
     ['0:07', '12:05', '1:02:03', '0:00']
   );
   assert.equal(ranks([4, 0, 2, 3]), '0, 2–4');
+});
+
+test('a heal in words, in those of the reader', () => {
+  const say = (text: string): string => text;
+  assert.equal(
+    healed(heal(1050, 9), say),
+    'healed: rank 2 died after step 7, went on after step 1,050, 1.4 s lost'
+  );
+  assert.equal(
+    healed(heal(0, 9, 65), say),
+    'healed: rank 2 died after step 7, began again, 1:05 lost'
+  );
+  assert.equal(healed(heal(0, 9), text => text.toUpperCase()).slice(0, 7), 'HEALED:');
+});
+
+test('a mark is where its heal is in what is seen', () => {
+  const model = new RunModel();
+  model.onState(state({ heals: [heal(3, 40)] }));
+  model.onTable({ number: 0, columns: { measures: [], own: ['loss'], shared: [] } });
+  model.onTable({ number: 1, columns: { measures: [], own: ['val'], shared: [] } });
+  for (const step of [1, 2, 3, 4, 5]) {
+    const time = step * 10 + (step > 3 ? 10 : 0);
+    model.onRows(Float64Array.from([0, 0, 1, step, time, 1]));
+  }
+  model.onRows(Float64Array.from([1, 0, 1, -1, 30, 1, 0, 2, -1, 50, 1, 0, 3, -1, 60, 1]));
+  const [loss, val] = metricSources(model).map(source => new Picture(source, new Set()));
+  const part = (picture: Picture, x: 'place' | 'time', step: number): number => {
+    const settings = { x, isLog: false, smoothing: 0 };
+    picture.update(settings, null, 100);
+    return picture.partOf(heal(step, 40), settings);
+  };
+  assert.equal(part(loss!, 'place', 3), 0.5);
+  assert.equal(part(loss!, 'place', 0), 0);
+  assert.equal(part(loss!, 'time', 3), 0.6);
+  assert.equal(part(val!, 'place', 3), 0.5, 'the first epoch that ended after it');
 });

@@ -1,3 +1,4 @@
+import type { Heal } from '../records';
 import { MEDIAN } from './bands';
 import { DataTable } from './datatable';
 import { describe, entries, place, valueOf } from './describe';
@@ -5,6 +6,7 @@ import { Disposables, make, newId, setAttribute, setText } from './dom';
 import { Gestures } from './gestures';
 import { HeatMap } from './heat';
 import { Legend } from './legend';
+import { Marks } from './marks';
 import type { Area } from './paint';
 import { Painter } from './paint';
 import type { Settings } from './picture';
@@ -31,6 +33,8 @@ export interface ChartContext {
   readonly hidden: Set<number>;
   /** Ranks that are always shown by name. */
   stragglers(): readonly number[];
+  /** How often the run was healed. */
+  heals(): readonly Heal[];
   /** Draw again in the next frame. */
   request(): void;
   /** Draw again, the words too. */
@@ -46,6 +50,7 @@ export class Chart {
   private readonly legend: Legend;
   private readonly table: DataTable;
   private readonly heat: HeatMap;
+  private readonly marks: Marks;
   private readonly image: HTMLElement;
   private readonly readout: HTMLElement;
   private readonly reset: HTMLButtonElement;
@@ -53,6 +58,8 @@ export class Chart {
   private axis: Settings['x'] = 'place';
   private pointer: { readonly x: number; readonly y: number } | null = null;
   private near = -1;
+  /** What the mark says that is looked at. */
+  private told = '';
   private painter: Painter | null = null;
 
   constructor(
@@ -65,6 +72,10 @@ export class Chart {
     this.legend = new Legend(hidden, request, say);
     this.table = new DataTable(source.title, say, request);
     this.heat = new HeatMap(say);
+    this.marks = new Marks(say, words => {
+      this.told = words;
+      request();
+    });
     this.image = make('div', 'image', { role: 'img', dir: 'ltr', 'aria-label': source.title });
     this.readout = make('span', 'readout');
     this.reset = make('button', 'small', { type: 'button' }, say('Reset zoom'));
@@ -130,7 +141,7 @@ export class Chart {
       'chart',
       {},
       caption,
-      make('div', 'plot', area, this.image),
+      make('div', 'plot', area, this.image, this.marks.root),
       this.heat.root,
       this.legend.root,
       this.table.root
@@ -195,7 +206,8 @@ export class Chart {
     this.legend.show(entries(this.picture, column, say), this.near);
     const x = this.picture.x[column];
     const where = x === undefined ? '' : place(x, this.source.grid.axis, settings, say);
-    setText(this.readout, [where, this.nearText(column)].filter(part => part !== '').join(' · '));
+    const pointed = [where, this.nearText(column)].filter(part => part !== '').join(' · ');
+    setText(this.readout, this.told === '' ? pointed : this.told);
   }
 
   /** The line that is brought out, by name: it may be far down in the legend. */
@@ -207,9 +219,9 @@ export class Chart {
   }
 
   private drawWords(): void {
-    const { settings, say } = this.context;
+    const { settings, heals, say } = this.context;
     this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
-    setAttribute(this.image, 'aria-label', describe(this.picture, settings, say));
+    setAttribute(this.image, 'aria-label', describe(this.picture, settings, heals(), say));
     this.table.draw(this.picture, settings);
     this.heat.root.hidden = this.picture.bands === null;
     if (this.picture.bands !== null) {
@@ -221,6 +233,9 @@ export class Chart {
     const { x, columns, shown, y, isLog } = this.picture;
     const painter = new Painter(canvas, area, x, columns, shown, y, isLog, ratio);
     this.painter = painter;
+    this.marks.draw(this.context.heals(), this.plot.inset, heal =>
+      this.picture.partOf(heal, this.context.settings)
+    );
     painter.inside(() => {
       this.paintBands(painter);
       this.paintLines(painter);

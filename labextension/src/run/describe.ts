@@ -1,10 +1,11 @@
+import type { Heal } from '../records';
 import { MEDIAN, QUANTILES } from './bands';
 import type { Strip } from './decimate';
 import type { Axis } from './grid';
 import type { Entry } from './legend';
 import type { Picture, Settings } from './picture';
 import type { Say } from './words';
-import { amount, clock, count, counted, fill, ranks as spans } from './words';
+import { amount, clock, count, counted, fill, healed, ranks as spans } from './words';
 
 const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
 
@@ -84,7 +85,12 @@ function bandEntries(values: readonly string[], say: Say): Entry[] {
 }
 
 /** In words what a chart shows, for those who do not see it. */
-export function describe(picture: Picture, settings: Settings, say: Say): string {
+export function describe(
+  picture: Picture,
+  settings: Settings,
+  heals: readonly Heal[],
+  say: Say
+): string {
   const { source, ranks, all } = picture;
   const at = (x: number): string => place(x, source.grid.axis, settings, say);
   const who = counted(ranks.length, say('{0} rank'), say('{0} ranks'));
@@ -103,7 +109,12 @@ export function describe(picture: Picture, settings: Settings, say: Say): string
   if (middle !== undefined) {
     parts.push(fill(say('Latest: {0}.'), amount(valueOf(middle, -1), source.unit)));
   }
-  return [...parts, ...extremes(picture, say), ...holes(picture, at, say)].join(' ');
+  parts.push(...extremes(picture, say), ...holes(picture, at, say));
+  if (heals.length > 0) {
+    const times = counted(heals.length, say('Healed once'), say('Healed {0} times'));
+    parts.push(`${times}; ${say('latest')}: ${healed(heals[heals.length - 1]!, say)}.`);
+  }
+  return parts.join(' ');
 }
 
 function extremes({ lines, bands, source }: Picture, say: Say): string[] {

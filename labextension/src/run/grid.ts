@@ -9,6 +9,8 @@ export interface Move {
 /** Whatever keeps values in the bins of a grid. */
 export interface Binned {
   move(move: Move): void;
+  /** The bins from `length` on are empty again: there is nothing beyond `place`. */
+  cut(length: number, place: number): void;
 }
 
 /** From which bin on a reader has to look again. */
@@ -89,6 +91,19 @@ export class Grid {
     this.first = Math.min(this.first, x);
     this.last = Math.max(this.last, x);
     return bin;
+  }
+
+  /** Forget what is beyond a place; of the bin that it is in, whose places are one, nothing. */
+  cut(x: number): void {
+    const length = Math.min(this.length, Math.max(0, this.binOf(x) + 1));
+    for (const member of this.members) {
+      member.cut(length, x);
+    }
+    this.times.fill(Infinity, length);
+    this.touch(length);
+    this.length = length;
+    this.first = length > 0 ? this.first : Infinity;
+    this.last = length > 0 ? Math.min(this.last, x) : -Infinity;
   }
 
   /** A row of bin `bin` was made `time` seconds after the run began. */

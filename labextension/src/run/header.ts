@@ -3,7 +3,7 @@ import { Disposables, make, setAttribute, setText } from './dom';
 import type { Figures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
-import { isOpen, RUN_LOOKS } from './status';
+import { HEALING, isOpen, RUN_LOOKS } from './status';
 import type { Say } from './words';
 import { amount, clock, count, fill, plain } from './words';
 
@@ -76,7 +76,9 @@ export class Header {
   draw(now: number): void {
     const { state, connection } = this.model;
     const words = CONNECTIONS[connection];
-    setText(this.connection, words === undefined ? '' : this.say(words));
+    const [healing] = (state?.healing ?? '').split('\n', 1);
+    setText(this.connection, words === undefined ? healing! : this.say(words));
+    setAttribute(this.connection, 'title', state?.healing ?? '');
     this.isAsked &&= connection === 'live';
     if (state !== null) {
       this.stoppingSince = state.status === 'stopping' ? (this.stoppingSince ?? now) : null;
@@ -109,10 +111,13 @@ export class Header {
 
   private drawState(state: RunState): void {
     const isStopping = this.isAsked && state.status === 'running';
-    const { sign, word, tone } = RUN_LOOKS[isStopping ? 'stopping' : state.status];
+    const isHealing = state.healing !== '' && state.status === 'running' && !isStopping;
+    const look = RUN_LOOKS[isStopping ? 'stopping' : state.status];
+    const { sign, word, tone } = isHealing ? HEALING : look;
     setText(this.sign, sign);
     setText(this.word, this.say(word));
-    setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, this.say(word)));
+    const told = isHealing ? `${this.say(word)}: ${state.healing}` : this.say(word);
+    setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, told));
     setAttribute(this.pill, 'data-tone', tone);
     setText(this.title, state.header);
     setAttribute(this.title, 'title', state.header);

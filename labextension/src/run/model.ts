@@ -1,4 +1,4 @@
-import type { RunState, Table } from '../records';
+import type { Heal, RunState, Table } from '../records';
 import { PLACE } from '../records';
 import type { Axis } from './grid';
 import { Grid } from './grid';
@@ -100,7 +100,11 @@ interface Sink {
   readonly byRank: (readonly (Series | null)[])[];
 }
 
-/** A run as the browser knows it: its state, and of each metric a bounded line for each rank. */
+/**
+ * A run as the browser knows it: its state, and of each metric a bounded line for each rank.
+ *
+ * Of a run that was healed steps come twice; the state that says so comes before they do again.
+ */
 export class RunModel {
   state: RunState | null = null;
   connection: Connection = 'connecting';
@@ -117,7 +121,11 @@ export class RunModel {
   private readonly listeners = new Set<() => void>();
 
   onState(state: RunState): void {
+    const heals = state.heals.slice(this.state?.heals.length ?? 0);
     this.state = state;
+    for (const heal of heals) {
+      this.forget(heal);
+    }
     this.changed();
   }
 
@@ -210,6 +218,20 @@ export class RunModel {
     return far;
   }
 
+  /** What came of steps that are made again: their rows follow, and are later than the heal. */
+  private forget({ step }: Heal): void {
+    this.grids.get('step')?.cut(step);
+    for (const progress of this.progressByRank.values()) {
+      progress.step = Math.min(progress.step, step);
+    }
+  }
+
+  /** The step was made again after this, or is to be. */
+  private isVoid(step: number, seconds: number): boolean {
+    const heals = this.state?.heals ?? [];
+    return heals.some(heal => step > heal.step && seconds < heal.time_s);
+  }
+
   private changed(): void {
     for (const listener of [...this.listeners]) {
       listener();
@@ -219,6 +241,9 @@ export class RunModel {
   private addRow(table: TableReader, rows: Float64Array, at: number): void {
     const rank = rows[at + RANK!]!;
     if (!(Number.isInteger(rank) && rank >= 0 && rank < MOST_RANKS)) {
+      return;
+    }
+    if (this.isVoid(rows[at + STEP!]!, rows[at + TIME!]!)) {
       return;
     }
     const progress = this.progressOf(rank);

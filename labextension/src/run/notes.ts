@@ -1,8 +1,12 @@
-import type { Finding, RunState } from '../records';
+import type { Finding, Heal, RunState } from '../records';
 import { make } from './dom';
 import type { Say } from './words';
+import { counted, healed } from './words';
 
-/** What is worth a line about a run: what was seen and what to type; and why it failed. */
+/** A run may be healed often: so many times are told, the latest. */
+const MOST_HEALS = 3;
+
+/** What is worth a line about a run: heals, what was seen and what to type; and why it failed. */
 export class Notes {
   readonly root = make('div', 'notes');
   private shown = '';
@@ -11,23 +15,36 @@ export class Notes {
 
   draw(state: RunState | null): void {
     const findings = state?.findings ?? [];
+    const heals = state?.heals ?? [];
     const error = state?.error ?? '';
-    const content = JSON.stringify([findings, error]);
+    const content = JSON.stringify([heals, findings, error]);
     if (content === this.shown) {
       return;
     }
     this.shown = content;
     const parts: HTMLElement[] = error === '' ? [] : [this.failure(error)];
-    if (findings.length > 0) {
+    const lines = [...this.healed(heals), ...findings.map(finding => this.finding(finding))];
+    if (lines.length > 0) {
       const name = this.say('What was found');
-      const lines = findings.map(finding => this.line(finding));
       parts.push(make('ul', 'findings', { 'aria-label': name }, ...lines));
     }
     this.root.replaceChildren(...parts);
   }
 
-  private line({ text, warning }: Finding): HTMLElement {
-    const sign = make('span', 'sign', { 'aria-hidden': 'true' }, warning ? '▲' : 'i');
+  private healed(heals: readonly Heal[]): HTMLElement[] {
+    const told = heals.slice(-MOST_HEALS).map(heal => healed(heal, this.say));
+    const before = heals.length - told.length;
+    const [once, often] = [this.say('healed once before'), this.say('healed {0} times before')];
+    const all = before > 0 ? [counted(before, once, often), ...told] : told;
+    return all.map(text => this.line('✚', text, false));
+  }
+
+  private finding({ text, warning }: Finding): HTMLElement {
+    return this.line(warning ? '▲' : 'i', text, warning);
+  }
+
+  private line(symbol: string, text: string, warning: boolean): HTMLElement {
+    const sign = make('span', 'sign', { 'aria-hidden': 'true' }, symbol);
     const word = make('span', 'hidden', {}, this.say(warning ? 'warning:' : 'note:') + ' ');
     const words = make('span', '', {}, word, ...withCode(text));
     const line = make('li', 'finding', {}, sign, words);

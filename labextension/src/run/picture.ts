@@ -1,3 +1,4 @@
+import type { Heal } from '../records';
 import { Bands } from './bands';
 import type { Cut } from './decimate';
 import { cut, Strip } from './decimate';
@@ -105,6 +106,17 @@ export class Picture {
       }
     }
     return best;
+  }
+
+  /** Where a heal is in what is seen: from 0, at its left, to 1. */
+  partOf({ step, time_s: time }: Heal, { x }: Settings): number {
+    const { grid } = this.source;
+    let place = x === 'time' ? time : Math.max(step, grid.first);
+    if (x === 'place' && grid.axis !== 'step') {
+      const after = grid.seconds().subarray(0, grid.length).findIndex(began => began >= time);
+      place = after < 0 ? grid.last : grid.at(after);
+    }
+    return (place - this.shown.min) / (this.shown.max - this.shown.min);
   }
 
   private places({ x }: Settings): Places {

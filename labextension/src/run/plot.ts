@@ -1,6 +1,7 @@
 import uPlot from 'uplot';
 
 import { Disposables } from './dom';
+import type { Frame } from './marks';
 import type { Picture } from './picture';
 import type { Area } from './paint';
 import type { Span } from './span';
@@ -55,10 +56,16 @@ export class Plot {
     return Math.max(1, this.chart.bbox.width);
   }
 
-  /** Where the lines are drawn, in pixels of the page, from the left of the host. */
-  get inset(): { readonly left: number; readonly width: number } {
+  /** Where the lines are drawn. */
+  get inset(): Frame {
+    const { left, top, width, height } = this.chart.bbox;
     const ratio = uPlot.pxRatio;
-    return { left: this.chart.bbox.left / ratio, width: this.chart.bbox.width / ratio };
+    return {
+      left: left / ratio,
+      top: top / ratio,
+      width: width / ratio,
+      height: height / ratio
+    };
   }
 
   /** What the pointer acts on. */

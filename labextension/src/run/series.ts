@@ -84,6 +84,17 @@ export class Series implements Trace, Binned {
     }
   }
 
+  cut(length: number, place: number): void {
+    if (this.lastPlace <= place) {
+      return;
+    }
+    this.n.fill(0, length);
+    this.bad.fill(0, length);
+    this.length = Math.min(this.length, length);
+    this.lastPlace = place;
+    this.lastValue = this.recent(1);
+  }
+
   /** The mean of the latest values, at least `count` where there are so many; nan without any. */
   recent(count: number): number {
     let sum = 0;

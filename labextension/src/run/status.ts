@@ -17,6 +17,9 @@ export const RUN_LOOKS: Readonly<Record<RunStatus, Look>> = {
   lost: { sign: '?', word: 'lost: the kernel is gone', tone: 'bad' }
 };
 
+/** A run of which ranks are being replaced. */
+export const HEALING: Look = { sign: '✚', word: 'healing', tone: 'calm' };
+
 export const RANK_LOOKS: Readonly<Record<RankStatus, Look>> = {
   running: { sign: '▶', word: 'running', tone: 'live' },
   finished: { sign: '✓', word: 'finished', tone: 'good' },

@@ -99,6 +99,7 @@ export class RunView {
       say,
       hidden: new Set(),
       stragglers: () => [...stragglersOf(model.state)],
+      heals: () => model.state?.heals ?? [],
       request: () => this.frames.request(),
       requestAll: () => this.drawAll()
     };

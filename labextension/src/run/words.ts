@@ -1,3 +1,5 @@
+import type { Heal } from '../records';
+
 /** Puts a text of the view into the language of the reader. */
 export type Say = (text: string) => string;
 
@@ -133,6 +135,17 @@ export function clock(seconds: number): string {
   ];
   const two = (value: number): string => String(value).padStart(2, '0');
   return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** `healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`. */
+export function healed({ reason, step, lost_s: lost }: Heal, say: Say): string {
+  const [what] = reason.split('\n', 1);
+  const text =
+    step > 0
+      ? say('healed: {0}, went on after step {1}, {2} lost')
+      : say('healed: {0}, began again, {2} lost');
+  const time = lost < 60 ? `${lost.toFixed(1)} s` : clock(lost);
+  return fill(text, what!, count(step), time);
 }
 
 /** `0, 2–4` for 0, 2, 3, 4. */

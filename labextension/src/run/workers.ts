@@ -109,6 +109,7 @@ export class Workers {
     return [
       column('rank', true, ({ rank }) => numberCell(rank, String)),
       column('host', false, ({ host }) => textCell(host)),
+      column('pid', true, ({ pid }) => numberCell(pid, String)),
       column('devices', false, ({ devices }) => textCell(devices)),
       column('step', true, ({ rank }) => numberCell(stepOf(model, rank), count)),
       column('loss', true, ({ rank }) => metricCell(model, rank), METRIC),
