@@ -36,19 +36,19 @@ export class Notes {
     const before = heals.length - told.length;
     const [once, often] = [this.say('healed once before'), this.say('healed {0} times before')];
     const all = before > 0 ? [counted(before, once, often), ...told] : told;
-    return all.map(text => this.line('✚', text, false));
+    return all.map(text => this.line('✚', text, 'heal'));
   }
 
   private finding({ text, warning }: Finding): HTMLElement {
-    return this.line(warning ? '▲' : 'i', text, warning);
+    return warning ? this.line('▲', text, 'warning') : this.line('i', text, 'note');
   }
 
-  private line(symbol: string, text: string, warning: boolean): HTMLElement {
+  private line(symbol: string, text: string, kind: 'heal' | 'note' | 'warning'): HTMLElement {
     const sign = make('span', 'sign', { 'aria-hidden': 'true' }, symbol);
-    const word = make('span', 'hidden', {}, this.say(warning ? 'warning:' : 'note:') + ' ');
+    const word = make('span', 'hidden', {}, this.say(kind === 'warning' ? 'warning:' : 'note:') + ' ');
     const words = make('span', '', {}, word, ...withCode(text));
     const line = make('li', 'finding', {}, sign, words);
-    line.dataset['warning'] = String(warning);
+    line.dataset['kind'] = kind;
     return line;
   }
 
