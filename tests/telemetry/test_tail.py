@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from nbdist.records import AnyServerMessage, StateMessage
+from nbdist.telemetry.tail import Tail
+from tests.runs import heal, losses, new_run, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_heal_is_told_before_the_rows_that_stand_for_others(tmp_path: Path) -> None:
+    """Also when it comes while the state of before is under way."""
+    run = new_run(tmp_path)
+    run.take(losses(1, 7))
+    run.flush()
+    news = Tail(read(run)).news()
+    heals = list[int]()
+
+    def look(message: str | bytes) -> None:
+        said = (
+            msgspec.json.decode(message, type=AnyServerMessage) if isinstance(message, str) else 0
+        )
+        if isinstance(said, StateMessage):
+            heals.append(len(said.state.heals))
+
+    look(next(news))
+    run.update(heals=(heal(7, 4, time_s=2.0),))
+    run.take(losses(5, 9, lost_s=1.6))
+    run.flush()
+    told: list[list[int]] = []
+    for message in news:
+        look(message)
+        if isinstance(message, bytes):
+            steps = np.frombuffer(message[8:], "<f8").reshape(-1, 5)[:, 2]
+            assert list(steps) == [*range(1, 8), *range(5, 10)]
+            told.append(list(heals))
+    assert told == [[0, 1]]
+    run.close()
