@@ -76,9 +76,10 @@ export class Header {
   draw(now: number): void {
     const { state, connection } = this.model;
     const words = CONNECTIONS[connection];
-    const [healing] = (state?.healing ?? '').split('\n', 1);
-    setText(this.connection, words === undefined ? healing! : this.say(words));
-    setAttribute(this.connection, 'title', state?.healing ?? '');
+    const healing = state !== null && isOpen(state.status) ? state.healing : '';
+    const [lost] = healing.split('\n', 1);
+    setText(this.connection, words === undefined ? lost! : this.say(words));
+    setAttribute(this.connection, 'title', healing);
     this.isAsked &&= connection === 'live';
     if (state !== null) {
       this.stoppingSince = state.status === 'stopping' ? (this.stoppingSince ?? now) : null;
