@@ -69,6 +69,10 @@ class Journal:
         names = names_of(request.source) if step is None else _names_of_step(step)
         return needed(self._entries, names, saved, self._world_size)
 
+    def imports(self) -> tuple[str, ...]:
+        """The modules that cells have imported."""
+        return tuple(dict.fromkeys(m for entry in self._entries for m in entry.names.imports))
+
     def gone(self, entries: Sequence[Entry]) -> str:
         """What is not there any more once these alone were done again, in words."""
         left = [entry for entry in self._entries if entry not in entries and entry.names.binds]

@@ -36,7 +36,7 @@ from nbdist.views import labels
 from nbdist.views.cell import CellView
 from nbdist.views.start import StartView
 from nbdist.views.workers import status
-from nbdist.worker import transfer
+from nbdist.worker import setup, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -235,6 +235,7 @@ class Cluster:
             hosts = {worker.rank: worker.host for worker in workers}
             self._follow(request, kept, hosts, hang_after_s, max_heals)
         self._journal.add_cell(request, chosen, self.last_run, once=once)
+        self._crew.engines.warm_spares(setup.load, self._journal.imports())
         return self.last_run
 
     def _follow(

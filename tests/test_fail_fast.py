@@ -92,7 +92,7 @@ def when_it_hangs(
                 for later_s in (0.2, 0.2 + AGAIN_S):
                     threading.Timer(later_s, do).start()
 
-        monkeypatch.setattr(cluster._receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
 
     return arm
 

@@ -70,7 +70,7 @@ def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
                 asked.set()
                 latest(cluster).ask_to_stop()
 
-        monkeypatch.setattr(cluster._receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
 
     return arm
 
@@ -285,7 +285,7 @@ def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
             shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
         hear(record)
 
-    monkeypatch.setattr(cluster._receiver, "_handle", heard)
+    monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
     run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
@@ -355,7 +355,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     """The last test of the module: its cluster is no good afterwards."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
-    hear, done = cluster._receiver._handle, []
+    hear, done = cluster._crew._receiver._handle, []
 
     def heard(record: Speech) -> None:
         hear(record)
@@ -363,7 +363,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
             done.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    cluster._receiver._handle = heard
+    cluster._crew._receiver._handle = heard
     with pytest.raises(nbdist.WorkerError, match="rank 1 died"):
         cluster.run(cell)
     state = latest(cluster).state()

@@ -70,7 +70,7 @@ def interrupt_when(
                 done.set()
                 interrupt_after(later_s)
 
-        monkeypatch.setattr(cluster._receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
 
     return arm
 

@@ -37,6 +37,7 @@ class CellNames(msgspec.Struct, frozen=True):
         sure: those of them that it binds whatever happens.
         changes: names whose values it may change in place.
         trains: names whose values it trains.
+        imports: modules that it imports.
     """
 
     reads: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class CellNames(msgspec.Struct, frozen=True):
     sure: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     trains: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -86,6 +88,7 @@ def names_of(source: str) -> CellNames:
         sure=tuple(sorted(name for name in names.bound if names.is_sure(name))),
         changes=tuple(sorted(set(_changed(tree)) - own)),
         trains=tuple(sorted(set(_trained(tree)))),
+        imports=tuple(dict.fromkeys(_imported(tree))),
     )
 
 
@@ -163,6 +166,14 @@ def _changed_by(call: ast.Call) -> Iterator[str]:
     for value in (*call.args, *(keyword.value for keyword in call.keywords)):
         if isinstance(value, ast.Name):
             yield value.id
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in _outside_functions(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 def _trained(tree: ast.Module) -> Iterator[str]:

@@ -6,6 +6,7 @@ imports ours that lean on it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -39,6 +40,13 @@ def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
             versions[package] = importlib.metadata.version(package)
     rank = int(os.environ[RANK_VARIABLE])
     return WorkerHello(rank=rank, host=socket.gethostname(), pid=os.getpid(), versions=versions)
+
+
+def load(modules: tuple[str, ...]) -> None:
+    """Import what the ranks have imported, so that whoever takes the place of one has it."""
+    for name in modules:
+        with contextlib.suppress(Exception):  # it is the cell's that this is told, when it runs
+            importlib.import_module(name)
 
 
 def take_place(env: dict[str, str], cores: tuple[int, ...]) -> None:

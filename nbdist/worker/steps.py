@@ -218,7 +218,7 @@ class _Loop:
         )
         begun = StepBegun(
             replicas=self._stepper.replicas,
-            batch=batch.rows,
+            batch=options.batch or batch.rows,
             samples=source.samples,
             epochs=options.epochs,
             steps=steps,
