@@ -214,11 +214,11 @@ class Engines:
 
     def warm_spares(self, function: Callable[..., Any], *args: Any) -> None:
         """Have the spares call a function; they are not waited for."""
-        ids = [
-            self._engine_ids[place] for place in self._live_spares() if place in self._engine_ids
-        ]
-        if ids and self.can_restart():
-            self._client[ids].apply_async(function, *args)
+        spares = self._live_spares()
+        if spares and self.can_restart():
+            self._ask_places()
+            for place in self._engine_ids.keys() & spares:
+                self._client[self._engine_ids[place]].apply_async(function, *args)
 
     def _live_spares(self) -> list[int]:
         """The places of spares that run."""
