@@ -22,7 +22,7 @@ from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
-from nbdist.records import StepOptions
+from nbdist.records import GUARD_STEPS, StepOptions
 from nbdist.session import MOST_HEALS, Cluster
 from nbdist.views.surface import show_once
 
@@ -127,6 +127,14 @@ class DistMagics(Magics):
         help="Steps that stand still for S seconds are broken off; left out, for ten times as long "
         "as a step takes, and half a minute at least.",
     )
+    @argument(
+        "--guard",
+        type=int,
+        default=GUARD_STEPS,
+        metavar="N",
+        help="Compare what workers should have alike after the first step and every N; 100 if left "
+        "out, and 0 for never.",
+    )
     @argument("--checkpoint", metavar="DIR", help="Save the state of the run in this folder.")
     @argument("--save-every", metavar="N", help="Steps, or seconds as in 30s, between two.")
     @argument("--keep", type=int, metavar="N", help="Checkpoints that are kept; 3 if left out.")
@@ -168,6 +176,7 @@ class DistMagics(Magics):
                 saving=parse_saving(
                     args.checkpoint, args.save_every, args.keep, resume=args.resume
                 ),
+                guard=args.guard,
                 max_heals=args.max_heals,
                 once=args.once,
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),

@@ -20,6 +20,7 @@ from nbdist.journal import Journal
 from nbdist.objects import read_objects, write_objects
 from nbdist.placement import locate
 from nbdist.records import (
+    GUARD_STEPS,
     ClusterRequest,
     Communication,
     Precision,
@@ -176,6 +177,7 @@ class Cluster:
         precision: Precision | None = None,
         hang_after_s: float = 0.0,
         saving: Saving | None = None,
+        guard: int = GUARD_STEPS,
         max_heals: int = MOST_HEALS,
         once: bool = False,
         label: int = 0,
@@ -198,6 +200,8 @@ class Cluster:
             hang_after_s: steps that stand still for so long are broken off; 0 for ten times as long
                 as a step takes, and half a minute at least.
             saving: how the state of the steps, or of what the cell fits, is saved.
+            guard: after the first step, and then after every so many, what ranks should have
+                alike (parameters, what optimizers keep, seeds) is compared; 0 is never.
             max_heals: how often, in an hour, a run that is saved goes on by itself after it has
                 lost ranks: they are replaced, and all go on from the newest checkpoint.
             once: the cell is not run again for that, should the run need what it makes.
@@ -225,6 +229,7 @@ class Cluster:
             precision=precision,
             step=step,
             saving=saving,
+            guard=guard,
         )
         if saving is None or not max_heals:
             self._refuse_unready(chosen)

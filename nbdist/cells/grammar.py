@@ -15,6 +15,7 @@ from nbdist.cells.program import compile_step
 from nbdist.errors import UsageError
 from nbdist.records import (
     BATCH_NAME,
+    GUARD_STEPS,
     MASK_NAME,
     CellRequest,
     ClusterRequest,
@@ -40,6 +41,7 @@ def parse_cell(
     precision: Precision | None = None,
     step: StepOptions | None = None,
     saving: Saving | None = None,
+    guard: int = GUARD_STEPS,
 ) -> CellRequest:
     """A request for a cell.
 
@@ -52,6 +54,7 @@ def parse_cell(
         precision: what Keras's layers compute in.
         step: the cell is the body of a step, to be run with these options.
         saving: how its state is saved.
+        guard: steps after which the ranks' states are compared again; 0 is never.
 
     Raises:
         UsageError: the cell is empty, no Python or no step, with the line.
@@ -59,8 +62,7 @@ def parse_cell(
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
     numbered = f"# {header or 'the head of the cell'}\n{source}" if header or step else source
-    if step is not None:
-        _check_options(step, strategy, precision)
+    _check_options(step, strategy, precision, guard)
     return CellRequest(
         number=number,
         source=numbered,
@@ -70,13 +72,27 @@ def parse_cell(
         precision=precision,
         step=None if step is None else _step_request(numbered, step, strategy),
         saving=saving,
+        guard=guard,
     )
 
 
 def _check_options(
-    step: StepOptions, strategy: StrategyName | None, precision: Precision | None
+    step: StepOptions | None,
+    strategy: StrategyName | None,
+    precision: Precision | None,
+    guard: int,
 ) -> None:
     """Raises UsageError that names every option that is wrong."""
+    faults = [f"--guard {guard}: type a number of steps, or 0"] if guard < 0 else []
+    if step is not None:
+        faults += _faults_of_step(step, strategy, precision)
+    if faults:
+        raise UsageError("\n".join(faults))
+
+
+def _faults_of_step(
+    step: StepOptions, strategy: StrategyName | None, precision: Precision | None
+) -> list[str]:
     faults = [
         f"--{name} {value}: type a number from {least}"
         for name, value, least in (
@@ -97,8 +113,7 @@ def _check_options(
             f"--precision {precision}: a step under pjrt computes in the types of its arrays; "
             f"cast them, as in x.astype(jnp.{precision})"
         )
-    if faults:
-        raise UsageError("\n".join(faults))
+    return faults
 
 
 def strategies_of(cluster: ClusterRequest) -> tuple[StrategyName, ...]:

@@ -58,6 +58,7 @@ from nbdist.records.kept import (
     Writer,
 )
 from nbdist.records.orders import (
+    GUARD_STEPS,
     SOON,
     WATCHDOG,
     BreakOff,
@@ -113,6 +114,7 @@ __all__ = [
     "BAD_MESSAGE",
     "BATCH_NAME",
     "CLUSTER_ID",
+    "GUARD_STEPS",
     "HOST_MEMORY",
     "MASK_NAME",
     "MEASURES",

@@ -130,6 +130,10 @@ class BreakOff(Order, frozen=True):
     strategy: StrategyName
 
 
+GUARD_STEPS = 100
+"""Between two comparisons of the ranks' states, unless something else is asked for."""
+
+
 class CellRequest(Order, frozen=True):
     """A cell to run once on each rank, or, with `step`, once for each batch.
 
@@ -143,6 +147,7 @@ class CellRequest(Order, frozen=True):
         names: the names that it reads and binds, where something is to be saved of it.
         replays: it is run again for the names that it binds: what it fits is not trained again.
         seconds: how long the run has gone on before; more than 0 where it is healed.
+        guard: steps after which the ranks' states are compared again; 0 is never.
     """
 
     source: str
@@ -155,3 +160,4 @@ class CellRequest(Order, frozen=True):
     names: tuple[str, ...] = ()
     replays: bool = False
     seconds: float = 0.0
+    guard: int = GUARD_STEPS

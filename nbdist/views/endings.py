@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbdist.errors import AnotherRankError
 from nbdist.views import labels
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def _words(ended: CellEnded, first: CellEnded) -> str:
     if ended.failure is None or ended.status == "interrupted":
         return "stopped" if ended.status == "interrupted" else "finished"
     assert first.failure is not None
+    if ended.failure.ename == AnotherRankError.__name__:
+        return "stopped with it"
     if ended.failure.follows:
         return "waited for it in a collective, which was broken off"
     if ended.failure.same == first.failure.same:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.records import Saving
+    from nbdist.worker.digest import Digest
     from nbdist.worker.state import Worker
 
     Gather = Callable[[np.ndarray], np.ndarray]
@@ -52,7 +53,7 @@ _MARGIN = 1.1
 
 
 class State(Protocol):
-    """What a framework has of a run.
+    """What a framework has of a run; made cheaply, as it may be asked for its digests alone.
 
     Attributes:
         kind: the folder that `copy` is written to, within a checkpoint.
@@ -74,6 +75,10 @@ class State(Protocol):
 
     def own(self) -> dict[str, np.ndarray]:
         """What is this rank's own."""
+        ...
+
+    def digests(self) -> list[Digest]:
+        """Of what all ranks are to have alike; of the same things in the same order on all."""
         ...
 
     def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:

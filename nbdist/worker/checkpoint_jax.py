@@ -13,10 +13,11 @@ import jax
 import numpy as np
 
 from nbdist.errors import StepError
+from nbdist.worker.digest import Digest, of_array, of_facts
 from nbdist.worker.leaves import as_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -29,6 +30,14 @@ class Holder(Protocol):
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
         """Values of the same names, shapes and types."""
+        ...
+
+    def alike(self) -> Iterator[tuple[str, jax.Array]]:
+        """What ranks should have alike, by names that the user knows."""
+        ...
+
+    def facts(self) -> dict[str, object]:
+        """Numbers and the like that ranks should have alike."""
         ...
 
 
@@ -55,6 +64,15 @@ class JaxState:
 
     def own(self) -> dict[str, np.ndarray]:
         return {}
+
+    def digests(self) -> list[Digest]:
+        """An array of all processes that each has whole may be another on each, in fact."""
+        copies = (
+            Digest(name, of_array(as_data(array.addressable_data(0))))
+            for name, array in self._holder.alike()
+            if array.is_fully_replicated and not array.is_fully_addressable
+        )
+        return [*of_facts(self._holder.facts()), *copies]
 
     def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:
         del own

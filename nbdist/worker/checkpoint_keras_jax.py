@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
+from nbdist.worker.keras_alike import flags
 from nbdist.worker.reach import names_in, of_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import jax
     import numpy as np
@@ -43,7 +44,10 @@ class _Variables:
     """
 
     def __init__(self, owners: Mapping[str, Any], model: Any) -> None:
+        self._model = model
+        self._owners = owners
         self._by_name: dict[str, Any] = {}
+        self._known_as: list[tuple[str, Any]] = []
         seen: set[int] = set()
         listed = [(name, owner, _variables_of(owner)) for name, owner in owners.items()]
         metrics = "metrics of the fit", None, model.metrics_variables
@@ -55,9 +59,35 @@ class _Variables:
                         "" if isinstance(owner, keras.optimizers.Optimizer) else f"/{variable.name}"
                     )
                     self._by_name[f"{name}/{i}{word}"] = variable
+                    self._known_as.append((f"{name}: {variable.path}", variable))
 
     def saved(self) -> dict[str, jax.Array]:
-        return {name: variable.value for name, variable in self._by_name.items()}
+        values = self._values()
+        return {name: values[id(variable)] for name, variable in self._by_name.items()}
+
+    def alike(self) -> Iterator[tuple[str, jax.Array]]:
+        values = self._values()
+        for name, variable in self._known_as:
+            yield name, values[id(variable)]
+
+    def facts(self) -> dict[str, object]:
+        return flags(self._owners)
+
+    def _values(self) -> dict[int, jax.Array]:
+        """By the variable's id. Those that `fit` trains have none of their own meanwhile."""
+        model = self._model
+        trained = vars(model).get("_jax_state")
+        values: dict[int, jax.Array] = {}
+        if trained and not model._jax_state_synced:
+            for kind, variables in (
+                ("trainable_variables", model.trainable_variables),
+                ("non_trainable_variables", model.non_trainable_variables),
+                ("optimizer_variables", model.optimizer.variables),
+                ("metrics_variables", model.metrics_variables),
+            ):
+                values |= {id(v): array for v, array in zip(variables, trained[kind], strict=True)}
+        rest = (v for v in self._by_name.values() if id(v) not in values)
+        return values | {id(variable): variable.value for variable in rest}
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
         own = self.saved()

@@ -13,13 +13,17 @@ BatchNormalization) are every rank's to write.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from nbdist.errors import StepError
+from nbdist.worker.digest import of_facts
+from nbdist.worker.keras_alike import flags
 from nbdist.worker.keras_objects import WITH_VARIABLES
+from nbdist.worker.mirrored_alike import Alike
 from nbdist.worker.reach import names_in, of_kinds
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+
+    from nbdist.worker.digest import Digest
 
 _FILE = "state"
 
@@ -36,7 +42,10 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> Tenso
     roots = of_kinds(names, namespace, (*WITH_VARIABLES, tf.Variable, keras.Variable))
     if not any(root is model for root in roots.values()):
         roots = {"model": model, **roots}
-    return TensorFlowState(roots, [*model.optimizer.variables, *model.metrics_variables])
+    alike = {**roots, "optimizer of the fit": model.optimizer}
+    facts = flags(alike)
+    extra = [*model.optimizer.variables, *model.metrics_variables]
+    return TensorFlowState(roots, extra, alike=Alike(alike), facts=lambda: facts)
 
 
 class TensorFlowState:
@@ -45,12 +54,51 @@ class TensorFlowState:
     Args:
         roots: objects by the names that lead to them: variables, models, optimizers and the like.
         extra: further variables.
+        alike: those of the variables that ranks should have alike.
+        facts: numbers and the like that they should have alike, by name.
     """
 
     kind = "tensorflow"
 
-    def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        extra: Iterable[Any],
+        *,
+        alike: Alike,
+        facts: Callable[[], Mapping[str, object]],
+    ) -> None:
         self.names = names_in(roots)
+        self._roots = roots
+        self._extra = extra
+        self._alike = alike
+        self._facts = facts
+
+    @functools.cached_property
+    def _copies(self) -> _Copies:
+        """They take as much memory as the variables: there are none before they are needed."""
+        return _Copies(self._roots, self._extra)
+
+    def size(self) -> int:
+        return self._copies.size()
+
+    def copy(self) -> Callable[[Path], None]:
+        return self._copies.copy()
+
+    def own(self) -> dict[str, np.ndarray]:
+        return self._copies.own()
+
+    def digests(self) -> list[Digest]:
+        return [*of_facts(self._facts()), *self._alike.digests()]
+
+    def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:
+        self._copies.restore(folder, own)
+
+
+class _Copies:
+    """The variables of a state, and a copy of each in a tree of the same form."""
+
+    def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any]) -> None:
         self._nodes: dict[int, tuple[Any, Any]] = {}
         self._pairs: list[tuple[Any, tf.Variable]] = []
         self._own: list[Any] = []

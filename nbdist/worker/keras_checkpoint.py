@@ -66,7 +66,7 @@ class CellCheckpoints:
         self.position: Position | None = None
         if worker.saving is None:
             return
-        self.checkpoints = checkpoints(worker.saving, worker, batch=0, gather=_gather(worker))
+        self.checkpoints = checkpoints(worker.saving, worker, batch=0, gather=gather_of(worker))
         worker.ending.push(self._end)
         self.position = self.checkpoints.begin()
 
@@ -115,7 +115,7 @@ class FitSaver:
 
     def _open(self) -> None:
         if self._worker.saving is not None:
-            self._cell.checkpoints.open(_state(self._worker, self._model))
+            self._cell.checkpoints.open(state_of(self._worker, self._model))
 
     def begin_epoch(self, epoch: int) -> int:
         """To be called as an epoch begins; returns how many of its batches are passed over."""
@@ -163,7 +163,8 @@ class FitSaver:
         )
 
 
-def _gather(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
+def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
+    """What gathers every rank's int32 numbers: from shape (n,) to shape (ranks, n)."""
     if keras.backend.backend() == "jax":
         from nbdist.worker import processes
 
@@ -173,8 +174,8 @@ def _gather(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
     return Gather(worker.strategies["mirrored"])
 
 
-def _state(worker: Worker, model: Any) -> State:
-    """Of what is trained, and of all else that the cell's names lead to."""
+def state_of(worker: Worker, model: Any) -> State:
+    """What a `fit` trains, and all else that the cell's names lead to."""
     namespace = engine_shell().user_ns
     if keras.backend.backend() == "jax":
         from nbdist.worker import checkpoint_keras_jax

@@ -15,6 +15,7 @@ import keras
 from nbdist.records import FitBegun
 from nbdist.worker import keras_checkpoint, state
 from nbdist.worker.keras_checkpoint import FitSaver
+from nbdist.worker.keras_guard import FitGuard
 from nbdist.worker.keras_pace import Pace, is_of_all_ranks
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._stop = self._fitting.enter_context(worker.stop_point())
         self._before: int | None = None
         self._saver = FitSaver(worker, self.model, self.params["epochs"])
+        self._guard = FitGuard(worker, self.model)
         self._made = worker.batches
         self._pace = Pace(worker, self.model)
         worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
@@ -96,11 +98,16 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             self._saver.save(self._made + batch, batch)
             self._close()  # nobody else says that it is over
             raise KeyboardInterrupt
-        if self._saver.due(self._made + batch):
+        made = self._made + batch
+        if self._guard.due(made):
             self._pace.settle()
-            self._saver.save(self._made + batch, batch)
+            self._guard.compare(made)
             self._pace.restart()
-        state.current().step = self._made + batch + 1
+        if self._saver.due(made):
+            self._pace.settle()
+            self._saver.save(made, batch)
+            self._pace.restart()
+        state.current().step = made + 1
         self._pace.begin(batch, self._epoch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 
 class Rates(Protocol):
-    """Learning rates that may change from step to step."""
+    """Learning rates that may change from step to step.
+
+    Attributes:
+        factor: what they are multiplied by now.
+    """
+
+    @property
+    def factor(self) -> float: ...
 
     def next_step(self) -> None:
         """Before each step."""
@@ -80,6 +87,10 @@ class ScaledRates:
         if now != before:
             self._now.assign(now)
 
+    @property
+    def factor(self) -> float:
+        return self._factor.now
+
     def restore(self) -> None:
         """The rates as they were."""
         for optimizer, rate in self._before:
@@ -88,6 +99,8 @@ class ScaledRates:
 
 class _NoRates:
     """Learning rates that stay as they are."""
+
+    factor = 1.0
 
     def next_step(self) -> None: ...
 

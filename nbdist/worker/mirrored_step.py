@@ -17,8 +17,10 @@ from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_tensorflow import TensorFlowState
 from nbdist.worker.data import kind_of, map_arrays
 from nbdist.worker.finite import FiniteWatch, LossScaling
+from nbdist.worker.keras_alike import flags
 from nbdist.worker.keras_objects import KerasObjects
 from nbdist.worker.learning_rate import NO_RATES, ScaledRates
+from nbdist.worker.mirrored_alike import Alike
 from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
 from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.reach import names_in
@@ -71,6 +73,7 @@ class MirroredStep:
         self._objects.check_scope()
         self._objects.build_optimizers()
         _refuse_jit(request, self.replicas)
+        self._flags = flags(self._objects.roots())
         self._undo = contextlib.ExitStack()
         self._rates: Rates = NO_RATES
         scales = precision == "float16" and not self._objects.scales_loss_itself()
@@ -118,7 +121,13 @@ class MirroredStep:
         """Its state is all there: a step can make no variables."""
 
     def state(self) -> TensorFlowState:
-        return TensorFlowState(self._objects.roots(), self._watch.variables())
+        extra = self._watch.variables()
+        roots = self._objects.roots()
+        alike = Alike(roots, (("loss scale", variable) for variable in extra))
+        return TensorFlowState(roots, extra, alike=alike, facts=self._facts)
+
+    def _facts(self) -> dict[str, object]:
+        return {**self._flags, "--scale-lr": self._rates.factor}
 
     def step(self, batch: Batch) -> Any:
         """The first batch of a kind has the step traced; for others that trace is called itself.

@@ -21,10 +21,10 @@ from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.leaves import Spread, as_data, is_own, placed
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
-from nbdist.worker.warm_up import Factor, rates_by_name
+from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from jax.sharding import Mesh, NamedSharding
@@ -83,6 +83,8 @@ class PjrtStep:
         self._step: jax.stages.Wrapped | None = None
         self._factor = Factor(1, 0)
         self._made = False
+        self._reported: dict[str, jax.Array] = {}
+        self._rates_read = learning_rates(request, namespace)
         self._seen: set[tuple[bool, Any]] = set()
 
     @property
@@ -125,6 +127,13 @@ class PjrtStep:
             every |= group.named(group.arrays)
         return every
 
+    def alike(self) -> Iterator[tuple[str, jax.Array]]:
+        yield from self.saved().items()
+        yield from self._reported.items()
+
+    def facts(self) -> dict[str, object]:
+        return {**self._rates_read, "--scale-lr": self._factor.now}
+
     def take(self, arrays: dict[str, np.ndarray]) -> None:
         check_fits(arrays, self.saved())
         for group in self._carried:
@@ -142,6 +151,7 @@ class PjrtStep:
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
         self._made = True
+        self._reported = report
         return report
 
     def read(self, report: Any) -> stepper.Landed:

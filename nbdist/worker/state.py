@@ -43,6 +43,7 @@ class Worker:
         names: what the cell reads and binds, where something is to be saved of it.
         replays: the cell is run again for the names that it binds: nothing is trained.
         fits: the checkpoints of the cell's fits; None before the first.
+        guard: steps after which what it trains is compared with the other ranks'; 0 is never.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -62,6 +63,7 @@ class Worker:
         self.names: tuple[str, ...] = ()
         self.replays = False
         self.fits: CellCheckpoints | None = None
+        self.guard = 0
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
@@ -83,7 +85,7 @@ class Worker:
     def begin_cell(self, request: CellRequest) -> None:
         self.cell = request.number
         self.saving, self.names = request.saving, request.names
-        self.replays = request.replays
+        self.replays, self.guard = request.replays, request.guard
         self.unfinished = False
         self.fits = None
         self.batches = self.step = self.tested = 0

@@ -16,6 +16,7 @@ from nbdist.worker.agreement import check_data
 from nbdist.worker.checkpoint import checkpoints
 from nbdist.worker.checkpoint_folder import Position
 from nbdist.worker.data import Cut, described
+from nbdist.worker.guard import guard_of
 from nbdist.worker.prefetch import Feed
 from nbdist.worker.profiling import Profile
 from nbdist.worker.remarks import remarks
@@ -25,6 +26,7 @@ from nbdist.worker.warm_up import warm_up_steps
 
 if TYPE_CHECKING:
     from nbdist.records import Saving, StepOptions, StepRequest
+    from nbdist.worker.checkpoint import State
     from nbdist.worker.data import Batch
     from nbdist.worker.sources import Source
     from nbdist.worker.state import Worker
@@ -108,6 +110,8 @@ class _Loop:
         self._feed = Feed(source, options, worker.note)
         self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
         self._checkpoints = checkpoints(saving, worker, batch=options.batch, gather=stepper.gather)
+        self._guard = guard_of(worker, lambda: stepper.gather)
+        self._state: State
         self._begun = False
         self._left = options.steps or -1
         self._at = Position(step=0, epoch=1, batches=0)
@@ -191,6 +195,8 @@ class _Loop:
         self._note_compilation(batch)
         if len(self._flying) > IN_FLIGHT:
             self._land()
+        if self._guard.due(step):
+            self._guard.compare(step, lambda: self._state)
 
     def _save(self) -> None:
         """Save the state after the last step, unless that has been done."""
@@ -231,7 +237,8 @@ class _Loop:
         for text in remarks(begun):
             self._worker.note("batch", text, warning=True)
         self._stepper.prepare(batch)
-        self._checkpoints.open(self._stepper.state())
+        self._state = self._stepper.state()
+        self._checkpoints.open(self._state)
         if options.check:
             self._check(batch)
 

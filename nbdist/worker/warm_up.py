@@ -26,9 +26,7 @@ def rates_by_name(request: StepRequest, namespace: dict[str, Any]) -> dict[str, 
     """
     if not request.options.scale_lr:
         return {}
-    read = {name: namespace[name] for name in RATE_NAMES if name in request.program.reads}
-    numbers = {name: value for name, value in read.items() if not callable(value)}
-    rates = {name: float(value) for name, value in numbers.items() if np.ndim(value) == 0}
+    rates = learning_rates(request, namespace)
     if not rates:
         raise StepError(
             "--scale-lr finds no learning rate in the step: read it from a number named "
@@ -36,6 +34,13 @@ def rates_by_name(request: StepRequest, namespace: dict[str, Any]) -> dict[str, 
             "schedule, or a rate that the step assigns, is scaled by hand"
         )
     return rates
+
+
+def learning_rates(request: StepRequest, namespace: dict[str, Any]) -> dict[str, float]:
+    """Numbers that the step reads by the name of a learning rate."""
+    read = {name: namespace[name] for name in RATE_NAMES if name in request.program.reads}
+    numbers = {name: value for name, value in read.items() if not callable(value)}
+    return {name: float(value) for name, value in numbers.items() if np.ndim(value) == 0}
 
 
 class Factor:

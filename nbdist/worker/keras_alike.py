@@ -1,0 +1,35 @@
+"""What a Keras optimizer was told, in plain numbers and words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def flags(owners: Mapping[str, Any]) -> dict[str, object]:
+    """Those of the optimizers among `owners`, and of their learning rates' schedules, by name.
+
+    The names of the optimizers themselves count on, and differ between ranks that made others.
+    """
+    told: dict[str, object] = {}
+    for name, owner in owners.items():
+        if isinstance(owner, BaseOptimizer):
+            rate = owner._learning_rate
+            is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+            for part in (owner, rate) if is_schedule else (owner,):
+                told |= {f"{name}: {word}": value for word, value in _plain(part).items()}
+    return told
+
+
+def _plain(thing: object) -> dict[str, object]:
+    return {
+        word: value
+        for word, value in vars(thing).items()
+        if value is None or isinstance(value, (bool, int, float, str))
+        if not word.startswith("_") and word != "name"
+    }

@@ -1,0 +1,156 @@
+"""A rank whose state is not the others' is named, with the variable, and nobody else is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests import clusters, training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANKS = 2
+EVERY = 3
+SPOILED_AT = 5
+"""The step before which rank 1's state is changed, so that it is found after step 6."""
+
+FOUND_AT = 6
+
+FLIP = """
+def flipped(value):
+    value = np.array(value)
+    value.view("int32")[-1, -1] ^= 1
+    return value
+"""
+"""One bit of one element, the lowest."""
+
+SPOIL_MIRRORED = f"""{FLIP}
+def spoil():
+    component = model.layers[0].kernel.value.values[0]
+    component.assign(flipped(component.numpy()))
+"""
+SPOIL_JAX = f"""{FLIP}
+import jax
+def spoil():
+    model.jax_state_sync()
+    kernel = model.layers[0].kernel
+    own = jax.device_put(flipped(kernel.value.addressable_data(0)), jax.local_devices()[0])
+    kernel._value = jax.make_array_from_single_device_arrays(
+        own.shape, kernel.value.sharding, [own])
+"""
+BATCHES = f"""
+def train():
+    for epoch in range(2):
+        for i in range(4):
+            if rank == 1 and 4 * epoch + i + 1 == {SPOILED_AT}:
+                spoil()
+            yield x[:12], y[:12]
+"""
+CALLBACK = f"""
+class Spoils(keras.callbacks.Callback):
+    made = 0
+    def on_train_batch_begin(self, batch, logs=None):
+        self.made += 1
+        if rank == 1 and self.made == {SPOILED_AT}:
+            spoil()
+"""
+
+
+OWN = """
+own = jax.make_array_from_single_device_arrays(
+    (), jax.NamedSharding(mesh, jax.P()),
+    [jax.device_put(np.float32(1e-7 * rank), jax.local_devices()[0])])
+"""
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """A training in which rank 1 goes its own way.
+
+    Attributes:
+        form: the training.
+        setup: what is added to its set-up.
+        named: how the variable is called.
+        cell: what trains; the form's own if left out.
+    """
+
+    form: training.Form
+    setup: str
+    named: str
+    cell: str = ""
+
+    def run(self, cluster: nbdist.Cluster, guard: int) -> None:
+        cluster.run(self.form.setup + self.setup, strategy=self.form.strategy)
+        step = StepOptions(data="train", epochs=2, steps=8)
+        cluster.run(
+            self.cell or self.form.cell,
+            strategy=self.form.strategy,
+            step=step if self.form.is_step else None,
+            guard=guard,
+        )
+
+
+def _fit(name: str, spoil: str) -> Spoiled:
+    form = training.FORMS[name]
+    cell = form.cell.replace("verbose=0", "verbose=0, callbacks=[Spoils()]")
+    return Spoiled(form, spoil + CALLBACK, r"model: sequential\S*/dense\S*/kernel", cell)
+
+
+_PJRT = training.FORMS["pjrt step"]
+SPOILED = {
+    "mirrored step": Spoiled(
+        training.FORMS["mirrored step"],
+        SPOIL_MIRRORED + BATCHES,
+        r"model: sequential\S*/dense\S*/kernel",
+    ),
+    # What should be one number on all devices is another on each.
+    "pjrt step": Spoiled(
+        _PJRT,
+        BATCHES.replace("spoil()", "pass") + OWN,
+        r"params\['w'\]",
+        _PJRT.cell.replace(
+            "count = count + 1",
+            'params["w"] = params["w"] + jnp.where('
+            f"count >= {SPOILED_AT - 1}, own, 0.0)\ncount = count + 1",
+        ),
+    ),
+    "mirrored fit": _fit("mirrored fit", SPOIL_MIRRORED),
+    "keras on jax": _fit("keras on jax", SPOIL_JAX),
+}
+
+
+@pytest.fixture(scope="module", params=list(SPOILED))
+def spoiled(request: pytest.FixtureRequest) -> Spoiled:
+    return SPOILED[request.param]
+
+
+@pytest.fixture(scope="module")
+def cluster(spoiled: Spoiled) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS, framework=spoiled.form.framework) as running:
+        yield running
+
+
+def test_a_rank_that_goes_its_own_way_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
+    with pytest.raises(nbdist.CellError, match=spoiled.named) as raised:
+        spoiled.run(cluster, EVERY)
+    assert raised.value.rank == 1
+    assert raised.value.ename == "StepError"
+    assert "rank 1 has another `" in raised.value.evalue
+    assert f" than rank 0 after step {FOUND_AT}." in raised.value.evalue
+    assert raised.value.evalue.endswith("--guard 0 leaves the comparison out")
+
+
+def test_guard_0_compares_nothing(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
+    spoiled.run(cluster, 0)
+
+
+def test_ranks_that_are_alike_go_on(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
+    """Dropout, moments, metrics, a last batch that cannot be cut evenly; after each step."""
+    cluster.run(spoiled.form.setup, strategy=spoiled.form.strategy)
+    run = spoiled.form.run(cluster, guard=1)
+    assert run.summary.epochs == training.EPOCHS
