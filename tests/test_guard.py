@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import nbdist
 from nbdist.records import StepOptions
 from tests import clusters, training
+from tests import jax_programs as programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +123,47 @@ SPOILED = {
     "mirrored fit": _fit("mirrored fit", SPOIL_MIRRORED),
     "keras on jax": _fit("keras on jax", SPOIL_JAX),
 }
+
+
+def _with_moments(name: str) -> tuple[str, str]:
+    """The set-up and the cell of a training whose model has moving means too."""
+    form = training.FORMS[name]
+    dropout = "keras.layers.Dropout(0.25)"
+    assert dropout in form.setup
+    setup = form.setup.replace(dropout, f"keras.layers.BatchNormalization(), {dropout}")
+    logits = "model(inputs, training=True)"
+    return setup, form.cell.replace(logits, f"tf.cast({logits}, 'float32')")
+
+
+ALIKE: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
+    "moments, float16 step": (*_with_moments("mirrored step"), True, {"precision": "float16"}),
+    "moments, float16 fit": (*_with_moments("mirrored fit"), False, {}),
+    "moments, keras on jax": (*_with_moments("keras on jax"), False, {}),
+    "nnx": (programs.DATA + programs.NNX.setup, programs.NNX.step, True, {}),
+}
+"""What ranks might have another of without harm: set-up, cell, whether it is a step, options."""
+
+
+@pytest.mark.parametrize("name", list(ALIKE))
+@pytest.mark.parametrize(
+    "epochs", [2, pytest.param(60, marks=pytest.mark.full, id="long, as drift takes its time")]
+)
+def test_what_is_each_ranks_own_is_no_alarm(name: str, epochs: int) -> None:
+    setup, cell, is_step, options = ALIKE[name]
+    strategy = "pjrt" if name in ("nnx", "moments, keras on jax") else "mirrored"
+    framework = {"mirrored": "tensorflow", "pjrt": "jax"}[strategy]
+    with clusters.cluster(hosts=RANKS, framework=framework) as cluster:
+        made_for = "float16" if name == "moments, float16 fit" else None
+        cluster.run(setup, strategy=strategy, precision=made_for)
+        step = StepOptions(data="train", batch=training.BATCH, epochs=epochs, scale_lr="16" in name)
+        run = cluster.run(
+            cell.replace(f"epochs={training.EPOCHS}", f"epochs={epochs}"),
+            strategy=strategy,
+            step=step if is_step else None,
+            guard=1,
+            **options,
+        )
+    assert run.summary.epochs == epochs
 
 
 @pytest.fixture(scope="module", params=list(SPOILED))

@@ -94,7 +94,9 @@ class Compared:
     def _tell_first(self, step: int, own: Sequence[Digest], of_all: np.ndarray) -> None:
         differing = np.flatnonzero((of_all != of_all[0]).any(axis=0))
         first = int(differing[0])
-        beside = f" (as are {len(differing) - 1} more of {len(own)})" if len(differing) > 1 else ""
+        beside = (
+            f" (and {len(differing) - 1} more of {len(own)} differ)" if len(differing) > 1 else ""
+        )
         self._check(f"`{own[first].name}`{beside}", step, of_all[:, first].tolist())
 
     def _check(self, what: str, step: int, numbers: Sequence[int]) -> None:
