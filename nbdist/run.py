@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.cluster.watch import Vitals
 from nbdist.collectives import LOST
-from nbdist.errors import AnotherRankError, CellError, PreemptedError, RanksLostError
+from nbdist.errors import CellError, PreemptedError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
 from nbdist.records import (
     SOON,

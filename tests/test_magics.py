@@ -197,6 +197,8 @@ def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel
         ("--check --scale-lr", "--scale-lr, --check without --data"),
         ("--data x --bucket 8,y", "--bucket 8,y: type lengths"),
         ("--data x --bucket 0", "--bucket 0: type a number from 1"),
+        ("--guard -1", "--guard -1: type a number from 0"),
+        ("--data x --guard -1 --steps -1", "--guard -1: type a number from 0\n--steps -1"),
         ("--strategy pjrt --data x --precision float16", "cast them, as in x.astype"),
     ],
 )

@@ -83,7 +83,7 @@ def _check_options(
     guard: int,
 ) -> None:
     """Raises UsageError that names every option that is wrong."""
-    faults = [f"--guard {guard}: type a number of steps, or 0"] if guard < 0 else []
+    faults = [f"--guard {guard}: type a number from 0"] if guard < 0 else []
     if step is not None:
         faults += _faults_of_step(step, strategy, precision)
     if faults:
