@@ -75,3 +75,15 @@ def test_saved_notebooks_hold_no_outputs() -> None:
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = nbformat.read(path, as_version=4).cells
         assert not any(cell.get("outputs") for cell in cells), f"{path.name} has outputs"
+
+
+def test_the_notebook_of_healing(tmp_path: Path) -> None:
+    """A worker of it dies, and it comes to the same bits; it goes on later."""
+    outputs = executed("03_healing.ipynb", tmp_path)
+    text = "\n".join(outputs)
+    assert re.search(r"healed: rank 2 died after step \d+, went on after step \d+", text)
+    digests = re.findall(r"\[0-2@\S+\] Out: '(\w{16})'", text)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+    assert "True" in outputs
+    assert "goes on after step 228" in text
