@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from nbdist.cluster.dispatch import Dispatcher
-from nbdist.cluster.engines import Engines
+from nbdist.cluster.engines import Engines, start_seed
 from nbdist.collectives import Collectives
 from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
 from nbdist.telemetry.stream import Receiver
@@ -47,6 +47,7 @@ class Crew:
         self._request = request
         self._folder = folder
         self._timeout_s = settings.start_timeout_s
+        self._grace_s = settings.return_grace_s
         self.hellos: dict[int, WorkerHello] = {}
         with contextlib.ExitStack() as undo:
             self._receiver = Receiver(hear)
@@ -59,7 +60,8 @@ class Crew:
             self._ended = undo.pop_all()
 
     def _new_engines(self) -> Engines:
-        return Engines(self._request, self._folder, self._timeout_s)
+        seed = start_seed(self._request, self._folder, self._grace_s)
+        return Engines(self._request, self._folder, self._timeout_s, seed)
 
     def _stop_engines(self) -> None:
         """Those that there are by then."""

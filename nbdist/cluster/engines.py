@@ -21,11 +21,12 @@ from nbdist.cluster.launch import (
     SeedEngineSetLauncher,
     SeedProcess,
     engine_name,
+    is_alive,
     repeat_until,
     spare_name,
 )
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import RANK_VARIABLE, WorkerState
+from nbdist.records import RANK_VARIABLE, EngineBooks, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,22 @@ PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.se
 _KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
 """Engines with a framework import it where it is installed; TensorFlow does by itself."""
 _LOOPBACK = "127.0.0.1"
+_CLIENT_S = 10.0
+_NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
+
+
+def start_seed(request: ClusterRequest, folder: Path, grace_s: float) -> SeedProcess:
+    """Start what engines are forked from: it begins to import their frameworks.
+
+    Args:
+        request: what was asked for.
+        folder: the cluster's, with a folder `log`.
+        grace_s: how long it waits for another owner when this process has died.
+    """
+    frameworks = [*request.frameworks, *(_KERAS if request.frameworks else ())]
+    return SeedProcess.start(
+        [*frameworks, *PRELOADED], environment.shared(request), folder, grace_s
+    )
 
 
 class Engines:
@@ -63,21 +80,28 @@ class Engines:
         request: what was asked for.
         folder: for connection files and logs; must exist.
         timeout_s: bound on each phase of the start.
+        seed: what engines are forked from: see `start_seed`.
 
     Attributes:
         timeout_s: bound on what engines are asked.
+        controllers: the pids of ipyparallel's controller and of its schedulers.
     """
 
-    def __init__(self, request: ClusterRequest, folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, request: ClusterRequest, folder: Path, timeout_s: float, seed: SeedProcess
+    ) -> None:
         self.request = request
+        self.controllers: list[int] = []
         self._folder = folder
         self.timeout_s = timeout_s
+        self._seed = seed
         self._client: Any = None
         self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
         self._former_ids: set[int] = set()
         self._spares: dict[int, str] = {}  # by the place that each says it has
         self._spares_made = 0
+        self._controller: psutil.Process | None = None
         log = logging.getLogger("nbdist.ipyparallel")
         self._cluster = ipyparallel.Cluster(
             profile_dir=str(folder),
@@ -89,10 +113,7 @@ class Engines:
             engine_launcher_class=SeedEngineSetLauncher,
             controller_args=list(CONTROLLER_ARGS),
             n=request.hosts,
-        )
-        frameworks = [*request.frameworks, *(_KERAS if request.frameworks else ())]
-        self._seed = SeedProcess(
-            [*frameworks, *PRELOADED], environment.shared(request), folder / "log"
+            shutdown_atexit=False,  # a run may outlive this process; the seed ends the others
         )
 
     @property
@@ -104,12 +125,68 @@ class Engines:
     def start_controller(self) -> str:
         """Start ipyparallel's controller; the seed imports meanwhile."""
         self._cluster.start_controller_sync()
-        self._seed.guard(self._cluster.controller.pid)
+        pid: int = self._cluster.controller.pid
+        self._guard(pid)
+        self._controller = psutil.Process(pid)
         try:
             self._client = self._cluster.connect_client_sync()
         except Exception as error:
             raise StartError(f"the controller did not answer: {error}") from error
-        return f"pid {self._cluster.controller.pid}"
+        return f"pid {pid}"
+
+    def _guard(self, pid: int) -> None:
+        self._seed.guard(pid)
+        self.controllers.append(pid)
+
+    def books(self) -> EngineBooks:
+        """What there is to know of the engines, for a process that takes them over."""
+        return EngineBooks(
+            names=dict(self._names),
+            ids=dict(self._engine_ids),
+            former_ids=tuple(self._former_ids),
+            spares=dict(self._spares),
+            spares_made=self._spares_made,
+        )
+
+    def take_over(self, books: EngineBooks, controllers: list[int]) -> None:
+        """Use what another process has started.
+
+        Args:
+            books: what that knew of it.
+            controllers: the controller first; none where it is gone: then cells still run, and
+                nothing else does.
+        """
+        self._names, self._engine_ids = dict(books.names), dict(books.ids)
+        self._former_ids = set(books.former_ids)
+        self._spares, self._spares_made = dict(books.spares), books.spares_made
+        self.controllers = controllers
+        self._engine_set = "taken"
+        self._cluster.engines[self._engine_set] = self._new_launcher()
+        file = self._folder / "security" / f"ipcontroller-{self._cluster.cluster_id}-client.json"
+        with contextlib.suppress(
+            psutil.NoSuchProcess, IndexError, OSError, ipyparallel.TimeoutError
+        ):
+            self._controller = psutil.Process(controllers[0])
+            self._client = ipyparallel.Client(str(file), timeout=_CLIENT_S)
+
+    def _new_launcher(self) -> SeedEngineSetLauncher:
+        """As ipyparallel makes one, for engines that are there."""
+        return SeedEngineSetLauncher(
+            work_dir=".",
+            parent=self._cluster,
+            log=self._cluster.log,
+            profile_dir=self._cluster.profile_dir,
+            cluster_id=self._cluster.cluster_id,
+            engine_set_id=self._engine_set,
+            engine_args=self._engine_args(),
+            seed=self._seed,
+            names=[*self._names.values(), *self._spares.values()],
+            own_env=[],
+            cores=[],
+        )
+
+    def _engine_args(self) -> list[str]:
+        return [*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"]
 
     def await_imports(self) -> str:
         """Wait until the seed has imported the frameworks."""
@@ -127,7 +204,7 @@ class Engines:
             names=list(self._names.values()),
             own_env=own_env,
             cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
-            engine_args=[*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"],
+            engine_args=self._engine_args(),
         )
         self._spares.clear()
         for _ in range(request.spares):
@@ -219,9 +296,11 @@ class Engines:
 
     def _guard_controller(self) -> None:
         """Its schedulers are processes of their own, which outlive it when it is killed."""
+        assert self._controller is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self._cluster.controller.pid).children(recursive=True):
-                self._seed.guard(process.pid)
+            for process in self._controller.children(recursive=True):
+                if process.pid not in self.controllers:
+                    self._guard(process.pid)
 
     def start_coordinator(self) -> str:
         """Start a JAX coordination service in a process of its own.
@@ -257,10 +336,31 @@ class Engines:
             if self._client is not None:
                 steps.callback(self._client.close)
 
+    def leave(self) -> None:
+        """Let go of everything; it goes on for another owner."""
+        if self._client is not None:
+            self._client.close()
+        self._seed.leave()
+
+    def detach(self, *, on: bool) -> None:
+        """Whether engines outlive this process."""
+        self._seed.detach(on=on)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a notebook asks for the cluster that this process keeps."""
+        return self._seed.is_wanted
+
+    @property
+    def seed_pid(self) -> int:
+        return self._seed.pid
+
     def can_restart(self) -> bool:
         """Whether what engines are made with still runs: the seed and the controller."""
-        controller = self._cluster.controller
-        return self._seed.runs() and controller is not None and psutil.pid_exists(controller.pid)
+        return self._seed.runs() and self._client is not None and self._has_controller()
+
+    def _has_controller(self) -> bool:
+        return self._controller is not None and is_alive(self._controller)
 
     # Using.
 
@@ -346,7 +446,7 @@ class Engines:
         while not answer.wait(0.1):
             self.refuse_dead(ranks)
             if not self.can_restart():
-                raise WorkerError("the cluster's controller is gone: type %dist_restart")
+                raise WorkerError(_NO_CONTROLLER)
             if time.monotonic() > deadline:
                 raise WorkerError(f"no answer from the engines within {self.timeout_s:g} s")
 
@@ -377,4 +477,6 @@ class Engines:
 
     def _view(self, ranks: Sequence[int]) -> Any:
         self.refuse_dead(ranks)
+        if self._client is None:
+            raise WorkerError(_NO_CONTROLLER)
         return self._client[[self._engine_ids[rank] for rank in ranks]]

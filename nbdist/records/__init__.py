@@ -22,6 +22,7 @@ from nbdist.records.base import (
 from nbdist.records.cluster import (
     ClusterRequest,
     Device,
+    EngineBooks,
     MirroredWiring,
     Phase,
     PjrtWiring,
@@ -140,6 +141,7 @@ __all__ = [
     "Diagnose",
     "Difference",
     "Display",
+    "EngineBooks",
     "Failure",
     "Finding",
     "FindingTopic",

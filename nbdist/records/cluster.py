@@ -54,6 +54,24 @@ class WorkerIdentity(Record, frozen=True):
     dispatch: SocketAddress
 
 
+class EngineBooks(Record, frozen=True):
+    """What the owner of a cluster knows of its engines.
+
+    Attributes:
+        names: how the seed calls the engine of each rank.
+        ids: what ipyparallel calls it; of a spare, by the place that it says it has.
+        former_ids: of engines that are gone.
+        spares: how the seed calls each spare, by its place.
+        spares_made: how many there have been.
+    """
+
+    names: dict[int, str] = msgspec.field(default_factory=dict)
+    ids: dict[int, int] = msgspec.field(default_factory=dict)
+    former_ids: tuple[int, ...] = ()
+    spares: dict[int, str] = msgspec.field(default_factory=dict)
+    spares_made: int = 0
+
+
 class WorkerHello(Record, frozen=True):
     """The first answer of an engine."""
 
