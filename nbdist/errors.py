@@ -5,6 +5,7 @@
     ├── NoClusterError      a cell or a question came before %dist_start
     ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
     ├── OwnedError          a cluster is another notebook's
+    ├── LeftError           a cell goes on, and this process does not follow it any more
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
     │   ├── RanksLostError      ranks died, or stand still, in a cell
@@ -64,6 +65,13 @@ class OwnedError(NbdistError):
             f"the cluster belongs to a notebook whose kernel (pid {pid}) runs: type %dist_stop "
             "there, or %dist_start here for another one"
         )
+
+
+class LeftError(NbdistError):
+    """A cell goes on without the process that followed it."""
+
+    def __init__(self) -> None:
+        super().__init__("the cell goes on without this notebook: type %dist_attach in another one")
 
 
 class TransferError(NbdistError):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 from ipyparallel.cluster.launcher import EngineLauncher
 
+from nbdist.cluster.alive import await_ends, is_alive
 from nbdist.cluster.seat import KERNEL, LEAVE_S, SEED_SOCKET, connect, listen
 from nbdist.errors import OwnedError, StartError
 
@@ -80,19 +81,25 @@ class SeedProcess:
         self._log_folder = folder / "log"
         self._events: list[Event] = []
         self._changed = threading.Condition()
+        self.role = role
         self.is_wanted = False
         owned = self._own(role, timeout_s)
         self._pids: dict[str, int] = owned["children"]
         self.versions: dict[str, str] = owned["versions"]
         self.pid: int = owned["pid"]
         self._process = process or psutil.Process(self.pid)
-        self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid())
+        self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid(), leaves=True)
         self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
         self._thread.start()
 
     @classmethod
     def start(
-        cls, modules: Sequence[str], env: dict[str, str], folder: Path, grace_s: float
+        cls,
+        modules: Sequence[str],
+        env: dict[str, str],
+        folder: Path,
+        grace_s: float,
+        role: str = KERNEL,
     ) -> Self:
         """Start a seed, and own it.
 
@@ -101,6 +108,7 @@ class SeedProcess:
             env: environment added to this process's own.
             folder: the cluster's, with a folder `log`.
             grace_s: how long it waits for another owner when this process has died.
+            role: this process's.
         """
         path = folder / SEED_SOCKET
         with listen(path) as listener, (folder / "log" / "seed.log").open("ab") as log:
@@ -116,7 +124,7 @@ class SeedProcess:
                 pass_fds=[descriptor],
             )
         try:
-            return cls(connect(path), KERNEL, folder, _BEGIN_TIMEOUT_S, process)
+            return cls(connect(path), role, folder, _BEGIN_TIMEOUT_S, process)
         except BaseException:
             process.kill()
             process.wait()
@@ -237,12 +245,12 @@ class SeedProcess:
         """End every child and every guarded process, then the seed."""
         if self._farewell.detach() is None:
             return
-        _say_farewell(self._peer, os.getpid())
-        try:
+        _say_farewell(self._peer, os.getpid(), leaves=False)
+        for process in await_ends([self._process], _END_TIMEOUT_S):  # frozen
+            process.kill()  # its children die with it (seed.py)
+            await_ends([process], _END_TIMEOUT_S)
+        if isinstance(self._process, psutil.Popen):  # its threads may take a moment
             self._process.wait(_END_TIMEOUT_S)
-        except psutil.TimeoutExpired:  # frozen: its children die with it (seed.py)
-            self._process.kill()
-            self._process.wait()
         self._end_connection()
 
     def _end_connection(self) -> None:
@@ -279,11 +287,17 @@ class SeedProcess:
             self._changed.notify_all()
 
 
-def _say_farewell(peer: Peer, pid: int) -> None:
-    """A process that was forked from the owner is not the owner."""
+def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
+    """Said by the owner, not by a process that was forked from it.
+
+    Args:
+        peer: the seed.
+        pid: the owner's.
+        leaves: it does not remove the cluster's folder itself, as it ends.
+    """
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
-            peer.send({"op": "farewell"})
+            peer.send({"op": "farewell", "leaves": leaves})
 
 
 class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
@@ -360,11 +374,3 @@ def repeat_until(done: Callable[[], bool], timeout_s: float, interval_s: float =
             return False
         time.sleep(interval_s)
     return True
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether the very process still runs, and is not only waited for."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if process.is_running():
-            return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False

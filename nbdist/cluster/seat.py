@@ -32,8 +32,8 @@ Event = dict[str, Any]
 
 SEED_SOCKET = "seed.sock"
 KERNEL, KEEPER = "kernel", "keeper"
-LEAVE_S = 10.0
-"""How long a keeper may take to leave before it is killed."""
+LEAVE_S = 20.0
+"""How long a keeper may take to leave before it is killed: it may be replacing a worker."""
 
 MOST_KEEPERS = 3
 """Keepers that are started one after the other, when each goes, before nobody is waited for."""
@@ -42,11 +42,18 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Peer:
-    """One end of a connection on which JSON objects travel, one a line."""
+    """One end of a connection on which JSON objects travel, one a line.
+
+    Attributes:
+        role: of a newcomer that has said it.
+        process: a descriptor that is readable when the process at the other end has ended, also
+            where another one, forked from it, holds the connection; -1 where that is not watched.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
+        self.process = -1
         self.role = ""
 
     def fileno(self) -> int:
@@ -92,10 +99,19 @@ class Peer:
 
     def close(self) -> None:
         self._connection.close()
+        if self.process >= 0:
+            os.close(self.process)
+            self.process = -1
+
+    def watch(self) -> None:
+        """Open `process`."""
+        with contextlib.suppress(ProcessLookupError):  # gone: so is its end of the connection
+            self.process = os.pidfd_open(self.pid)
 
 
 def listen(path: Path) -> socket.socket:
     """A socket that only this user can connect to."""
+    path.unlink(missing_ok=True)  # of a seed that is gone
     listener = socket.socket(socket.AF_UNIX)
     with _short(path) as address:
         listener.bind(address)
@@ -141,7 +157,7 @@ class Seat:
 
     Attributes:
         over: the owner has ended it, or nobody has come: everything has to end.
-        left: nobody is there any more to remove the cluster's folder.
+        left: nobody is there to remove the cluster's folder.
     """
 
     def __init__(
@@ -174,10 +190,10 @@ class Seat:
             with contextlib.suppress(OSError):  # its end is seen when it is read
                 self._owner.send(event)
 
-    def waits_on(self) -> list[socket.socket | Peer]:
+    def waits_on(self) -> list[socket.socket | Peer | int]:
         """What to wait for something to read on."""
-        peers = (*self._guests, self._owner, self._heir)
-        return [self._listener, *(peer for peer in peers if peer is not None)]
+        peers = [peer for peer in (*self._guests, self._owner, self._heir) if peer is not None]
+        return [self._listener, *peers, *(p.process for p in peers if p.process >= 0)]
 
     def timeout_s(self) -> float | None:
         """How long to wait before `serve` is called in any case; None is for ever."""
@@ -189,6 +205,8 @@ class Seat:
         """Take in what there is, each only once; yields the owner's orders."""
         if self._owner is not None and self._owner in readable:
             yield from self._orders(self._owner)
+        elif self._owner is not None and self._owner.process in readable:
+            self._lose(self._owner)
         if self._heir is not None and self._heir in readable:
             self._drop_heir(self._heir)
         for guest in [peer for peer in self._guests if peer in readable]:
@@ -199,8 +217,10 @@ class Seat:
 
     def close(self) -> None:
         """Close this process's descriptors; the keeper goes on."""
-        for each in self.waits_on():
-            each.close()
+        self._listener.close()
+        for peer in (*self._guests, self._owner, self._heir):
+            if peer is not None:
+                peer.close()
 
     def end(self) -> None:
         """Leave no keeper."""
@@ -228,6 +248,7 @@ class Seat:
 
     def _grant(self, peer: Peer) -> None:
         self._owner = peer
+        peer.watch()
         if peer.role == KERNEL:
             self._keepers = 0
         self.announce({"event": "owned", "pid": os.getpid(), **self._describe()})
@@ -264,7 +285,7 @@ class Seat:
             return
         for order in orders:
             if order["op"] == "farewell":
-                self.over = True
+                self.over, self.left = True, order["leaves"]
             elif order["op"] == "detach":
                 self._detached = order["on"]
             else:
@@ -299,11 +320,11 @@ class Seat:
             self.over = self.left = True
 
     def _seat_heir(self, heir: Peer, *, late: bool) -> None:
-        if self._keeper is not None and late:
+        if late and self._keeper is not None:
             self._keeper.kill()
             self._keeper.wait()
             self._keeper = None
-        if self._keeper is None and self._owner is not None:
+        if late and self._owner is not None:
             self._owner.close()
             self._owner = None
         if self._owner is None and self._keeper is None:

@@ -10,7 +10,7 @@ one JSON object a line:
     {"op": "signal", "id", "signal"}                  {"event": "signalled", "id"}
     {"op": "guard", "pid"}
     {"op": "detach", "on"}
-    {"op": "farewell"}
+    {"op": "farewell", "leaves"}
                                                       {"event": "exited", "id", "pid", "code"}
                                                       {"event": "ready", "versions"}
                                                       {"event": "failed", "module", "error"}
@@ -44,6 +44,7 @@ from typing import Any
 
 import psutil
 
+from nbdist.cluster.alive import await_ends
 from nbdist.cluster.seat import Event, Seat
 
 _PR_SET_PDEATHSIG = 1
@@ -197,11 +198,12 @@ class Seed:
         for pid in self._children.values():
             os.waitpid(pid, 0)
         family = [p for guarded in self._guarded for p in _with_children(guarded)]
+        known = {process.pid for process in self._guarded}
         for process in self._guarded:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=_GUARD_GRACE_S)
-        for process in alive:
+                if process.ppid() not in known:  # the others are ended by these, and sooner so
+                    process.terminate()
+        for process in await_ends(family, _GUARD_GRACE_S):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 

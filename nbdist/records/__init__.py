@@ -22,6 +22,7 @@ from nbdist.records.base import (
 from nbdist.records.cluster import (
     ClusterRequest,
     Device,
+    Door,
     EngineBooks,
     MirroredWiring,
     Phase,
@@ -31,6 +32,7 @@ from nbdist.records.cluster import (
     WorkerIdentity,
     WorkerState,
 )
+from nbdist.records.estate import CellUnderWay, Estate
 from nbdist.records.kept import (
     BAD_MESSAGE,
     CLUSTER_ID,
@@ -70,6 +72,7 @@ from nbdist.records.orders import (
     StepOptions,
     StepProgram,
     StepRequest,
+    StillThere,
     StopAfter,
 )
 from nbdist.records.placement import (
@@ -132,6 +135,7 @@ __all__ = [
     "CaughtUp",
     "CellEnded",
     "CellRequest",
+    "CellUnderWay",
     "Checked",
     "ClusterRequest",
     "ClusterState",
@@ -141,7 +145,9 @@ __all__ = [
     "Diagnose",
     "Difference",
     "Display",
+    "Door",
     "EngineBooks",
+    "Estate",
     "Failure",
     "Finding",
     "FindingTopic",
@@ -191,6 +197,7 @@ __all__ = [
     "StepOptions",
     "StepProgram",
     "StepRequest",
+    "StillThere",
     "StopAfter",
     "StopRun",
     "Stopping",

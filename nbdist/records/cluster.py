@@ -45,6 +45,25 @@ class SocketAddress(Record, frozen=True):
     server_key: bytes
 
 
+class Door(Record, frozen=True):
+    """A socket of the notebook's that can be opened again: engines come back to it.
+
+    Attributes:
+        port: on the loopback interface.
+        public_key: its CURVE key (Z85).
+        secret_key: likewise.
+    """
+
+    port: int
+    public_key: bytes
+    secret_key: bytes
+
+    @property
+    def address(self) -> SocketAddress:
+        """What engines are told of it."""
+        return SocketAddress(url=f"tcp://127.0.0.1:{self.port}", server_key=self.public_key)
+
+
 class WorkerIdentity(Record, frozen=True):
     """A rank as it is told who it is, where it speaks to and where its cells come from."""
 

@@ -33,9 +33,9 @@ def bring_up(folder: Path, *, freeze: bool) -> list[int]:
     """Start one engine; with `freeze`, the controller answers nothing for a while meanwhile."""
     engines = new_engines(folder, hosts=1)
     try:
-        engines.start_controller()
+        engines.controller.start()
         engines.await_imports()
-        controller = engines._cluster.controller.pid
+        controller = engines.controller.cluster.controller.pid
         if freeze:
             os.kill(controller, signal.SIGSTOP)
             threading.Timer(FREEZE_S, os.kill, (controller, signal.SIGCONT)).start()
@@ -81,7 +81,7 @@ def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
     monkeypatch.setattr(environment, "of_ranks", lambda request: real(request)[::-1])
     engines = new_engines(tmp_path, hosts=2)
     try:
-        engines.start_controller()
+        engines.controller.start()
         engines.await_imports()
         for _ in range(3):  # restarts give new ids
             engines.launch()

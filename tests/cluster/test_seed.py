@@ -132,6 +132,36 @@ def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None
     assert not folder.exists()
 
 
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from nbdist.cluster.launch import SeedProcess
+folder = Path(sys.argv[1])
+(folder / "log").mkdir(parents=True)
+seed = SeedProcess.start(["json"], {}, folder, 0.2)
+seed.spawn("one", "tests.cluster.test_seed:sleep", {"seconds": 600}, {})
+seed.wait_event("hello", 30)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(seed.pid, child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
+    """A child of the kernel's holds its descriptors too."""
+    program = [sys.executable, "-c", FORKING, str(tmp_path / "cluster")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        seed, child = map(int, owner.stdout.readline().split())
+        owner.kill()
+        assert repeat_until(lambda: is_gone(seed), 10)
+        assert not is_gone(child)
+        os.kill(child, signal.SIGKILL)
+    assert not (tmp_path / "cluster").exists()
+
+
 def test_whoever_says_nonsense_to_a_seed_is_sent_away(seed: SeedProcess, tmp_path: Path) -> None:
     for nonsense in (b"\n", b"[]\n", b'{"op": "own", "role": "king"}\n', b"\xff\n", b"{}" * 9):
         with socket.socket(socket.AF_UNIX) as stranger:
@@ -163,7 +193,7 @@ def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         import nbdist, json, time
         cluster = nbdist.Cluster(hosts=2, framework="jax")
         engines = cluster._crew.engines
-        pids = [*engines.pids().values(), engines._seed.pid, engines._cluster.controller.pid]
+        pids = [*engines.pids().values(), engines._seed.pid, *engines.controller.pids]
         print("PIDS", json.dumps(pids), flush=True)
         time.sleep(600)
     """)
