@@ -166,7 +166,7 @@ def _send(receiver: Receiver, run: live.LiveRun) -> float:
     """
     tick_s = 0.0
     arguments = [
-        msgspec.json.encode(receiver.address).decode(),
+        msgspec.json.encode(receiver.door.address).decode(),
         msgspec.json.encode(COLUMNS).decode(),
         *map(str, (WORKERS, RATE, SECONDS)),
     ]

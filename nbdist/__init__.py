@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import (
     CellError,
+    LeftError,
     NbdistError,
     NoClusterError,
+    OwnedError,
     StartError,
     StepError,
     StrategyError,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
     from nbdist.result import Run
     from nbdist.session import Cluster
+    from nbdist.takeover import attach
     from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 __version__ = "0.1.0"
@@ -33,8 +36,10 @@ __version__ = "0.1.0"
 __all__ = [
     "CellError",
     "Cluster",
+    "LeftError",
     "NbdistError",
     "NoClusterError",
+    "OwnedError",
     "PjRTStrategy",
     "Run",
     "StartError",
@@ -43,6 +48,7 @@ __all__ = [
     "TransferError",
     "UsageError",
     "WorkerError",
+    "attach",
     "load_ipython_extension",
     "runs",
     "unload_ipython_extension",
@@ -52,6 +58,7 @@ _HOME = {
     "PjRTStrategy": "nbdist.strategies",
     "Cluster": "nbdist.session",
     "Run": "nbdist.result",
+    "attach": "nbdist.takeover",
     "runs": "nbdist.kept",
     "_jupyter_server_extension_points": "nbdist.server",
     "load_ipython_extension": "nbdist.magics",

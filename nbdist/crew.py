@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from nbdist.cluster import hosts
 from nbdist.cluster.dispatch import Dispatcher
-from nbdist.cluster.engines import Engines
+from nbdist.cluster.engines import Engines, start_seed
 from nbdist.collectives import Collectives
 from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
 from nbdist.telemetry.stream import Receiver
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Speech
+    from nbdist.cluster.launch import SeedProcess
+    from nbdist.records import ClusterRequest, Estate, Speech
     from nbdist.settings import Settings
     from nbdist.views.start import StartView
 
@@ -28,46 +30,60 @@ class Crew:
         request: what was asked for.
         folder: for connection files and logs; must exist.
         settings: the bounds on waiting.
-        hear: takes what ranks say, on a thread of its own.
+        seed: what engines are forked from.
 
     Attributes:
         engines: the processes.
         collectives: between them.
-        dispatcher: sends them cells.
+        receiver: hears them, once it is opened.
+        dispatcher: sends them cells, likewise.
         hellos: what each rank has said of itself.
     """
 
+    receiver: Receiver
+    dispatcher: Dispatcher
+
     def __init__(
-        self,
-        request: ClusterRequest,
-        folder: Path,
-        settings: Settings,
-        hear: Callable[[Speech], None],
+        self, request: ClusterRequest, folder: Path, settings: Settings, seed: SeedProcess
     ) -> None:
         self._request = request
         self._folder = folder
         self._timeout_s = settings.start_timeout_s
+        self._grace_s = settings.return_grace_s
+        self._role = seed.role
         self.hellos: dict[int, WorkerHello] = {}
-        with contextlib.ExitStack() as undo:
-            self._receiver = Receiver(hear)
-            undo.callback(self._receiver.close)
-            self.dispatcher = Dispatcher()
-            undo.callback(self.dispatcher.close)
-            self.engines = self._new_engines()
-            undo.callback(self._stop_engines)
-            self.collectives = Collectives(request, self.engines)
-            self._ended = undo.pop_all()
+        self.engines = Engines(request, folder, settings.start_timeout_s, seed)
+        self.collectives = Collectives(request, self.engines)
+        self._sockets = contextlib.ExitStack()
+
+    def open(self, hear: Callable[[Speech], None], former: Estate | None = None) -> None:
+        """Begin to hear the ranks.
+
+        Args:
+            hear: takes what they say, on a thread of its own.
+            former: another process had the crew, and this is how.
+        """
+        self.receiver = Receiver(hear, former.stream if former else None)
+        self._sockets.callback(self.receiver.close)
+        self.dispatcher = Dispatcher(former.dispatch if former else None)
+        self._sockets.callback(self.dispatcher.close)
+
+    def close_sockets(self) -> None:
+        """Nobody is heard any more, once what has come is taken in. May be called twice."""
+        self._sockets.close()
+
+    def leave(self) -> None:
+        """Let go of everything: it goes on for another owner."""
+        self.close_sockets()
+        self.engines.leave()
 
     def _new_engines(self) -> Engines:
-        return Engines(self._request, self._folder, self._timeout_s)
-
-    def _stop_engines(self) -> None:
-        """Those that there are by then."""
-        self.engines.stop()
+        seed = start_seed(self._request, self._folder, self._grace_s, self._role)
+        return Engines(self._request, self._folder, self._timeout_s, seed)
 
     def start(self, phases: StartView) -> None:
         """From nothing to ranks that have answered; `close` ends what there is, also halfway."""
-        phases.run("controller", self.engines.start_controller)
+        phases.run("controller", self.engines.controller.start)
         phases.run("framework loaded", self.engines.await_imports)
         self._bring_up(phases)
 
@@ -115,8 +131,8 @@ class Crew:
             rank: WorkerIdentity(
                 rank=rank,
                 world_size=self._request.hosts,
-                stream=self._receiver.address,
-                dispatch=self.dispatcher.address,
+                stream=self.receiver.door.address,
+                dispatch=self.dispatcher.door.address,
             )
             for rank in ranks
         }
@@ -126,8 +142,21 @@ class Crew:
 
     def states(self, busy: Collection[int], *, measure: bool) -> tuple[WorkerState, ...]:
         """Every rank, as it is now; `busy` are those in a cell."""
-        return self.engines.states(self.hellos, busy, self.collectives.devices, measure=measure)
+        pids, devices = self.engines.pids(), self.collectives.devices
+        return tuple(
+            WorkerState(
+                rank=rank,
+                host=hello.host,
+                pid=hello.pid,
+                versions=hello.versions,
+                devices=devices.get(rank, ()),
+                state="dead" if rank not in pids else "busy" if rank in busy else "idle",
+                memory_bytes=hosts.resident_bytes(hello.pid) if measure and rank in pids else 0,
+            )
+            for rank, hello in sorted(self.hellos.items())
+        )
 
     def close(self) -> None:
         """End every process. May be called more than once."""
-        self._ended.close()
+        with self._sockets:
+            self.engines.stop()

@@ -4,6 +4,8 @@
     ├── UsageError          what was typed cannot be done; nothing was started
     ├── NoClusterError      a cell or a question came before %dist_start
     ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
+    ├── OwnedError          a cluster is another notebook's
+    ├── LeftError           a cell goes on, and this process does not follow it any more
     ├── TransferError       an object could not be pushed or pulled
     ├── WorkerError         a rank died, or can take no cell
     │   ├── RanksLostError      ranks died, or stand still, in a cell
@@ -48,6 +50,28 @@ class NoClusterError(UsageError):
 
 class StartError(NbdistError):
     """A cluster, or TensorBoard, could not be started. What had been started was ended again."""
+
+
+class OwnedError(NbdistError):
+    """A cluster cannot be taken over, as the kernel of another notebook has it.
+
+    Attributes:
+        pid: the kernel's.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        super().__init__(
+            f"the cluster belongs to a notebook whose kernel (pid {pid}) runs: type %dist_stop "
+            "there, or %dist_start here for another one"
+        )
+
+
+class LeftError(NbdistError):
+    """A cell goes on without the process that followed it."""
+
+    def __init__(self) -> None:
+        super().__init__("the cell goes on without this notebook: type %dist_attach in another one")
 
 
 class TransferError(NbdistError):

@@ -10,11 +10,11 @@ from nbdist.errors import WorkerError
 from nbdist.records import BreakOff, Diagnose, Hurry, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from nbdist.cluster.engines import Engines
     from nbdist.collectives import Collectives
-    from nbdist.records import Order, StrategyName
+    from nbdist.records import CellRequest, Order, StrategyName
 
     Send = Callable[[Order, Sequence[int]], None]
 
@@ -66,6 +66,25 @@ class Escalation:
         """
         self._send = send
         self._strategies = sorted(self._collectives.strategies, key=lambda name: name != strategy)
+
+    def send(self, request: CellRequest, ranks: Iterable[int], grace_s: float) -> None:
+        """Send the cell; when not all ranks can be reached, those that were are stopped again.
+
+        Args:
+            request: the cell.
+            ranks: those that run it.
+            grace_s: how long it may take to stop them.
+        """
+        unsent = sorted(ranks)
+        try:
+            self._running.update(unsent)
+            while unsent:
+                self._send(request, unsent[:1])
+                del unsent[0]
+        except BaseException:
+            self._running.difference_update(unsent)
+            self.end(grace_s)
+            raise
 
     def order(self, order: Order, ranks: Sequence[int]) -> None:
         """Send it; who cannot be reached is left out, and found to be dead by whoever watches."""

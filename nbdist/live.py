@@ -28,6 +28,7 @@ from nbdist.telemetry.request import this_request
 from nbdist.telemetry.roster import Roster
 from nbdist.telemetry.rundir import EVENTS_FOLDER, RunDirectory, new_id
 from nbdist.telemetry.tail import Tail
+from nbdist.unkept import UnkeptRun
 from nbdist.views import labels
 from nbdist.views.run import RunView, run_surface
 
@@ -48,6 +49,9 @@ FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
 LOOKING = 0.005
 """Of a core, what looking for findings takes at most: of many ranks it is done less often."""
+
+_NOTED = {"batch", "checkpoint", "compiled", "nan"}
+"""Topics of findings that ranks have told, which nobody finds again."""
 
 
 class LiveRun(Protocol):
@@ -103,6 +107,10 @@ class LiveRun(Protocol):
         """The cell shows nothing more. May be called more than once."""
         ...
 
+    def leave(self) -> None:
+        """It goes on, and another process keeps it."""
+        ...
+
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         """It is over.
 
@@ -112,65 +120,31 @@ class LiveRun(Protocol):
         ...
 
 
-class UnkeptRun:
-    """A run that could not be kept, for the reason that it gives at its end."""
-
-    def __init__(self, reason: str) -> None:
-        self.id = ""
-        self._reason = reason
-        self._reported = False
-
-    def placed(self, request: CellRequest) -> CellRequest:
-        return request
-
-    def hear(self, record: Speech) -> None:
-        self._reported |= isinstance(record, Rows | Metrics)
-
-    def tick(self) -> tuple[str, ...]:
-        return ()
-
-    def stops_requested(self) -> int:
-        return 0
-
-    def stopping(self) -> None: ...
-
-    def lost(self, ranks: Iterable[int]) -> None: ...
-
-    def healing(self, reason: str) -> None: ...
-
-    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None: ...
-
-    def show(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
-        del status, error
-        return (self._reason,) if self._reported else ()
-
-
 class KeptLiveRun:
     """A run in a directory of its own. What goes wrong with the disk is said, and stops nothing.
 
     Args:
         directory: where it is kept.
         kept_runs: how many runs are kept; the oldest ones go at the end of this.
+        reported: there are reports of it: it was opened again.
     """
 
-    def __init__(self, directory: RunDirectory, kept_runs: int) -> None:
+    def __init__(self, directory: RunDirectory, kept_runs: int, *, reported: bool = False) -> None:
         self.id = directory.state.id
         self._directory = directory
         self._kept_runs = kept_runs
         self._lock = threading.Lock()
         self._roster = Roster(directory.state.workers)
         self._changes: dict[str, object] = {}
-        self._notes: dict[str, Finding] = {}
-        self._analyst = self._new_analyst(batch=0)
+        former = directory.state.findings
+        self._notes = {finding.text: finding for finding in former if finding.topic in _NOTED}
+        self._analyst = self._new_analyst(directory.state.batch)
         self._found: tuple[Finding, ...] = ()
         self._look_at = 0.0
         self._said: set[FindingTopic] = set()
-        self._reported = False
+        self._reported = reported
         self._is_healing = False
+        self._left = False
         self._shown: list[str] = []
         self._dropped = 0
         self._flushed_at = self._updated_at = 0.0
@@ -303,12 +277,20 @@ class KeptLiveRun:
             self._shown.clear()
 
     def close(self) -> None:
+        if self._left:
+            return
         told = self._directory.fault
         self._flush_shown()
         if not self._reported:
             self._directory.discard()
         elif self._directory.fault != told:
             self._update(self._analyst.findings())
+
+    def leave(self) -> None:
+        self._left = True
+        self._flush_shown()
+        self._directory.close()
+        self._update(self._analyst.findings())
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         if not self._reported:

@@ -24,6 +24,7 @@ from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
 from nbdist.records import GUARD_STEPS, StepOptions
 from nbdist.session import MOST_HEALS, Cluster
+from nbdist.takeover import attach, offer, stop_all
 from nbdist.views.surface import show_once
 
 if TYPE_CHECKING:
@@ -46,6 +47,16 @@ class DistMagics(Magics):
         if self._started is None or not self._started.running:
             raise NoClusterError(asked)
         return self._started
+
+    def _runs(self) -> bool:
+        return self._started is not None and self._started.running
+
+    def _refuse_running(self) -> None:
+        if self._runs():
+            raise UsageError(
+                f"{self._started!r} is running: type %dist_restart for fresh workers, "
+                "or %dist_stop first"
+            )
 
     @magic_arguments()
     @argument("hosts", nargs="*", help="How many hosts: `4 hosts`, or just `4`.")
@@ -86,11 +97,7 @@ class DistMagics(Magics):
     def dist_start(self, line: str) -> None:
         """Start workers on this machine, and wait until every one has answered."""
         args = parse_argstring(self.dist_start, line)
-        if self._started is not None and self._started.running:
-            raise UsageError(
-                f"{self._started!r} is running: type %dist_restart for fresh workers, "
-                "or %dist_stop first"
-            )
+        self._refuse_running()
         self._brought = {}
         self._started = Cluster(
             hosts=hosts.count_hosts(args.hosts, args.number),
@@ -156,6 +163,7 @@ class DistMagics(Magics):
         "--profile", type=int, metavar="N", help="Trace N steps, and show what took how long."
     )
     @argument("--precision", choices=("bfloat16", "float16"), help="What Keras computes in.")
+    @argument("--detach", action="store_true", help="Go on when this notebook's kernel ends.")
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
         """Run the cell once on every worker, or once for each batch, in the strategy's scope."""
@@ -180,6 +188,7 @@ class DistMagics(Magics):
                 max_heals=args.max_heals,
                 once=args.once,
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),
+                detach=args.detach,
                 label=self._label(),
                 header=f"%%dist_run {line}",
             )
@@ -216,12 +225,34 @@ class DistMagics(Magics):
         show_once(self._cluster("%dist_status").status())
 
     @magic_arguments()
+    @argument("cluster", nargs="?", default="", help="Its id; left out, the one that there is.")
+    @argument("-o", "--output", metavar="NAME", help="Keep the run under this name.")
+    @line_magic
+    def dist_attach(self, line: str) -> None:
+        """Take over the workers of a notebook whose kernel is gone, and follow their cell."""
+        args = parse_argstring(self.dist_attach, line)
+        _check_name(args.output)
+        self._refuse_running()
+        self._brought = {}
+        self._started = cluster = attach(args.cluster)
+        show_once(cluster.status())
+        try:
+            cluster.follow()
+        finally:
+            if args.output:
+                self.shell.user_ns[args.output] = cluster.last_run
+
+    @magic_arguments()
+    @argument("--all", action="store_true", help="Also what earlier notebooks have left.")
     @line_magic
     def dist_stop(self, line: str) -> None:
         """End every worker."""
-        parse_argstring(self.dist_stop, line)
-        self._cluster("%dist_stop").stop()
-        self._started = None
+        args = parse_argstring(self.dist_stop, line)
+        if self._runs() or not args.all:
+            self._cluster("%dist_stop").stop()
+            self._started = None
+        for said in stop_all() if args.all else ():
+            sys.stdout.write(f"nbdist: {said}\n")
 
     @magic_arguments()
     @line_magic
@@ -346,6 +377,9 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.append(matcher)
     atexit.register(magics.end)
     _loaded[id(shell)] = (magics, matcher)
+    waiting = offer()
+    if waiting:
+        sys.stdout.write(f"{waiting}\n")
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

@@ -10,11 +10,31 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from nbdist.errors import TransferError
+from nbdist.worker import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    Apply = Callable[[Callable[..., Any], Any, Sequence[int]], list[Any]]
 
 _FRAMEWORKS = frozenset({"tensorflow", "keras", "jax", "jaxlib", "flax"})
+
+
+def pull(apply: Apply, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Objects by rank and name, as `Cluster.pull` says.
+
+    Args:
+        apply: calls a function on ranks.
+        names: on the ranks.
+        ranks: from which they come.
+    """
+    missing = apply(transfer.missing, list(names), ranks)
+    lacking = {rank: lost for rank, lost in zip(ranks, missing, strict=True) if lost}
+    if lacking:
+        text = "; ".join(f"rank {rank}: {', '.join(lost)}" for rank, lost in lacking.items())
+        raise TransferError(f"no such name on the workers ({text}): define it in a %%dist_run cell")
+    payloads = apply(transfer.get, list(names), ranks)
+    return {rank: read_objects(p) for rank, p in zip(ranks, payloads, strict=True)}
 
 
 def write_objects(objects: Mapping[str, object]) -> bytes:

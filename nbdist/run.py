@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.cluster.watch import Vitals
-from nbdist.collectives import LOST
-from nbdist.errors import CellError, PreemptedError, RanksLostError
+from nbdist.errors import LeftError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
+from nbdist.failure import cell_error, lost_error, preempted_error, root
 from nbdist.records import (
     SOON,
     Beat,
@@ -21,12 +21,14 @@ from nbdist.records import (
     Preempted,
     Speech,
     StepBegun,
+    StillThere,
     StopAfter,
     Stopping,
     Where,
 )
+from nbdist.telemetry.repeats import Repeats
+from nbdist.telemetry.request import kernel_ends_within
 from nbdist.views import labels
-from nbdist.views.endings import follows, others
 from nbdist.views.hang import hang
 
 if TYPE_CHECKING:
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
 
     from nbdist.crew import Crew
     from nbdist.escalation import Send
+    from nbdist.former import Former
     from nbdist.live import LiveRun
     from nbdist.recorder import Recorder
-    from nbdist.records import CellRequest, RunStatus, StrategyName
+    from nbdist.records import CellRequest, RunStatus
     from nbdist.settings import Settings
     from nbdist.views.cell import Shareable, View
 
@@ -45,6 +48,9 @@ _SAME_STOP_S = 2.0
 
 _SAID_S = 1.0
 """How long the last that a process said may take to arrive."""
+
+_KERNEL_ENDS_S = 0.5
+"""A front end that restarts the kernel interrupts it, and then asks it to end."""
 
 _STOP_S = 1.0
 """How long a Stop of steps is repeated, for ranks that are about to begin. Who begins later finds
@@ -64,6 +70,7 @@ class CellWatch:
         recorder: keeps what the run's result has of what the ranks say.
         opened: is told when the state of a rank is saved from here on.
         hang_after_s: see `Vitals`.
+        detached: the cell goes on when this process ends.
 
     Attributes:
         running: the ranks that are in the cell; none before it is sent.
@@ -80,6 +87,8 @@ class CellWatch:
         recorder: Recorder,
         opened: Callable[[Opened], None],
         hang_after_s: float,
+        *,
+        detached: bool,
     ) -> None:
         self.running: set[int] = set()
         self._number = number
@@ -93,6 +102,9 @@ class CellWatch:
         self._opened = opened
         self._vitals = Vitals(host_of, hang_after_s)
         self._ending = Escalation(number, self.running, engines, collectives, self._show_for)
+        self._detached = detached
+        self._left = False
+        self._repeats = Repeats()
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._stopping: dict[int, Stopping] = {}
@@ -113,10 +125,11 @@ class CellWatch:
 
         Of a cell that is over, only the end of ranks that were stuck in it still matters.
         """
-        if not self._over:
-            if record.cell == self._number:
-                self._live.hear(record)
-            self._heard.put(record)
+        fresh = self._repeats.fresh(record) if record.cell == self._number else record
+        if not self._over and fresh is not None:
+            if fresh.cell == self._number:
+                self._live.hear(fresh)
+            self._heard.put(fresh)
         if isinstance(record, CellEnded) and record.cell == self._number:
             self.running.discard(record.rank)  # last: who sees it gone finds its record
 
@@ -129,35 +142,92 @@ class CellWatch:
 
         Raises:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
+            LeftError: the cell goes on; `leave` comes next, once nothing is heard any more.
         """
+        grace_s, placed = self._settings.interrupt_grace_s, self._live.placed(request)
+        self._follow(request, send, lambda: self._ending.send(placed, self._host_of, grace_s))
+
+    def expect(self, request: CellRequest, former: Former) -> None:
+        """The ranks are in the cell, which another process has sent."""
+        self._is_step = request.step is not None
+        self.running.update(self._host_of)
+        for rows in former.reports:
+            self._repeats.note(rows)
+            self._recorder.keep(rows)
+        if former.begun is not None:
+            self._keep(former.begun)
+
+    def resume(self, request: CellRequest, send: Send, *, stopping: bool) -> None:
+        """Go on with a cell that is expected to run; otherwise like `follow`.
+
+        Args:
+            request: the cell.
+            send: sends orders to ranks.
+            stopping: its end had been asked for.
+        """
+        self._follow(request, send, lambda: self._look_for(stopping=stopping))
+
+    def leave(self) -> None:
+        """Nothing is heard any more: what was is shown and kept, and the cell goes on."""
+        self._drain()
+        self._view.say(str(LeftError()))
+        self._view.flush()
+        self._live.leave()
+
+    def _follow(self, request: CellRequest, send: Send, begin: Callable[[], None]) -> None:
         self._ending.begin(send, request.strategy)
-        self._is_step = self._has_steps = request.step is not None
+        self._is_step = request.step is not None
+        self._has_steps |= self._is_step
         self._saves = request.saving is not None
         try:
-            self._begin(self._live.placed(request), send)
-            try:
-                self._watch()
-            except KeyboardInterrupt:
-                self._stop_steps()
-                raise
-            self._drain()
+            begin()
+            self._attend()
             self._failed = self._first_failure()
-            self._stop_others()
+            self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()  # what the others met may have been its death
-            self._failed = self._root(self._failed)
-            self._note_unfinished(request.strategy)
-            self._check_preempted()
+            self._failed = root(self._failed, self._ended.values())
+            if any(ended.unfinished for ended in self._ended.values()) and request.strategy:
+                self._collectives.broken.add(
+                    request.strategy
+                )  # what comes next would wait for ever
+            if self._preempted and self._failed is None:
+                rank = min(self._preempted)
+                raise preempted_error(self._name(rank), self._after(rank), saves=self._saves)
         except KeyboardInterrupt:
             self._status = "stopped" if self._stops else "interrupted"
             self._ending.end(self._settings.interrupt_grace_s)
+            raise
+        except LeftError:
+            self._left = True
             raise
         except Exception as error:
             self.fail(error)
             raise
         finally:
-            self._over = True
+            self._over = not self._left
             self._drain()
-        self._raise_failure()
+        if self._failed is not None and self._failed.failure is not None:
+            raise cell_error(self._failed, self._ended, self._host_of, self._collectives.broken)
+
+    def _attend(self) -> None:
+        """Until all ranks are done, or one has failed; the first interrupt is for the steps."""
+        try:
+            self._watch()
+        except KeyboardInterrupt:
+            if self._detached and kernel_ends_within(_KERNEL_ENDS_S, self._show_for):
+                raise LeftError from None
+            self._stop_steps()
+            raise
+        self._drain()
+
+    def _look_for(self, *, stopping: bool) -> None:
+        """Ask who is still in the cell: what ranks said while nobody heard it may be lost."""
+        self._stops = self._live.stops_requested()
+        for rank in sorted(self.running - set(self._engines.dead())):
+            self._ending.order(StillThere(number=self._number), [rank])
+        if stopping:
+            self._status = "stopped"
+            self._ask_to_stop()
 
     def fail(self, error: Exception) -> None:
         """The cell ends with this error."""
@@ -167,16 +237,13 @@ class CellWatch:
         """Show the cell until all ranks are done, or one has failed."""
         while self.running and not self._first_failure():
             self._show_for(POLL_S)
+            if self._engines.is_wanted:
+                raise LeftError
             self._check_alive()
             self._check_progress()
             self._check_stop()
             if self._preempted and not self._stopping_at:
                 self._stop_preempted()
-
-    def _note_unfinished(self, strategy: StrategyName | None) -> None:
-        """What waits behind collectives that never end would never end itself."""
-        if strategy is not None and any(ended.unfinished for ended in self._ended.values()):
-            self._collectives.broken.add(strategy)
 
     def _stop_preempted(self) -> None:
         """All ranks end at the same step, and save there what is to be saved."""
@@ -185,16 +252,6 @@ class CellWatch:
         self._ask_to_stop()
         if not self._has_steps:
             self._ending.end(self._settings.interrupt_grace_s)
-
-    def _check_preempted(self) -> None:
-        """Raises PreemptedError when ranks were told to end, and nothing else went wrong."""
-        if self._preempted and self._failed is None:
-            rank = min(self._preempted)
-            advice = "--resume goes on from there" if self._saves else "nothing was to be saved"
-            raise PreemptedError(
-                f"{self._name(rank)} was told to end (SIGTERM): the run was stopped "
-                f"{self._after(rank)}; {advice}. Type %dist_restart for new workers first"
-            )
 
     def _stop_steps(self) -> None:
         """The first interrupt ends steps on all ranks alike, however long they take.
@@ -212,19 +269,6 @@ class CellWatch:
             return self._status, self._error
         where = self._name(failed.rank)
         return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
-
-    def _begin(self, request: CellRequest, send: Send) -> None:
-        """When not all ranks can be reached, those that were are stopped again."""
-        unsent = sorted(self._host_of)
-        try:
-            self.running.update(unsent)
-            while unsent:
-                send(request, unsent[:1])
-                del unsent[0]
-        except BaseException:
-            self.running.difference_update(unsent)
-            self._ending.end(self._settings.interrupt_grace_s)
-            raise
 
     def _show_for(self, seconds: float) -> None:
         """Take in what is there, waiting for at most `seconds` for the first of it."""
@@ -306,13 +350,6 @@ class CellWatch:
         failed = ("error",) if self._ending.interrupted else ("error", "interrupted")
         return next((e for e in self._ended.values() if e.status in failed), None)
 
-    def _root(self, first: CellEnded | None) -> CellEnded | None:
-        """The failure that others followed, if one of them came first."""
-        if first is None or first.failure is None or not first.failure.follows:
-            return first
-        roots = [e for e in self._ended.values() if e.status == "error" and not follows(e)]
-        return roots[0] if roots else first
-
     def _check_alive(self) -> None:
         """A rank that died will never say that it ended."""
         dead = self._dead()
@@ -324,14 +361,7 @@ class CellWatch:
             self._live.lost(dead)
             self._ending.end(self._settings.interrupt_grace_s, at_once=True)
             log = self._engines.log_tail(dead[0], lines=5)
-            step = self._vitals.step(dead[0])
-            where = f"after step {step}" if step else "in the cell"
-            raise RanksLostError(
-                sorted({*dead, *self.running}),
-                f"rank {labels.ranks(dead)} died {where}",
-                ": type %dist_restart for new workers"
-                + (f"\nThe last lines of its engine's log:\n{log}" if log else ""),
-            )
+            raise lost_error(dead, self.running, self._vitals.step(dead[0]), log)
 
     def _dead(self) -> list[int]:
         """The ranks of the cell that are dead, and have not said that they had ended it."""
@@ -345,9 +375,8 @@ class CellWatch:
         """
         frozen = list(filter(self._engines.frozen, self._vitals.silent(self.running)))
         if frozen:
-            self._give_up(
-                f"{self._name(frozen[0])} was stopped by a signal {self._after(frozen[0])}"
-            )
+            rank = frozen[0]
+            self._give_up(f"{self._name(rank)} was stopped by a signal {self._after(rank)}")
         still_s = self._vitals.still_s()
         if still_s:
             slow = self._ending.computing()
@@ -369,24 +398,3 @@ class CellWatch:
     def _after(self, rank: int) -> str:
         step = self._vitals.step(rank)
         return f"after step {step}" if step else "before its first step"
-
-    def _stop_others(self) -> None:
-        """After a failure: the ranks that still run may wait for the one that failed."""
-        self._ending.end(self._settings.cell_grace_s)
-
-    def _raise_failure(self) -> None:
-        first = self._failed
-        if first is None or first.failure is None:
-            return
-        failure = first.failure
-        raise CellError(
-            rank=first.rank,
-            host=self._host_of[first.rank],
-            ename=failure.ename,
-            evalue=failure.evalue,
-            traceback=failure.traceback,
-            notes=[
-                *others(first, self._ended, self._host_of.keys() - self._ended.keys()),
-                *(LOST[strategy] for strategy in sorted(self._collectives.broken)),
-            ],
-        )

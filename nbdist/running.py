@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from nbdist.errors import NbdistError, RanksLostError
+from nbdist.adoption import controllers_of, of_crew
+from nbdist.errors import LeftError, NbdistError, RanksLostError
 from nbdist.healing import Healer
 from nbdist.held import interrupt_held
-from nbdist.live import UnkeptRun
 from nbdist.recorder import Recorder
 from nbdist.records import Heal
 from nbdist.result import Run
 from nbdist.run import CellWatch
+from nbdist.unkept import UnkeptRun
 from nbdist.views import labels
 from nbdist.views.silent import SilentView
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from nbdist.crew import Crew
+    from nbdist.former import Former
     from nbdist.journal import Journal
     from nbdist.live import LiveRun
-    from nbdist.records import CellRequest, Opened, Speech
+    from nbdist.records import CellRequest, CellUnderWay, Opened, Speech
     from nbdist.settings import Settings
-    from nbdist.views.cell import CellView, View
+    from nbdist.telemetry.estate import EstateFile
+    from nbdist.views.cell import CellView
 
 _HOUR_S = 3600.0
 
@@ -37,6 +40,7 @@ class Runner:
     Args:
         crew: who runs them.
         journal: what was done to them before.
+        estate: keeps what another process needs that comes in the place of this one.
         settings: the bounds on waiting.
 
     Attributes:
@@ -44,10 +48,13 @@ class Runner:
         last_run: the cell that ran last, also when it failed.
     """
 
-    def __init__(self, crew: Crew, journal: Journal, settings: Settings) -> None:
-        self.number = 0
+    def __init__(
+        self, crew: Crew, journal: Journal, estate: EstateFile, settings: Settings
+    ) -> None:
+        self.number = estate.estate.cells
         self.last_run = Run(0)
         self._crew = crew
+        self._estate = estate
         self._settings = settings
         self._healer = Healer(crew, journal, self._run_again)
         self._watches: tuple[CellWatch, ...] = ()
@@ -66,48 +73,104 @@ class Runner:
         self._watches = ()
 
     def run(
-        self,
-        request: CellRequest,
-        view: CellView,
-        live: LiveRun,
-        host_of: Mapping[int, str],
-        *,
-        hang_after_s: float = 0.0,
-        max_heals: int = 0,
+        self, cell: CellUnderWay, view: CellView, live: LiveRun, host_of: Mapping[int, str]
     ) -> None:
         """Run a cell to its end, however often it has to be healed for that.
 
         Args:
-            request: the cell; its number is set here.
+            cell: what is run; its number is set here.
             view: shows what the ranks say.
             live: keeps what they report.
             host_of: the host of each rank that runs it.
-            hang_after_s: see `Vitals`.
-            max_heals: how often, in an hour.
 
         Raises:
             CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
+            LeftError: it goes on, and another process follows it.
         """
-        recorder = Recorder(self.number + 1, is_step=request.step is not None)
-        heals = _Heals(recorder, live, view, max_heals, self._pids)
-        watch = None
+        recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
+        heals = _Heals(recorder, live, view, self._estate, cell.max_heals, self._pids)
+        task = _Task(cell, view, live, host_of, recorder, heals)
+        watch = self._watch(task)
+        self._finish(task, watch, self._sending(task, watch, cell.request))
+
+    def expect(
+        self, cell: CellUnderWay, former: Former, view: CellView, host_of: Mapping[int, str]
+    ) -> Callable[[], None]:
+        """The ranks are in a cell that another process has sent: what they say counts from here.
+
+        Args:
+            cell: which.
+            former: what was kept of it.
+            view: shows what the ranks say.
+            host_of: the host of each rank that runs it.
+
+        Returns:
+            What follows it to its end; it raises as `run` does.
+        """
+        recorder = Recorder(cell.request.number, is_step=cell.request.step is not None)
+        heals = _Heals(recorder, former.live, view, self._estate, cell.max_heals, self._pids)
+        for heal in former.heals:
+            recorder.healed(heal)
+        heals.saved, heals.began = cell.saved, heals.began - former.age_s
+        heals.has_opened = bool(cell.saved)
+        task = _Task(cell, view, former.live, host_of, recorder, heals)
+        self.number = cell.request.number - 1
+        watch = self._watch(task)
+        watch.expect(cell.request, former)
+        if former.begun is not None:
+            view.resume(former.begun)
+
+        def resume() -> None:
+            send = self._crew.dispatcher.send
+            watch.resume(cell.request, send, stopping=former.stopping)
+
+        return lambda: self._finish(task, watch, resume)
+
+    def _finish(self, task: _Task, watch: CellWatch, follow: Callable[[], None]) -> None:
+        request, left = task.cell.request, False
         try:
             while True:
-                watch = self._watch(view, live, host_of, recorder, heals.opened, hang_after_s)
                 try:
-                    self._require_all(request)
-                    sent = structs.replace(request, number=self.number)
-                    watch.follow(sent, self._crew.dispatcher.send)
+                    follow()
                 except RanksLostError as lost:
                     watch.fail(lost)
-                    request = self._healed(request, lost, heals)
+                    request = self._healed(request, lost, task.heals)
+                    self._estate.update(**controllers_of(self._crew))
+                    watch = self._watch(task)
+                    follow = self._sending(task, watch, request)
                 else:
                     return
+        except LeftError:
+            left = True
+            raise
         finally:
             with interrupt_held():
-                self.last_run = recorder.run()
-                if watch is not None:
-                    _close(watch, view, live, self.last_run)
+                self.last_run = task.recorder.run()
+                if left:
+                    self._crew.close_sockets()
+                    watch.leave()
+                else:
+                    self._close(task, watch)
+
+    def _close(self, task: _Task, watch: CellWatch) -> None:
+        said = task.live.end(*watch.how_it_ended())
+        try:
+            task.view.close(self.last_run._repr_mimebundle_, said)
+        finally:
+            task.live.close()
+
+    def _sending(self, task: _Task, watch: CellWatch, request: CellRequest) -> Callable[[], None]:
+        """What sends the cell, with the number that is the watch's, and follows it."""
+        sent = structs.replace(request, number=self.number)
+
+        def follow() -> None:
+            self._require_all(request)
+            self._estate.sent(sent, **of_crew(self._crew))
+            if task.cell.detached:
+                self._crew.engines.detach(on=True)
+            watch.follow(sent, self._crew.dispatcher.send)
+
+        return follow
 
     def _require_all(self, request: CellRequest) -> None:
         """Raises RanksLostError for ranks that died between cells, or are stuck in one before."""
@@ -118,26 +181,19 @@ class Runner:
             named = f"rank {labels.ranks(sorted(lost))} died" if lost else "collectives are broken"
             raise RanksLostError(sorted(lost), named, ": type %dist_restart for new workers")
 
-    def _watch(
-        self,
-        view: View,
-        live: LiveRun,
-        host_of: Mapping[int, str],
-        recorder: Recorder,
-        opened: Callable[[Opened], None],
-        hang_after_s: float,
-    ) -> CellWatch:
+    def _watch(self, task: _Task) -> CellWatch:
         self.number += 1
         watch = CellWatch(
             self.number,
-            host_of,
+            task.host_of,
             self._crew,
-            view,
-            live,
+            task.view,
+            task.live,
             self._settings,
-            recorder,
-            opened,
-            hang_after_s,
+            task.recorder,
+            task.heals.opened,
+            task.cell.hang_after_s,
+            detached=task.cell.detached,
         )
         self._watches = (*(w for w in self._watches if w.running), watch)
         return watch
@@ -169,9 +225,21 @@ class Runner:
         Raises:
             CellError, WorkerError: as `Cluster.run` says.
         """
-        recorder = Recorder(self.number + 1, is_step=False)
         hosts = {rank: self._crew.hellos[rank].host for rank in ranks}
-        watch = self._watch(SilentView(), UnkeptRun(""), hosts, recorder, _ignore, 0.0)
+        self.number += 1
+        watch = CellWatch(
+            self.number,
+            hosts,
+            self._crew,
+            SilentView(),
+            UnkeptRun(""),
+            self._settings,
+            Recorder(self.number, is_step=False),
+            _ignore,
+            0.0,
+            detached=False,
+        )
+        self._watches = (watch,)
         again = structs.replace(request, number=self.number, saving=None, replays=True)
         watch.follow(again, self._crew.dispatcher.send)
 
@@ -183,12 +251,14 @@ class _Heals:
         recorder: keeps the run's result.
         live: keeps the run.
         view: shows it.
+        estate: is told what is saved.
         most: in an hour.
         pids: of all ranks, as they are by then.
 
     Attributes:
         saved: names whose values its checkpoints have.
         has_opened: the checkpoints in its folder are its own.
+        began: when the run did, by `time.monotonic`.
     """
 
     def __init__(
@@ -196,17 +266,19 @@ class _Heals:
         recorder: Recorder,
         live: LiveRun,
         view: CellView,
+        estate: EstateFile,
         most: int,
         pids: Callable[[], Mapping[int, int]],
     ) -> None:
         self.saved: tuple[str, ...] = ()
         self.has_opened = False
+        self.began = time.monotonic()
         self._recorder = recorder
         self._live = live
         self._view = view
+        self._estate = estate
         self._most = most
         self._pids = pids
-        self._began = time.monotonic()
         self._resumed_s = 0.0
         self._at: list[float] = []
         self._lost: RanksLostError | None = None
@@ -218,7 +290,7 @@ class _Heals:
 
     def resume(self) -> float:
         """Ranks begin again: seconds since the run began, from which they count on."""
-        self._resumed_s = time.monotonic() - self._began
+        self._resumed_s = time.monotonic() - self.began
         return self._resumed_s
 
     def may_begin(self, lost: RanksLostError) -> bool:
@@ -234,7 +306,10 @@ class _Heals:
 
     def opened(self, opened: Opened) -> None:
         """A rank has its state; the first one that has it after a loss tells where it goes on."""
-        self.saved, self.has_opened = opened.names, True
+        self.has_opened = True
+        if self.saved != opened.names:  # all ranks say the same
+            self.saved = opened.names
+            self._estate.opened(opened.names)
         if self._lost is not None:
             lost, self._lost = self._lost, None
             heal = Heal(
@@ -253,9 +328,12 @@ def _ignore(_: Opened) -> None:
     """What a cell saves that is run again is nothing."""
 
 
-def _close(watch: CellWatch, view: CellView, live: LiveRun, run: Run) -> None:
-    said = live.end(*watch.how_it_ended())
-    try:
-        view.close(run._repr_mimebundle_, said)
-    finally:
-        live.close()
+class _Task(NamedTuple):
+    """A cell, and where what comes of it goes."""
+
+    cell: CellUnderWay
+    view: CellView
+    live: LiveRun
+    host_of: Mapping[int, str]
+    recorder: Recorder
+    heals: _Heals

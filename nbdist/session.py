@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-
-from jupyter_core.paths import jupyter_runtime_dir
 
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
-from nbdist.crew import Crew
-from nbdist.errors import TransferError, UsageError, WorkerError
+from nbdist.errors import LeftError, TransferError, UsageError, WorkerError
 from nbdist.held import interrupt_held
-from nbdist.journal import Journal
-from nbdist.objects import read_objects, write_objects
+from nbdist.holding import Holding, new_view
+from nbdist.objects import pull, write_objects
 from nbdist.placement import locate
 from nbdist.records import (
     GUARD_STEPS,
+    CellUnderWay,
     ClusterRequest,
     Communication,
     Precision,
     Saving,
     StepOptions,
-    WorkerState,
 )
 from nbdist.result import Run
-from nbdist.running import Runner
 from nbdist.settings import Settings
-from nbdist.telemetry.clusters import ClusterFile
-from nbdist.telemetry.logs import OutputLogs
-from nbdist.views import labels
-from nbdist.views.cell import CellView
 from nbdist.views.start import StartView
 from nbdist.views.workers import status
 from nbdist.worker import setup, transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from nbdist.live import LiveRun
-    from nbdist.records import CellRequest, Speech
+    from nbdist.records import WorkerState
     from nbdist.views.placement import PlacementPicture
     from nbdist.views.workers import StatusPicture
 
@@ -121,27 +111,11 @@ class Cluster:
     # Starting and stopping.
 
     def _start(self) -> None:
-        self._folder = Path(jupyter_runtime_dir()) / "nbdist" / secrets.token_hex(6)
-        (self._folder / "log").mkdir(parents=True, mode=0o700)
-        (self._folder / "security").mkdir(mode=0o700)
-        self._logs = OutputLogs(self._folder / "log")
-        self._file = ClusterFile(self._folder, self.request.frameworks)
-        phases = StartView(f"nbdist: starting {self.world_size} workers on this machine")
-        with contextlib.ExitStack() as undo, phases:
-            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            undo.callback(self._logs.close)
-            self._crew = Crew(self.request, self._folder, self.settings, self._hear)
-            undo.callback(self._crew.close)
-            self._journal = Journal(self._folder / "journal", self.world_size)
-            self._runner = Runner(self._crew, self._journal, self.settings)
-            self._crew.start(phases)
-            self._ready(phases)
-            self._ended = undo.pop_all()
+        self._hold(Holding.start(self.request, self.settings))
 
-    def _ready(self, phases: StartView) -> None:
-        workers = self.workers(measure=False)
-        phases.finish(f"nbdist: {labels.ready(self.world_size)}", workers)
-        self._file.write(workers, run="")
+    def _hold(self, held: Holding) -> None:
+        self._held, self._folder = held, held.folder
+        self._crew, self._runner, self._journal = held.crew, held.runner, held.journal
         self.running = True
 
     def restart(self) -> None:
@@ -149,21 +123,67 @@ class Cluster:
 
         Works whatever the engines are stuck in, and where what is behind them is gone.
         """
-        phases = StartView(f"nbdist: restarting {self.world_size} workers")
-        with contextlib.ExitStack() as undo, phases:
-            undo.push(self._ended.pop_all())
-            self.running = False
-            self._runner.forget()
-            self._crew.restart(phases)
-            self._journal.clear()
-            self._ready(phases)
-            self._ended = undo.pop_all()
+        self.running = False
+        self._held.restart()
+        self.running = True
 
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""
         self.running = False
-        self._runner.forget()
-        self._ended.close()
+        self._held.stop()
+
+    # Coming back.
+
+    @classmethod
+    def adopt(cls, folder: Path, settings: Settings, *, keeper: bool = False) -> Self:
+        """Take over a cluster whose owner is gone, as it is; `nbdist.attach` finds it.
+
+        Args:
+            folder: the cluster's.
+            settings: of this process.
+            keeper: this process is no notebook's kernel, and leaves the cluster to one that asks.
+
+        Raises:
+            OwnedError: a notebook's kernel has it.
+            StartError: nothing of it runs any more, or it cannot be reached.
+        """
+        self = cls.__new__(cls)
+        self.settings = settings
+        self._hold(Holding.adopt(folder, settings, keeper=keeper))
+        self.request, ran = self._held.estate.estate.request, self._held.estate.estate.ran
+        self._ran = list(ran)
+        return self
+
+    def follow(self) -> Run:
+        """Follow the cell that was under way when the cluster was taken over, until its end.
+
+        Returns:
+            The cell that ran last.
+
+        Raises:
+            CellError, WorkerError, KeyboardInterrupt: as for `run`.
+            LeftError: another process has it, and follows the cell.
+        """
+        under_way, self._held.under_way = self._held.under_way, None
+        if under_way is not None:
+            with self._attended():
+                under_way()
+        return self.last_run
+
+    def leave(self) -> None:
+        """Let go of the cluster: it goes on for another owner."""
+        self.running = False
+        self._held.leave()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a notebook asks for the cluster, which a keeper has."""
+        return self._crew.engines.is_wanted
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether cells can run on all ranks, and engines be made anew."""
+        return self._crew.engines.can_restart() and not self._crew.engines.dead()
 
     # Cells.
 
@@ -180,6 +200,7 @@ class Cluster:
         guard: int = GUARD_STEPS,
         max_heals: int = MOST_HEALS,
         once: bool = False,
+        detach: bool = False,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -205,6 +226,8 @@ class Cluster:
             max_heals: how often, in an hour, a run that is saved goes on by itself after it has
                 lost ranks: they are replaced, and all go on from the newest checkpoint.
             once: the cell is not run again for that, should the run need what it makes.
+            detach: the cell goes on when this process ends, as one that is saved always does;
+                `nbdist.attach` follows it again.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -238,31 +261,42 @@ class Cluster:
         workers = [w for w in self.workers(measure=False) if w.rank in chosen]
         with live.begun(request, header, self._ran, workers, self.settings) as kept:
             hosts = {worker.rank: worker.host for worker in workers}
-            self._follow(request, kept, hosts, hang_after_s, max_heals)
-        self._journal.add_cell(request, chosen, self.last_run, once=once)
-        self._crew.engines.warm_spares(setup.load, self._journal.imports())
+            sent = CellUnderWay(
+                request=request,
+                ranks=chosen,
+                run=kept.id,
+                runs=str(self.settings.runs_path),
+                hang_after_s=hang_after_s,
+                max_heals=max_heals,
+                once=once,
+                detached=detach or saving is not None,
+            )
+            self._follow(sent, kept, hosts)
         return self.last_run
 
-    def _follow(
-        self,
-        request: CellRequest,
-        kept: LiveRun,
-        host_of: Mapping[int, str],
-        hang_after_s: float,
-        max_heals: int,
-    ) -> None:
+    def _follow(self, cell: CellUnderWay, kept: LiveRun, host_of: Mapping[int, str]) -> None:
         """Run the cell on these ranks, and show and keep what they say."""
-        settings = self.settings
-        wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
-        view = CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)
-        self._file.begin(kept.id, host_of)
+        view = new_view(kept, host_of, self.settings)
+        self._held.begin(cell, tuple(self._ran))
+        with self._attended():
+            self._runner.run(cell, view, kept, host_of)
+
+    @contextlib.contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Within it, a cell is followed."""
         try:
-            self._runner.run(
-                request, view, kept, host_of, hang_after_s=hang_after_s, max_heals=max_heals
-            )
+            yield
+        except LeftError:
+            self.leave()
+            raise
         finally:
-            with interrupt_held():
-                self._file.write(self.workers(), run="")
+            if self.running:
+                with interrupt_held():
+                    self._held.settle()
+        cell = self._held.estate.estate.last
+        if cell is not None:
+            self._journal.add_cell(cell.request, cell.ranks, self.last_run, once=cell.once)
+            self._crew.engines.warm_spares(setup.load, self._journal.imports())
 
     @property
     def last_run(self) -> Run:
@@ -289,11 +323,6 @@ class Cluster:
                 f"rank {', '.join(map(str, busy))} is still in an earlier cell: wait for it "
                 "(%dist_status), or type %dist_restart for new workers"
             )
-
-    def _hear(self, record: Speech) -> None:
-        """On the receiver's thread: keep the text, and tell whoever follows a cell."""
-        self._runner.hear(record)
-        self._logs.take(record)
 
     # Objects.
 
@@ -322,22 +351,13 @@ class Cluster:
         Raises:
             TransferError: a name does not exist on a rank, or an object cannot be pickled.
         """
-        chosen = self._chosen(ranks)
-        missing = self._apply(transfer.missing, list(names), chosen)
-        lacking = {rank: lost for rank, lost in zip(chosen, missing, strict=True) if lost}
-        if lacking:
-            text = "; ".join(f"rank {rank}: {', '.join(lost)}" for rank, lost in lacking.items())
-            raise TransferError(
-                f"no such name on the workers ({text}): define it in a %%dist_run cell"
-            )
-        payloads = self._apply(transfer.get, list(names), chosen)
-        return {rank: read_objects(p) for rank, p in zip(chosen, payloads, strict=True)}
+        return pull(self._apply, names, self._chosen(ranks))
 
     def show(self, *names: str) -> PlacementPicture:
         """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
         hosts = {rank: hello.host for rank, hello in self._crew.hellos.items()}
         picture = locate(names, self._apply, hosts)
-        self._file.show(picture.placement.names, picture.html())
+        self._held.file.show(picture.placement.names, picture.html())
         return picture
 
     def _apply(
@@ -357,7 +377,7 @@ class Cluster:
         Args:
             measure: also read how much memory each takes.
         """
-        return self._crew.states(self._runner.busy(), measure=measure)
+        return self._held.workers(measure=measure)
 
     def status(self) -> StatusPicture:
         """The workers as a picture."""
@@ -367,6 +387,6 @@ class Cluster:
         """All that a rank wrote in cells, and the end of what its engine wrote beside them."""
         if not 0 <= rank < self.world_size:
             raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
-        text = self._logs.read(rank)
+        text = self._held.logs.read(rank)
         beside = self._crew.engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")

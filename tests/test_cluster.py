@@ -116,10 +116,10 @@ def test_a_strategy_that_is_not_there(cluster: nbdist.Cluster, strategy: str, sa
 
 
 def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
-    before = len(cluster._crew.engines._client.history)
+    before = len(cluster._crew.engines.controller.client.history)
     for _ in range(5):
         cluster.run("1")
-    assert len(cluster._crew.engines._client.history) == before
+    assert len(cluster._crew.engines.controller.client.history) == before
 
 
 def test_a_rank_that_waits_in_a_collective_is_freed(cluster: nbdist.Cluster) -> None:
@@ -192,7 +192,7 @@ def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     alone: nbdist.Cluster, part: str
 ) -> None:
     engines = alone._crew.engines
-    pid = engines._seed.pid if part == "seed" else engines._cluster.controller.pid
+    pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
     os.kill(pid, signal.SIGKILL)
     assert repeat_until(lambda: not engines.can_restart(), 10)
     alone.restart()

@@ -83,7 +83,7 @@ def when_it_hangs(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], None]], None]:
     """Has something done twice: when a rank has said that it hangs, and `AGAIN_S` later."""
-    hear = cluster._hear
+    hear = cluster._held.hear
 
     def arm(do: Callable[[], None]) -> None:
         def heard(record: Speech) -> None:
@@ -92,7 +92,7 @@ def when_it_hangs(
                 for later_s in (0.2, 0.2 + AGAIN_S):
                     threading.Timer(later_s, do).start()
 
-        monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
 
     return arm
 

@@ -192,6 +192,6 @@ def test_a_run_goes_on_without_what_started_it(
     """Cells do not pass through the controller; without the seed, all is started anew."""
     trial = Trial(alone, form, tmp_path)
     engines = alone._crew.engines
-    pid = engines._seed.pid if part == "seed" else engines._cluster.controller.pid
+    pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
     trial.fault(f"os.kill({pid}, signal.SIGKILL)", 0, 12)
     trial.check(trial.run(), undisturbed, heals=int(part == "seed"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbdist
 
 PACKAGE = Path(nbdist.__file__).parent
-FOUNDATION = {"errors", "settings", "records"}
+FOUNDATION = {"errors", "settings", "records", "doors"}
 STAGES = {"cells", "plan", "cluster", "worker", "telemetry", "views", "server", "export"}
 COMPOSERS = {
     "session",
@@ -27,8 +27,14 @@ COMPOSERS = {
     "recorder",
     "running",
     "escalation",
+    "adoption",
+    "takeover",
+    "failure",
+    "former",
+    "holding",
+    "unkept",
 }
-FRONT = {"magics", "completion", "strategies", "__init__"}
+FRONT = {"magics", "completion", "keeper", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},

@@ -58,7 +58,7 @@ def found(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
 @pytest.fixture
 def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Asks once for the run's end, as who watches does, when a rank has reported a step."""
-    hear = cluster._hear
+    hear = cluster._held.hear
 
     def arm(step: int) -> None:
         asked = threading.Event()
@@ -70,7 +70,7 @@ def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
                 asked.set()
                 latest(cluster).ask_to_stop()
 
-        monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
 
     return arm
 
@@ -212,14 +212,14 @@ def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
 def test_of_a_cell_that_cannot_be_sent_nothing_is_left(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, before = cluster._dispatcher.send, ids(cluster)
+    send, before = cluster._crew.dispatcher.send, ids(cluster)
 
     def fails(order: Order, ranks: Iterable[int]) -> None:
         if 1 in ranks:
             raise nbdist.WorkerError("rank 1 cannot be reached")
         send(order, ranks)
 
-    monkeypatch.setattr(cluster._dispatcher, "send", fails)
+    monkeypatch.setattr(cluster._crew.dispatcher, "send", fails)
     with pytest.raises(nbdist.WorkerError, match="cannot be reached"):
         cluster.run("import time\ntime.sleep(60)")
     monkeypatch.undo()
@@ -278,14 +278,14 @@ def test_old_runs_go_and_that_is_said(
 def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hear, before = cluster._hear, ids(cluster)
+    hear, before = cluster._held.hear, ids(cluster)
 
     def heard(record: Speech) -> None:
         for run in ids(cluster) - before:
             shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
         hear(record)
 
-    monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
+    monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
     run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
@@ -355,7 +355,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     """The last test of the module: its cluster is no good afterwards."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
-    hear, done = cluster._crew._receiver._handle, []
+    hear, done = cluster._crew.receiver._handle, []
 
     def heard(record: Speech) -> None:
         hear(record)
@@ -363,7 +363,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
             done.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    cluster._crew._receiver._handle = heard
+    cluster._crew.receiver._handle = heard
     with pytest.raises(nbdist.WorkerError, match="rank 1 died"):
         cluster.run(cell)
     state = latest(cluster).state()

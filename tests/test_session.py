@@ -280,8 +280,8 @@ def test_a_full_disk_stops_nothing(
 
         flush = close = lambda self: None
 
-    monkeypatch.setattr(cluster._logs, "_files", dict.fromkeys(range(3), Full()))
-    monkeypatch.setattr(cluster._logs, "fault", "")
+    monkeypatch.setattr(cluster._held.logs, "_files", dict.fromkeys(range(3), Full()))
+    monkeypatch.setattr(cluster._held.logs, "fault", "")
     cluster.run("print('shown')")
     assert "shown" in capsys.readouterr().out
     assert "could be kept: No space left" in cluster.logs(0)

@@ -59,7 +59,7 @@ def interrupt_when(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[Speech], bool], float], None]:
     """Interrupts this process, as the kernel's, so long after a rank has said what is meant."""
-    hear = cluster._hear
+    hear = cluster._held.hear
 
     def arm(is_it: Callable[[Speech], bool], later_s: float) -> None:
         done = threading.Event()
@@ -70,7 +70,7 @@ def interrupt_when(
                 done.set()
                 interrupt_after(later_s)
 
-        monkeypatch.setattr(cluster._crew._receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
 
     return arm
 

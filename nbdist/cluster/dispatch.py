@@ -14,51 +14,55 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from nbdist.doors import open_door
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import WATCHDOG, BreakOff, Diagnose, Hurry, SocketAddress
+from nbdist.records import WATCHDOG, BreakOff, Diagnose, Hurry, StillThere
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbdist.records import Order
+    from nbdist.records import Door, Order
+
+COME_BACK_S = 3.0
+"""How long ranks may take to come back to a socket that was bound again; they try ten times a
+second."""
+
+_OF_WATCHDOG = (Hurry, Diagnose, BreakOff, StillThere)
+_POLL_S = 0.02
 
 
 class Dispatcher:
     """Sends cells to ranks. Used from one thread.
 
+    Args:
+        door: as the socket was bound before, by another process: the ranks come back to it.
+
     Attributes:
-        address: where engines connect.
+        door: where engines connect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.ROUTER)
-        public, self._socket.curve_secretkey = zmq.curve_keypair()
-        self._socket.curve_publickey = public
-        self._socket.curve_server = True
         self._socket.router_mandatory = True
+        self._socket.router_handover = True  # a rank's fresh engine, before the old one is missed
         self._socket.linger = 0
-        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.address = SocketAddress(url=f"tcp://127.0.0.1:{port}", server_key=public)
-        self._peers: dict[str, bytes] = {}
+        self.door = open_door(self._socket, door)
+        self._settled_at = time.monotonic() + COME_BACK_S if door else 0.0
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
-        """Wait until these ranks have announced themselves; what was known before is forgotten.
+        """Wait until these ranks have announced themselves.
 
         Raises:
             StartError: one has not within the time.
         """
-        missing = {name for rank in ranks for name in (str(rank), f"{WATCHDOG}{rank}")}
-        for stale in missing:
-            self._peers.pop(stale, None)
+        missing = {name.encode() for rank in ranks for name in (str(rank), f"{WATCHDOG}{rank}")}
         deadline = time.monotonic() + timeout_s
         while missing:
             left_ms = max(0, int(1000 * (deadline - time.monotonic())))
             if not self._socket.poll(left_ms):
                 raise StartError(f"rank {sorted(missing)} took no order within {timeout_s:g} s")
-            peer, name = self._socket.recv_multipart()
-            self._peers[name.decode()] = peer
-            missing.discard(name.decode())
+            missing.discard(self._socket.recv_multipart()[0])
 
     def send(self, order: Order, ranks: Iterable[int]) -> None:
         """Send a cell, or what is to become of it.
@@ -67,14 +71,24 @@ class Dispatcher:
             WorkerError: a rank is gone; those before it have been sent the order.
         """
         payload = msgspec.msgpack.encode(order)
-        to = WATCHDOG if isinstance(order, (Hurry, Diagnose, BreakOff)) else ""
+        to = WATCHDOG if isinstance(order, _OF_WATCHDOG) else ""
         for rank in ranks:
+            self._send(rank, [f"{to}{rank}".encode(), payload])
+
+    def _send(self, rank: int, frames: list[bytes]) -> None:
+        """A rank that has to come back is waited for."""
+        while True:
             try:
-                self._socket.send_multipart([self._peers[f"{to}{rank}"], payload])
+                self._socket.send_multipart(frames)
             except zmq.ZMQError as error:
-                raise WorkerError(
-                    f"rank {rank} cannot be reached ({error}): type %dist_restart for new workers"
-                ) from None
+                if time.monotonic() > self._settled_at:
+                    raise WorkerError(
+                        f"rank {rank} cannot be reached ({error}): "
+                        "type %dist_restart for new workers"
+                    ) from None
+                time.sleep(_POLL_S)
+            else:
+                return
 
     def close(self) -> None:
         self._socket.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import signal
 import time
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import ipyparallel
 import psutil
-from traitlets.config import Config
 
 from nbdist.cluster import environment, hosts
+from nbdist.cluster.controller import Controller
 from nbdist.cluster.launch import (
     COORDINATOR,
     COORDINATOR_TARGET,
@@ -24,25 +23,16 @@ from nbdist.cluster.launch import (
     repeat_until,
     spare_name,
 )
+from nbdist.cluster.seat import KERNEL
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import RANK_VARIABLE, WorkerState
+from nbdist.records import RANK_VARIABLE, EngineBooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Device, WorkerHello
+    from nbdist.records import ClusterRequest
 
-CONTROLLER_ARGS = (
-    "--HeartMonitor.period=250",  # an engine is registered at its first beat
-    "--HeartMonitor.max_heartmonitor_misses=40",
-    # A busy machine answers late; the defaults (5 s and 10 s) then lose engines for good:
-    # https://github.com/ipython/ipyparallel/issues/700
-    "--IPController.registration_timeout=300",
-    "--IPController.broadcast_scheduler_depth=0",
-    "--nodb",
-    "--log-level=WARN",  # by default the hub writes a line for each request
-)
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
@@ -54,6 +44,24 @@ PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.se
 _KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
 """Engines with a framework import it where it is installed; TensorFlow does by itself."""
 _LOOPBACK = "127.0.0.1"
+_NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
+
+
+def start_seed(
+    request: ClusterRequest, folder: Path, grace_s: float, role: str = KERNEL
+) -> SeedProcess:
+    """Start what engines are forked from: it begins to import their frameworks.
+
+    Args:
+        request: what was asked for.
+        folder: the cluster's, with a folder `log`.
+        grace_s: how long it waits for another owner when this process has died.
+        role: this process's.
+    """
+    frameworks = [*request.frameworks, *(_KERAS if request.frameworks else ())]
+    return SeedProcess.start(
+        [*frameworks, *PRELOADED], environment.shared(request), folder, grace_s, role
+    )
 
 
 class Engines:
@@ -63,37 +71,26 @@ class Engines:
         request: what was asked for.
         folder: for connection files and logs; must exist.
         timeout_s: bound on each phase of the start.
+        seed: what engines are forked from: see `start_seed`.
 
     Attributes:
         timeout_s: bound on what engines are asked.
+        controller: ipyparallel's.
     """
 
-    def __init__(self, request: ClusterRequest, folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, request: ClusterRequest, folder: Path, timeout_s: float, seed: SeedProcess
+    ) -> None:
         self.request = request
+        self.controller = Controller(folder, seed)
         self._folder = folder
         self.timeout_s = timeout_s
-        self._client: Any = None
+        self._seed = seed
         self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
         self._former_ids: set[int] = set()
         self._spares: dict[int, str] = {}  # by the place that each says it has
         self._spares_made = 0
-        log = logging.getLogger("nbdist.ipyparallel")
-        self._cluster = ipyparallel.Cluster(
-            profile_dir=str(folder),
-            load_profile=False,
-            config=Config(),
-            log=log,
-            cluster_id="nbdist",
-            delay=0,
-            engine_launcher_class=SeedEngineSetLauncher,
-            controller_args=list(CONTROLLER_ARGS),
-            n=request.hosts,
-        )
-        frameworks = [*request.frameworks, *(_KERAS if request.frameworks else ())]
-        self._seed = SeedProcess(
-            [*frameworks, *PRELOADED], environment.shared(request), folder / "log"
-        )
 
     @property
     def world_size(self) -> int:
@@ -101,15 +98,40 @@ class Engines:
 
     # Starting.
 
-    def start_controller(self) -> str:
-        """Start ipyparallel's controller; the seed imports meanwhile."""
-        self._cluster.start_controller_sync()
-        self._seed.guard(self._cluster.controller.pid)
-        try:
-            self._client = self._cluster.connect_client_sync()
-        except Exception as error:
-            raise StartError(f"the controller did not answer: {error}") from error
-        return f"pid {self._cluster.controller.pid}"
+    def books(self) -> EngineBooks:
+        """What there is to know of the engines, for a process that takes them over."""
+        return EngineBooks(
+            names=dict(self._names),
+            ids=dict(self._engine_ids),
+            former_ids=tuple(self._former_ids),
+            spares=dict(self._spares),
+            spares_made=self._spares_made,
+        )
+
+    def take_over(self, books: EngineBooks, controllers: list[int]) -> None:
+        """Use what another process has started.
+
+        Args:
+            books: what that knew of it.
+            controllers: the controller first; none where it is gone: then cells still run, and
+                nothing else does.
+        """
+        self._names, self._engine_ids = dict(books.names), dict(books.ids)
+        self._former_ids = set(books.former_ids)
+        self._spares, self._spares_made = dict(books.spares), books.spares_made
+        self.controller.take_over(controllers)
+        self._engine_set = "taken"
+        self.controller.new_launcher(
+            engine_set_id=self._engine_set,
+            engine_args=self._engine_args(),
+            seed=self._seed,
+            names=[*self._names.values(), *self._spares.values()],
+            own_env=[],
+            cores=[],
+        )
+
+    def _engine_args(self) -> list[str]:
+        return [*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"]
 
     def await_imports(self) -> str:
         """Wait until the seed has imported the frameworks."""
@@ -121,13 +143,13 @@ class Engines:
         request = self.request
         self._names = {rank: engine_name(rank) for rank in range(request.hosts)}
         own_env = environment.of_ranks(request)
-        self._engine_set = self._cluster.start_engines_sync(
+        self._engine_set = self.controller.cluster.start_engines_sync(
             request.hosts,
             seed=self._seed,
             names=list(self._names.values()),
             own_env=own_env,
             cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
-            engine_args=[*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"],
+            engine_args=self._engine_args(),
         )
         self._spares.clear()
         for _ in range(request.spares):
@@ -143,13 +165,13 @@ class Engines:
 
     @property
     def _launcher(self) -> SeedEngineSetLauncher:
-        launcher: SeedEngineSetLauncher = self._cluster.engines[self._engine_set]
+        launcher: SeedEngineSetLauncher = self.controller.cluster.engines[self._engine_set]
         return launcher
 
     def connect(self) -> str:
         """Wait until every engine has registered, spares too, and learn which rank it is."""
         self._learn([*range(self.world_size), *self._spares])
-        self._guard_controller()
+        self.controller.guard_schedulers()
         beside = f", and {len(self._spares)} spare" if self._spares else ""
         return f"{self.world_size} of {self.world_size}{beside}"
 
@@ -170,9 +192,11 @@ class Engines:
 
     def _ask_places(self) -> None:
         """Ask engines that have registered, and are new, which place they have."""
-        fresh = sorted(set(self._client.ids) - self._former_ids - set(self._engine_ids.values()))
+        fresh = sorted(
+            set(self.controller.client.ids) - self._former_ids - set(self._engine_ids.values())
+        )
         if fresh:
-            asked = self._client[fresh].apply_async(os.getenv, RANK_VARIABLE)
+            asked = self.controller.client[fresh].apply_async(os.getenv, RANK_VARIABLE)
             self._await(asked, ())
             self._engine_ids |= dict(zip(map(int, asked.get()), fresh, strict=True))
 
@@ -218,18 +242,12 @@ class Engines:
         if spares and self.can_restart():
             self._ask_places()
             for place in self._engine_ids.keys() & spares:
-                self._client[self._engine_ids[place]].apply_async(function, *args)
+                self.controller.client[self._engine_ids[place]].apply_async(function, *args)
 
     def _live_spares(self) -> list[int]:
         """The places of spares that run."""
         running = self._seed.pids()
         return [place for place, name in self._spares.items() if name in running]
-
-    def _guard_controller(self) -> None:
-        """Its schedulers are processes of their own, which outlive it when it is killed."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self._cluster.controller.pid).children(recursive=True):
-                self._seed.guard(process.pid)
 
     def start_coordinator(self) -> str:
         """Start a JAX coordination service in a process of its own.
@@ -252,23 +270,32 @@ class Engines:
         for name in coordinators:
             self._seed.signal(name, signal.SIGKILL)
         self._seed.wait_gone(coordinators, self.timeout_s)
-        self._cluster.stop_engines_sync()
-        self._former_ids |= set(self._client.ids) | set(self._engine_ids.values())
+        self.controller.cluster.stop_engines_sync()
+        self._former_ids |= set(self.controller.client.ids) | set(self._engine_ids.values())
         self._engine_ids = {}
 
     def stop(self) -> None:
         """End everything; safe at any point of a start, when parts have died, when interrupted."""
-        with contextlib.ExitStack() as steps:
-            steps.callback(self._seed.close)
-            steps.callback(self._cluster.stop_controller_sync)
-            steps.callback(self._cluster.stop_engines_sync)
-            if self._client is not None:
-                steps.callback(self._client.close)
+        with contextlib.closing(self._seed):
+            self.controller.close()
+
+    def leave(self) -> None:
+        """Let go of everything; it goes on for another owner."""
+        self.controller.close_client()
+        self._seed.leave()
+
+    def detach(self, *, on: bool) -> None:
+        """Whether engines outlive this process."""
+        self._seed.detach(on=on)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a notebook asks for the cluster that this process keeps."""
+        return self._seed.is_wanted
 
     def can_restart(self) -> bool:
         """Whether what engines are made with still runs: the seed and the controller."""
-        controller = self._cluster.controller
-        return self._seed.runs() and controller is not None and psutil.pid_exists(controller.pid)
+        return self._seed.runs() and self.controller.runs
 
     # Using.
 
@@ -276,36 +303,6 @@ class Engines:
         """The pid of every rank that runs."""
         running = self._seed.pids()
         return {rank: running[name] for rank, name in self._names.items() if name in running}
-
-    def states(
-        self,
-        hellos: Mapping[int, WorkerHello],
-        busy: Collection[int],
-        devices: Mapping[int, tuple[Device, ...]],
-        *,
-        measure: bool,
-    ) -> tuple[WorkerState, ...]:
-        """Every rank that has said who it is.
-
-        Args:
-            hellos: what each said.
-            busy: those that are in a cell.
-            devices: of each.
-            measure: also read how much memory each takes.
-        """
-        pids = self.pids()
-        return tuple(
-            WorkerState(
-                rank=rank,
-                host=hello.host,
-                pid=hello.pid,
-                versions=hello.versions,
-                devices=devices.get(rank, ()),
-                state="dead" if rank not in pids else "busy" if rank in busy else "idle",
-                memory_bytes=hosts.resident_bytes(hello.pid) if measure and rank in pids else 0,
-            )
-            for rank, hello in sorted(hellos.items())
-        )
 
     def dead(self) -> list[int]:
         """The ranks whose process has ended."""
@@ -354,7 +351,7 @@ class Engines:
         while not answer.wait(0.1):
             self.refuse_dead(ranks)
             if not self.can_restart():
-                raise WorkerError("the cluster's controller is gone: type %dist_restart")
+                raise WorkerError(_NO_CONTROLLER)
             if time.monotonic() > deadline:
                 raise WorkerError(f"no answer from the engines within {self.timeout_s:g} s")
 
@@ -385,4 +382,6 @@ class Engines:
 
     def _view(self, ranks: Sequence[int]) -> Any:
         self.refuse_dead(ranks)
-        return self._client[[self._engine_ids[rank] for rank in ranks]]
+        if self.controller.client is None:
+            raise WorkerError(_NO_CONTROLLER)
+        return self.controller.client[[self._engine_ids[rank] for rank in ranks]]

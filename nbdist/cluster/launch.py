@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, Self
 
+import psutil
 from ipyparallel.cluster.launcher import EngineLauncher
 
-from nbdist.errors import StartError
+from nbdist.cluster.alive import await_ends, is_alive
+from nbdist.cluster.seat import KERNEL, LEAVE_S, SEED_SOCKET, connect, listen
+from nbdist.errors import OwnedError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from nbdist.cluster.seed import Event
+    from nbdist.cluster.seat import Event, Peer
 
 ENGINE_TARGET = "nbdist.worker.engine:main"
 COORDINATOR_TARGET = "nbdist.worker.coordinator:main"
 COORDINATOR = "coordinator"
 _END_TIMEOUT_S = 10.0
+_BEGIN_TIMEOUT_S = 60.0
 
 
 def engine_name(rank: int) -> str:
@@ -46,29 +50,113 @@ def spare_name(number: int) -> str:
 class SeedProcess:
     """A running seed: orders go in, events are kept and can be waited for.
 
+    When this process ends in order, or forgets the seed, the seed ends too (`close`).
+
     Args:
-        modules: what the seed imports before it forks.
-        env: environment added to this process's own.
-        log_folder: where the seed and its children write.
+        peer: the connection, on which nothing has been said.
+        role: `KERNEL` or `KEEPER`.
+        folder: the cluster's; the seed and its children write in its `log`.
+        timeout_s: how long another owner may take to leave.
+        process: the seed's, where it is a child of this one.
+
+    Attributes:
+        pid: the seed's.
+        versions: of the modules that it had imported when it was owned.
+        is_wanted: a notebook asks for the cluster that this keeper has.
+
+    Raises:
+        OwnedError: a notebook's kernel is there that orders the seed about.
+        StartError: there is no answer.
     """
 
-    def __init__(self, modules: Sequence[str], env: dict[str, str], log_folder: Path) -> None:
-        self._log_folder = log_folder
+    def __init__(
+        self,
+        peer: Peer,
+        role: str,
+        folder: Path,
+        timeout_s: float,
+        process: psutil.Popen | None = None,
+    ) -> None:
+        self._peer = peer
+        self._log_folder = folder / "log"
         self._events: list[Event] = []
-        self._pids: dict[str, int] = {}
         self._changed = threading.Condition()
-        with (log_folder / "seed.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "nbdist.cluster.seed", *modules],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+        self.role = role
+        self.is_wanted = False
+        owned = self._own(role, timeout_s)
+        self._pids: dict[str, int] = owned["children"]
+        self.versions: dict[str, str] = owned["versions"]
+        self.pid: int = owned["pid"]
+        self._process = process or psutil.Process(self.pid)
+        self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid(), leaves=True)
+        self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(
+        cls,
+        modules: Sequence[str],
+        env: dict[str, str],
+        folder: Path,
+        grace_s: float,
+        role: str = KERNEL,
+    ) -> Self:
+        """Start a seed, and own it.
+
+        Args:
+            modules: what it imports before it forks.
+            env: environment added to this process's own.
+            folder: the cluster's, with a folder `log`.
+            grace_s: how long it waits for another owner when this process has died.
+            role: this process's.
+        """
+        path = folder / SEED_SOCKET
+        with listen(path) as listener, (folder / "log" / "seed.log").open("ab") as log:
+            descriptor = listener.fileno()
+            program = [sys.executable, "-m", "nbdist.cluster.seed"]
+            process = psutil.Popen(
+                [*program, str(descriptor), str(folder), str(grace_s), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 env=os.environ | env,
                 start_new_session=True,
+                pass_fds=[descriptor],
             )
-        self.pid = self._process.pid
-        self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
-        self._thread.start()
+        try:
+            return cls(connect(path), role, folder, _BEGIN_TIMEOUT_S, process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+
+    @classmethod
+    def take_over(cls, folder: Path, role: str) -> Self:
+        """Own the seed of a cluster whose owner is gone, or is a keeper.
+
+        Raises:
+            OwnedError: a notebook's kernel owns it.
+            StartError: there is none.
+        """
+        try:
+            peer = connect(folder / SEED_SOCKET)
+        except OSError as error:
+            raise StartError(f"nothing of the cluster in {folder} runs any more") from error
+        return cls(peer, role, folder, LEAVE_S + _END_TIMEOUT_S)
+
+    def _own(self, role: str, timeout_s: float) -> Event:
+        answer: list[Event] = []
+        with contextlib.suppress(OSError, EOFError):
+            self._peer.send({"op": "own", "role": role})
+            if self._peer.wait(timeout_s):
+                answer = self._peer.read()
+        if answer and answer[0]["event"] == "owned":
+            self._events += answer[1:]
+            return answer[0]
+        self._peer.close()
+        if answer and answer[0]["event"] == "refused":
+            raise OwnedError(answer[0]["pid"])
+        raise StartError(f"the preloaded parent did not answer:\n{self.log_tail('seed')}")
 
     def spawn(self, name: str, target: str, args: dict[str, Any], env: dict[str, str]) -> None:
         """Fork a child that runs `target`; its output goes to `<name>.log`."""
@@ -95,7 +183,16 @@ class SeedProcess:
 
     def runs(self) -> bool:
         """Whether the seed itself still runs."""
-        return self._process.poll() is None
+        return is_alive(self._process)
+
+    def detach(self, *, on: bool) -> None:
+        """Whether engines outlive this process: a keeper is started then."""
+        self._order(op="detach", on=on)
+
+    def leave(self) -> None:
+        """Go without a farewell: the seed waits for another owner."""
+        self._farewell.detach()
+        self._end_connection()
 
     def count(self) -> int:
         """How many events there have been: a mark to wait from."""
@@ -146,32 +243,34 @@ class SeedProcess:
 
     def close(self) -> None:
         """End every child and every guarded process, then the seed."""
-        with contextlib.suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        try:
+        if self._farewell.detach() is None:
+            return
+        _say_farewell(self._peer, os.getpid(), leaves=False)
+        for process in await_ends([self._process], _END_TIMEOUT_S):  # frozen
+            process.kill()  # its children die with it (seed.py)
+            await_ends([process], _END_TIMEOUT_S)
+        if isinstance(self._process, psutil.Popen):  # its threads may take a moment
             self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # frozen: its children die with it (seed.py)
-            self._process.kill()
-            self._process.wait()
+        self._end_connection()
+
+    def _end_connection(self) -> None:
+        self._peer.shut()
         self._thread.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._peer.close()
 
     def _order(self, **order: Any) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
+            self._peer.send(order)
+        except OSError:
             raise StartError(
                 f"the preloaded parent is gone; its log says:\n{self.log_tail('seed')}"
             ) from None
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._note(json.loads(line))
+        with contextlib.suppress(EOFError):
+            while True:
+                for event in self._peer.read():
+                    self._note(event)
         self._note({"event": "ended"})
 
     def _note(self, event: Event) -> None:
@@ -181,9 +280,24 @@ class SeedProcess:
                 self._pids[event["id"]] = event["pid"]
             elif event["event"] == "exited":
                 self._pids.pop(event["id"], None)
+            elif event["event"] == "leave":
+                self.is_wanted = True
             elif event["event"] == "ended":
                 self._pids.clear()
             self._changed.notify_all()
+
+
+def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
+    """Said by the owner, not by a process that was forked from it.
+
+    Args:
+        peer: the seed.
+        pid: the owner's.
+        leaves: it does not remove the cluster's folder itself, as it ends.
+    """
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            peer.send({"op": "farewell", "leaves": leaves})
 
 
 class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]

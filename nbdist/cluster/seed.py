@@ -1,22 +1,26 @@
 """The preloaded parent: imports once, then forks engines that are ready at once.
 
-Run as `python -m nbdist.cluster.seed MODULE...`. It imports the modules, runs no op of theirs
-and touches no device, then reads orders from standard input and writes events to standard
-output, one JSON object a line:
+Run as `python -m nbdist.cluster.seed DESCRIPTOR FOLDER SECONDS MODULE...`. It listens on a socket
+in the cluster's folder, which it is handed, for whoever is to give it orders (`seat.py`). It
+imports the modules, runs no op of theirs and touches no device, then takes orders and tells events,
+one JSON object a line:
 
     order                                             event
     {"op": "spawn", "id", "target", "args", "env", "log"}   {"event": "spawned", "id", "pid"}
     {"op": "signal", "id", "signal"}                  {"event": "signalled", "id"}
     {"op": "guard", "pid"}
+    {"op": "detach", "on"}
+    {"op": "farewell", "leaves"}
                                                       {"event": "exited", "id", "pid", "code"}
-                                                      {"event": "ready", "seconds", "versions"}
+                                                      {"event": "ready", "versions"}
+                                                      {"event": "failed", "module", "error"}
 
 `target` is "module:function", called in the child with `args` and an `announce` function that
-puts an event of the child's own on the same pipe. Each child leads a session of its own.
+tells the owner an event of the child's own. Each child leads a session of its own.
 
-When standard input closes, because its owner stopped it or died, the seed kills every child
-and every guarded process, and ends. Only the seed signals its children: as their parent, it
-knows that a pid still means the process it started.
+At the owner's farewell, or when an owner that died has had no successor for `SECONDS`, the seed
+kills every child and every guarded process, and ends. Only the seed signals its children: as their
+parent, it knows that a pid still means the process it started.
 
 Forking is safe as long as the parent has started no framework runtime: a TensorFlow op or a
 JAX backend in the parent hangs or crashes the children.
@@ -30,39 +34,57 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
+import socket
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-Event = dict[str, Any]
+from nbdist.cluster.alive import await_ends
+from nbdist.cluster.seat import Event, Seat
 
 _PR_SET_PDEATHSIG = 1
 _GUARD_GRACE_S = 3.0
 
 
-class _EventPipe:
+class _Pipe:
     """Writes one event a line; a line under PIPE_BUF is never torn by another writer."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        return self._read
 
     def __call__(self, event: Event) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the owner is gone; its EOF ends us
-            os.write(self._descriptor, json.dumps(event).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # the seed is gone, and so are we
+            os.write(self._write, json.dumps(event).encode() + b"\n")
+
+    def read(self) -> list[Event]:
+        *lines, self._buffer = (self._buffer + os.read(self._read, 1 << 16)).split(b"\n")
+        return [json.loads(line) for line in lines]
 
 
 class Seed:
-    """The parent's loop."""
+    """The parent's loop.
 
-    def __init__(self, orders: int, events: int) -> None:
-        self._orders = orders
-        self._announce = _EventPipe(events)
+    Args:
+        listener: where owners connect.
+        folder: the cluster's.
+        grace_s: how long an owner that died may have no successor.
+    """
+
+    def __init__(self, listener: socket.socket, folder: Path, grace_s: float) -> None:
+        self._folder = folder
+        self._seat = Seat(listener, folder, grace_s, self._describe)
+        self._of_children = _Pipe()
         self._children: dict[str, int] = {}
+        self._versions: dict[str, str] = {}
         self._guarded: list[psutil.Process] = []
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -70,38 +92,44 @@ class Seed:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    def _describe(self) -> Event:
+        return {"children": self._children, "versions": self._versions}
+
     def preload(self, modules: list[str]) -> None:
         """Import `modules`; one that fails is reported, and ends the seed."""
-        started = time.perf_counter()
-        versions: dict[str, str] = {}
+        while not (self._seat.is_taken or self._seat.over):
+            self._wait()  # the first owner is on the way
         for name in modules:
             try:
                 module = importlib.import_module(name)
             except ImportError as error:
-                self._announce({"event": "failed", "module": name, "error": str(error)})
+                self._seat.announce({"event": "failed", "module": name, "error": str(error)})
                 raise SystemExit(1) from error
-            versions[name] = getattr(module, "__version__", "")
-        seconds = time.perf_counter() - started
-        self._announce({"event": "ready", "seconds": seconds, "versions": versions})
+            self._versions[name] = getattr(module, "__version__", "")
+        self._seat.announce({"event": "ready", "versions": self._versions})
 
     def serve(self) -> None:
-        """Obey orders until standard input closes; then leave nothing running."""
-        buffer = b""
+        """Obey orders until all is over; then leave nothing running."""
         try:
-            while True:
-                readable, _, _ = select.select([self._orders, self._wake], [], [])
-                if self._wake in readable:
-                    os.read(self._wake, 4096)
-                    self._reap()
-                if self._orders in readable:
-                    chunk = os.read(self._orders, 1 << 16)
-                    if not chunk:
-                        return
-                    *lines, buffer = (buffer + chunk).split(b"\n")
-                    for line in lines:
-                        self._obey(json.loads(line))
+            while not self._seat.over:
+                self._wait()
         finally:
             self._end_everything()
+            if self._seat.left:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait(self) -> None:
+        """Take in the next thing that happens."""
+        waits_on = [*self._seat.waits_on(), self._of_children, self._wake]
+        readable: list[Any] = select.select(waits_on, [], [], self._seat.timeout_s())[0]
+        if self._of_children in readable:
+            for event in self._of_children.read():
+                self._seat.announce(event)
+        if self._wake in readable:
+            os.read(self._wake, 4096)
+            self._reap()
+        for order in self._seat.serve(readable):
+            self._obey(order)
 
     def _obey(self, order: Event) -> None:
         if order["op"] == "spawn":
@@ -117,7 +145,7 @@ class Seed:
         if pid == 0:
             self._become_child(order)
         self._children[order["id"]] = pid
-        self._announce({"event": "spawned", "id": order["id"], "pid": pid})
+        self._seat.announce({"event": "spawned", "id": order["id"], "pid": pid})
 
     def _become_child(self, order: Event) -> None:
         """Never returns: runs the target in a session of its own."""
@@ -128,7 +156,8 @@ class Seed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
             _die_with_parent()
-            for descriptor in (self._orders, self._wake, self._wake_write):
+            self._seat.close()
+            for descriptor in (self._of_children.fileno(), self._wake, self._wake_write):
                 os.close(descriptor)
             log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             nothing = os.open(os.devnull, os.O_RDONLY)
@@ -136,7 +165,7 @@ class Seed:
                 os.dup2(source, target)
             os.environ.update(order["env"])
             module, function = order["target"].split(":")
-            getattr(importlib.import_module(module), function)(order["args"], self._announce)
+            getattr(importlib.import_module(module), function)(order["args"], self._of_children)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -151,7 +180,7 @@ class Seed:
         if child in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._children[child], number)
-        self._announce({"event": "signalled", "id": child})
+        self._seat.announce({"event": "signalled", "id": child})
 
     def _reap(self) -> None:
         for child, pid in list(self._children.items()):
@@ -159,20 +188,22 @@ class Seed:
             if done:
                 del self._children[child]
                 code = os.waitstatus_to_exitcode(status)
-                self._announce({"event": "exited", "id": child, "pid": pid, "code": code})
+                self._seat.announce({"event": "exited", "id": child, "pid": pid, "code": code})
 
     def _end_everything(self) -> None:
+        self._seat.end()
         for pid in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for pid in self._children.values():
             os.waitpid(pid, 0)
         family = [p for guarded in self._guarded for p in _with_children(guarded)]
+        known = {process.pid for process in self._guarded}
         for process in self._guarded:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=_GUARD_GRACE_S)
-        for process in alive:
+                if process.ppid() not in known:  # the others are ended by these, and sooner so
+                    process.terminate()
+        for process in await_ends(family, _GUARD_GRACE_S):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -189,19 +220,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _private_stdio() -> tuple[int, int]:
-    """Keep the pipes to ourselves: what a module prints while imported goes to the log."""
-    orders, events = os.dup(0), os.dup(1)
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    return orders, events
-
-
 def main() -> None:
-    orders, events = _private_stdio()
-    seed = Seed(orders, events)
-    seed.preload(sys.argv[1:])
+    descriptor, folder, grace_s, *modules = sys.argv[1:]
+    listener = socket.socket(fileno=int(descriptor))
+    listener.set_inheritable(False)
+    seed = Seed(listener, Path(folder), float(grace_s))
+    seed.preload(modules)
     seed.serve()
 
 

@@ -22,6 +22,8 @@ from nbdist.records.base import (
 from nbdist.records.cluster import (
     ClusterRequest,
     Device,
+    Door,
+    EngineBooks,
     MirroredWiring,
     Phase,
     PjrtWiring,
@@ -30,6 +32,7 @@ from nbdist.records.cluster import (
     WorkerIdentity,
     WorkerState,
 )
+from nbdist.records.estate import CellUnderWay, Estate
 from nbdist.records.kept import (
     BAD_MESSAGE,
     CLUSTER_ID,
@@ -70,6 +73,7 @@ from nbdist.records.orders import (
     StepOptions,
     StepProgram,
     StepRequest,
+    StillThere,
     StopAfter,
 )
 from nbdist.records.placement import (
@@ -133,6 +137,7 @@ __all__ = [
     "CaughtUp",
     "CellEnded",
     "CellRequest",
+    "CellUnderWay",
     "Checked",
     "ClusterRequest",
     "ClusterState",
@@ -142,6 +147,9 @@ __all__ = [
     "Diagnose",
     "Difference",
     "Display",
+    "Door",
+    "EngineBooks",
+    "Estate",
     "Failure",
     "Finding",
     "FindingTopic",
@@ -191,6 +199,7 @@ __all__ = [
     "StepOptions",
     "StepProgram",
     "StepRequest",
+    "StillThere",
     "StopAfter",
     "StopRun",
     "Stopping",

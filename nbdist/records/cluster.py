@@ -45,6 +45,25 @@ class SocketAddress(Record, frozen=True):
     server_key: bytes
 
 
+class Door(Record, frozen=True):
+    """A socket of the notebook's that can be opened again: engines come back to it.
+
+    Attributes:
+        port: on the loopback interface.
+        public_key: its CURVE key (Z85).
+        secret_key: likewise.
+    """
+
+    port: int
+    public_key: bytes
+    secret_key: bytes
+
+    @property
+    def address(self) -> SocketAddress:
+        """What engines are told of it."""
+        return SocketAddress(url=f"tcp://127.0.0.1:{self.port}", server_key=self.public_key)
+
+
 class WorkerIdentity(Record, frozen=True):
     """A rank as it is told who it is, where it speaks to and where its cells come from."""
 
@@ -52,6 +71,24 @@ class WorkerIdentity(Record, frozen=True):
     world_size: int
     stream: SocketAddress
     dispatch: SocketAddress
+
+
+class EngineBooks(Record, frozen=True):
+    """What the owner of a cluster knows of its engines.
+
+    Attributes:
+        names: how the seed calls the engine of each rank.
+        ids: what ipyparallel calls it; of a spare, by the place that it says it has.
+        former_ids: of engines that are gone.
+        spares: how the seed calls each spare, by its place.
+        spares_made: how many there have been.
+    """
+
+    names: dict[int, str] = msgspec.field(default_factory=dict)
+    ids: dict[int, int] = msgspec.field(default_factory=dict)
+    former_ids: tuple[int, ...] = ()
+    spares: dict[int, str] = msgspec.field(default_factory=dict)
+    spares_made: int = 0
 
 
 class WorkerHello(Record, frozen=True):

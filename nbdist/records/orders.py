@@ -116,6 +116,10 @@ class Diagnose(Order, frozen=True):
     """Say where the main thread is (`Where`): asked of the watchdog."""
 
 
+class StillThere(Order, frozen=True):
+    """Say that the rank is in the cell, or how it ended there: asked of the watchdog."""
+
+
 class Hurry(Order, frozen=True):
     """No interrupt waits for the end of a step any more: asked of the watchdog."""
 

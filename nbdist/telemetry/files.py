@@ -13,14 +13,24 @@ PLACEMENT_FILE = "placement.html"
 """In a cluster's folder: where arrays were when `%dist_show` last looked, as HTML."""
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write the file: who opens it finds the old content or the new.
+
+    Args:
+        path: the file.
+        content: all of it.
+        mode: who may read it, less what the process's mask takes.
 
     Raises:
         OSError: it could not be written; the old content is still there.
     """
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    with open(temporary, "wb", opener=opener) as file:
+        file.write(content)
     temporary.replace(path)
 
 

@@ -17,6 +17,14 @@ def this_process() -> Writer:
     return Writer(host=socket.gethostname(), pid=os.getpid(), started=_started(psutil.Process()))
 
 
+def process_of(pid: int) -> Writer | None:
+    """The process that has this pid now; None where none has."""
+    try:
+        return Writer(host=socket.gethostname(), pid=pid, started=_started(psutil.Process(pid)))
+    except psutil.NoSuchProcess:
+        return None
+
+
 def is_gone(writer: Writer) -> bool:
     """Whether the writer has ended; nobody can tell of one on another host, and it counts as there.
 

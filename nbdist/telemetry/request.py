@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ipykernel.kernelapp import IPKernelApp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -27,3 +34,18 @@ def this_request() -> Request:
     message = IPKernelApp.instance().kernel.get_parent("shell")
     cell = message.get("metadata", {}).get("cellId", "")
     return Request(message.get("header", {}).get("msg_id", ""), str(cell))
+
+
+def kernel_ends_within(seconds: float, meanwhile: Callable[[float], None]) -> bool:
+    """Whether the front end asks the kernel to end, so as to restart it or not.
+
+    Args:
+        seconds: how long that is waited for.
+        meanwhile: takes a part of the time.
+    """
+    deadline = time.monotonic() + seconds
+    while IPKernelApp.initialized() and time.monotonic() < deadline:
+        if IPKernelApp.instance().kernel.shell.exit_now:
+            return True
+        meanwhile(_POLL_S)
+    return False

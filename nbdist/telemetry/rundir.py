@@ -30,10 +30,11 @@ from nbdist.telemetry.tables import RowsLostError, TableFiles
 from nbdist.telemetry.tensorboard import EventFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from typing import Self
 
-    from nbdist.records import Speech
+    from nbdist.records import Speech, Table
 
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
@@ -47,7 +48,12 @@ def new_id(began: float) -> str:
 
 
 class RunDirectory:
-    """Writes one run. Nothing that goes wrong with the disk raises, but for `create`.
+    """Writes one run. Nothing that goes wrong with the disk raises, but while it is opened.
+
+    Args:
+        path: the directory.
+        state: as it is written there.
+        tables: those that are there.
 
     Attributes:
         path: the directory.
@@ -56,15 +62,16 @@ class RunDirectory:
         is_stale: the state could not be written as it is.
     """
 
-    def __init__(self, path: Path, state: RunState) -> None:
+    def __init__(self, path: Path, state: RunState, tables: Iterable[Table] = ()) -> None:
         self.path = path
         self.state = state
         self.dropped = 0
         self.is_stale = False
         self._faults: dict[str, str] = {}
-        self._tables = TableFiles(path / TABLES_FOLDER)
+        self._tables = TableFiles(path / TABLES_FOLDER, tables)
         self._logs = OutputLogs(path / OUTPUT_FOLDER)
-        self._events = EventFiles(path / EVENTS_FOLDER, state.began)
+        opened = time.time() if tables else 0.0
+        self._events = EventFiles(path / EVENTS_FOLDER, state.began, opened)
         self._lock = threading.Lock()
         self._closed = False
 

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import zmq
 
-from nbdist.records import SocketAddress, Speech
+from nbdist.doors import open_door
+from nbdist.records import Speech
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nbdist.records import Door
 
 _log = logging.getLogger(__name__)
 
@@ -24,20 +27,20 @@ _log = logging.getLogger(__name__)
 class Receiver:
     """Calls `handle` with every record, in each rank's own order, on its own thread.
 
+    Args:
+        handle: takes a record.
+        door: as the socket was bound before, by another process.
+
     Attributes:
-        address: where engines connect.
+        door: where engines connect.
     """
 
-    def __init__(self, handle: Callable[[Speech], None]) -> None:
+    def __init__(self, handle: Callable[[Speech], None], door: Door | None = None) -> None:
         self._handle = handle
         self._decoder = msgspec.msgpack.Decoder(Speech)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
-        public, self._socket.curve_secretkey = zmq.curve_keypair()
-        self._socket.curve_publickey = public
-        self._socket.curve_server = True
-        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.address = SocketAddress(url=f"tcp://127.0.0.1:{port}", server_key=public)
+        self.door = open_door(self._socket, door)
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         self._stop.bind(f"inproc://nbdist-receiver-{id(self)}")

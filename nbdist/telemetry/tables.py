@@ -13,7 +13,7 @@ from nbdist.records import Columns, Metrics, Rows, Table
 from nbdist.telemetry.files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 FLOAT_BYTES = 8
@@ -62,7 +62,7 @@ class TableFile:
         except OSError as error:
             lost = -(-len(self._held) // self.row_bytes)
             self._held.clear()
-            self._cut()
+            self.cut()
             raise RowsLostError(lost, error) from error
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class TableFile:
         if not os.fstat(self._file.fileno()).st_nlink:
             raise FileNotFoundError(f"{self._file.name} was deleted")
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
         """Back to whole rows, after one that was written in part."""
         with contextlib.suppress(OSError):
             size = os.fstat(self._file.fileno()).st_size
@@ -101,11 +101,18 @@ class TableFiles:
 
     Args:
         folder: where the files go; it is there.
+        tables: those that are in it, to which rows are added.
+
+    Raises:
+        OSError: one of these cannot be opened.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tables: Iterable[Table] = ()) -> None:
         self._folder = folder
         self._files: dict[Columns, TableFile] = {}
+        for table in tables:
+            self._files[table.columns] = file = TableFile(folder, table)
+            file.cut()
 
     def take(self, record: Rows | Metrics) -> None:
         """Append the record's rows to their table.

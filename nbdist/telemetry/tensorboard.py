@@ -43,13 +43,16 @@ class EventFiles:
     Args:
         folder: made with the first event.
         began: when the run did, in seconds since 1970.
+        opened: when its directory was opened again, likewise; 0 if it is new. What a process wrote
+            that was killed may end in mid-record: TensorBoard goes on with the next file only.
 
     Attributes:
         fault: why they end early; empty while all is well.
     """
 
-    def __init__(self, folder: Path, began: float) -> None:
+    def __init__(self, folder: Path, began: float, opened: float = 0.0) -> None:
         self.fault = ""
+        self._name = f"events.out.tfevents.{opened or began:.0f}.nbdist"
         self._folder = folder
         self._began = began
         self._lock = threading.Lock()
@@ -102,7 +105,7 @@ class EventFiles:
         folder = self._folder / name
         self._folder.mkdir(exist_ok=True)  # without its parent: a run that was deleted is gone
         folder.mkdir(exist_ok=True)
-        with (folder / f"events.out.tfevents.{self._began:.0f}.nbdist").open("ab") as file:
+        with (folder / self._name).open("ab") as file:
             file.write(content if file.tell() else first_record() + content)
 
 

@@ -155,6 +155,11 @@ class CellView:
             for line in header_lines(begun):
                 self._tail.write("stdout", line + "\n")
 
+    def resume(self, begun: StepBegun | FitBegun) -> None:
+        """Go on with steps that began elsewhere, where it was said how they would be."""
+        self._begun = True
+        self._run.begin(begun)
+
     def _show_check(self, checked: Checked) -> None:
         """Ranks may differ in what they find: the first one, and any that fails where it passed."""
         passes = all(d.passes for d in checked.differences)

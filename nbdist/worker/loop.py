@@ -52,11 +52,12 @@ def take_cells(address: SocketAddress) -> None:
     _interrupts.install()
     state.current().hurry = _interrupts.hurry
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    socket.routing_id = str(state.current().rank).encode()
     connect(socket, address)
     stream = ZMQStream(socket)
     _orders.append(socket)
     stream.on_recv(_take)
-    stream.send(str(state.current().rank).encode())
+    stream.send(b"")
 
 
 def _take(frames: list[bytes]) -> None:
@@ -213,6 +214,7 @@ class _Cell:
             rank=self._worker.rank,
             cell=self._request.number,
         )
+        self._worker.ended = ended
         self._worker.say(ended, urgent=True)
 
     def _describe(self, error: BaseException) -> Failure:

@@ -3,15 +3,22 @@
 Records are batched (at most 20 messages a second unless a batch is full) and pushed over a
 CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, as it
 would on a pipe. Reports of steps never wait: those that find no room are counted (`Sheets`).
+
+What is on the way when the notebook's kernel is killed is lost. So the reports of the last seconds
+are kept, and said again to whoever comes in its place, who has some of them (`Repeats`).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from nbdist.records import CellEnded, FitBegun, Metrics, StepBegun, Stopping
 
 if TYPE_CHECKING:
     from nbdist.records import Columns, SocketAddress, Speech
@@ -22,6 +29,9 @@ PENDING_LIMIT_BYTES = 16 << 20
 _LINGER_MS = 2000
 _URGENT_WAIT_S = 1.0
 _BATCHES_UNDER_WAY = 4
+_BATCHES_KEPT = 64
+_REPEATED = (CellEnded, FitBegun, Metrics, StepBegun, Stopping)
+"""Beside rows; who hears one twice is none the worse for it, and may know it (`Repeats`)."""
 
 
 def connect(socket: zmq.Socket[bytes], address: SocketAddress) -> None:
@@ -55,6 +65,8 @@ class Probe:
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._reports: list[bytes] = []
+        self._sent: deque[list[bytes]] = deque(maxlen=_BATCHES_KEPT)
         self._urgent = False
         self._closing = False
         self._changed = threading.Condition()
@@ -76,6 +88,8 @@ class Probe:
             first = not self._pending
             self._pending.append(frame)
             self._pending_bytes += len(frame)
+            if isinstance(record, _REPEATED):
+                self._reports.append(frame)
             self._urgent |= urgent
             if first or urgent:
                 self._changed.notify_all()
@@ -107,10 +121,14 @@ class Probe:
         socket.linger = _LINGER_MS
         socket.immediate = True  # nothing is queued for a notebook that is not there
         socket.sndhwm = _BATCHES_UNDER_WAY
+        ends = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         connect(socket, self._address)
-        with socket:
-            while (batch := self._take()) is not None and self._await_room(socket):
-                socket.send_multipart(batch)
+        with socket, ends:
+            while self._await_records() and self._await_room(socket):
+                former = [frame for frames in self._sent for frame in frames]
+                repeated = former if _has_ended(ends) else []
+                socket.send_multipart([*repeated, *self._take()])
+            socket.disable_monitor()
 
     def _await_room(self, socket: zmq.Socket[bytes]) -> bool:
         """Wait as long as it takes, but not once the probe is being closed."""
@@ -119,13 +137,30 @@ class Probe:
                 return False
         return True
 
-    def _take(self) -> list[bytes] | None:
-        """The next batch; None when the probe is closed and nothing is left."""
+    def _await_records(self) -> bool:
+        """Wait for the next batch; False when the probe is closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._sheets or self._closing)
             self._changed.wait_for(lambda: self._urgent or self._closing, BATCH_INTERVAL_S)
+            return bool(self._pending or self._sheets)
+
+    def _take(self) -> list[bytes]:
+        """The next batch."""
+        with self._changed:
             batch, self._pending = self._pending, []
+            reports, self._reports = self._reports, []
             self._pending_bytes = 0
             self._urgent = False
             self._changed.notify_all()
-        return [*map(self._encode, self._sheets.take()), *batch] or None
+        rows = [*map(self._encode, self._sheets.take())]
+        self._sent.append([*rows, *reports])
+        return [*rows, *batch]
+
+
+def _has_ended(ends: zmq.Socket[bytes]) -> bool:
+    """Whether the connection has ended since the last time; there is another one."""
+    ended = False
+    while ends.poll(0):
+        recv_monitor_message(ends)
+        ended = True
+    return ended

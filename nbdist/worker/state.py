@@ -17,7 +17,15 @@ from nbdist.worker.shell import engine_shell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import CellRequest, NoteTopic, Saving, Speech, StrategyName, WorkerIdentity
+    from nbdist.records import (
+        CellEnded,
+        CellRequest,
+        NoteTopic,
+        Saving,
+        Speech,
+        StrategyName,
+        WorkerIdentity,
+    )
     from nbdist.worker.keras_checkpoint import CellCheckpoints
     from nbdist.worker.stop import StopPoint
 
@@ -38,6 +46,7 @@ class Worker:
         preempted: the process was told to end, and does so after the cell.
         unfinished: the cell has left steps under way.
         epochs: the last epoch that a `fit` of this cell has begun, as it was reported.
+        ended: how the last cell did.
         ending: what is to be closed when the cell ends, however it does.
         saving: how the state of what the cell fits is saved.
         names: what the cell reads and binds, where something is to be saved of it.
@@ -58,6 +67,7 @@ class Worker:
         self.step = self.tested = 0
         self.broken: set[StrategyName] = set()
         self.preempted = self.unfinished = False
+        self.ended: CellEnded | None = None
         self.ending = contextlib.ExitStack()
         self.saving: Saving | None = None
         self.names: tuple[str, ...] = ()

@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from nbdist.records import WATCHDOG, Beat, BreakOff, Diagnose, Hurry, Preempted, Where
+from nbdist.records import (
+    WATCHDOG,
+    Beat,
+    BreakOff,
+    CellEnded,
+    Diagnose,
+    Failure,
+    Hurry,
+    Preempted,
+    StillThere,
+    Where,
+)
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
 
@@ -32,7 +43,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 _OURS = str(Path(__file__).parent)
-_Orders = Hurry | Diagnose | BreakOff
+_Orders = Hurry | Diagnose | BreakOff | StillThere
 _OF_SOURCE = 4
 """The fields of a source in `linecache`; one that has yet to be read has fewer."""
 
@@ -67,8 +78,9 @@ def _note_preemption(worker: Worker) -> None:
 
 def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    socket.routing_id = f"{WATCHDOG}{worker.rank}".encode()
     connect(socket, address)
-    socket.send(f"{WATCHDOG}{worker.rank}".encode())
+    socket.send(b"")
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(preempted, zmq.POLLIN)
@@ -84,9 +96,11 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
 
 
 def _obey(worker: Worker, order: _Orders, main: int) -> None:
-    if order.number != worker.cell:
+    if isinstance(order, StillThere):
+        _say_whether_there(worker, order.number)
+    elif order.number != worker.cell:
         return  # it has ended meanwhile
-    if isinstance(order, Hurry):
+    elif isinstance(order, Hurry):
         worker.hurry()
     elif isinstance(order, Diagnose):
         worker.say(_where(worker, main), urgent=True)
@@ -100,6 +114,23 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
             from nbdist.worker import pjrt
 
             pjrt.break_off()
+
+
+def _say_whether_there(worker: Worker, cell: int) -> None:
+    """Whoever asks may have missed the end of the cell; where it was never begun, it has none."""
+    if worker.cell == cell:
+        worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()), urgent=True)
+    elif worker.ended is not None and worker.ended.cell == cell:
+        worker.say(worker.ended, urgent=True)
+    else:
+        failure = Failure(
+            ename="WorkerError",
+            evalue="the notebook was gone before it had sent the cell to this rank",
+            traceback=(),
+            same="",
+        )
+        ended = CellEnded(rank=worker.rank, cell=cell, status="error", seconds=0.0, failure=failure)
+        worker.say(ended, urgent=True)
 
 
 def _where(worker: Worker, main: int) -> Where:

@@ -12,7 +12,7 @@ import pytest
 
 from nbdist.cluster import engines as engines_module
 from nbdist.cluster import environment
-from nbdist.cluster.engines import Engines
+from nbdist.cluster.engines import Engines, start_seed
 from nbdist.errors import StartError
 from nbdist.records import ClusterRequest
 
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 FREEZE_S = 7.0  # longer than the 5 s for which an engine waits by default
 
 
-def bring_up(folder: Path, *, freeze: bool) -> list[int]:
-    """Start one engine; with `freeze`, the controller answers nothing for a while meanwhile."""
+def new_engines(folder: Path, hosts: int) -> Engines:
     (folder / "log").mkdir()
     (folder / "security").mkdir()
-    engines = Engines(ClusterRequest(hosts=1, frameworks=()), folder, timeout_s=25)
+    request = ClusterRequest(hosts=hosts, frameworks=())
+    return Engines(request, folder, 25, start_seed(request, folder, grace_s=20))
+
+
+def bring_up(folder: Path, *, freeze: bool) -> list[int]:
+    """Start one engine; with `freeze`, the controller answers nothing for a while meanwhile."""
+    engines = new_engines(folder, hosts=1)
     try:
-        engines.start_controller()
+        engines.controller.start()
         engines.await_imports()
-        controller = engines._cluster.controller.pid
+        controller = engines.controller.cluster.controller.pid
         if freeze:
             os.kill(controller, signal.SIGSTOP)
             threading.Timer(FREEZE_S, os.kill, (controller, signal.SIGCONT)).start()
@@ -74,11 +79,9 @@ def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
 ) -> None:
     real = environment.of_ranks
     monkeypatch.setattr(environment, "of_ranks", lambda request: real(request)[::-1])
-    (tmp_path / "log").mkdir()
-    (tmp_path / "security").mkdir()
-    engines = Engines(ClusterRequest(hosts=2, frameworks=()), tmp_path, timeout_s=25)
+    engines = new_engines(tmp_path, hosts=2)
     try:
-        engines.start_controller()
+        engines.controller.start()
         engines.await_imports()
         for _ in range(3):  # restarts give new ids
             engines.launch()

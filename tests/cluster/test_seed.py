@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from nbdist.cluster.launch import SeedProcess, repeat_until
-from nbdist.errors import StartError
+from nbdist.cluster.seat import KERNEL, SEED_SOCKET
+from nbdist.errors import OwnedError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +33,14 @@ def sleep(args: dict[str, float], announce: object) -> None:
     time.sleep(args["seconds"])
 
 
+def start(folder: Path, module: str = "json", grace_s: float = 20) -> SeedProcess:
+    (folder / "log").mkdir()
+    return SeedProcess.start([module], {}, folder, grace_s)
+
+
 @pytest.fixture
 def seed(tmp_path: Path) -> Iterator[SeedProcess]:
-    running = SeedProcess(["json"], {}, tmp_path)
+    running = start(tmp_path)
     running.wait_event("ready", 30)
     yield running
     running.close()
@@ -47,7 +54,7 @@ def start_sleeper(seed: SeedProcess, name: str = "one", seconds: float = 600) ->
     mark = seed.count()
     seed.spawn(name, SLEEPER, {"seconds": seconds}, {"SAID": name})
     assert seed.wait_event("hello", 30, since=mark)["variable"] == name
-    return seed.pids()[name]
+    return seed.pids().get(name, 0)
 
 
 def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: SeedProcess) -> None:
@@ -74,7 +81,7 @@ def test_signals_to_a_child_that_is_gone_do_nothing(seed: SeedProcess) -> None:
 
 def test_closing_ends_children_and_guarded_processes(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    running = SeedProcess(["json"], {}, tmp_path)
+    running = start(tmp_path)
     running.wait_event("ready", 30)
     child = start_sleeper(running)
     running.guard(stranger.pid)
@@ -84,7 +91,7 @@ def test_closing_ends_children_and_guarded_processes(tmp_path: Path) -> None:
 
 
 def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
-    running = SeedProcess(["json"], {}, tmp_path)
+    running = start(tmp_path)
     running.wait_event("ready", 30)
     child = start_sleeper(running)
     os.kill(running.pid, signal.SIGKILL)
@@ -94,27 +101,99 @@ def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
     running.close()
 
 
+def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    first.wait_event("ready", 30)
+    child = start_sleeper(first)
+    with pytest.raises(OwnedError, match=f"pid {os.getpid()}"):
+        SeedProcess.take_over(tmp_path, KERNEL)
+    first.leave()  # as when its process is killed
+    second = SeedProcess.take_over(tmp_path, KERNEL)
+    assert second.pids() == {"one": child}
+    assert "json" in second.versions
+    mark = second.count()
+    second.signal("one", signal.SIGKILL)
+    assert second.wait_event("exited", 10, since=mark)["pid"] == child
+    second.close()
+    first._process.poll()  # it is a child of this process
+    with pytest.raises(StartError, match="nothing of the cluster"):
+        SeedProcess.take_over(tmp_path, KERNEL)
+
+
+def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    running = start(folder, grace_s=0.2)
+    running.wait_event("ready", 30)
+    child = start_sleeper(running)
+    running.leave()
+    assert running._process.wait(10) == 0
+    assert is_gone(child)
+    assert not folder.exists()
+
+
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from nbdist.cluster.launch import SeedProcess
+folder = Path(sys.argv[1])
+(folder / "log").mkdir(parents=True)
+seed = SeedProcess.start(["json"], {}, folder, 0.2)
+seed.spawn("one", "tests.cluster.test_seed:sleep", {"seconds": 600}, {})
+seed.wait_event("hello", 30)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(seed.pid, child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
+    """A child of the kernel's holds its descriptors too."""
+    program = [sys.executable, "-c", FORKING, str(tmp_path / "cluster")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        seed, child = map(int, owner.stdout.readline().split())
+        owner.kill()
+        assert repeat_until(lambda: is_gone(seed), 10)
+        assert not is_gone(child)
+        os.kill(child, signal.SIGKILL)
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_whoever_says_nonsense_to_a_seed_is_sent_away(seed: SeedProcess, tmp_path: Path) -> None:
+    for nonsense in (b"\n", b"[]\n", b'{"op": "own", "role": "king"}\n', b"\xff\n", b"{}" * 9):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(tmp_path / SEED_SOCKET))
+            stranger.sendall(nonsense)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(100) == b""
+    assert start_sleeper(seed) > 0
+
+
 def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
-    running = SeedProcess(["no_such_module"], {}, tmp_path)
+    running = start(tmp_path, "no_such_module")
     with pytest.raises(StartError, match="no_such_module could not be imported"):
         running.wait_event("ready", 30)
     running.close()
 
 
 def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
-    running = SeedProcess(["this"], {}, tmp_path)
+    running = start(tmp_path, "this")
     assert "this" in running.wait_event("ready", 30)["versions"]
     assert "Zen" in running.log_tail("seed", 50)
     running.close()
 
 
-def test_a_killed_owner_leaves_nothing(tmp_path: Path) -> None:
+def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 of the notebook's kernel: seed, engines and controller end by themselves."""
+    monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
     program = textwrap.dedent("""
         import nbdist, json, time
         cluster = nbdist.Cluster(hosts=2, framework="jax")
         engines = cluster._crew.engines
-        pids = [*engines.pids().values(), engines._seed.pid, engines._cluster.controller.pid]
+        pids = [*engines.pids().values(), engines._seed.pid, *engines.controller.pids]
         print("PIDS", json.dumps(pids), flush=True)
         time.sleep(600)
     """)

@@ -48,7 +48,7 @@ def text(rank: int, number: int) -> Output:
 def test_every_record_arrives_in_each_ranks_order() -> None:
     heard = Heard(WORKERS * RECORDS)
     with Receiver(heard) as receiver:
-        probes = [probe_of(rank, receiver.address) for rank in range(WORKERS)]
+        probes = [probe_of(rank, receiver.door.address) for rank in range(WORKERS)]
         for number in range(RECORDS):
             for rank, probe in enumerate(probes):
                 probe.say(text(rank, number))
@@ -71,9 +71,9 @@ def test_without_the_key_nothing_can_be_said() -> None:
         strangers[1].curve_publickey, strangers[1].curve_secretkey = zmq.curve_keypair()
         strangers[1].curve_serverkey = wrong
         for stranger in strangers:
-            stranger.connect(receiver.address.url)
+            stranger.connect(receiver.door.address.url)
             stranger.send(msgspec.msgpack.encode(text(9, 9)))
-        known = probe_of(0, receiver.address)
+        known = probe_of(0, receiver.door.address)
         known.say(text(0, 0))
         heard.wait()
         known.close()
@@ -88,8 +88,8 @@ def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
         public, secret = zmq.curve_keypair()
         socket = zmq.Context.instance().socket(zmq.PUSH)
         socket.curve_publickey, socket.curve_secretkey = public, secret
-        socket.curve_serverkey = receiver.address.server_key
-        socket.connect(receiver.address.url)
+        socket.curve_serverkey = receiver.door.address.server_key
+        socket.connect(receiver.door.address.url)
         socket.send_multipart([b"\xc1 no record", msgspec.msgpack.encode(text(3, 0))])
         heard.wait()
         socket.close()
@@ -130,7 +130,7 @@ def test_rows_arrive_together_and_with_the_memory() -> None:
     heard = Heard(2)
     columns = Columns(measures=("step_s",), own=("loss",))
     with Receiver(heard) as receiver:
-        probe = probe_of(3, receiver.address)
+        probe = probe_of(3, receiver.door.address)
         for step in range(1, 101):
             probe.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))
         heard.wait()

@@ -68,14 +68,14 @@ def cluster() -> Iterator[nbdist.Cluster]:
 def told(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
     """What ranks tell of their traces."""
     found: dict[int, Profiled] = {}
-    onward = cluster._crew._receiver._handle
+    onward = cluster._crew.receiver._handle
 
     def hear(record: Speech) -> None:
         if isinstance(record, Profiled):
             found[record.rank] = record
         onward(record)
 
-    monkeypatch.setattr(cluster._crew._receiver, "_handle", hear)
+    monkeypatch.setattr(cluster._crew.receiver, "_handle", hear)
     return found
 
 

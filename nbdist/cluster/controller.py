@@ -1,0 +1,128 @@
+"""ipyparallel's controller of one cluster, and this process's client of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import ipyparallel
+import psutil
+from traitlets.config import Config
+
+from nbdist.cluster.alive import is_alive
+from nbdist.cluster.launch import SeedEngineSetLauncher, SeedProcess
+from nbdist.errors import StartError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTROLLER_ARGS = (
+    "--HeartMonitor.period=250",  # an engine is registered at its first beat
+    "--HeartMonitor.max_heartmonitor_misses=40",
+    # A busy machine answers late; the defaults (5 s and 10 s) then lose engines for good:
+    # https://github.com/ipython/ipyparallel/issues/700
+    "--IPController.registration_timeout=300",
+    "--IPController.broadcast_scheduler_depth=0",
+    "--nodb",
+    "--log-level=WARN",  # by default the hub writes a line for each request
+)
+_CLUSTER_ID = "nbdist"
+_CLIENT_S = 10.0
+
+
+class Controller:
+    """It has processes of its own, which the seed ends with the rest.
+
+    Args:
+        folder: for connection files and logs.
+        seed: to end it when this process is gone.
+
+    Attributes:
+        cluster: ipyparallel's own account of it all.
+        client: None where there is no controller.
+        pids: the controller's, then those of its schedulers.
+    """
+
+    def __init__(self, folder: Path, seed: SeedProcess) -> None:
+        self.client: Any = None
+        self.pids: list[int] = []
+        self._folder = folder
+        self._seed = seed
+        self._process: psutil.Process | None = None
+        self.cluster = ipyparallel.Cluster(
+            profile_dir=str(folder),
+            load_profile=False,
+            config=Config(),
+            log=logging.getLogger("nbdist.ipyparallel"),
+            cluster_id=_CLUSTER_ID,
+            delay=0,
+            engine_launcher_class=SeedEngineSetLauncher,
+            controller_args=list(CONTROLLER_ARGS),
+            shutdown_atexit=False,  # a run may outlive this process; the seed ends the others
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a client, and what it speaks to."""
+        return self.client is not None and self._process is not None and is_alive(self._process)
+
+    def start(self) -> str:
+        """Start it, and connect to it."""
+        for stale in (self._folder / "security").glob(f"ipcontroller-{_CLUSTER_ID}-*.json"):
+            stale.unlink()  # of one that was killed
+        self.cluster.start_controller_sync()
+        pid: int = self.cluster.controller.pid
+        self._guard(pid)
+        self._process = psutil.Process(pid)
+        try:
+            self.client = self.cluster.connect_client_sync()
+        except Exception as error:
+            raise StartError(f"the controller did not answer: {error}") from error
+        return f"pid {pid}"
+
+    def take_over(self, pids: list[int]) -> None:
+        """Use the one that another process has started; none, if that is gone."""
+        self.pids = pids
+        file = self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
+        missing = psutil.NoSuchProcess, IndexError, OSError, ipyparallel.TimeoutError
+        with contextlib.suppress(*missing):
+            self._process = psutil.Process(pids[0])
+            self.client = ipyparallel.Client(str(file), timeout=_CLIENT_S)
+
+    def guard_schedulers(self) -> None:
+        """They are processes of their own, which outlive it when it is killed."""
+        assert self._process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in self._process.children(recursive=True):
+                if process.pid not in self.pids:
+                    self._guard(process.pid)
+
+    def _guard(self, pid: int) -> None:
+        self._seed.guard(pid)
+        self.pids.append(pid)
+
+    def new_launcher(self, **own: Any) -> SeedEngineSetLauncher:
+        """What drives engines that are there, as ipyparallel makes it for those that it starts."""
+        cluster = self.cluster
+        launcher = SeedEngineSetLauncher(
+            work_dir=".",
+            parent=cluster,
+            log=cluster.log,
+            profile_dir=cluster.profile_dir,
+            cluster_id=cluster.cluster_id,
+            **own,
+        )
+        cluster.engines[own["engine_set_id"]] = launcher
+        return launcher
+
+    def close_client(self) -> None:
+        if self.client is not None:
+            self.client.close()
+
+    def close(self) -> None:
+        """End it and the engines that it knows, also when parts have died."""
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.cluster.stop_controller_sync)
+            steps.callback(self.cluster.stop_engines_sync)
+            steps.callback(self.close_client)

@@ -1,0 +1,84 @@
+"""What became of a cell that failed, as the one error that is raised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.collectives import LOST
+from nbdist.errors import CellError, PreemptedError, RanksLostError
+from nbdist.views import labels
+from nbdist.views.endings import follows, others
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from nbdist.records import CellEnded, StrategyName
+
+
+def cell_error(
+    first: CellEnded,
+    ended: Mapping[int, CellEnded],
+    host_of: Mapping[int, str],
+    broken: Collection[StrategyName],
+) -> CellError:
+    """The error of the rank that failed first, with what became of the others.
+
+    Args:
+        first: how that rank ended; it has a failure.
+        ended: how each rank did that has.
+        host_of: the host of each rank of the cell.
+        broken: strategies whose collectives were broken off.
+    """
+    failure = first.failure
+    assert failure is not None
+    notes = others(first, ended, host_of.keys() - ended.keys())
+    return CellError(
+        rank=first.rank,
+        host=host_of[first.rank],
+        ename=failure.ename,
+        evalue=failure.evalue,
+        traceback=failure.traceback,
+        notes=[*notes, *(LOST[strategy] for strategy in sorted(broken))],
+    )
+
+
+def root(first: CellEnded | None, ended: Iterable[CellEnded]) -> CellEnded | None:
+    """The failure that others followed, if one of them came first."""
+    if first is None or not follows(first):
+        return first
+    return next((e for e in ended if e.status == "error" and not follows(e)), first)
+
+
+def lost_error(
+    dead: Sequence[int], running: Collection[int], step: int, log: str
+) -> RanksLostError:
+    """Of ranks that died in the cell.
+
+    Args:
+        dead: which.
+        running: those that are in it still, and heed nothing.
+        step: the last one that the first of them began; 0 is none.
+        log: the end of the first one's.
+    """
+    where = f"after step {step}" if step else "in the cell"
+    return RanksLostError(
+        sorted({*dead, *running}),
+        f"rank {labels.ranks(dead)} died {where}",
+        ": type %dist_restart for new workers"
+        + (f"\nThe last lines of its engine's log:\n{log}" if log else ""),
+    )
+
+
+def preempted_error(name: str, after: str, *, saves: bool) -> PreemptedError:
+    """Of a rank that was told to end.
+
+    Args:
+        name: the rank's.
+        after: which step, in words.
+        saves: the run's state is saved.
+    """
+    advice = "--resume goes on from there" if saves else "nothing was to be saved"
+    return PreemptedError(
+        f"{name} was told to end (SIGTERM): the run was stopped {after}; {advice}. "
+        "Type %dist_restart for new workers first"
+    )

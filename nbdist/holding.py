@@ -1,0 +1,178 @@
+"""What one process has of a cluster: its folder, its crew, and what runs cells on it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import TYPE_CHECKING, Self
+
+from nbdist import live
+from nbdist.adoption import controllers_of, inherit, new_estate, new_folder, of_crew, take_up
+from nbdist.cluster.engines import start_seed
+from nbdist.cluster.launch import SeedProcess
+from nbdist.cluster.seat import KEEPER, KERNEL
+from nbdist.crew import Crew
+from nbdist.errors import StartError
+from nbdist.former import reopen, run_of
+from nbdist.journal import Journal
+from nbdist.running import Runner
+from nbdist.telemetry.clusters import ClusterFile
+from nbdist.telemetry.estate import EstateFile
+from nbdist.telemetry.logs import OutputLogs
+from nbdist.views import labels
+from nbdist.views.cell import CellView
+from nbdist.views.start import StartView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from nbdist.live import LiveRun
+    from nbdist.records import CellUnderWay, ClusterRequest, Estate, Speech, WorkerState
+    from nbdist.settings import Settings
+
+
+class Holding:
+    """One cluster, as its owner has it; made by `start` or `adopt`.
+
+    Attributes:
+        folder: the cluster's.
+        crew: its ranks.
+        estate: for whoever comes after this process.
+        journal: what was done to the ranks.
+        runner: runs cells.
+        logs: what the ranks wrote.
+        file: for whoever looks.
+        under_way: follows the cell that another process had sent; None where there is none.
+    """
+
+    def __init__(self, folder: Path, crew: Crew, estate: EstateFile, settings: Settings) -> None:
+        request = estate.estate.request
+        self.folder = folder
+        self.crew = crew
+        self.estate = estate
+        self.journal = Journal(folder / "journal", request.hosts)
+        self.runner = Runner(crew, self.journal, estate, settings)
+        self.logs = OutputLogs(folder / "log")
+        self.file = ClusterFile(folder, request.frameworks)
+        self.under_way: Callable[[], None] | None = None
+        self._ended = contextlib.ExitStack()
+
+    @classmethod
+    def start(cls, request: ClusterRequest, settings: Settings) -> Self:
+        """Start a cluster, and show how.
+
+        Raises:
+            StartError: it failed; whatever had been started is gone.
+        """
+        phases = StartView(f"nbdist: starting {request.hosts} workers on this machine")
+        with contextlib.ExitStack() as undo, phases:
+            folder = new_folder()
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            seed = start_seed(request, folder, settings.return_grace_s)
+            undo.callback(seed.close)
+            crew = Crew(request, folder, settings, seed)
+            undo.callback(crew.close)
+
+            def hear(record: Speech) -> None:  # nobody speaks before there are engines
+                held.hear(record)
+
+            crew.open(hear)
+            estate = EstateFile(folder, new_estate(folder, request, crew))
+            held = cls(folder, crew, estate, settings)
+            undo.callback(held.logs.close)
+            crew.start(phases)
+            held._come_up(phases)
+            held._ended = undo.pop_all()
+        return held
+
+    @classmethod
+    def adopt(cls, folder: Path, settings: Settings, *, keeper: bool) -> Self:
+        """Take over what another process had; see `Cluster.adopt`."""
+        with contextlib.ExitStack() as undo:
+            seed = SeedProcess.take_over(folder, KEEPER if keeper else KERNEL)
+            undo.callback(seed.leave)
+            estate = inherit(folder, keeper=keeper)
+            crew = Crew(estate.request, folder, settings, seed)
+            undo.callback(crew.close_sockets)
+            take_up(estate, crew)
+            held = cls(folder, crew, EstateFile(folder, estate), settings)
+            undo.callback(held.logs.close)
+            held._expect(estate, settings)
+            crew.open(held.hear, estate)
+            held._ended.callback(shutil.rmtree, folder, ignore_errors=True)
+            held._ended.push(undo.pop_all())
+        held._ended.callback(crew.close)
+        held.file.write(held.workers(), run=estate.cell.run if estate.cell else "")
+        return held
+
+    def _expect(self, estate: Estate, settings: Settings) -> None:
+        self.runner.last_run = run_of(estate.last)
+        if estate.cell is not None:
+            former = reopen(estate.cell, settings)
+            hosts = {rank: self.crew.hellos[rank].host for rank in estate.cell.ranks}
+            view = new_view(former.live, hosts, settings)
+            self.under_way = self.runner.expect(estate.cell, former, view, hosts)
+
+    def hear(self, record: Speech) -> None:
+        """On the receiver's thread: keep the text, and tell whoever follows a cell."""
+        self.runner.hear(record)
+        self.logs.take(record)
+
+    def begin(self, cell: CellUnderWay, ran: tuple[str, ...]) -> None:
+        """A cell is about to be sent; `ran` are the texts of all, this one too."""
+        self.file.begin(cell.run, cell.ranks)
+        self.estate.begin(cell, ran)
+
+    def settle(self) -> None:
+        """There is no cell under way any more."""
+        self.file.write(self.workers(), run="")
+        self.estate.settle(**of_crew(self.crew))
+        with contextlib.suppress(StartError):  # the seed is gone, and all with it
+            self.crew.engines.detach(on=False)
+
+    def restart(self) -> None:
+        """Replace every engine by a fresh one, where `engines.can_restart()`."""
+        count = self.estate.estate.request.hosts
+        phases = StartView(f"nbdist: restarting {count} workers")
+        with contextlib.ExitStack() as undo, phases:
+            undo.push(self._ended.pop_all())
+            self.runner.forget()
+            self.crew.restart(phases)
+            self.journal.clear()
+            self._come_up(phases)
+            self._ended = undo.pop_all()
+
+    def _come_up(self, phases: StartView) -> None:
+        """Engines are new."""
+        workers = self.workers(measure=False)
+        phases.finish(f"nbdist: {labels.ready(len(workers))}", workers)
+        self.file.write(workers, run="")
+        self.estate.update(**of_crew(self.crew), **controllers_of(self.crew))
+
+    def stop(self) -> None:
+        """End every process. May be called more than once."""
+        self.runner.forget()
+        self._ended.close()
+
+    def leave(self) -> None:
+        """Let go of everything: it goes on for another owner."""
+        self._ended.pop_all()
+        self.logs.close()
+        self.crew.leave()
+
+    def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
+        """Every rank, as it is now; with `measure`, also the memory that each takes."""
+        return self.crew.states(self.runner.busy(), measure=measure)
+
+
+def new_view(kept: LiveRun, host_of: Mapping[int, str], settings: Settings) -> CellView:
+    """What shows a cell.
+
+    Args:
+        kept: keeps what is shown, and the run.
+        host_of: the host of each rank that runs it.
+        settings: how much is shown, and where.
+    """
+    wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
+    return CellView(host_of, wait_s, limit, live.shown(kept, settings), kept.show)

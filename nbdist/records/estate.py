@@ -1,0 +1,75 @@
+"""What a process needs that takes a cluster over: a file in the cluster's folder."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nbdist.records.base import Record, StrategyName
+from nbdist.records.cluster import ClusterRequest, Device, Door, EngineBooks, WorkerHello
+from nbdist.records.kept import Writer
+from nbdist.records.orders import CellRequest
+
+
+class CellUnderWay(Record, frozen=True):
+    """A cell that was sent to ranks, or was about to be.
+
+    Attributes:
+        request: as it was sent.
+        ranks: those that run it.
+        run: the id of its run; empty where it is not kept.
+        runs: the folder of the runs.
+        hang_after_s: see `Vitals`.
+        max_heals: see `Cluster.run`.
+        once: likewise.
+        saved: names whose values its checkpoints have.
+        detached: it goes on when the notebook is gone.
+    """
+
+    request: CellRequest
+    ranks: tuple[int, ...]
+    run: str
+    runs: str
+    hang_after_s: float
+    max_heals: int
+    once: bool
+    detached: bool
+    saved: tuple[str, ...] = ()
+
+
+class Estate(Record, frozen=True):
+    """A cluster, as its owner leaves it.
+
+    Attributes:
+        id: the cluster's; names its folder.
+        request: what was asked for.
+        owner: the process that has it.
+        keeper: the owner is no notebook's kernel.
+        stream: where engines speak to.
+        dispatch: where their cells come from.
+        controllers: ipyparallel's controller, and then its schedulers.
+        hellos: of the ranks; none before they are there.
+        devices: of each rank.
+        books: what is known of the engines.
+        broken: strategies whose collectives were broken off.
+        cells: the number of the last cell that was sent.
+        ran: their texts, in percent format.
+        cell: the one under way; None between cells.
+        last: the one that ran last.
+    """
+
+    id: str
+    request: ClusterRequest
+    owner: Writer
+    stream: Door
+    dispatch: Door
+    keeper: bool = False
+    controllers: tuple[Writer, ...] = ()
+    hellos: tuple[WorkerHello, ...] = ()
+    devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
+    books: EngineBooks = EngineBooks()
+    broken: tuple[StrategyName, ...] = ()
+    cells: int = 0
+    ran: tuple[str, ...] = ()
+    cell: CellUnderWay | None = None
+    last: CellUnderWay | None = None
+    version: int = 1
