@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from nbdist.errors import StepError
+from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Opened
 from nbdist.worker.checkpoint_folder import (
     Checkpoint,
@@ -211,8 +211,10 @@ class Saved:
                 trouble = str(error)
         newest = max(steps_in(self._folder), default=-1)
         all_newest = self._gather(np.array([-2 if trouble else newest], np.int32))[:, 0]
-        if trouble or all_newest[0] == -2:
-            raise StepError(trouble or f"--checkpoint {self._folder}: rank 0 cannot write there")
+        if trouble:
+            raise StepError(trouble)
+        if all_newest[0] == -2:
+            raise AnotherRankError(f"--checkpoint {self._folder}: rank 0 cannot write there")
         chiefs = int(all_newest[0])
         if newest != chiefs and chiefs not in steps_in(self._folder) and chiefs >= 0:
             raise StepError(
@@ -230,7 +232,7 @@ class Saved:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         rank = min(self._worker.rank, checkpoint.manifest().world_size - 1)
-        own = msgspec.msgpack.decode(checkpoint.read_own(rank))
+        own = checkpoint.read_own(rank)
         self._state.restore(checkpoint.path / self._state.kind, unpack(own["arrays"]))
         _set_random(own["random"])
 

@@ -15,7 +15,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -90,8 +90,18 @@ class Checkpoint:
         self.part.mkdir(parents=True, exist_ok=True)
         _write(self.part / _own_name(rank), data)
 
-    def read_own(self, rank: int) -> bytes:
-        return (self.path / _own_name(rank)).read_bytes()
+    def read_own(self, rank: int) -> dict[str, Any]:
+        """What is a rank's own.
+
+        Raises:
+            StepError: it is not readable as such.
+        """
+        try:
+            data = (self.path / _own_name(rank)).read_bytes()
+            own: dict[str, Any] = msgspec.msgpack.decode(data, type=dict)
+        except (OSError, msgspec.DecodeError) as error:
+            raise StepError(f"the checkpoint {self.path} cannot be read: {error}") from None
+        return own
 
     def write_manifest(self, text: bytes) -> None:
         _write(self.part / "manifest.json", text)
