@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 
-.PHONY: demo test test-full lab bench check clean
+.PHONY: demo test test-full chaos lab bench check clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -22,6 +22,10 @@ test: $(READY) check
 
 test-full: $(READY) check
 	@$(BIN)/python -m pytest --full
+
+chaos: $(READY)
+	@$(BIN)/python -m pytest --full -v tests/test_healing.py tests/test_checkpoint_faults.py \
+	  tests/test_chaos.py tests/test_coming_back.py
 
 check: $(READY)
 	@$(BIN)/ruff check .

@@ -1,0 +1,104 @@
+"""Workers are killed at random until a hundred are gone; nothing of it is left in the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+import nbdist
+from nbdist.records import Saving
+from tests import training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RANKS = 3
+KILLS = 100
+EPOCHS = 40
+PACE_S = 0.02
+GROWTH_BYTES = 60e6
+"""What the notebook's process may grow by: a hundred heals keep their rows, and no more."""
+
+pytestmark = pytest.mark.full  # ten minutes; test_healing.py kills six in make test
+
+
+class Killer:
+    """Kills a random worker some time after each heal."""
+
+    def __init__(self, cluster: nbdist.Cluster, seed: int) -> None:
+        self.kills = 0
+        self._cluster = cluster
+        self._random = random.Random(seed)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._random.uniform(0.5, 5.0)):
+            workers = self._cluster.workers(measure=False)
+            if all(worker.state == "busy" for worker in workers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._random.choice(workers).pid, signal.SIGKILL)
+                    self.kills += 1
+
+
+@pytest.fixture(params=["mirrored step", "pjrt step"])
+def form(request: pytest.FixtureRequest) -> training.Form:
+    return training.FORMS[request.param]
+
+
+@pytest.fixture
+def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=RANKS, framework=form.framework, spares=1) as running:
+        yield running
+
+
+def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
+    pace = f"\ndef at(step):\n    time.sleep({pace_s})"
+    cluster.run(form.setup + pace, strategy=form.strategy)
+
+
+def test_a_hundred_random_kills_leave_no_trace(
+    cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
+) -> None:
+    """The same bits, each step once, as many processes as before, and no memory lost."""
+    set_up(cluster, form, 0.0)
+    calm = form.run(cluster, epochs=EPOCHS, data="batches")
+    digest = form.digest_of(cluster)
+    process = psutil.Process()
+    children = len(process.children(recursive=True))
+    kills, number, first_bytes = 0, 0, 0
+    while kills < KILLS:
+        number += 1
+        set_up(cluster, form, PACE_S)
+        saving = Saving(folder=str(tmp_path / str(number)), every_steps=7)
+        with Killer(cluster, seed=number) as killer:
+            run = form.run(
+                cluster, epochs=EPOCHS, data="batches", saving=saving, max_heals=10 * KILLS
+            )
+        kills += killer.kills
+        assert form.digest_of(cluster) == digest
+        np.testing.assert_array_equal(run.history["loss"], calm.history["loss"])
+        first_bytes = first_bytes or process.memory_info().rss
+    assert process.memory_info().rss - first_bytes < GROWTH_BYTES
+    deadline = time.monotonic() + 10
+    while len(process.children(recursive=True)) > children and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(process.children(recursive=True)) <= children
