@@ -24,8 +24,7 @@ test-full: $(READY) check
 	@$(BIN)/python -m pytest --full
 
 chaos: $(READY)
-	@$(BIN)/python -m pytest --full -v tests/test_healing.py tests/test_checkpoint_faults.py \
-	  tests/test_chaos.py tests/test_coming_back.py
+	@$(BIN)/python -m tools.fault_matrix
 
 check: $(READY)
 	@$(BIN)/ruff check .

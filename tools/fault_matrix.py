@@ -1,0 +1,70 @@
+"""Runs every fault on real workers and writes what came of it into docs/reliability.md.
+
+`python -m tools.fault_matrix [PYTEST ARGUMENT...]`: half an hour, or what the arguments choose
+(`-k 'not hundred'`). The table is made of this one run.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "reliability.md"
+REPORT = ROOT / "build" / "faults.xml"
+TESTS = ("tests/test_healing.py", "tests/test_checkpoint_faults.py", "tests/test_chaos.py")
+TITLE = "## The fault matrix"
+
+
+def main() -> int:
+    REPORT.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "--full", "-v", f"--junitxml={REPORT}", *TESTS]
+    done = subprocess.run([*command, *sys.argv[1:]], cwd=ROOT, check=False)
+    text = DOCUMENT.read_text(encoding="utf-8").partition(TITLE)[0].rstrip()
+    DOCUMENT.write_text(f"{text}\n\n{TITLE}\n\n{_section()}\n", encoding="utf-8")
+    return done.returncode
+
+
+def _section() -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("tensorflow", "keras", "jax"))
+    head = (
+        f"Every row is a test that ran on {time.strftime('%Y-%m-%d')} with Python "
+        f"{platform.python_version()}, {packages}, three workers on one machine (`make chaos`). A "
+        "test passes when the outcome is the one in its name, within its bound in seconds."
+    )
+    rows = ["| test | where | came out | seconds |", "|---|---|---|---|", *_rows()]
+    return f"{head}\n\n" + "\n".join(rows)
+
+
+def _rows() -> Iterator[str]:
+    for case in ElementTree.parse(REPORT).iter("testcase"):  # noqa: S314 - pytest wrote it
+        name, _, where = case.attrib["name"].partition("[")
+        words = name.removeprefix("test_").replace("_", " ")
+        failed = case.find("failure") is not None or case.find("error") is not None
+        skipped = case.find("skipped") is not None
+        came = "**failed**" if failed else "left out" if skipped else "as it should"
+        seconds = float(case.attrib["time"])
+        yield f"| {words} | {_place(where.rstrip(']'))} | {came} | {seconds:.1f} |"
+
+
+def _place(words: str) -> str:
+    """`2-12-pjrt step` is rank 2, step 12, in a pjrt step."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+)-)?(.*)", words)
+    assert found is not None
+    rank, step, rest = found.groups()
+    said = [rest] + ([f"rank {rank}"] if rank else []) + ([f"step {step}"] if step else [])
+    return ", ".join(filter(None, said))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
