@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
 
@@ -20,13 +23,21 @@ class Gather:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
         self._local = len(strategy.extended.worker_devices)
-        signature = [tf.TensorSpec([None], tf.int32)]
-        self._gather = tf.function(self._gathered, signature, autograph=False)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        gathered = self._strategy.experimental_local_results(self._gather(numbers))[0].numpy()
+        summed = self._traced(tf.constant(numbers, tf.int32))
+        gathered = self._strategy.experimental_local_results(summed)[0].numpy()
         one_of_each: np.ndarray = gathered[:: self._local]
         return one_of_each
+
+    @functools.cached_property
+    def _traced(self) -> Callable[[tf.Tensor], Any]:
+        """Called itself, as `tf.function` takes longer to look for it than the ranks to meet."""
+        signature = [tf.TensorSpec([None], tf.int32)]
+        traced: Callable[[tf.Tensor], Any] = tf.function(
+            self._gathered, signature, autograph=False
+        ).get_concrete_function()
+        return traced
 
     def _gathered(self, numbers: tf.Tensor) -> Any:
         """A sum of zeros and one row of each: `all_gather` takes two collectives."""
