@@ -7,8 +7,8 @@ What the user's names lead to is saved under the same names, so that it can be h
 
 A mirrored variable's value is copied into a variable of this process alone, in a tree of
 `tf.train.Checkpoint` that looks as the user's objects do, and that a thread can write while steps
-go on. Variables of which each replica has a value of its own (metrics, moving means of a
-BatchNormalization) are every rank's to write.
+go on. Variables of which each replica has, or may have, a value of its own (metrics, in a `fit` the
+moving means of a BatchNormalization) are every rank's to write.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TensorFlowState:
     @functools.cached_property
     def _copies(self) -> _Copies:
         """They take as much memory as the variables: there are none before they are needed."""
-        return _Copies(self._roots, self._extra)
+        return _Copies(self._roots, self._extra, self._alike)
 
     def size(self) -> int:
         return self._copies.size()
@@ -98,7 +98,8 @@ class TensorFlowState:
 class _Copies:
     """The variables of a state, and a copy of each in a tree of the same form."""
 
-    def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any]) -> None:
+    def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any], alike: Alike) -> None:
+        self._alike = alike
         self._nodes: dict[int, tuple[Any, Any]] = {}
         self._pairs: list[tuple[Any, tf.Variable]] = []
         self._own: list[Any] = []
@@ -164,8 +165,10 @@ class _Copies:
         return node
 
     def _shadow_of_variable(self, value: Any) -> Any:
-        if _is_own(value):
+        is_distributed = isinstance(value, tf.distribute.DistributedValues)
+        if is_distributed and not self._alike.holds(value):
             self._own.append(value)
+        if is_distributed and value.synchronization == tf.VariableSynchronization.ON_READ:
             copy = tf.train.Checkpoint()  # keeps its place in the tree
         else:
             zeros = tf.zeros(value.shape, value.dtype)
@@ -200,13 +203,6 @@ def _is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable) or (
         isinstance(value, tf.distribute.DistributedValues) and tf.is_tensor(value)
     )
-
-
-def _is_own(value: Any) -> bool:
-    """Whether each replica has a value of its own."""
-    if not isinstance(value, tf.distribute.DistributedValues):
-        return False
-    return bool(value.synchronization == tf.VariableSynchronization.ON_READ)
 
 
 def _parts(value: Any) -> Iterable[tuple[int, Any]]:

@@ -36,6 +36,11 @@ class Alike:
         values = ((name, _value(variable)) for name, variable in (*listed, *extra))
         unlike = {id(value): (name, value) for name, value in values if _is_mirrored(value)}
         self._components = [(name, value.values[0]) for name, value in unlike.values()]
+        self._ids = unlike.keys()
+
+    def holds(self, value: Any) -> bool:
+        """Whether a variable of TensorFlow's is one of them."""
+        return id(value) in self._ids
 
     def digests(self) -> list[Digest]:
         """Of this rank's own copies; read by the op, for a fifth of what `numpy()` takes."""
