@@ -139,7 +139,7 @@ class DistMagics(Magics):
         type=int,
         default=GUARD_STEPS,
         metavar="N",
-        help="Compare what workers should have alike after the first step and every N; 100 if left "
+        help="Compare what workers should have alike after the first step and every N; 200 if left "
         "out, and 0 for never.",
     )
     @argument("--checkpoint", metavar="DIR", help="Save the state of the run in this folder.")

@@ -134,7 +134,7 @@ class BreakOff(Order, frozen=True):
     strategy: StrategyName
 
 
-GUARD_STEPS = 100
+GUARD_STEPS = 200
 """Between two comparisons of the ranks' states, unless something else is asked for."""
 
 

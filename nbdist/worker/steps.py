@@ -196,7 +196,9 @@ class _Loop:
         if len(self._flying) > IN_FLIGHT:
             self._land()
         if self._guard.due(step):
+            self._land_all()  # all ranks come here: none that differs leaves a step under way
             self._guard.compare(step, lambda: self._state)
+            self._landed_at = time.perf_counter()
 
     def _save(self) -> None:
         """Save the state after the last step, unless that has been done."""
