@@ -20,7 +20,7 @@ EVERY = 7
 """Steps; neither an epoch nor a run is a multiple of it."""
 
 
-@pytest.fixture(scope="module", params=list(training.FORMS))
+@pytest.fixture(scope="module")
 def form(request: pytest.FixtureRequest) -> training.Form:
     return training.FORMS[request.param]
 
@@ -43,6 +43,7 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
 
+@training.forms("mirrored fit", "pjrt step")
 def test_what_is_resumed_comes_to_the_same_bits(
     cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path
 ) -> None:

@@ -145,7 +145,9 @@ def check_attached(kernel: Kernel, framework: str) -> None:
     assert str(LOSSES[-1]) in kernel.run(f"%%dist_run\nprint(float({total}))").check().stdout
 
 
-@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
+@pytest.mark.parametrize(
+    "framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.full)]
+)  # what comes back is the same; it takes twice as long
 def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_its_end(
     framework: str,
     until: Callable[[Callable[[RunState, int], bool]], RunState],
@@ -180,6 +182,7 @@ def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
         check_attached(kernel, "jax")
 
 
+@pytest.mark.full  # of what a keeper does, the first test sees the most
 def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -286,6 +289,7 @@ def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None
     assert precious.is_dir()
 
 
+@pytest.mark.full  # test_cluster.py kills one between cells
 def test_a_controller_that_is_killed_in_a_run_does_not_touch_it() -> None:
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
         cluster.run(SETUP["jax"])

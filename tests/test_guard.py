@@ -147,10 +147,10 @@ ALIKE: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        "moments, float16 step",
+        pytest.param("moments, float16 step", marks=pytest.mark.full),  # a fit has more of its own
         "moments, float16 fit",
         pytest.param("moments, keras on jax", marks=pytest.mark.full),  # one program, as NNX's
-        "nnx",
+        pytest.param("nnx", marks=pytest.mark.full),  # the pjrt step has all that it has
     ],
 )
 @pytest.mark.parametrize(

@@ -41,15 +41,6 @@ HANG = "time.sleep(600)"
 PREEMPT = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
-def forms(*short: str) -> pytest.MarkDecorator:
-    """Each form of the training; but for these, only in `make chaos`."""
-    params = [
-        pytest.param(name, marks=() if name in short else pytest.mark.full)
-        for name in training.FORMS
-    ]
-    return pytest.mark.parametrize("form", params, indirect=True)
-
-
 @pytest.fixture(scope="module")
 def form(request: pytest.FixtureRequest) -> training.Form:
     return training.FORMS[request.param]
@@ -105,7 +96,7 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
     return Trial(cluster, form, tmp_path)
 
 
-@forms(*training.FORMS)
+@training.forms(*training.FORMS)
 @pytest.mark.parametrize(
     ("rank", "step"),
     [
@@ -127,7 +118,7 @@ def test_a_rank_that_is_killed_is_replaced(
     assert run.heals[0].step <= step
 
 
-@forms("pjrt step")
+@training.forms("pjrt step")
 @pytest.mark.parametrize(
     ("rank", "step"),
     [(0, 12), *(pytest.param(r, s, marks=pytest.mark.full) for r, s in ((RANKS - 1, 1), (0, 24)))],
@@ -139,7 +130,7 @@ def test_a_rank_that_is_frozen_is_replaced(
     trial.check(trial.run(), undisturbed)
 
 
-@forms("mirrored step")
+@training.forms("mirrored step")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_a_rank_that_leaves_the_others_waiting_is_replaced(
     trial: Trial, undisturbed: str, rank: int
@@ -148,7 +139,7 @@ def test_a_rank_that_leaves_the_others_waiting_is_replaced(
     trial.check(trial.run(hang_after_s=3), undisturbed)
 
 
-@forms("keras on jax")
+@training.forms("keras on jax")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: int) -> None:
     """The cell fails, what was saved is there, and the next cell goes on from it."""
@@ -160,7 +151,7 @@ def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: 
     trial.check(trial.run(), undisturbed, heals=0)
 
 
-@forms("mirrored fit")
+@training.forms("mirrored fit")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_a_rank_that_is_told_to_end_has_all_saved(
     trial: Trial, undisturbed: str, rank: int
@@ -183,7 +174,7 @@ def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
         yield made
 
 
-@forms()
+@training.forms()
 @pytest.mark.full  # kills what `make test` would have to start again; test_cluster.py kills both
 @pytest.mark.parametrize("part", ["controller", "seed"])
 def test_a_run_goes_on_without_what_started_it(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nbdist.records import StepOptions
 
 if TYPE_CHECKING:
@@ -114,6 +116,12 @@ class Form:
     def digest_of(self, cluster: nbdist.Cluster) -> str:
         """What the ranks have, one after the other."""
         return str(sorted(cluster.run(self.digest, strategy=self.strategy).results.items()))
+
+
+def forms(*short: str) -> pytest.MarkDecorator:
+    """A test of each form, through the fixture `form`; all but these only with `--full`."""
+    params = [pytest.param(name, marks=() if name in short else pytest.mark.full) for name in FORMS]
+    return pytest.mark.parametrize("form", params, indirect=True)
 
 
 FORMS = {
