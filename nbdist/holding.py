@@ -147,7 +147,7 @@ class Holding:
         """Engines are new."""
         workers = self.workers(measure=False)
         phases.finish(f"nbdist: {labels.ready(len(workers))}", workers)
-        self.file.write(workers, run="")
+        self.file.write(self.workers(), run="")
         self.estate.update(**of_crew(self.crew), **controllers_of(self.crew))
 
     def stop(self) -> None:

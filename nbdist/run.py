@@ -186,10 +186,8 @@ class CellWatch:
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()  # what the others met may have been its death
             self._failed = root(self._failed, self._ended.values())
-            if any(ended.unfinished for ended in self._ended.values()) and request.strategy:
-                self._collectives.broken.add(
-                    request.strategy
-                )  # what comes next would wait for ever
+            if request.strategy == "pjrt" and any(e.unfinished for e in self._ended.values()):
+                self._collectives.broken.add("pjrt")  # the next cell would wait for them
             if self._preempted and self._failed is None:
                 rank = min(self._preempted)
                 raise preempted_error(self._name(rank), self._after(rank), saves=self._saves)

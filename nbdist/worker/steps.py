@@ -130,7 +130,8 @@ class _Loop:
 
     def end(self, *raised: object) -> None:
         """End what is beside the steps."""
-        self._worker.unfinished = bool(self._flying)
+        agreed = isinstance(raised[1], StepError)  # all ranks have made the same steps
+        self._worker.unfinished = bool(self._flying) and not agreed
         try:
             self._tracing.close(self._at.epoch)
         finally:
