@@ -167,6 +167,23 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
     trial.check(trial.run(), undisturbed, heals=0)
 
 
+@training.forms("pjrt step")
+@pytest.mark.parametrize("rank", [0, pytest.param(RANKS - 1, marks=pytest.mark.full)])
+def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
+    trial: Trial, undisturbed: str, rank: int
+) -> None:
+    """It is killed as soon as the next one is begun to be written."""
+    part = str(trial.folder / ".step-00000015.part")
+    trial.cluster.run(
+        f"import threading\ndef die():\n    while not os.path.exists({part!r}):\n"
+        f"        time.sleep(0.0002)\n    {KILL}"
+    )
+    trial.fault("threading.Thread(target=die, daemon=True).start()", rank, 12)
+    run = trial.run()
+    trial.check(run, undisturbed)
+    assert run.heals[0].step in (10, 15)
+
+
 @pytest.fixture(scope="module")
 def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
     """What is behind it may be killed."""
