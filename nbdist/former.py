@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.kept import PastRun
+from nbdist.kept import PastRun, step_begun
 from nbdist.live import KeptLiveRun
 from nbdist.records import PLACE, FitBegun, Rows, StepBegun
 from nbdist.result import Run
@@ -93,21 +93,9 @@ def _packed(rank: int, table: Table, rows: np.ndarray) -> Rows:
 
 
 def _begun(state: RunState) -> StepBegun | FitBegun | None:
-    if state.replicas:
-        return StepBegun(
-            rank=0,
-            cell=state.number,
-            replicas=state.replicas,
-            batch=state.batch,
-            samples=state.samples,
-            epochs=state.epochs,
-            steps=state.steps,
-            sharding=state.split,
-            rates=(),
-        )
-    if state.epochs:
+    if state.epochs and not state.replicas:
         return FitBegun(rank=0, cell=state.number, epochs=state.epochs, steps=state.steps)
-    return None
+    return step_begun(state)
 
 
 def run_of(cell: CellUnderWay | None) -> Run:

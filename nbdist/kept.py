@@ -33,6 +33,23 @@ def runs() -> Runs:
     return Runs([PastRun(run) for run in kept.kept(Settings.from_environment().runs_path)])
 
 
+def step_begun(state: RunState) -> StepBegun | None:
+    """How a step cell was split, as its run was kept; None where the cell is none."""
+    if not state.replicas:
+        return None
+    return StepBegun(
+        rank=0,
+        cell=state.number,
+        replicas=state.replicas,
+        batch=state.batch,
+        samples=state.samples,
+        epochs=state.epochs,
+        steps=state.steps,
+        sharding=state.split,
+        rates=(),
+    )
+
+
 class PastRun:
     """A run as it was kept; one that is under way has what there is until now.
 
@@ -55,19 +72,7 @@ class PastRun:
     def run(self) -> Run:
         """What `Cluster.run` returned."""
         state = self.state
-        begun = StepBegun(
-            rank=0,
-            cell=state.number,
-            replicas=state.replicas,
-            batch=state.batch,
-            samples=state.samples,
-            epochs=state.epochs,
-            steps=state.steps,
-            sharding=state.split,
-            rates=(),
-        )
-        of_steps = begun if state.replicas else None
-        return Run(state.number, self._metrics(), begun=of_steps, heals=state.heals)
+        return Run(state.number, self._metrics(), begun=step_begun(state), heals=state.heals)
 
     @property
     def history(self) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from tests import clusters
+from tests import clusters, training
 from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
 
@@ -130,3 +130,9 @@ def kernel() -> Iterator[Kernel]:
     with Kernel() as running:
         running.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
         yield running
+
+
+@pytest.fixture(scope="module")
+def form(request: pytest.FixtureRequest) -> training.Form:
+    """The form that `training.forms` asks for."""
+    return training.FORMS[request.param]

@@ -21,11 +21,6 @@ EVERY = 7
 
 
 @pytest.fixture(scope="module")
-def form(request: pytest.FixtureRequest) -> training.Form:
-    return training.FORMS[request.param]
-
-
-@pytest.fixture(scope="module")
 def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=RANKS, framework=form.framework) as running:
         yield running

@@ -42,11 +42,6 @@ PREEMPT = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
 @pytest.fixture(scope="module")
-def form(request: pytest.FixtureRequest) -> training.Form:
-    return training.FORMS[request.param]
-
-
-@pytest.fixture(scope="module")
 def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=RANKS, framework=form.framework) as running:
         yield running

@@ -171,7 +171,7 @@ class Saved:
         self._gather = gather
         self._state: State
         self._next = 0
-        self._resumed: Checkpoint | None = None
+        self._resumed: tuple[Checkpoint, Manifest] | None = None
         self._planned: tuple[int, float] | None = None
         self._saved = -1
         self._given_up = threading.Event()
@@ -186,16 +186,18 @@ class Saved:
                 f"--checkpoint {self._folder} has checkpoints, the newest of step {newest}: go on "
                 "from there with --resume, or name another folder"
             )
-        self._resumed = Checkpoint(self._folder, newest)
-        manifest = self._resumed.manifest()
+        checkpoint = Checkpoint(self._folder, newest)
+        manifest = checkpoint.manifest()
         self._check(manifest)
+        self._resumed = checkpoint, manifest
         return manifest.position
 
     def open(self, state: State) -> None:
         self._state = state
         if self._resumed is not None:
-            self._restore(self._resumed)
-            self._saved = self._resumed.step
+            checkpoint, manifest = self._resumed
+            self._restore(checkpoint, manifest)
+            self._saved = checkpoint.step
             self._plan(self._saved)
             self._resumed = None
             self._worker.note("checkpoint", f"goes on after step {self._saved}, as saved")
@@ -230,8 +232,8 @@ class Saved:
                 f"this run has {self._batch}: its data would not go on where they stopped"
             )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        rank = min(self._worker.rank, checkpoint.manifest().world_size - 1)
+    def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
+        rank = min(self._worker.rank, manifest.world_size - 1)
         own = checkpoint.read_own(rank)
         self._state.restore(checkpoint.path / self._state.kind, unpack(own["arrays"]))
         _set_random(own["random"])
