@@ -148,6 +148,42 @@ def test_arrays_of_jax_are_there_afterwards(
     assert set(run.results.values()) == {f"(9.0, {is_there})"}
 
 
+def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluster) -> None:
+    """The interrupt comes before the step is known to be under way; it never ends there.
+
+    JAX waits itself for what is small; this step is not.
+    """
+    large = f"product = jnp.ones((99, 99)) @ jnp.ones((99, 99))\n{STEP['pjrt']} + product[0, 0]"
+    cluster.run(
+        f"{SETUP['pjrt']}\n"
+        "from nbdist.worker.pjrt_step import PjrtStep\nstep = PjrtStep.step\n"
+        "def slow(self, batch):\n"
+        "    if rank == 1: raise ValueError('a bug')\n"
+        "    report = step(self, batch)\n"
+        "    time.sleep(30)\n"
+        "PjrtStep.step = slow",
+        strategy="pjrt",
+    )
+    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
+        cluster.run(large, step=steps("numbers"), strategy="pjrt")
+    cluster.run("PjrtStep.step = step")
+    check_it_goes_on(cluster, "pjrt")
+
+
+def test_collectives_that_fail_by_themselves_are_made_anew(cluster: nbdist.Cluster) -> None:
+    """A time-out of Gloo's, or a link that is lost: none works from there on."""
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    total = (
+        "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
+        "ones = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))\n"
+        "float(jax.jit(jnp.sum, out_shardings=jax.P())(ones))"
+    )
+    with pytest.raises(nbdist.CellError, match="Gloo"):
+        cluster.run(f"from nbdist.worker import pjrt\npjrt.break_off()\n{total}", strategy="pjrt")
+    run = cluster.run(total, strategy="pjrt")
+    assert set(run.results.values()) == {f"{RANKS:.1f}"}
+
+
 def test_what_breaking_off_makes_libraries_say_is_not_shown(
     cluster: nbdist.Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:

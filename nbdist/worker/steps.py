@@ -112,7 +112,7 @@ class _Loop:
         self._checkpoints = checkpoints(saving, worker, batch=options.batch, gather=stepper.gather)
         self._guard = guard_of(worker, lambda: stepper.gather)
         self._state: State
-        self._begun = False
+        self._begun = self._stops = False
         self._left = options.steps or -1
         self._at = Position(step=0, epoch=1, batches=0)
         self._compiled = 0
@@ -130,8 +130,9 @@ class _Loop:
 
     def end(self, *raised: object) -> None:
         """End what is beside the steps."""
-        agreed = isinstance(raised[1], StepError)  # all ranks have made the same steps
-        self._worker.unfinished = bool(self._flying) and not agreed
+        agreed = self._stops or isinstance(raised[1], StepError)  # all have made the same steps
+        cut = isinstance(raised[1], KeyboardInterrupt)  # what it has just begun is nowhere noted
+        self._worker.unfinished = (cut or bool(self._flying)) and not agreed
         try:
             self._tracing.close(self._at.epoch)
         finally:
@@ -179,6 +180,7 @@ class _Loop:
         if self._stop.is_before(self._at.step + 1):
             if self._begun:
                 self._save()
+            self._stops = True
             raise KeyboardInterrupt
         if not self._begun:
             self._begin(batch)
