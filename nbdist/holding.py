@@ -18,6 +18,7 @@ from nbdist.journal import Journal
 from nbdist.running import Runner
 from nbdist.telemetry.clusters import ClusterFile
 from nbdist.telemetry.estate import EstateFile
+from nbdist.telemetry.files import LateFiles
 from nbdist.telemetry.logs import OutputLogs
 from nbdist.views import labels
 from nbdist.views.cell import CellView
@@ -46,15 +47,16 @@ class Holding:
         under_way: follows the cell that another process had sent; None where there is none.
     """
 
-    def __init__(self, folder: Path, crew: Crew, estate: EstateFile, settings: Settings) -> None:
-        request = estate.estate.request
+    def __init__(self, folder: Path, crew: Crew, estate: Estate, settings: Settings) -> None:
+        request = estate.request
+        self._files = LateFiles()
         self.folder = folder
         self.crew = crew
-        self.estate = estate
-        self.journal = Journal(folder / "journal", request.hosts)
-        self.runner = Runner(crew, self.journal, estate, settings)
+        self.estate = EstateFile(folder, estate, self._files)
+        self.journal = Journal(folder / "journal", request.hosts, self._files)
+        self.runner = Runner(crew, self.journal, self.estate, settings)
         self.logs = OutputLogs(folder / "log")
-        self.file = ClusterFile(folder, request.frameworks)
+        self.file = ClusterFile(folder, request.frameworks, self._files)
         self.under_way: Callable[[], None] | None = None
         self._ended = contextlib.ExitStack()
 
@@ -78,9 +80,8 @@ class Holding:
                 held.hear(record)
 
             crew.open(hear)
-            estate = EstateFile(folder, new_estate(folder, request, crew))
-            held = cls(folder, crew, estate, settings)
-            undo.callback(held.logs.close)
+            held = cls(folder, crew, new_estate(folder, request, crew), settings)
+            undo.callback(held._close_files)
             crew.start(phases)
             held._come_up(phases)
             held._ended = undo.pop_all()
@@ -96,8 +97,8 @@ class Holding:
             crew = Crew(estate.request, folder, settings, seed)
             undo.callback(crew.close_sockets)
             take_up(estate, crew)
-            held = cls(folder, crew, EstateFile(folder, estate), settings)
-            undo.callback(held.logs.close)
+            held = cls(folder, crew, estate, settings)
+            undo.callback(held._close_files)
             held._expect(estate, settings)
             crew.open(held.hear, estate)
             held._ended.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -126,10 +127,12 @@ class Holding:
 
     def settle(self) -> None:
         """There is no cell under way any more."""
+        cell = self.estate.estate.cell
         self.file.write(self.workers(), run="")
         self.estate.settle(**of_crew(self.crew))
-        with contextlib.suppress(StartError):  # the seed is gone, and all with it
-            self.crew.engines.detach(on=False)
+        if cell is not None and cell.detached:
+            with contextlib.suppress(StartError):  # the seed is gone, and all with it
+                self.crew.engines.detach(on=False)
 
     def restart(self) -> None:
         """Replace every engine by a fresh one, where `engines.can_restart()`."""
@@ -158,8 +161,12 @@ class Holding:
     def leave(self) -> None:
         """Let go of everything: it goes on for another owner."""
         self._ended.pop_all()
-        self.logs.close()
+        self._close_files()
         self.crew.leave()
+
+    def _close_files(self) -> None:
+        self.logs.close()
+        self._files.close()
 
     def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
         """Every rank, as it is now; with `measure`, also the memory that each takes."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from nbdist.cells.journal import CellNames, Entry, names_of, needed
-from nbdist.telemetry.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import CellRequest, StepRequest
     from nbdist.result import Run
+    from nbdist.telemetry.files import LateFiles
 
 
 class Journal:
@@ -24,10 +23,12 @@ class Journal:
     Args:
         folder: where they are, or will be.
         world_size: the number of ranks.
+        files: write it.
     """
 
-    def __init__(self, folder: Path, world_size: int) -> None:
+    def __init__(self, folder: Path, world_size: int, files: LateFiles) -> None:
         self._folder = folder
+        self._files = files
         self._world_size = world_size
         folder.mkdir(mode=0o700, exist_ok=True)
         paths = sorted(folder.glob("*.msgpack"))
@@ -36,6 +37,7 @@ class Journal:
     def clear(self) -> None:
         """The workers are fresh: nothing was done to them."""
         self._entries.clear()
+        self._files.settle()
         for path in self._folder.glob("*.msgpack"):
             path.unlink()
 
@@ -86,8 +88,7 @@ class Journal:
     def _add(self, entry: Entry) -> None:
         self._entries.append(entry)
         path = self._folder / f"{len(self._entries):06}.msgpack"
-        with contextlib.suppress(OSError):  # a full disk stops nothing
-            replace_file(path, msgspec.msgpack.encode(entry))
+        self._files.replace(path, msgspec.msgpack.encode(entry), 0o600)
 
 
 def _names_of_step(step: StepRequest) -> CellNames:

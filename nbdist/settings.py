@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Annotated, Self
@@ -15,7 +16,7 @@ from nbdist.records import RunViewName  # noqa: TC001
 _PREFIX = "NBDIST_"
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(msgspec.Struct, frozen=True, dict=True):
     """What a user may set through `NBDIST_<NAME>` variables; every time is in seconds.
 
     Attributes:
@@ -48,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True):
     kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
     view: RunViewName = "auto"
 
-    @property
+    @functools.cached_property
     def runs_path(self) -> Path:
         """The folder of the runs; it need not be there yet."""
         if self.runs_folder:

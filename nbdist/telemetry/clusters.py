@@ -18,17 +18,21 @@ from nbdist.telemetry.processes import this_process
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from nbdist.telemetry.files import LateFiles
+
 
 class ClusterFile:
-    """`cluster.json` in the cluster's folder, with which it goes. A full disk stops nothing.
+    """`cluster.json` in the cluster's folder, with which it goes.
 
     Args:
         folder: the cluster's; its name is the cluster's id.
         frameworks: what its workers load.
+        files: write it.
     """
 
-    def __init__(self, folder: Path, frameworks: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, frameworks: tuple[str, ...], files: LateFiles) -> None:
         self._folder = folder
+        self._files = files
         self._state = ClusterState(
             id=folder.name,
             frameworks=frameworks,
@@ -67,14 +71,14 @@ class ClusterFile:
             names: as asked for.
             html: the picture.
         """
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a full disk stops nothing
             replace_file(self._folder / PLACEMENT_FILE, html.encode())
             self._write(placement=ShownPlacement(names=names, at=time.time()))
 
     def _write(self, **changes: object) -> None:
         self._state = msgspec.structs.replace(self._state, **changes)
-        with contextlib.suppress(OSError):
-            replace_file(self._folder / "cluster.json", msgspec.json.encode(self._state))
+        content = msgspec.json.encode(self._state)
+        self._files.replace(self._folder / "cluster.json", content, 0o666)
 
 
 def _this_kernel() -> str:

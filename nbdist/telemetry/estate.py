@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from typing import TYPE_CHECKING
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.records import CLUSTER_ID, Estate
-from nbdist.telemetry.files import read_file, replace_file
+from nbdist.telemetry.files import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.records import CellRequest, CellUnderWay
+    from nbdist.telemetry.files import LateFiles
 
 ESTATE_FILE = "estate.json"
 """It holds the secret keys of the sockets that engines speak to."""
@@ -24,26 +24,27 @@ _MOST_BYTES = 64_000_000
 
 
 class EstateFile:
-    """`estate.json` in the cluster's folder, with which it goes. A full disk stops nothing.
+    """`estate.json` in the cluster's folder, with which it goes.
 
     Args:
         folder: the cluster's.
         estate: as it is now; it is written.
+        files: write it.
 
     Attributes:
-        estate: as it was last written, or tried to be.
+        estate: as it is, or is being, written.
     """
 
-    def __init__(self, folder: Path, estate: Estate) -> None:
+    def __init__(self, folder: Path, estate: Estate, files: LateFiles) -> None:
         self.estate = estate
         self._folder = folder
+        self._files = files
         self.update()
 
     def update(self, **changes: object) -> None:
         """Change fields, and write them all."""
         self.estate = msgspec.structs.replace(self.estate, **changes)
-        with contextlib.suppress(OSError):
-            replace_file(self._folder / ESTATE_FILE, msgspec.json.encode(self.estate), 0o600)
+        self._files.replace(self._folder / ESTATE_FILE, msgspec.json.encode(self.estate), 0o600)
 
     def begin(self, cell: CellUnderWay, ran: tuple[str, ...]) -> None:
         """A cell is under way; it is written once it is `sent`, which is soon.
@@ -61,11 +62,16 @@ class EstateFile:
             self.update(cell=msgspec.structs.replace(cell, saved=saved))
 
     def sent(self, request: CellRequest, **changes: object) -> None:
-        """The cell under way is about to be sent, as it is here: again, where it was healed."""
+        """The cell under way is about to be sent, as it is here: again, where it was healed.
+
+        Of one that may outlive this process, it is known from here on.
+        """
         cell = self.estate.cell
         if cell is not None:
             cell = msgspec.structs.replace(cell, request=request)
         self.update(cell=cell, cells=request.number, **changes)
+        if cell is not None and cell.detached:
+            self._files.settle()
 
     def settle(self, **changes: object) -> None:
         """There is no cell under way any more."""

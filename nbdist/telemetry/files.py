@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    Replace = Callable[[Path, bytes, int], None]
 
 PLACEMENT_FILE = "placement.html"
 """In a cluster's folder: where arrays were when `%dist_show` last looked, as HTML."""
@@ -32,6 +37,32 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     with open(temporary, "wb", opener=opener) as file:
         file.write(content)
     temporary.replace(path)
+
+
+class LateFiles:
+    """Replaces files on a thread, in the order asked for: nobody waits for the disk.
+
+    What cannot be written, as on a full disk, is left out.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "nbdist-files")
+
+    def replace(self, path: Path, content: bytes, mode: int) -> None:
+        self._thread.submit(_try_to_replace, path, content, mode)
+
+    def settle(self) -> None:
+        """Wait until all is written."""
+        self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Write what is left; nothing is taken any more."""
+        self._thread.shutdown()
+
+
+def _try_to_replace(path: Path, content: bytes, mode: int) -> None:
+    with contextlib.suppress(OSError):
+        replace_file(path, content, mode)
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:

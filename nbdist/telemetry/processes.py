@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 
@@ -14,7 +15,12 @@ _TOLERANCE_S = 0.5  # between two looks at a clock that is being set
 
 def this_process() -> Writer:
     """This process, as the writer of what it keeps."""
-    return Writer(host=socket.gethostname(), pid=os.getpid(), started=_started(psutil.Process()))
+    return _this(os.getpid())
+
+
+@functools.cache
+def _this(pid: int) -> Writer:
+    return Writer(host=socket.gethostname(), pid=pid, started=_started(psutil.Process(pid)))
 
 
 def process_of(pid: int) -> Writer | None:

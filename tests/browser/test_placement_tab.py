@@ -35,13 +35,16 @@ EVIL = """
 from pathlib import Path
 from jupyter_core.paths import jupyter_runtime_dir
 from nbdist.telemetry.clusters import ClusterFile
+from nbdist.telemetry.files import LateFiles
 
 folder = Path(jupyter_runtime_dir()) / "nbdist" / "0123456789ab"
 folder.mkdir(parents=True)
-file = ClusterFile(folder, ("jax",))
+files = LateFiles()
+file = ClusterFile(folder, ("jax",), files)
 file.write((), run="")
 evil = "<script>window.evil = 1</script><img src='x' onerror='window.evil = 1'>"
 file.show(("params",), f"<details open><summary>params</summary>{evil}kernel</details>")
+files.close()
 """
 START, SET_UP, SHOW = range(3)
 CELLS = ["%load_ext nbdist\n%dist_start 2 hosts --framework jax", SETUP, "%dist_show params"]
