@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -106,6 +107,7 @@ class Seed:
                 self._seat.announce({"event": "failed", "module": name, "error": str(error)})
                 raise SystemExit(1) from error
             self._versions[name] = getattr(module, "__version__", "")
+        gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
         self._seat.announce({"event": "ready", "versions": self._versions})
 
     def serve(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import socket
@@ -33,6 +35,12 @@ def sleep(args: dict[str, float], announce: object) -> None:
     time.sleep(args["seconds"])
 
 
+def collections(args: dict[str, float], announce: object) -> None:
+    """Runs in a child of the seed."""
+    counts = {"frozen": gc.get_freeze_count(), "looked_through": len(gc.get_objects())}
+    announce({"event": "counts", **counts})  # type: ignore[operator]
+
+
 def start(folder: Path, module: str = "json", grace_s: float = 20) -> SeedProcess:
     (folder / "log").mkdir()
     return SeedProcess.start([module], {}, folder, grace_s)
@@ -61,6 +69,15 @@ def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: SeedProces
     pid = start_sleeper(seed)
     assert os.getsid(pid) == pid
     assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
+
+
+def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Path) -> None:
+    """They would take 0.3 s with TensorFlow, and a copy of all memory that holds its objects."""
+    with contextlib.closing(start(tmp_path, module=__name__)) as seed:
+        mark = seed.count()
+        seed.spawn("one", f"{__name__}:collections", {}, {})
+        counts = seed.wait_event("counts", 30, since=mark)
+    assert counts["frozen"] > 10 * counts["looked_through"]
 
 
 def test_an_end_is_noticed_with_its_code(seed: SeedProcess) -> None:
