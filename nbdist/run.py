@@ -183,8 +183,9 @@ class CellWatch:
             begin()
             self._attend()
             self._failed = self._first_failure()
+            self._check_alive()  # what it met may be a death: then the others wait in vain
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
-            self._check_alive()  # what the others met may have been its death
+            self._check_alive()
             self._failed = root(self._failed, self._ended.values())
             if request.strategy == "pjrt" and any(e.unfinished for e in self._ended.values()):
                 self._collectives.broken.add("pjrt")  # the next cell would wait for them
