@@ -205,10 +205,10 @@ class _Cell:
         _interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failure = None if error is None else self._describe(error)
-        if error is not None and self._request.strategy == "pjrt":
+        if failure is not None and self._request.strategy == "pjrt":
             from nbdist.worker import pjrt
 
-            self._worker.unfinished |= pjrt.is_broken_by(error)
+            self._worker.unfinished |= pjrt.is_broken_by(failure.evalue)
         self._worker.end_cell(error)
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
