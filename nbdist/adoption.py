@@ -72,7 +72,7 @@ def inherit(folder: Path, *, keeper: bool) -> Estate:
         raise StartError(
             f"the cluster in {folder} cannot be taken over ({error}): type %dist_stop --all"
         ) from None
-    if len(estate.hellos) < estate.request.hosts:
+    if not estate.hellos:
         raise StartError(
             f"the cluster in {folder} had not been started when its notebook ended: "
             "type %dist_stop --all"

@@ -85,7 +85,7 @@ class Collectives:
     def _wire_pjrt(self) -> str:
         address = self._engines.start_coordinator()
         virtual = 0 if host_rules.visible_gpus() else self._request.devices_per_host
-        wired = wiring.pjrt(address, self._request.hosts, virtual)
+        wired = wiring.pjrt(address, self._engines.world_size, virtual)
         devices = self._engines.apply(setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
-        return f"mesh of {sum(map(len, devices))} devices over {self._request.hosts} processes"
+        return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"

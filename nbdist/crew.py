@@ -68,6 +68,10 @@ class Crew:
         self.dispatcher = Dispatcher(former.dispatch if former else None)
         self._sockets.callback(self.dispatcher.close)
 
+    @property
+    def world_size(self) -> int:
+        return self.engines.world_size
+
     def close_sockets(self) -> None:
         """Nobody is heard any more, once what has come is taken in. May be called twice."""
         self._sockets.close()
@@ -87,25 +91,32 @@ class Crew:
         phases.run("framework loaded", self.engines.await_imports)
         self._bring_up(phases)
 
-    def restart(self, phases: StartView) -> None:
+    def restart(self, phases: StartView, places: Sequence[int]) -> None:
         """Replace every engine by a fresh one.
 
         The frameworks are not imported again, unless the parent that has imported them, or the
         controller, is gone.
+
+        Args:
+            phases: shows how it goes.
+            places: of the ranks from here on: see `Engines`.
         """
+        self.hellos.clear()
         if self.engines.can_restart():
             phases.run("old workers ended", self.engines.restart)
+            self.engines.places = tuple(places)
             self._bring_up(phases)
         else:
             phases.run("old workers ended", self.engines.stop)
             self.engines = self._new_engines()
+            self.engines.places = tuple(places)
             self.start(phases)
 
     def _bring_up(self, phases: StartView) -> None:
         """From forked engines to ranks that have answered."""
         phases.run("launched", self.engines.launch)
         phases.run("connected", self.engines.connect)
-        phases.run("workers ready", lambda: self._meet(range(self._request.hosts)))
+        phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.collectives = Collectives(self._request, self.engines)
         self.collectives.wire(phases)
 
@@ -130,7 +141,7 @@ class Crew:
         identities = {
             rank: WorkerIdentity(
                 rank=rank,
-                world_size=self._request.hosts,
+                world_size=self.world_size,
                 stream=self.receiver.door.address,
                 dispatch=self.dispatcher.door.address,
             )

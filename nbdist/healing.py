@@ -7,9 +7,12 @@ and the others stay. TensorFlow takes longer to be wired anew in a process than 
 
 from __future__ import annotations
 
+import functools
+import time
 from typing import TYPE_CHECKING
 
-from nbdist.errors import NbdistError
+from nbdist.errors import NbdistError, StartError
+from nbdist.views import labels
 from nbdist.views.start import StartView
 from nbdist.worker import transfer
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 _IN_PLACE_S = 10.0
 """It takes half a second; fresh engines take two."""
 
+_AGAIN_S = 2.0
+"""Between two tries to start workers."""
+
 
 class Healer:
     """Brings the crew of a run back.
@@ -34,17 +40,23 @@ class Healer:
         crew: who runs it.
         journal: what was done to them before.
         run: runs a cell of before again on some ranks, in silence.
+        wait_s: how long is waited for workers that cannot be started.
     """
 
     def __init__(
-        self, crew: Crew, journal: Journal, run: Callable[[CellRequest, Sequence[int]], None]
+        self,
+        crew: Crew,
+        journal: Journal,
+        run: Callable[[CellRequest, Sequence[int]], None],
+        wait_s: float,
     ) -> None:
         self._crew = crew
         self._journal = journal
         self._run = run
+        self._wait_s = wait_s
 
     def heal(self, lost: RanksLostError, request: CellRequest, saved: Sequence[str]) -> None:
-        """Have all ranks again, wired, with the names that the run uses.
+        """Have all ranks again, or as many as there can be, wired, with what the run uses.
 
         Args:
             lost: who is to be replaced; nobody else is in a cell.
@@ -55,10 +67,10 @@ class Healer:
             ReplayError: what the run uses cannot be made again; nothing was done.
             NbdistError: it did not work, even with fresh engines.
         """
-        entries = self._journal.needed(request, saved)
+        entries = self._journal.needed(request, saved, self._crew.world_size)
         with StartView(f"nbdist: {lost.reason}; healing") as phases:
             if not self._in_place(phases, lost, request):
-                self._crew.restart(phases)
+                self._afresh(phases, shrinks=request.saving is not None and request.saving.shrink)
             phases.run("set-up run again", lambda: self._replay(entries))
             gone = self._journal.gone(entries)
             phases.finish(" ".join(("nbdist: the run goes on", gone)).rstrip(), ())
@@ -78,10 +90,34 @@ class Healer:
             return False
         return True
 
+    def _afresh(self, phases: StartView, *, shrinks: bool) -> None:
+        """Fresh engines; those that cannot be started are waited for, or left out."""
+        deadline = time.monotonic() + self._wait_s
+        places = self._crew.engines.places
+        while True:
+            try:
+                return self._crew.restart(phases, places)
+            except StartError:
+                dead = self._crew.engines.dead()
+                if not dead or (time.monotonic() > deadline and not shrinks):
+                    raise
+                if not shrinks:
+                    time.sleep(_AGAIN_S)
+                    continue
+                places = tuple(p for rank, p in enumerate(places) if rank not in dead)
+                if not places:
+                    raise
+                phases.run("left out", functools.partial(_named, dead))
+
     def _replay(self, entries: Sequence[Entry]) -> str:
         for entry in entries:
+            ranks = [rank for rank in entry.ranks if rank < self._crew.world_size]
             if entry.request is None:
-                self._crew.engines.apply(transfer.put, entry.payload, ranks=entry.ranks)
-            else:
-                self._run(entry.request, entry.ranks)
+                self._crew.engines.apply(transfer.put, entry.payload, ranks=ranks)
+            elif ranks:
+                self._run(entry.request, ranks)
         return " ".join(entry.place for entry in entries)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {labels.ranks(ranks)}"

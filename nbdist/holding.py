@@ -53,7 +53,7 @@ class Holding:
         self.folder = folder
         self.crew = crew
         self.estate = EstateFile(folder, estate, self._files)
-        self.journal = Journal(folder / "journal", request.hosts, self._files)
+        self.journal = Journal(folder / "journal", self._files)
         self.runner = Runner(crew, self.journal, self.estate, settings)
         self.logs = OutputLogs(folder / "log")
         self.file = ClusterFile(folder, request.frameworks, self._files)
@@ -141,7 +141,7 @@ class Holding:
         with contextlib.ExitStack() as undo, phases:
             undo.push(self._ended.pop_all())
             self.runner.forget()
-            self.crew.restart(phases)
+            self.crew.restart(phases, range(count))
             self.journal.clear()
             self._come_up(phases)
             self._ended = undo.pop_all()

@@ -22,14 +22,12 @@ class Journal:
 
     Args:
         folder: where they are, or will be.
-        world_size: the number of ranks.
         files: write it.
     """
 
-    def __init__(self, folder: Path, world_size: int, files: LateFiles) -> None:
+    def __init__(self, folder: Path, files: LateFiles) -> None:
         self._folder = folder
         self._files = files
-        self._world_size = world_size
         folder.mkdir(mode=0o700, exist_ok=True)
         paths = sorted(folder.glob("*.msgpack"))
         self._entries = [msgspec.msgpack.decode(p.read_bytes(), type=Entry) for p in paths]
@@ -57,19 +55,20 @@ class Journal:
         pushed = CellNames(binds=bound, sure=bound)
         self._add(Entry("push", pushed, tuple(ranks), payload=payload))
 
-    def needed(self, request: CellRequest, saved: Iterable[str]) -> list[Entry]:
+    def needed(self, request: CellRequest, saved: Iterable[str], world_size: int) -> list[Entry]:
         """What has to be done again for a run.
 
         Args:
             request: the run.
             saved: names whose values its checkpoint has.
+            world_size: the number of ranks.
 
         Raises:
             ReplayError: something cannot be done again.
         """
         step = request.step
         names = names_of(request.source) if step is None else _names_of_step(step)
-        return needed(self._entries, names, saved, self._world_size)
+        return needed(self._entries, names, saved, world_size)
 
     def imports(self) -> tuple[str, ...]:
         """The modules that cells have imported."""

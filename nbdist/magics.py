@@ -152,6 +152,11 @@ class DistMagics(Magics):
         metavar="N",
         help="How often, in an hour, a run with --checkpoint goes on after it has lost workers.",
     )
+    @argument(
+        "--shrink",
+        action="store_true",
+        help="Go on with fewer workers, and the same batch, where lost ones cannot be started.",
+    )
     @argument("--once", action="store_true", help="Never run this cell again to heal a later run.")
     @argument("--resume", action="store_true", help="Go on from the newest checkpoint.")
     @argument(
@@ -182,7 +187,11 @@ class DistMagics(Magics):
                 step=step,
                 precision=args.precision,
                 saving=parse_saving(
-                    args.checkpoint, args.save_every, args.keep, resume=args.resume
+                    args.checkpoint,
+                    args.save_every,
+                    args.keep,
+                    resume=args.resume,
+                    shrink=args.shrink,
                 ),
                 guard=args.guard,
                 max_heals=args.max_heals,

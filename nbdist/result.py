@@ -153,10 +153,17 @@ class Run:
     def loss(self) -> np.ndarray:
         """The loss of every step, averaged over ranks: shape (steps,), float64.
 
+        Where ranks were left out in between, over those that there were; else it is nan where it
+        is on any rank.
+
         Raises:
             KeyError: none was reported.
         """
         self._require("loss")
+        if any(heal.workers for heal in self.heals):
+            from nbdist.views.chart import mean_of_ranks
+
+            return mean_of_ranks(self.history["loss"])
         mean: np.ndarray = self.history["loss"].mean(axis=0)
         return mean
 

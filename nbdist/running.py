@@ -59,7 +59,7 @@ class Runner:
         self._crew = crew
         self._estate = estate
         self._settings = settings
-        self._healer = Healer(crew, journal, self._run_again)
+        self._healer = Healer(crew, journal, self._run_again, settings.replace_wait_s)
         self._watches: tuple[CellWatch, ...] = ()
 
     def busy(self) -> frozenset[int]:
@@ -139,6 +139,7 @@ class Runner:
                     watch.fail(lost)
                     request = self._healed(request, lost, task.heals)
                     self._estate.update(**controllers_of(self._crew))
+                    task = self._shrunk(task)
                     watch = self._watch(task)
                     follow = self._sending(task, watch, request)
                 else:
@@ -221,6 +222,15 @@ class Runner:
         saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
         return structs.replace(request, saving=saving, seconds=heals.resume())
 
+    def _shrunk(self, task: _Task) -> _Task:
+        """With the ranks that there are now, where they are fewer."""
+        if self._crew.world_size == len(task.host_of):
+            return task
+        host_of = {rank: hello.host for rank, hello in self._crew.hellos.items()}
+        self._estate.shrunk(tuple(host_of))
+        task.view.shrink(host_of)
+        return task._replace(host_of=host_of)
+
     def _pids(self) -> dict[int, int]:
         return {rank: hello.pid for rank, hello in self._crew.hellos.items()}
 
@@ -284,6 +294,7 @@ class _Heals:
         self._estate = estate
         self._most = most
         self._pids = pids
+        self._workers = len(pids())
         self._resumed_s = 0.0
         self._at: list[float] = []
         self._lost: RanksLostError | None = None
@@ -317,15 +328,18 @@ class _Heals:
             self._estate.opened(opened.names)
         if self._lost is not None:
             lost, self._lost = self._lost, None
+            pids = self._pids()
             heal = Heal(
                 time_s=self._resumed_s,
                 ranks=lost.ranks,
                 reason=lost.reason,
                 step=max(0, opened.step),
                 lost_s=time.monotonic() - self._at[-1],
+                workers=len(pids) if len(pids) < self._workers else 0,
             )
+            self._workers = len(pids)
             self._recorder.healed(heal)
-            self._live.healed(heal, self._pids())
+            self._live.healed(heal, pids)
             self._view.healed(heal)
 
 

@@ -106,7 +106,7 @@ class Cluster:
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return self.request.hosts
+        return self._crew.world_size
 
     # Starting and stopping.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import nbdist
@@ -84,6 +85,7 @@ class Trial:
         assert len(run.heals) == heals
         assert self.form.digest_of(self.cluster) == undisturbed
         assert not list(self.folder.glob(".*.part"))
+        assert np.isfinite(run.loss).all()
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ export interface Finding {
  *     reason: what became of them.
  *     step: the last one that it had not to make again.
  *     lost_s: from the loss on, until steps were made again.
+ *     workers: how many went on, where they are fewer than before; else 0.
  */
 export interface Heal {
   readonly time_s: number;
@@ -82,6 +83,7 @@ export interface Heal {
   readonly reason: string;
   readonly step: number;
   readonly lost_s: number;
+  readonly workers: number;
 }
 
 /**

@@ -62,7 +62,7 @@ def parse_cell(
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
     numbered = f"# {header or 'the head of the cell'}\n{source}" if header or step else source
-    _check_options(step, strategy, precision, guard)
+    _check_options(step, strategy, precision, guard, saving)
     return CellRequest(
         number=number,
         source=numbered,
@@ -81,11 +81,17 @@ def _check_options(
     strategy: StrategyName | None,
     precision: Precision | None,
     guard: int,
+    saving: Saving | None,
 ) -> None:
     """Raises UsageError that names every option that is wrong."""
     faults = [f"--guard {guard}: type a number from 0"] if guard < 0 else []
     if step is not None:
         faults += _faults_of_step(step, strategy, precision)
+        if step.scale_lr and saving is not None and saving.shrink:
+            faults.append(
+                "--shrink with --scale-lr: the rates are scaled by the number of replicas, and the "
+                "batch stays as it is; leave one out"
+            )
     if faults:
         raise UsageError("\n".join(faults))
 
@@ -171,7 +177,12 @@ def parse_seconds(option: str, text: str | None) -> float:
 
 
 def parse_saving(
-    folder: str | None, every: str | None, keep: int | None, *, resume: bool
+    folder: str | None,
+    every: str | None,
+    keep: int | None,
+    *,
+    resume: bool = False,
+    shrink: bool = False,
 ) -> Saving | None:
     """How a run is saved; None where nothing was typed of it.
 
@@ -180,11 +191,13 @@ def parse_saving(
         every: steps, or seconds as in `30s`; left out, half a minute.
         keep: how many checkpoints; left out, 3.
         resume: go on from the newest one.
+        shrink: go on with fewer workers where some cannot be started again.
 
     Raises:
         UsageError: a value is none, or there is no folder; every fault is named.
     """
     given = {"--save-every": every, "--keep": keep, "--resume": resume or None}
+    given |= {"--shrink": shrink or None}
     if folder is None:
         idle = [name for name, value in given.items() if value is not None]
         if idle:
@@ -209,6 +222,7 @@ def parse_saving(
         every_s=float(number) if text.endswith("s") else 0.0,
         keep=3 if keep is None else keep,
         resume=resume,
+        shrink=shrink,
     )
 
 

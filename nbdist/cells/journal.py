@@ -121,7 +121,7 @@ def _chosen(entries: Sequence[Entry], run: CellNames, world_size: int) -> set[in
         if entry.kind == "step" or wanted.isdisjoint((*names.binds, *names.changes)):
             continue
         chosen.add(i)
-        if len(entry.ranks) == world_size:
+        if len(entry.ranks) >= world_size:  # it may have been larger
             wanted -= set(names.sure)
         wanted |= set(names.reads)
     return chosen

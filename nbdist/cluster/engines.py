@@ -74,6 +74,8 @@ class Engines:
         seed: what engines are forked from: see `start_seed`.
 
     Attributes:
+        places: of the ranks, among the hosts that were asked for: what a rank has of a machine is
+            its place's. Those who begin anew may be fewer.
         timeout_s: bound on what engines are asked.
         controller: ipyparallel's.
     """
@@ -82,6 +84,7 @@ class Engines:
         self, request: ClusterRequest, folder: Path, timeout_s: float, seed: SeedProcess
     ) -> None:
         self.request = request
+        self.places = tuple(range(request.hosts))
         self.controller = Controller(folder, seed)
         self._folder = folder
         self.timeout_s = timeout_s
@@ -94,7 +97,7 @@ class Engines:
 
     @property
     def world_size(self) -> int:
-        return self.request.hosts
+        return len(self.places)
 
     # Starting.
 
@@ -106,6 +109,7 @@ class Engines:
             former_ids=tuple(self._former_ids),
             spares=dict(self._spares),
             spares_made=self._spares_made,
+            places=self.places,
         )
 
     def take_over(self, books: EngineBooks, controllers: list[int]) -> None:
@@ -117,7 +121,7 @@ class Engines:
                 nothing else does.
         """
         self._names, self._engine_ids = dict(books.names), dict(books.ids)
-        self._former_ids = set(books.former_ids)
+        self._former_ids, self.places = set(books.former_ids), books.places
         self._spares, self._spares_made = dict(books.spares), books.spares_made
         self.controller.take_over(controllers)
         self._engine_set = "taken"
@@ -140,19 +144,18 @@ class Engines:
 
     def launch(self) -> str:
         """Fork the engines."""
-        request = self.request
-        self._names = {rank: engine_name(rank) for rank in range(request.hosts)}
-        own_env = environment.of_ranks(request)
+        self._names = {rank: engine_name(rank) for rank in range(self.world_size)}
+        own_env, cores = zip(*map(self.own, self._names), strict=True)
         self._engine_set = self.controller.cluster.start_engines_sync(
-            request.hosts,
+            self.world_size,
             seed=self._seed,
             names=list(self._names.values()),
-            own_env=own_env,
-            cores=hosts.divide_cores(request.hosts, request.cpus_per_worker),
+            own_env=list(own_env),
+            cores=list(cores),
             engine_args=self._engine_args(),
         )
         self._spares.clear()
-        for _ in range(request.spares):
+        for _ in range(self.request.spares):
             self._fork_spare()
         return f"pids {' '.join(map(str, self.pids().values()))}"
 
@@ -229,8 +232,9 @@ class Engines:
 
     def own(self, rank: int) -> tuple[dict[str, str], tuple[int, ...]]:
         """The environment that this rank has by itself, and the cores that it stays on."""
-        cores = hosts.divide_cores(self.world_size, self.request.cpus_per_worker)
-        return environment.of_ranks(self.request)[rank], cores[rank]
+        request, place = self.request, self.places[rank]
+        cores = hosts.divide_cores(request.hosts, request.cpus_per_worker)
+        return {**environment.of_places(request)[place], RANK_VARIABLE: str(rank)}, cores[place]
 
     def spares(self) -> int:
         """How many engines wait to take a place."""

@@ -42,11 +42,11 @@ def of_spare(number: int) -> dict[str, str]:
     return {RANK_VARIABLE: str(FIRST_SPARE + number)}
 
 
-def of_ranks(request: ClusterRequest) -> list[dict[str, str]]:
-    """What differs from rank to rank, in rank order."""
+def of_places(request: ClusterRequest) -> list[dict[str, str]]:
+    """What a rank has for itself, by its place."""
     gpus = hosts.visible_gpus()
     shares = hosts.divide_gpus(gpus, request.hosts, request.devices_per_host)
-    own = [{RANK_VARIABLE: str(rank)} for rank in range(request.hosts)]
+    own: list[dict[str, str]] = [{} for _ in range(request.hosts)]
     if gpus and _VISIBLE not in request.env:
         for values, share in zip(own, shares, strict=True):
             values[_VISIBLE] = ",".join(share)

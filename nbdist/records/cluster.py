@@ -82,6 +82,7 @@ class EngineBooks(Record, frozen=True):
         former_ids: of engines that are gone.
         spares: how the seed calls each spare, by its place.
         spares_made: how many there have been.
+        places: of the ranks, among those that were asked for.
     """
 
     names: dict[int, str] = msgspec.field(default_factory=dict)
@@ -89,6 +90,7 @@ class EngineBooks(Record, frozen=True):
     former_ids: tuple[int, ...] = ()
     spares: dict[int, str] = msgspec.field(default_factory=dict)
     spares_made: int = 0
+    places: tuple[int, ...] = ()
 
 
 class WorkerHello(Record, frozen=True):

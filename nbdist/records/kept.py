@@ -98,6 +98,7 @@ class Heal(Record, frozen=True):
         reason: what became of them.
         step: the last one that it had not to make again.
         lost_s: from the loss on, until steps were made again.
+        workers: how many went on, where they are fewer than before; else 0.
     """
 
     time_s: float
@@ -105,6 +106,7 @@ class Heal(Record, frozen=True):
     reason: str
     step: int
     lost_s: float
+    workers: int = 0
 
 
 class RunState(Record, frozen=True):

@@ -79,6 +79,7 @@ class Saving(Record, frozen=True):
         every_s: seconds between two.
         keep: how many are kept; the oldest ones go.
         resume: the run goes on from the newest one, if there is one.
+        shrink: it goes on with fewer ranks where some are lost and cannot be started again.
     """
 
     folder: str
@@ -86,6 +87,7 @@ class Saving(Record, frozen=True):
     every_s: float = 0.0
     keep: int = 3
     resume: bool = False
+    shrink: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):

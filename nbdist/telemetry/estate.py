@@ -61,6 +61,12 @@ class EstateFile:
         if cell is not None:
             self.update(cell=msgspec.structs.replace(cell, saved=saved))
 
+    def shrunk(self, ranks: tuple[int, ...]) -> None:
+        """The cell under way goes on with these alone; it is written once it is `sent`."""
+        if self.estate.cell is not None:
+            cell = msgspec.structs.replace(self.estate.cell, ranks=ranks)
+            self.estate = msgspec.structs.replace(self.estate, cell=cell)
+
     def sent(self, request: CellRequest, **changes: object) -> None:
         """The cell under way is about to be sent, as it is here: again, where it was healed.
 

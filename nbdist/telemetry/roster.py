@@ -41,9 +41,12 @@ class Roster:
             self._set(rank, status="dead")
 
     def replaced(self, pids: Mapping[int, int]) -> None:
-        """All run again, in these processes."""
+        """These run again, in these processes; whoever is not among them is gone."""
         for rank in self._workers:
-            self._set(rank, status="running", said="", pid=pids[rank])
+            if rank in pids:
+                self._set(rank, status="running", said="", pid=pids[rank])
+            else:
+                self._set(rank, status="dead")
 
     def _set(self, rank: int, **changes: object) -> None:
         self._workers[rank] = msgspec.structs.replace(self._workers[rank], **changes)

@@ -96,16 +96,20 @@ class CellView:
         run: RunView,
         keep: Callable[[str], None],
     ) -> None:
-        self._host_of = host_of
-        self._folder: Folder[Line | Shown] = Folder(host_of, fold_wait_s)
-        self._partial: dict[tuple[int, StreamName], str] = {}
-        self._metrics = MetricsLines(host_of)
+        self._fold_wait_s = fold_wait_s
+        self._of_ranks(host_of)
         self._keep = keep
         self._tail = Tail(shown_output_characters, keep)
         self._run = run
         self._begun = False
         self._passed: bool | None = None
         self._profiles: dict[int, Profiled] = {}
+
+    def _of_ranks(self, host_of: Mapping[int, str]) -> None:
+        self._host_of = host_of
+        self._folder: Folder[Line | Shown] = Folder(host_of, self._fold_wait_s)
+        self._partial: dict[tuple[int, StreamName], str] = {}
+        self._metrics = MetricsLines(host_of)
 
     def add(self, record: Shareable) -> None:
         """Take in a record; `flush` shows it."""
@@ -197,6 +201,11 @@ class CellView:
     def healing(self, reason: str) -> None:
         """Ranks are being replaced, for this reason."""
         self._run.healing(reason)
+
+    def shrink(self, host_of: Mapping[int, str]) -> None:
+        """The cell goes on on these ranks alone."""
+        self.flush(everything=True)
+        self._of_ranks(host_of)
 
     def healed(self, heal: Heal) -> None:
         """They were, and the run goes on."""

@@ -72,6 +72,7 @@ def healed(heal: Heal) -> str:
     """`healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`."""
     reason, _, _ = heal.reason.partition("\n")
     onward = f"went on after step {heal.step:,}" if heal.step else "began again"
+    onward += f" with {count(heal.workers, 'worker')}" if heal.workers else ""
     return f"healed: {reason}, {onward}, {duration(heal.lost_s)} lost"
 
 

@@ -153,6 +153,7 @@ class Saved:
         saving: where, and how often.
         worker: this rank.
         batch: samples of a global batch, or 0.
+        common: all ranks have all data.
         gather: of int32 numbers, every rank's; all have to call it.
     """
 
@@ -162,12 +163,14 @@ class Saved:
         worker: Worker,
         *,
         batch: int,
+        common: bool,
         gather: Gather,
     ) -> None:
         self._saving = saving
         self._folder = Path(saving.folder)
         self._worker = worker
         self._batch = batch
+        self._common = common
         self._gather = gather
         self._state: State
         self._next = 0
@@ -230,6 +233,12 @@ class Saved:
             raise StepError(
                 f"the checkpoint in {self._folder} was made with --batch {manifest.batch}, and "
                 f"this run has {self._batch}: its data would not go on where they stopped"
+            )
+        if manifest.world_size != self._worker.world_size and not self._common:
+            raise StepError(
+                f"the checkpoint in {self._folder} was made by {manifest.world_size} workers, each "
+                f"with data of its own, and there are {self._worker.world_size}: their data would "
+                "not go on where they stopped"
             )
 
     def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
@@ -298,6 +307,7 @@ class Saved:
         """On the thread; whatever the framework raises is said, as the run has no use for it."""
         try:
             self._refuse_full()
+            self._worker.flush()  # whoever goes on from here does not report these steps again
             checkpoint.write_own(self._worker.rank, own)
             if self._worker.rank == 0:
                 write(checkpoint.part / self._state.kind)
@@ -353,9 +363,10 @@ def checkpoints(
     worker: Worker,
     *,
     batch: int,
+    common: bool,
     gather: Gather,
 ) -> Checkpoints:
     """Those of a run, as `Saved` says; none where nothing is to be saved."""
     if saving is None:
         return Unsaved()
-    return Saved(saving, worker, batch=batch, gather=gather)
+    return Saved(saving, worker, batch=batch, common=common, gather=gather)

@@ -66,7 +66,9 @@ class CellCheckpoints:
         self.position: Position | None = None
         if worker.saving is None:
             return
-        self.checkpoints = checkpoints(worker.saving, worker, batch=0, gather=gather_of(worker))
+        self.checkpoints = checkpoints(
+            worker.saving, worker, batch=0, common=True, gather=gather_of(worker)
+        )
         worker.ending.push(self._end)
         self.position = self.checkpoints.begin()
 

@@ -102,6 +102,14 @@ class Probe:
             with self._changed:
                 self._changed.notify_all()
 
+    def flush(self) -> None:
+        """Hand all that is pending, rows too, to ZeroMQ, and wait until that is done."""
+        with self._changed:
+            if self._pending or self._sheets:
+                self._urgent = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
+
     def _encode(self, record: Speech) -> bytes:
         """Text that is no UTF-8 (a surrogate, as of a file name) is sent with question marks."""
         try:

@@ -88,6 +88,10 @@ class Worker:
         """Say a line about the run; the same line of several ranks is shown once."""
         self.say(Note(topic=topic, text=text, warning=warning, **self.said()))
 
+    def flush(self) -> None:
+        """What was said and reported is on its way: it is not lost with this process."""
+        self._probe.flush()
+
     def said(self) -> dict[str, Any]:
         """The fields that every record begins with."""
         return {"rank": self.rank, "cell": self.cell}

@@ -109,7 +109,9 @@ class _Loop:
         self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.replicas)
         self._feed = Feed(source, options, worker.note)
         self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
-        self._checkpoints = checkpoints(saving, worker, batch=options.batch, gather=stepper.gather)
+        self._checkpoints = checkpoints(
+            saving, worker, batch=options.batch, common=source.common, gather=stepper.gather
+        )
         self._guard = guard_of(worker, lambda: stepper.gather)
         self._state: State
         self._begun = self._stops = False

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbdist.cluster import engines as engines_module
-from nbdist.cluster import environment
 from nbdist.cluster.engines import Engines, start_seed
 from nbdist.errors import StartError
 from nbdist.records import ClusterRequest
@@ -77,8 +76,8 @@ def test_an_engine_that_cannot_start_is_shown_with_its_log(
 def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = environment.of_ranks
-    monkeypatch.setattr(environment, "of_ranks", lambda request: real(request)[::-1])
+    real = Engines.own
+    monkeypatch.setattr(Engines, "own", lambda self, rank: real(self, 1 - rank))
     engines = new_engines(tmp_path, hosts=2)
     try:
         engines.controller.start()

@@ -108,7 +108,7 @@ def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert hosts.visible_gpus() == ("0", "1", "2", "3")
-    own = environment.of_ranks(request())
+    own = environment.of_places(request())
     assert [values["CUDA_VISIBLE_DEVICES"] for values in own] == ["0,1", "2,3"]
     with pytest.raises(UsageError, match="need 6 GPUs, and 4 are visible"):
         hosts.check(request(devices_per_host=3), 1)

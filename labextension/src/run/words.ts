@@ -138,14 +138,19 @@ export function clock(seconds: number): string {
 }
 
 /** `healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`. */
-export function healed({ reason, step, lost_s: lost }: Heal, say: Say): string {
+export function healed(
+  { reason, step, lost_s: lost, workers }: Heal,
+  say: Say
+): string {
   const [what] = reason.split('\n', 1);
+  const left = workers === 1 ? say(' with {0} worker') : say(' with {0} workers');
+  const fewer = workers > 0 ? fill(left, count(workers)) : '';
   const text =
     step > 0
-      ? say('healed: {0}, went on after step {1}, {2} lost')
-      : say('healed: {0}, began again, {2} lost');
+      ? say('healed: {0}, went on after step {1}{3}, {2} lost')
+      : say('healed: {0}, began again{3}, {2} lost');
   const time = lost < 60 ? `${lost.toFixed(1)} s` : clock(lost);
-  return fill(text, what!, count(step), time);
+  return fill(text, what!, count(step), time, fewer);
 }
 
 /** `0, 2–4` for 0, 2, 3, 4. */

@@ -1,0 +1,149 @@
+"""A worker that cannot be started again: the run goes on without it, or waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from nbdist.errors import CellError, UsageError
+from nbdist.records import Saving, StepOptions
+from tests import clusters, training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+
+RANKS = 3
+LAST = RANKS - 1
+FORMS = {  # each replica draws its own dropout under the mirrored strategy: without, numbers stay
+    name: dataclasses.replace(form, setup=form.setup.replace("keras.layers.Dropout(0.25),", ""))
+    for name, form in training.FORMS.items()
+}
+
+
+@pytest.fixture(scope="module", params=["pjrt step", "mirrored step"])
+def form(request: pytest.FixtureRequest) -> training.Form:
+    return FORMS[request.param]
+
+
+@pytest.fixture(scope="module")
+def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS, framework=form.framework) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster: nbdist.Cluster) -> None:
+    if cluster.world_size < RANKS:
+        cluster.restart()
+
+
+@contextlib.contextmanager
+def killed_at_birth(cluster: nbdist.Cluster, most: int = 1000) -> Iterator[list[int]]:
+    """Engines of the last of three ranks die as they begin, as where there is no memory for them.
+
+    Yields:
+        Their pids, so far; at most so many die.
+    """
+    engines, pids, over = cluster._crew.engines, [], threading.Event()
+    first = engines.pids()[LAST]
+
+    def kill() -> None:
+        while not over.wait(0.005) and len(pids) < most:
+            pid = engines.pids().get(LAST, first)
+            if engines.world_size == RANKS and pid not in (first, *pids):
+                pids.append(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield pids
+    finally:
+        over.set()
+        thread.join()
+
+
+def dies(folder: Path) -> str:
+    """The last rank, as soon as there is a checkpoint."""
+    return f"""
+import threading
+def die():
+    while not os.path.exists({str(folder / "kept" / "step-00000005")!r}): time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == {LAST}: threading.Thread(target=die, daemon=True).start()
+"""
+
+
+def losses(run: nbdist.Run) -> np.ndarray:
+    """By step, each as it was made last."""
+    return np.array(run.loss)
+
+
+def test_the_run_goes_on_with_fewer_and_the_same_batch(
+    cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
+) -> None:
+    setup = f"{form.setup}\ndef at(step): time.sleep(0.05)"
+    cluster.run(setup, strategy=form.strategy)
+    undisturbed = form.run(cluster, data="batches")
+    cluster.run(setup, strategy=form.strategy)
+    cluster.run(dies(tmp_path), once=True)
+    with killed_at_birth(cluster):
+        saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
+        run = form.run(cluster, data="batches", saving=saving)
+    (heal,) = run.heals
+    assert heal.workers == 2
+    assert heal.step >= 5
+    assert cluster.world_size == 2
+    assert run.summary.steps == training.STEPS
+    np.testing.assert_allclose(losses(run), losses(undisturbed), rtol=1e-4)
+    assert cluster.run("rank, world_size").results == {0: "(0, 2)", 1: "(1, 2)"}
+    cluster.restart()
+    assert cluster.world_size == RANKS
+    assert len(cluster.run("rank").results) == RANKS
+
+
+def test_without_it_a_worker_is_waited_for(
+    cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
+) -> None:
+    cluster.run(form.setup, strategy=form.strategy)
+    cluster.run(dies(tmp_path), once=True)
+    with killed_at_birth(cluster, most=2) as pids:
+        saving = Saving(folder=str(tmp_path / "kept"), every_steps=5)
+        run = form.run(cluster, data="batches", saving=saving)
+    assert len(pids) == 2
+    assert [heal.workers for heal in run.heals] == [0]
+    assert run.summary.steps == training.STEPS
+
+
+@pytest.mark.parametrize("form", ["pjrt step"], indirect=True)
+def test_with_data_of_each_workers_own_it_does_not_go_on(
+    cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
+) -> None:
+    """Who has left took its data along."""
+    cluster.run(form.setup, strategy=form.strategy)
+    cluster.run(
+        "own = strategy.distribute_datasets_from_function(\n"
+        "    lambda context: [(x[:4], y[:4])] * 400)",
+        strategy=form.strategy,
+    )
+    cluster.run(dies(tmp_path), once=True)
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
+    with killed_at_birth(cluster), pytest.raises(CellError, match="was made by 3 workers, each"):
+        form.run(cluster, data="own", saving=saving)
+
+
+def test_options_that_do_not_go_together_are_named(cluster: nbdist.Cluster) -> None:
+    saving = Saving(folder="kept", every_steps=5, shrink=True)
+    step = StepOptions(data="batches", scale_lr=True)
+    with pytest.raises(UsageError, match="--shrink with --scale-lr"):
+        cluster.run("batch", step=step, saving=saving)
