@@ -187,7 +187,7 @@ def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> No
     assert run.results[0] == "('yes', 1)"
 
 
-@pytest.mark.parametrize("part", ["seed", "controller"])
+@pytest.mark.parametrize("part", [pytest.param("seed", marks=pytest.mark.full), "controller"])
 def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     alone: nbdist.Cluster, part: str
 ) -> None:
@@ -219,6 +219,7 @@ def test_a_start_that_fails_leaves_nothing(own_runtime_folder: Path) -> None:
     assert set((own_runtime_folder / "nbdist").iterdir()) == folders
 
 
+@pytest.mark.full  # worker/test_pjrt.py has two for each rank
 def test_virtual_devices() -> None:
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         assert [len(worker.devices) for worker in running.workers()] == [2, 2]

@@ -169,6 +169,7 @@ def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_
     assert stop_all() == ()
 
 
+@pytest.mark.full  # a kernel that is killed leaves it too
 def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -235,6 +236,7 @@ def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
     assert not await_ends(family, 10)
 
 
+@pytest.mark.full
 def test_a_program_that_ends_in_order_takes_its_workers_along(tmp_path: Path) -> None:
     with owner() as (process, family):
         process.communicate("")
@@ -260,6 +262,7 @@ def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path
     assert not list((tmp_path / "nbdist").iterdir())
 
 
+@pytest.mark.full
 def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None:
     with owner() as (process, _):
         (folder,) = (tmp_path / "nbdist").iterdir()

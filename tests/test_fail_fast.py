@@ -204,7 +204,7 @@ def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
     check_it_goes_on(cluster, "mirrored")
 
 
-@STRATEGIES
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
 def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> None:
     """Who sleeps is named with its line; who waits, with the step."""
     cluster.run(SETUP[strategy], strategy=strategy)
@@ -242,6 +242,7 @@ def test_the_second_interrupt_breaks_a_hung_collective(
     check_it_goes_on(cluster, strategy)
 
 
+@pytest.mark.full  # it is the interrupt, by another way
 def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_hangs: Any) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
@@ -259,6 +260,7 @@ def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_han
     check_it_goes_on(cluster, "pjrt")
 
 
+@pytest.mark.full
 def test_where_there_is_one_framework_the_others_collectives_are_left_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

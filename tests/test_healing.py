@@ -93,7 +93,7 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
     return Trial(cluster, form, tmp_path)
 
 
-@training.forms(*training.FORMS)
+@training.forms("mirrored step", "pjrt step")
 @pytest.mark.parametrize(
     ("rank", "step"),
     [
@@ -127,6 +127,7 @@ def test_a_rank_that_is_frozen_is_replaced(
     trial.check(trial.run(), undisturbed)
 
 
+@pytest.mark.full  # test_fail_fast.py breaks off one that hangs
 @training.forms("mirrored step")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_a_rank_that_leaves_the_others_waiting_is_replaced(
@@ -136,7 +137,7 @@ def test_a_rank_that_leaves_the_others_waiting_is_replaced(
     trial.check(trial.run(hang_after_s=3), undisturbed)
 
 
-@training.forms("keras on jax")
+@training.forms("pjrt step")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: int) -> None:
     """The cell fails, what was saved is there, and the next cell goes on from it."""

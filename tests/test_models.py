@@ -26,7 +26,13 @@ SIZES = [1, 2, 4]
 PARAMS = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
 OPTIMIZERS = list(models.TF_OPTIMIZERS)
 STRATEGIES = pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
-MODELS = pytest.mark.parametrize("name", models.NAMES)
+MODELS = pytest.mark.parametrize(
+    "name",
+    [  # the transformer has tables of two kinds too
+        pytest.param(name, marks=pytest.mark.full if name == "recommender" else ())
+        for name in models.NAMES
+    ],
+)
 
 
 @pytest.fixture(scope="module", params=PARAMS)

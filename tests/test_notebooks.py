@@ -77,6 +77,7 @@ def test_saved_notebooks_hold_no_outputs() -> None:
         assert not any(cell.get("outputs") for cell in cells), f"{path.name} has outputs"
 
 
+@pytest.mark.full  # its cells do what `test_healing.py` tests
 def test_the_notebook_of_healing(tmp_path: Path) -> None:
     """A worker of it dies, and it comes to the same bits; it goes on later."""
     outputs = executed("03_healing.ipynb", tmp_path)

@@ -50,7 +50,9 @@ def step(cluster: nbdist.Cluster, cell: str, strategy: str, **options: Any) -> n
     return cluster.run(cell, step=chosen, strategy=strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"]
+)  # files are shared out before any strategy sees them
 @pytest.mark.parametrize(
     ("define", "batch"),
     [

@@ -174,6 +174,7 @@ def test_one_interrupt_waits_for_the_end_of_long_steps(
     assert made.pop() > 0
 
 
+@pytest.mark.full
 def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(
     cluster: nbdist.Cluster, interrupt_when: Any
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_rank_that_begins_after_the_interrupt_stops_with_the_others(
     assert len(steps_made(cluster)) == 1
 
 
+@pytest.mark.full  # test_fail_fast.py breaks a collective
 def test_a_second_interrupt_breaks_a_step_that_does_not_end(cluster: nbdist.Cluster) -> None:
     cluster.run(NAPPING.format(nap_s="60"), strategy="pjrt")
     interrupt_after(0.5, 3.5)

@@ -10,7 +10,6 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
-from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +51,7 @@ SPOILED = STEP.replace(
 def cluster() -> Iterator[nbdist.Cluster]:
     """With all of XLA's optimizations, as a user has them."""
     optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
-    with clusters.cluster(hosts=2, env=optimized) as running:
+    with nbdist.Cluster(hosts=2, env=optimized) as running:
         running.run(DATA)
         yield running
 

@@ -44,9 +44,9 @@ w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
 TRUSTED = "i => window.jupyterapp.shell.currentWidget.content.widgets[i].model.trusted"
-START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(6)
+LOAD, START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(7)
 CELLS = [
-    "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
+    "%load_ext nbdist",  # below it, the panel puts the cell that starts
     SETUP,
     STEP.format(data="long", epochs=1000),
     STEP.format(data="data", epochs=3),
@@ -57,11 +57,16 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
-    """A notebook whose two workers are ready and have the data."""
+    """A notebook whose two workers, which the panel has started, are ready and have the data."""
     lab.write("run.ipynb", CELLS)
     page = window.new_page()
     lab.open(page, "run.ipynb")
-    assert "2 workers are ready" in run(page, START)
+    run(page, LOAD)
+    form = open_panel(page).get_by_role("form", name="Start a cluster")
+    form.get_by_label("Hosts").fill("2")
+    form.get_by_label("Framework").select_option(label="JAX")
+    form.get_by_role("button", name="Start").click()
+    page.get_by_text("nbdist: 2 workers are ready").wait_for()
     run(page, SET_UP)
     yield page
     page.close()
@@ -73,6 +78,11 @@ def nothing_runs_on(notebook: Page) -> Iterator[None]:
     yield
     if is_busy(notebook):
         notebook.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
+
+
+def open_panel(page: Page) -> Locator:
+    page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    return page.get_by_role("region", name="nbdist clusters and runs")
 
 
 def figure(view: Locator, name: str) -> Locator:
@@ -144,6 +154,7 @@ def test_the_toolbar_and_the_panel_show_the_run_and_stop_it(notebook: Page) -> N
     panel.get_by_text("stopped", exact=True).first.wait_for()
 
 
+@pytest.mark.full
 def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, notebook: Page) -> None:
     shown = begin_endless(notebook)
     second = window.new_page()
@@ -161,13 +172,17 @@ def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, note
     wait(notebook, ENDLESS)
 
 
-def test_the_panel_starts_a_cluster_and_stops_it(lab: Lab, page: Page) -> None:
-    """By cells, in sight in the notebook."""
+def test_the_panel_starts_a_cluster_by_a_cell_in_sight(notebook: Page) -> None:
+    assert sources(notebook)[START] == "%dist_start 2 hosts --framework jax"
+    open_panel(notebook).get_by_role("region", name="2 workers · JAX").wait_for()
+
+
+@pytest.mark.full
+def test_the_panel_starts_a_cluster_of_one_and_stops_it(lab: Lab, page: Page) -> None:
     lab.write("panel.ipynb", ["%load_ext nbdist"])
     lab.open(page, "panel.ipynb")
     run(page, 0)
-    page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
-    panel = page.get_by_role("region", name="nbdist clusters and runs")
+    panel = open_panel(page)
     form = panel.get_by_role("form", name="Start a cluster")
     form.get_by_label("Hosts").fill("1")
     form.get_by_label("Framework").select_option(label="JAX")
@@ -194,8 +209,15 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(notebook: Page) -> None:
     assert violations(notebook, ".nbdist-Panel") == []
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-@pytest.mark.parametrize("direction", ["ltr", "rtl"])
+@pytest.mark.parametrize(
+    ("theme", "direction"),
+    [
+        ("JupyterLab Light", "rtl"),
+        ("JupyterLab Dark", "ltr"),
+        pytest.param("JupyterLab Light", "ltr", marks=pytest.mark.full),
+        pytest.param("JupyterLab Dark", "rtl", marks=pytest.mark.full),
+    ],
+)
 def test_it_is_drawn_in_the_themes_colours_and_from_the_right(
     notebook: Page, theme: str, direction: str, pictures: Path
 ) -> None:
@@ -242,7 +264,7 @@ def test_a_saved_notebook_holds_a_picture_and_a_text(saved: Path) -> None:
     assert set(data) == {"application/vnd.nbdist.run.v1+json", "image/png", "text/plain"}
 
 
-@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("trusted", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
     lab: Lab, saved: Path, page: Page, trusted: bool
 ) -> None:
@@ -276,3 +298,11 @@ def test_a_page_made_of_it_shows_the_picture_offline(
         )
     assert widths
     assert min(widths) > 600
+
+
+def test_the_panel_stops_the_cluster_by_a_cell_too(notebook: Page) -> None:
+    """The last test of the module: its cluster is gone afterwards."""
+    cluster = open_panel(notebook).get_by_role("region", name="2 workers · JAX")
+    cluster.get_by_role("button", name="Stop", exact=True).click()
+    cluster.wait_for(state="detached")
+    assert "%dist_stop" in sources(notebook)

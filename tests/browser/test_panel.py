@@ -93,6 +93,7 @@ def stop(page: Page) -> None:
     wait(page, RUN)
 
 
+@pytest.mark.full
 def test_one_socket_serves_all_that_show_a_run_and_none_what_nobody_looks_at(
     notebook: Page,
 ) -> None:
@@ -187,6 +188,7 @@ def test_everybody_can_read_the_panel(notebook: Page) -> None:
         assert violations(notebook, "#nbdist-panel") == []
 
 
+@pytest.mark.full
 def test_in_a_notebook_7_whose_server_comes_back(tmp_path: Path, window: BrowserContext) -> None:
     """It has no status bar, and one place for all."""
     with Lab(tmp_path / "files", "notebook") as lab, window.new_page() as page:

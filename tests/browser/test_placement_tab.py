@@ -148,6 +148,7 @@ def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) 
     expect(tab).to_have_count(0)
 
 
+@pytest.mark.full  # server/test_placement.py has that nothing runs
 def test_notebook_7_shows_it_beside_the_notebook_and_nothing_in_it_runs(
     lab: Lab, page: Page
 ) -> None:

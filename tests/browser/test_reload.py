@@ -203,6 +203,7 @@ def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
     check_picture(shown, front, STEPS)
 
 
+@pytest.mark.full  # text comes back in the first test too
 def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
     front: Lab, shown: Page, end: Path
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
     check_whole(shown, PRINTS)
 
 
+@pytest.mark.full
 def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, end: Path) -> None:
     start(shown, PRINTS)
     reload_in_mid_run(shown, front, PRINTS)
@@ -229,6 +231,7 @@ def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, e
     check_whole(shown, PRINTS)
 
 
+@pytest.mark.full
 def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) -> None:
     start(shown, REPORTS)
     start(shown, STEPS)
@@ -242,6 +245,7 @@ def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) 
     check_picture(shown, front, STEPS)
 
 
+@pytest.mark.full  # server/test_server.py goes on from a place
 def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: Path) -> None:
     sockets: list[WebSocketRoute] = []
 
@@ -264,6 +268,7 @@ def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: P
     check_whole(shown, REPORTS)
 
 
+@pytest.mark.full
 def test_two_pages_show_it_once_each(
     front: Lab, window: BrowserContext, shown: Page, end: Path
 ) -> None:
@@ -281,6 +286,7 @@ def test_two_pages_show_it_once_each(
             check_whole(page, REPORTS)
 
 
+@pytest.mark.full
 def test_a_run_that_ends_before_the_server_answers_has_its_picture(
     front: Lab, shown: Page, end: Path
 ) -> None:
@@ -305,6 +311,7 @@ def test_a_run_that_ends_before_the_server_answers_has_its_picture(
     check_whole(shown, REPORTS)
 
 
+@pytest.mark.full
 def test_a_run_that_is_over_but_for_its_picture_has_it(front: Lab, shown: Page, end: Path) -> None:
     """What the server answers while the kernel draws: a run that is over is still the kernel's."""
 
@@ -334,6 +341,7 @@ def test_a_page_that_comes_after_the_end_is_left_as_it_was(
     assert outputs(shown, REPORTS) == []
 
 
+@pytest.mark.full
 def test_in_a_notebook_7_too(lab: Lab, page: Page) -> None:
     notebook, name = lab.as_notebook(), "seven.ipynb"
     lab.write(name, ["from tests.browser import synthetic", "kept = synthetic.run(600)"])

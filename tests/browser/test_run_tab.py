@@ -120,6 +120,7 @@ def take_steps(run: RunDirectory, first: int, last: int) -> None:
         run.flush()
 
 
+@pytest.mark.full
 def test_the_memory_of_the_page_stays_flat_over_a_million_points(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs, steps=POINTS)
     shown = show(tab, run.state.id)
@@ -275,6 +276,7 @@ def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page)
     assert tab.evaluate(SETTLES, [run.state.id, TIMEOUT_MS / 10])
 
 
+@pytest.mark.full
 def test_a_run_that_does_not_stop_can_be_broken_off(lab: Lab, tab: Page) -> None:
     """Its step never ends: the second Stop is another word on the same button."""
     run = new_run(lab.server.runs, stoppable=True)

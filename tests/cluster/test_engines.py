@@ -47,6 +47,7 @@ def bring_up(folder: Path, *, freeze: bool) -> list[int]:
         engines.stop()
 
 
+@pytest.mark.full
 def test_a_controller_that_is_slow_to_answer_loses_no_engine(tmp_path: Path) -> None:
     assert len(bring_up(tmp_path, freeze=True)) == 1
 

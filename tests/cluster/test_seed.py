@@ -203,6 +203,7 @@ def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
     running.close()
 
 
+@pytest.mark.full  # test_coming_back.py kills a kernel
 def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 of the notebook's kernel: seed, engines and controller end by themselves."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")

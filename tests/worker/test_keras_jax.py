@@ -71,6 +71,7 @@ def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None
         same(outcome, references()["arrays"])
 
 
+@pytest.mark.full
 def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
     head, model = MODEL.split("model = ", 1)
     scoped = textwrap.indent("model = " + model, "    ")
@@ -81,7 +82,9 @@ def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
         same(outcome, references()["arrays"])
 
 
-@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "generator" else pytest.mark.full) for k in DATASETS]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
     """961 samples: one rank has one more than the other."""
@@ -178,6 +181,7 @@ outcome = model.predict(images[:97], verbose=0).tolist()
 """
 
 
+@pytest.mark.full
 def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     whole, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
     code = (

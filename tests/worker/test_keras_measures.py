@@ -69,7 +69,13 @@ SLOW_RANK = {"tensorflow": 1, "jax": 0}
 OPTIONS = {"tensorflow": {"hosts": 2}, "jax": {"hosts": 2, "framework": "jax"}}
 
 
-@pytest.fixture(scope="module", params=["tensorflow", "jax"])
+def under(*frameworks: str) -> pytest.MarkDecorator:
+    """Under each framework; under all but these only with `--full`."""
+    params = [pytest.param(f, marks=() if f in frameworks else pytest.mark.full) for f in OPTIONS]
+    return pytest.mark.parametrize("framework", params, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def framework(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -97,6 +103,7 @@ def findings(heard: Heard, framework: str) -> dict[str, Finding]:
     return heard.findings("pjrt" if framework == "jax" else "mirrored", batch=0)
 
 
+@under("tensorflow")
 def test_a_fit_that_waits_for_its_data_is_starved(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
@@ -107,6 +114,7 @@ def test_a_fit_that_waits_for_its_data_is_starved(
     assert "type .prefetch(tf.data.AUTOTUNE)" in starved.text
 
 
+@under("jax")
 def test_a_rank_with_slow_data_is_named(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
@@ -118,6 +126,7 @@ def test_a_rank_with_slow_data_is_named(
     assert "prefetch(tf.data.AUTOTUNE)" in straggler.text
 
 
+@under("jax")
 def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
@@ -134,6 +143,7 @@ def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
     assert "starved" not in found
 
 
+@under("tensorflow")
 def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, framework: str) -> None:
     """Without stragglers and with steps of nothing else, it is above the limit."""
     code = "x = np.ones((16 * 400, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16);"
@@ -142,7 +152,8 @@ def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, fram
     assert "of a step is spent in collectives" in findings(heard, framework)["network"].text
 
 
-@pytest.mark.parametrize("jit", ["'auto'", "True"])
+@under("tensorflow")
+@pytest.mark.parametrize("jit", ["'auto'", pytest.param("True", marks=pytest.mark.full)])
 @pytest.mark.parametrize("several", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_a_rank_by_itself_waits_for_data_and_has_no_collectives(
     cluster: nbdist.Cluster, heard: Heard, several: int, jit: str
@@ -160,7 +171,7 @@ def test_a_rank_by_itself_waits_for_data_and_has_no_collectives(
     assert median(heard.column(0, "input_s")) < 0.3 * SLEEP_S
 
 
-@pytest.mark.full
+@under()
 def test_what_is_run_eagerly_is_not_known(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
@@ -197,6 +208,7 @@ Trainer.make_train_function = keras_jax_times._make_train_upstream
 }
 
 
+@under("tensorflow", "jax")
 def test_timing_changes_no_number_and_no_log(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
@@ -213,6 +225,7 @@ def test_timing_changes_no_number_and_no_log(
     assert outcomes[0] == outcomes[1]
 
 
+@under("jax")
 def test_the_epochs_of_two_fits_go_on(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +246,7 @@ def test_the_epochs_of_two_fits_go_on(
     assert cluster.run(f"{MODEL}build().fit(Batches(0), epochs=1)\n0").metrics[0].epoch == 1
 
 
+@under("tensorflow")
 def test_what_raised_and_single_batches_leave_nothing_open(
     cluster: nbdist.Cluster, heard: Heard
 ) -> None:

@@ -170,6 +170,7 @@ outcome = mirrored.build(MirroredWiring(tf_config=CONFIG % port, communication="
 """
 
 
+@pytest.mark.full
 def test_an_op_before_the_strategy_is_mended() -> None:
     key, _ = zmq.curve_keypair()
     config = json.dumps(

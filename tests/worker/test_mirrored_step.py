@@ -88,6 +88,7 @@ def outcomes() -> dict[str, dict[str, list[list[float]]]]:
     return plainly(programs, "tensorflow")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_two_replicas_of_a_rank_give_the_numbers_of_one(precision: str) -> None:
     one, two = outcomes()[f"1 {precision}"], outcomes()[f"2 {precision}"]

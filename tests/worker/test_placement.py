@@ -254,6 +254,7 @@ def test_variables_and_tensors_of_tensorflow(cluster: nbdist.Cluster) -> None:
     assert one(placement, "tensors['s']")[0].nbytes == 0
 
 
+@pytest.mark.full
 def test_a_model_under_jax() -> None:
     """Keras's backend is chosen once for a process: engines without TensorFlow."""
     with clusters.cluster(hosts=2, framework="jax") as cluster:

@@ -259,6 +259,7 @@ def input_shares(cluster: nbdist.Cluster, **options: Any) -> list[float]:
     return [row[names.index("input_s")] / row[names.index("step_s")] for row in rows]
 
 
+@pytest.mark.full  # `TestAuto` cures one
 def test_on_engines_a_starved_run_is_cured_and_told(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

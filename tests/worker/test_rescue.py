@@ -255,6 +255,7 @@ def test_keras_models_train_on() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_keras_model_that_was_broken_off() -> None:
     """`evaluate` keeps the values from the variables; a first step that failed has taken them."""
     in_a_process(
