@@ -44,9 +44,9 @@ w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
 TRUSTED = "i => window.jupyterapp.shell.currentWidget.content.widgets[i].model.trusted"
-LOAD, START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(7)
+START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(1, 7)
 CELLS = [
-    "%load_ext nbdist",  # below it, the panel puts the cell that starts
+    "# Below this one, the panel puts the cell that starts the cluster.",
     SETUP,
     STEP.format(data="long", epochs=1000),
     STEP.format(data="data", epochs=3),
@@ -61,7 +61,6 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     lab.write("run.ipynb", CELLS)
     page = window.new_page()
     lab.open(page, "run.ipynb")
-    run(page, LOAD)
     form = open_panel(page).get_by_role("form", name="Start a cluster")
     form.get_by_label("Hosts").fill("2")
     form.get_by_label("Framework").select_option(label="JAX")
@@ -173,7 +172,7 @@ def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, note
 
 
 def test_the_panel_starts_a_cluster_by_a_cell_in_sight(notebook: Page) -> None:
-    assert sources(notebook)[START] == "%dist_start 2 hosts --framework jax"
+    assert sources(notebook)[START] == "%load_ext nbdist\n%dist_start 2 hosts --framework jax"
     open_panel(notebook).get_by_role("region", name="2 workers · JAX").wait_for()
 
 

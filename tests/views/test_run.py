@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import nbformat
+import pytest
 from ipykernel.zmqshell import ZMQInteractiveShell
 from nbclient import NotebookClient
 
@@ -19,7 +20,6 @@ from tests.runs import heal, losses
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pytest
     from nbformat import NotebookNode
 
 CELLS = (
@@ -111,6 +111,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, view: str) -> list[NotebookNode]:
     return outputs
 
 
+@pytest.mark.full  # test_notebooks.py has one
 def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = executed(monkeypatch, "auto")
     (shown,) = (o.data for o in outputs if o.output_type == "display_data")
@@ -118,6 +119,7 @@ def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.Monk
     assert "200 steps" in shown["text/plain"]
 
 
+@pytest.mark.full  # a terminal's last line is the same
 def test_as_text_its_last_line_is_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = executed(monkeypatch, "text")
     assert {o.output_type for o in outputs} == {"stream"}
