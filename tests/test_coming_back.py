@@ -225,6 +225,7 @@ def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
     with owner() as (process, family):
         with pytest.raises(nbdist.OwnedError, match=f"pid {process.pid}"):
             nbdist.attach()
+        assert f"(pid {process.pid}): left alone" in "\n".join(stop_all())
         (folder,) = (tmp_path / "nbdist").iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / ESTATE_FILE).stat().st_mode) == 0o600
@@ -245,6 +246,16 @@ def test_a_program_that_ends_in_order_takes_its_workers_along(tmp_path: Path) ->
     assert not list((tmp_path / "nbdist").iterdir())
 
 
+def test_what_a_killed_notebook_left_is_ended(tmp_path: Path) -> None:
+    with owner() as (killed, family):
+        killed.kill()
+        killed.wait()
+        assert len(stop_all()) == 1
+        assert not await_ends(family, 10)
+    assert not list((tmp_path / "nbdist").iterdir())
+
+
+@pytest.mark.full
 def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path: Path) -> None:
     with owner() as (living, others), owner() as (killed, family):
         killed.kill()

@@ -179,13 +179,13 @@ def test_what_is_each_ranks_own_is_no_alarm(name: str, epochs: int) -> None:
     assert run.summary.epochs == epochs
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.full if name == "keras on jax" else ())
-        for name in SPOILED
-    ],
-)
+def of(*short: str) -> pytest.MarkDecorator:
+    """Each of these trainings; all but these only with `--full`."""
+    params = [pytest.param(n, marks=() if n in short else pytest.mark.full) for n in SPOILED]
+    return pytest.mark.parametrize("spoiled", params, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def spoiled(request: pytest.FixtureRequest) -> Spoiled:
     return SPOILED[request.param]
 
@@ -196,6 +196,7 @@ def cluster(spoiled: Spoiled) -> Iterator[nbdist.Cluster]:
         yield running
 
 
+@of("mirrored step", "pjrt step", "mirrored fit")
 def test_a_rank_that_goes_its_own_way_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     with pytest.raises(nbdist.CellError, match=spoiled.named) as raised:
         spoiled.run(cluster, EVERY)
@@ -206,10 +207,12 @@ def test_a_rank_that_goes_its_own_way_is_named(cluster: nbdist.Cluster, spoiled:
     assert raised.value.evalue.endswith("--guard 0 leaves the comparison out")
 
 
+@of("pjrt step")
 def test_guard_0_compares_nothing(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     spoiled.run(cluster, 0)
 
 
+@of("pjrt step", "mirrored fit")
 def test_ranks_that_are_alike_go_on(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     """Dropout, moments, metrics, a last batch that cannot be cut evenly; after each step."""
     cluster.run(spoiled.form.setup, strategy=spoiled.form.strategy)

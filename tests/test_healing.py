@@ -115,6 +115,7 @@ def test_a_rank_that_is_killed_is_replaced(
     assert run.heals[0].step <= step
 
 
+@pytest.mark.full  # test_fail_fast.py finds a frozen one
 @training.forms("pjrt step")
 @pytest.mark.parametrize(
     ("rank", "step"),

@@ -155,6 +155,7 @@ def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
     assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
 
 
+@pytest.mark.full  # test_step_interrupt.py has an interrupt wait
 def test_stop_waits_for_the_end_of_a_long_step(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]
 ) -> None:

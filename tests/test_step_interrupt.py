@@ -88,7 +88,7 @@ def has_reported(step: int) -> Callable[[Speech], bool]:
 
 
 @pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
-@pytest.mark.parametrize("step", [1, 40, 300])
+@pytest.mark.parametrize("step", [1, pytest.param(40, marks=pytest.mark.full), 300])
 def test_all_stop_at_the_same_step_and_go_on_from_there(
     cluster: nbdist.Cluster, interrupt_when: Any, strategy: str, step: int
 ) -> None:
@@ -185,7 +185,7 @@ def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(
     assert len(set(made.values())) == 1
 
 
-@pytest.mark.parametrize("late_s", [0.7, 2.5])
+@pytest.mark.parametrize("late_s", [0.7, pytest.param(2.5, marks=pytest.mark.full)])
 def test_a_rank_that_begins_after_the_interrupt_stops_with_the_others(
     cluster: nbdist.Cluster, late_s: float
 ) -> None:

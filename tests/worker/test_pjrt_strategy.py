@@ -79,6 +79,7 @@ y = np.ones(22, "float32")
 """
 
 
+@pytest.mark.full  # the others have its numbers
 def test_code_for_mirrored_strategy_gives_the_same_under_ours(cluster: nbdist.Cluster) -> None:
     """22 samples in batches of 8 on 4 replicas: the last batch has 6."""
     tensorflow = f"""
