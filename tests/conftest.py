@@ -28,7 +28,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="also what repeats at another size")
+    parser.addoption(
+        "--full", action="store_true", help="also what repeats at other sizes, frameworks"
+    )
 
 
 def pytest_configure() -> None:

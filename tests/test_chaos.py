@@ -32,7 +32,7 @@ GROWTH_BYTES = 60e6
 SPARE_FILES = 8
 """What ZeroMQ may hold of engines that came back."""
 
-pytestmark = pytest.mark.full  # ten minutes; test_healing.py kills six in make test
+pytestmark = pytest.mark.full  # ten minutes; test_healing.py kills three in make test
 
 
 class Killer:
