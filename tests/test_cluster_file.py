@@ -31,7 +31,12 @@ def test_while_a_cell_runs_its_ranks_are_busy_and_memory_is_measured_once(
 ) -> None:
     measured, measure = [], hosts.resident_bytes
     monkeypatch.setattr(hosts, "resident_bytes", lambda pid: measured.append(pid) or measure(pid))
-    look = f"open({str(cluster._folder / 'cluster.json')!r}).read()"
+    path = str(cluster._folder / "cluster.json")
+    look = (
+        f"import json, time\ndef state(): return json.load(open({path!r}))\n"
+        "for _ in range(1000):\n    if state()['run']: break\n    time.sleep(0.01)\n"
+        "json.dumps(state())"
+    )
     said = eval(cluster.run(look, ranks="1").results[1])
     state = msgspec.json.decode(said, type=ClusterState)
     assert [worker.state for worker in state.workers] == ["idle", "busy", "idle"]
@@ -43,6 +48,7 @@ def test_while_a_cell_runs_its_ranks_are_busy_and_memory_is_measured_once(
 def test_where_arrays_are_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
     cluster.run("import numpy as np\ntable = np.zeros((4, 2))")
     picture = cluster.show("table")
+    cluster._held._files.settle()
     state = msgspec.json.decode((cluster._folder / "cluster.json").read_bytes(), type=ClusterState)
     assert state.placement is not None
     assert state.placement.names == ("table",)

@@ -214,6 +214,10 @@ test('a heal in words, in those of the reader', () => {
     healed(heal(0, 9, 65), say),
     'healed: rank 2 died after step 7, began again, 1:05 lost'
   );
+  assert.equal(
+    healed({ ...heal(1050, 9), workers: 2 }, say),
+    'healed: rank 2 died after step 7, went on after step 1,050 with 2 workers, 1.4 s lost'
+  );
   assert.equal(healed(heal(0, 9), text => text.toUpperCase()).slice(0, 7), 'HEALED:');
 });
 

@@ -35,5 +35,5 @@ export function runState(change: Partial<RunState>): RunState {
 
 /** Rank 2 died after step 7: the run went on after `step`. */
 export function heal(step: number, time_s: number, lost_s = 1.4): Heal {
-  return { ranks: [2], reason: 'rank 2 died after step 7\nmore', step, time_s, lost_s };
+  return { ranks: [2], reason: 'rank 2 died after step 7\nmore', step, time_s, lost_s, workers: 0 };
 }
