@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
+from nbdist.collectives import WORN
 from nbdist.errors import LeftError, TransferError, UsageError, WorkerError
 from nbdist.held import interrupt_held
 from nbdist.holding import Holding, new_view
@@ -306,7 +308,10 @@ class Cluster:
     def _mend(self) -> None:
         """Collectives that were broken off are wired again; what can be kept of the state is."""
         collectives = self._crew.collectives
-        if collectives.broken:
+        if collectives.are_worn:
+            sys.stderr.write(f"nbdist: {WORN}\n")
+            self.restart()
+        elif collectives.broken:
             with StartView("nbdist: the collectives were broken off") as phases:
                 lost = collectives.mend(phases, collectives.strategies)
                 phases.finish(" ".join(("nbdist: they are there again", lost)).rstrip(), ())

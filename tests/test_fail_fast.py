@@ -196,6 +196,23 @@ def test_what_breaking_off_makes_libraries_say_is_not_shown(
     assert "abort" in cluster.logs(0).lower()
 
 
+def test_workers_that_were_wired_often_are_replaced(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each time leaves a hundred threads of TensorFlow behind."""
+    monkeypatch.setattr("nbdist.collectives.MOST_REBUILDS", 1)
+    pids = [worker.pid for worker in cluster.workers()]
+    for _ in range(2):
+        cluster.run(SETUP["mirrored"], strategy="mirrored")
+        cluster.run("from functools import partial\nbroken = partial(numbers, 1)")
+        with pytest.raises(nbdist.CellError):
+            cluster.run(STEP["mirrored"], step=steps("broken"), strategy="mirrored")
+        assert [worker.pid for worker in cluster.workers()] == pids
+    assert cluster.run("'kept' in globals()").results == dict.fromkeys(range(RANKS), "False")
+    assert "fresh workers come in their place" in capsys.readouterr().err
+    assert not {worker.pid for worker in cluster.workers()} & {*pids}
+
+
 def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["mirrored"], strategy="mirrored")
     with pytest.raises(nbdist.CellError, match="ValueError on rank 1@") as error:
