@@ -187,8 +187,8 @@ class CellWatch:
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()
             self._failed = root(self._failed, self._ended.values())
-            if request.strategy == "pjrt" and any(e.unfinished for e in self._ended.values()):
-                self._collectives.broken.add("pjrt")  # the next cell would wait for them
+            if request.strategy and any(e.unfinished for e in self._ended.values()):
+                self._collectives.broken.add(request.strategy)  # the next cell would wait for them
             if self._preempted and self._failed is None:
                 rank = min(self._preempted)
                 raise preempted_error(self._name(rank), self._after(rank), saves=self._saves)

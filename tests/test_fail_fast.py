@@ -170,17 +170,22 @@ def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluste
     check_it_goes_on(cluster, "pjrt")
 
 
-def test_collectives_that_fail_by_themselves_are_made_anew(cluster: nbdist.Cluster) -> None:
-    """A time-out of Gloo's, or a link that is lost: none works from there on."""
-    cluster.run(SETUP["pjrt"], strategy="pjrt")
-    total = (
-        "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
+@STRATEGIES
+def test_collectives_that_fail_by_themselves_are_made_anew(
+    cluster: nbdist.Cluster, strategy: str
+) -> None:
+    """A time-out, or a link that is lost: none works from there on."""
+    cluster.run(SETUP[strategy], strategy=strategy)
+    total = {
+        "mirrored": "float(strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None))",
+        "pjrt": "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
         "ones = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))\n"
-        "float(jax.jit(jnp.sum, out_shardings=jax.P())(ones))"
-    )
-    with pytest.raises(nbdist.CellError, match="Gloo"):
-        cluster.run(f"from nbdist.worker import pjrt\npjrt.break_off()\n{total}", strategy="pjrt")
-    run = cluster.run(total, strategy="pjrt")
+        "float(jax.jit(jnp.sum, out_shardings=jax.P())(ones))",
+    }[strategy]
+    fails = f"from nbdist.worker import {strategy} as wired\nwired.break_off()\n"
+    with pytest.raises(nbdist.CellError, match=r"Gloo|Collective ops is aborted"):
+        cluster.run(fails + total, strategy=strategy)
+    run = cluster.run(total, strategy=strategy)
     assert set(run.results.values()) == {f"{RANKS:.1f}"}
 
 
@@ -201,6 +206,7 @@ def test_workers_that_were_wired_often_are_replaced(
 ) -> None:
     """Each time leaves a hundred threads of TensorFlow behind."""
     monkeypatch.setattr("nbdist.collectives.MOST_REBUILDS", 1)
+    cluster.restart()  # whatever became of these workers before
     pids = [worker.pid for worker in cluster.workers()]
     for _ in range(2):
         cluster.run(SETUP["mirrored"], strategy="mirrored")

@@ -308,7 +308,8 @@ class CellEnded(Said, frozen=True):
     """The rank is done with the cell: its last record of it.
 
     Attributes:
-        unfinished: steps were left under way: their collectives may never end.
+        unfinished: steps were left under way, whose collectives may never end, or collectives have
+            failed by themselves.
     """
 
     status: Literal["ok", "error", "interrupted"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
-    from nbdist.records import SocketAddress, StepRequest
+    from nbdist.records import SocketAddress, StepRequest, StrategyName
     from nbdist.worker.stepper import Stepper
 
 _OURS = str(Path(__file__).parent)
@@ -79,6 +79,12 @@ def _take(frames: list[bytes]) -> None:
 def _decode(frame: bytes) -> CellRequest | StopAfter:
     return msgspec.msgpack.decode(frame, type=CellRequest | StopAfter)
 
+
+_ENDS: dict[StrategyName | None, tuple[str, ...]] = {
+    "mirrored": ("Collective ops is aborted",),
+    "pjrt": ("Gloo ", "NCCL "),
+}
+"""What collectives that fail by themselves say; none of the strategy's works from there on."""
 
 _orders: list[zmq.Socket[bytes]] = []
 _awaiting: set[asyncio.Task[None]] = set()
@@ -205,10 +211,9 @@ class _Cell:
         _interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failure = None if error is None else self._describe(error)
-        if failure is not None and self._request.strategy == "pjrt":
-            from nbdist.worker import pjrt
-
-            self._worker.unfinished |= pjrt.is_broken_by(failure.evalue)
+        if failure is not None:
+            ends = _ENDS.get(self._request.strategy, ())
+            self._worker.unfinished |= any(words in failure.evalue for words in ends)
         self._worker.end_cell(error)
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",

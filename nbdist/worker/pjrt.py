@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
-_COLLECTIVES = ("Gloo ", "NCCL ")
-"""Who makes them on CPUs and on GPUs, as XLA's errors name them."""
-
 _rescued = Rescued()
 _known_links: set[int] = set()
 """Connections that this process had before it joined the others."""
@@ -40,11 +37,6 @@ def break_off() -> None:
     """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
     coordinator = int(distributed.global_state.coordinator_address.rpartition(":")[2])
     links.shut_but(_known_links, {coordinator})
-
-
-def is_broken_by(message: str) -> bool:
-    """Whether an error's message is that collectives failed by themselves: then none works."""
-    return any(library in message for library in _COLLECTIVES)
 
 
 def leave() -> None:
