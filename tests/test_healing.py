@@ -171,8 +171,8 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
-    """It is killed as soon as the next one is begun to be written."""
-    part = str(trial.folder / ".step-00000015.part")
+    """It is killed as soon as it has begun to write the next one."""
+    part = str(trial.folder / ".step-00000015.part" / f"rank-{rank}.msgpack")
     trial.cluster.run(
         f"import threading\ndef die():\n    while not os.path.exists({part!r}):\n"
         f"        time.sleep(0.0002)\n    {KILL}"
