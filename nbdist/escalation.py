@@ -118,13 +118,14 @@ class Escalation:
         deadline = time.monotonic() + bound_s
         self._hurries = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
-        for strategy in self._strategies:
-            waiting = self._waiting()
-            if waiting:
-                self._collectives.broken.add(strategy)
-                self.order(BreakOff(number=self._number, strategy=strategy), waiting)
-                self.interrupt(_BREAK_S)
-        self.interrupt(deadline - time.monotonic())
+        while self._running and time.monotonic() < deadline:  # one that computes may wait later
+            for strategy in self._strategies:
+                waiting = self._waiting()
+                if waiting:
+                    self._collectives.broken.add(strategy)
+                    self.order(BreakOff(number=self._number, strategy=strategy), waiting)
+                    self.interrupt(_BREAK_S)
+            self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
 
     def diagnose(self) -> None:
         """Learn where the ranks are; one that does not say so within a moment is left out."""

@@ -210,15 +210,21 @@ class Runner:
         Raises:
             RanksLostError: it may not be healed, or cannot.
         """
-        if request.saving is None or not heals.may_begin(lost):
-            raise lost
-        self._watches = ()
-        heals.begin(lost)
-        try:
-            self._healer.heal(lost, request, heals.saved)
-        except NbdistError as error:
-            lost.add_note(f"It could not be healed: {error}")
-            raise lost from error
+        while True:
+            if request.saving is None or not heals.may_begin(lost):
+                raise lost
+            self._watches = ()
+            heals.begin(lost)
+            try:
+                self._healer.heal(lost, request, heals.saved)
+                break
+            except NbdistError as error:
+                dead = self._crew.engines.dead()
+                if not dead:
+                    lost.add_note(f"It could not be healed: {error}")
+                    raise lost from error
+                named = f"rank {labels.ranks(dead)} died while it was healed"
+                lost = RanksLostError(dead, named, ": type %dist_restart for new workers")
         saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
         return structs.replace(request, saving=saving, seconds=heals.resume())
 

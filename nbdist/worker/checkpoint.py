@@ -48,6 +48,9 @@ _POLL_S = 0.01
 _OTHERS_S = 60.0
 """How long rank 0 waits for the other ranks' files."""
 
+_GIVEN_UP_S = 0.3
+"""The same, once the cell has failed: they may have saved, and are about to say so, or be dead."""
+
 _MARGIN = 1.1
 """A checkpoint takes a little more than its arrays."""
 
@@ -332,8 +335,11 @@ class Saved:
         deadline = time.monotonic() + _OTHERS_S
         while checkpoint.lacks(self._worker.world_size):
             if self._given_up.wait(_POLL_S):
-                return False
+                deadline = min(deadline, time.monotonic() + _GIVEN_UP_S)
+                time.sleep(_POLL_S)
             if time.monotonic() > deadline:
+                if self._given_up.is_set():
+                    return False
                 raise TimeoutError(f"a rank has not written its part within {_OTHERS_S:g} s")
         return True
 

@@ -58,10 +58,18 @@ def _pass_over(data: Iterator[Any], batches: int) -> bool:
 
 
 class CellCheckpoints:
-    """Those of all the fits of a cell; made by the first."""
+    """Those of all the fits of a cell; made by the first.
+
+    Attributes:
+        fits: how many have begun.
+        checkpoints: where something is saved.
+        position: how far the run is that goes on; None where one begins.
+        stops: all ranks have agreed to end the cell where they are.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self.fits = 0
+        self.stops = False
         self.checkpoints: Checkpoints = Unsaved()
         self.position: Position | None = None
         if worker.saving is None:
@@ -73,7 +81,7 @@ class CellCheckpoints:
         self.position = self.checkpoints.begin()
 
     def _end(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.checkpoints.close(failed=kind not in (None, KeyboardInterrupt))
+        self.checkpoints.close(failed=kind is not None and not self.stops)
 
 
 class FitSaver:
@@ -139,6 +147,11 @@ class FitSaver:
     def save(self, step: int, batches: int) -> None:
         """Save the state after `step`, the last of so many batches of the epoch."""
         self._save(step, self._epoch, batches)
+
+    def stop(self, step: int, batches: int) -> None:
+        """Save the state where all ranks have agreed to stop: as `save` does."""
+        self._cell.stops = True
+        self.save(step, batches)
 
     def end(self, step: int) -> None:
         """The fit is over."""

@@ -95,7 +95,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         if self._stop is None:
             return
         if self._stop.is_before(self._made + batch + 1):
-            self._saver.save(self._made + batch, batch)
+            self._saver.stop(self._made + batch, batch)
             self._close()  # nobody else says that it is over
             raise KeyboardInterrupt
         made = self._made + batch

@@ -138,8 +138,7 @@ class _Loop:
         try:
             self._tracing.close(self._at.epoch)
         finally:
-            stopped = raised[0] is None or raised[0] is KeyboardInterrupt
-            self._checkpoints.close(failed=not stopped)
+            self._checkpoints.close(failed=raised[0] is not None and not self._stops)
 
     def run(self) -> None:
         """From the newest checkpoint on, if that was asked for, to the end."""
