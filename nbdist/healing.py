@@ -8,6 +8,7 @@ and the others stay. TensorFlow takes longer to be wired anew in a process than 
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ _IN_PLACE_S = 10.0
 
 _AGAIN_S = 2.0
 """Between two tries to start workers."""
+
+_TRIES = 2
+"""To start workers, before those that die are left out; any may have been killed by chance."""
 
 
 class Healer:
@@ -94,19 +98,19 @@ class Healer:
         """Fresh engines; those that cannot be started are waited for, or left out."""
         deadline = time.monotonic() + self._wait_s
         places = self._crew.engines.places
-        while True:
+        for tries in itertools.count(1):
             try:
-                return self._crew.restart(phases, places)
+                self._crew.restart(phases, places)
             except StartError:
                 dead = self._crew.engines.dead()
-                if not dead or (time.monotonic() > deadline and not shrinks):
+                if not dead or time.monotonic() > deadline:
                     raise
-                if not shrinks:
-                    time.sleep(_AGAIN_S)
-                    continue
+            else:
+                return
+            if not shrinks:
+                time.sleep(_AGAIN_S)
+            elif tries >= _TRIES and len(dead) < len(places):
                 places = tuple(p for rank, p in enumerate(places) if rank not in dead)
-                if not places:
-                    raise
                 phases.run("left out", functools.partial(_named, dead))
 
     def _replay(self, entries: Sequence[Entry]) -> str:
