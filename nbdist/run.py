@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.cluster.watch import Vitals
 from nbdist.errors import LeftError, RanksLostError
@@ -26,6 +26,7 @@ from nbdist.records import (
     Stopping,
     Where,
 )
+from nbdist.stopping import StopAgreement
 from nbdist.telemetry.repeats import Repeats
 from nbdist.telemetry.request import kernel_ends_within
 from nbdist.views import labels
@@ -107,10 +108,9 @@ class CellWatch:
         self._repeats = Repeats()
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
-        self._stopping: dict[int, Stopping] = {}
+        self._agreement = StopAgreement(number, self._ending.order, self._vitals.step)
         self._preempted: set[int] = set()
         self._saves = False
-        self._answered = False
         self._over = False
         self._is_step = False
         self._has_steps = False
@@ -274,6 +274,7 @@ class CellWatch:
         with contextlib.suppress(queue.Empty):
             self._take(self._heard.get(timeout=seconds))
         self._drain()
+        self._agreement.seek(self._host_of.keys() - self._ended.keys())
         self._view.flush()
         for line in self._live.tick():
             self._view.say(line)
@@ -286,10 +287,10 @@ class CellWatch:
         if record.cell != self._number:
             return  # of an earlier cell, or of none: it is in the logs
         self._vitals.hear(record)
-        if isinstance(record, (CellEnded, Stopping)):
-            kept: dict[int, Any] = self._ended if isinstance(record, CellEnded) else self._stopping
-            kept[record.rank] = record
-            self._agree_on_stop()
+        if isinstance(record, CellEnded):
+            self._ended[record.rank] = record
+        elif isinstance(record, Stopping):
+            self._agreement.hear(record)
         elif isinstance(record, Preempted):
             self._preempted.add(record.rank)
         elif isinstance(record, Where):
@@ -307,14 +308,6 @@ class CellWatch:
             self._vitals.begin_steps()
         elif isinstance(record, Opened):
             self._opened(record)
-
-    def _agree_on_stop(self) -> None:
-        """Once every rank that still runs has said how far it goes, all go that far."""
-        still = self._host_of.keys() - self._ended.keys()
-        if self._stopping and not self._answered and still <= self._stopping.keys():
-            self._answered = True
-            last = max(stopping.limit for stopping in self._stopping.values())
-            self._ending.order(StopAfter(number=self._number, step=last), sorted(still))
 
     def _check_stop(self) -> None:
         """Somebody who watches asks for the end: at the end of a step, where the cell is one.

@@ -27,6 +27,7 @@ COMPOSERS = {
     "recorder",
     "running",
     "escalation",
+    "stopping",
     "adoption",
     "takeover",
     "failure",

@@ -155,6 +155,25 @@ def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
     assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
 
 
+def test_ranks_that_are_far_apart_stop_at_the_same_step(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+) -> None:
+    """Their steps need nobody: the others are ahead, and wait for rank 1 where states are compared.
+
+    A rank that waits for their answer meanwhile would wait for ever.
+    """
+    cluster.run(
+        "import time\ndef apart():\n    for _ in range(100_000):\n"
+        "        time.sleep(0.004 * (rank == 1))\n        yield np.ones(8, 'float32')"
+    )
+    stopper(20)
+    run = cluster.run(STEP, step=StepOptions(data="apart"), hang_after_s=8)
+    assert latest(cluster).state().status == "stopped"
+    assert run.summary.steps >= 200
+    weights = cluster.pull(["weight"])
+    assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
+
+
 @pytest.mark.full  # test_step_interrupt.py has an interrupt wait
 def test_stop_waits_for_the_end_of_a_long_step(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]

@@ -105,9 +105,11 @@ class StopAfter(Order, frozen=True):
 
     Attributes:
         step: counts from 1; `SOON` before the ranks have said how far they go.
+        limit: how far a rank may go until it is known; 0 leaves that to the rank.
     """
 
     step: int
+    limit: int = 0
 
 
 WATCHDOG = "watchdog "

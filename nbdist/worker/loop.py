@@ -144,16 +144,17 @@ class _Cell:
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
-        with _interrupts.put_off(noted=self._last_step(0) == SOON):
-            yield StopPoint(self._worker, _interrupts, self._last_step)
+        order = self._stop_order(0)
+        with _interrupts.put_off(noted=order is not None and order.step == SOON):
+            yield StopPoint(self._worker, _interrupts, self._stop_order)
 
-    def _last_step(self, seconds: float) -> int | None:
+    def _stop_order(self, seconds: float) -> StopAfter | None:
         """Wait for the order that says after which step to stop; `SOON` is none yet."""
         (socket,) = _orders
         while socket.poll(int(1000 * seconds)):
             order = _decode(socket.recv())
             if isinstance(order, StopAfter) and order.number == self._request.number:
-                return order.step
+                return order
         return None
 
     def _stepper(self, request: StepRequest, namespace: dict[str, Any]) -> Stepper:

@@ -19,6 +19,7 @@ from nbdist.records import SOON, Stopping
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nbdist.records import StopAfter
     from nbdist.worker.interrupts import Interrupts
     from nbdist.worker.state import Worker
 
@@ -36,12 +37,11 @@ class StopPoint:
     Args:
         worker: this rank.
         interrupts: where an interrupt is noted.
-        answer: waits for the notebook's answer for so many seconds; None or `SOON` when it has
-            not come.
+        answer: waits for the notebook's answer for so many seconds; None when none has come.
     """
 
     def __init__(
-        self, worker: Worker, interrupts: Interrupts, answer: Callable[[float], int | None]
+        self, worker: Worker, interrupts: Interrupts, answer: Callable[[float], StopAfter | None]
     ) -> None:
         self._worker = worker
         self._interrupts = interrupts
@@ -69,4 +69,6 @@ class StopPoint:
     def _hear(self, seconds: float) -> None:
         if self._last < 0:
             answer = self._answer(seconds)
-            self._last = SOON if answer is None else answer
+            if answer is not None:
+                self._last = answer.step
+                self._limit = max(self._limit, answer.limit or self._limit)

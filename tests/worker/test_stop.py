@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.records import SOON, Stopping
+from nbdist.records import SOON, StopAfter, Stopping
 from nbdist.worker import interrupts
 from nbdist.worker.stop import StopPoint
 
@@ -40,7 +40,7 @@ def installed() -> Iterator[interrupts.Interrupts]:
 
 def test_interrupts_are_put_off_until_there_is_hurry(installed: interrupts.Interrupts) -> None:
     rank = Rank()
-    stop = StopPoint(rank, installed, lambda _seconds: SOON)  # type: ignore[arg-type]
+    stop = StopPoint(rank, installed, lambda _seconds: StopAfter(number=1, step=SOON))  # type: ignore[arg-type]
     with installed.admitted(), installed.put_off():
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
@@ -55,7 +55,7 @@ def test_an_interrupt_from_before_the_rank_began_is_noted(
     installed: interrupts.Interrupts,
 ) -> None:
     rank = Rank()
-    answers = [SOON, 2]
+    answers = [StopAfter(number=1, step=SOON), StopAfter(number=1, step=2)]
     stop = StopPoint(rank, installed, lambda _seconds: answers.pop(0))  # type: ignore[arg-type]
     with installed.admitted(), installed.put_off(noted=True):
         assert not stop.is_before(1)
