@@ -101,7 +101,6 @@ class Crew:
             phases: shows how it goes.
             places: of the ranks from here on: see `Engines`.
         """
-        self.hellos.clear()
         if self.engines.can_restart():
             phases.run("old workers ended", self.engines.restart)
             self.engines.places = tuple(places)
@@ -117,6 +116,7 @@ class Crew:
         phases.run("launched", self.engines.launch)
         phases.run("connected", self.engines.connect)
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
+        self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
         self.collectives = Collectives(self._request, self.engines)
         self.collectives.wire(phases)
 

@@ -196,8 +196,12 @@ def parse_saving(
     Raises:
         UsageError: a value is none, or there is no folder; every fault is named.
     """
-    given = {"--save-every": every, "--keep": keep, "--resume": resume or None}
-    given |= {"--shrink": shrink or None}
+    given = {
+        "--save-every": every,
+        "--keep": keep,
+        "--resume": resume or None,
+        "--shrink": shrink or None,
+    }
     if folder is None:
         idle = [name for name, value in given.items() if value is not None]
         if idle:

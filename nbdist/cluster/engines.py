@@ -145,7 +145,7 @@ class Engines:
     def launch(self) -> str:
         """Fork the engines."""
         self._names = {rank: engine_name(rank) for rank in range(self.world_size)}
-        own_env, cores = zip(*map(self.own, self._names), strict=True)
+        own_env, cores = zip(*self._of_ranks(), strict=True)
         self._engine_set = self.controller.cluster.start_engines_sync(
             self.world_size,
             seed=self._seed,
@@ -232,9 +232,16 @@ class Engines:
 
     def own(self, rank: int) -> tuple[dict[str, str], tuple[int, ...]]:
         """The environment that this rank has by itself, and the cores that it stays on."""
-        request, place = self.request, self.places[rank]
-        cores = hosts.divide_cores(request.hosts, request.cpus_per_worker)
-        return {**environment.of_places(request)[place], RANK_VARIABLE: str(rank)}, cores[place]
+        return self._of_ranks()[rank]
+
+    def _of_ranks(self) -> list[tuple[dict[str, str], tuple[int, ...]]]:
+        """What is each rank's own; GPUs are looked for, which takes a while."""
+        envs = environment.of_places(self.request)
+        cores = hosts.divide_cores(self.request.hosts, self.request.cpus_per_worker)
+        return [
+            ({**envs[place], RANK_VARIABLE: str(rank)}, cores[place])
+            for rank, place in enumerate(self.places)
+        ]
 
     def spares(self) -> int:
         """How many engines wait to take a place."""

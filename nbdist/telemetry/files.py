@@ -9,10 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    Replace = Callable[[Path, bytes, int], None]
 
 PLACEMENT_FILE = "placement.html"
 """In a cluster's folder: where arrays were when `%dist_show` last looked, as HTML."""

@@ -71,4 +71,4 @@ class StopPoint:
             answer = self._answer(seconds)
             if answer is not None:
                 self._last = answer.step
-                self._limit = max(self._limit, answer.limit or self._limit)
+                self._limit = max(self._limit, answer.limit)

@@ -77,8 +77,8 @@ def test_an_engine_that_cannot_start_is_shown_with_its_log(
 def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Engines.own
-    monkeypatch.setattr(Engines, "own", lambda self, rank: real(self, 1 - rank))
+    real = Engines._of_ranks
+    monkeypatch.setattr(Engines, "_of_ranks", lambda self: real(self)[::-1])
     engines = new_engines(tmp_path, hosts=2)
     try:
         engines.controller.start()
