@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reliability.md"
 REPORT = ROOT / "build" / "faults.xml"
-TESTS = ("tests/test_healing.py", "tests/test_checkpoint_faults.py", "tests/test_chaos.py")
+TESTS = tuple(
+    f"tests/test_{name}.py" for name in ("healing", "shrink", "checkpoint_faults", "chaos")
+)
 TITLE = "## The fault matrix"
 
 
