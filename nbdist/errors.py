@@ -14,6 +14,7 @@
     ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
     │   └── AnotherRankError    on a rank: it stopped for the sake of another
     ├── StrategyError       a strategy does not fit the place, the processes or the data
+    ├── PlanError           no layout fits, or what was asked of one is not possible
     └── CellError           the user's cell raised on a rank
 
 Each says what happened, with the value, and what to type next.
@@ -117,6 +118,10 @@ class AnotherRankError(StepError):
 
 class StrategyError(NbdistError):
     """A strategy does not fit where it is made, the processes there are, or its data."""
+
+
+class PlanError(NbdistError):
+    """No layout fits, or what was asked of one is not possible, or of hardware nobody knows."""
 
 
 class CellError(NbdistError):

@@ -40,6 +40,7 @@ MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},
     "server": FOUNDATION | {"server", "telemetry"},  # another process, which reads what was kept
+    "worker": FOUNDATION | {"worker", "plan"},  # it plans in mid-cell, and where no notebook is
     **dict.fromkeys(COMPOSERS, FOUNDATION | STAGES | COMPOSERS),
     **dict.fromkeys(FRONT, FOUNDATION | STAGES | COMPOSERS | FRONT),
 }

@@ -113,6 +113,7 @@ from nbdist.records.said import (
     Stopping,
     Where,
 )
+from nbdist.records.topology import Chip, Extent, Level, Topology
 
 __all__ = [
     "BAD_MESSAGE",
@@ -139,6 +140,7 @@ __all__ = [
     "CellRequest",
     "CellUnderWay",
     "Checked",
+    "Chip",
     "ClusterRequest",
     "ClusterState",
     "Columns",
@@ -150,6 +152,7 @@ __all__ = [
     "Door",
     "EngineBooks",
     "Estate",
+    "Extent",
     "Failure",
     "Finding",
     "FindingTopic",
@@ -159,6 +162,7 @@ __all__ = [
     "Hurry",
     "Layout",
     "LayoutKind",
+    "Level",
     "MeshShape",
     "Metrics",
     "MimeBundle",
@@ -208,6 +212,7 @@ __all__ = [
     "Table",
     "TableMessage",
     "TextMessage",
+    "Topology",
     "Where",
     "WorkerHello",
     "WorkerIdentity",
