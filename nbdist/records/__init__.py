@@ -113,7 +113,7 @@ from nbdist.records.said import (
     Stopping,
     Where,
 )
-from nbdist.records.topology import Chip, Extent, Level, Topology
+from nbdist.records.topology import Chip, Extent, Level, Link, LocalDevices, Topology
 
 __all__ = [
     "BAD_MESSAGE",
@@ -163,6 +163,8 @@ __all__ = [
     "Layout",
     "LayoutKind",
     "Level",
+    "Link",
+    "LocalDevices",
     "MeshShape",
     "Metrics",
     "MimeBundle",

@@ -18,7 +18,8 @@ class Chip(Record, frozen=True):
         name: as people call it, `H100`.
         platform: JAX's word: `gpu`, `tpu`, `cpu`, or a plugin's own.
         memory_bytes: its own memory.
-        flops: dense peak by type (`bfloat16`, `float32`, ...), in operations a second.
+        flops: dense peak by type (`bfloat16`, `float32`, ...), in operations a second. `float32` is
+            exact; what else a product of float32 may be computed in is `tensorfloat32`.
         bytes_per_s: between the device and its memory.
         source: where the figures are from.
     """
@@ -35,11 +36,15 @@ class Level(Record, frozen=True):
     """Links of one kind, which join `size` of what the level below holds.
 
     Attributes:
-        name: `host`, `network`, `ICI x`.
+        name: `process`, `host`, `rack`, `network`, `ICI x`, `DCN`.
         size: how many it joins; on the innermost level, devices.
         latency_s: for each message, over one link.
-        bytes_per_s: that every device can send one way, when all send at once.
+        bytes_per_s: that every device can send one way, when all send at once; on a ring or a line,
+            to each of its neighbours.
         ring: links join neighbours only, in a ring (a torus axis of TPUs); else all join all.
+        wraps: of neighbours, whether the last is the first one's: where not, a ring is a line.
+        alone_bytes_per_s: that one device can send while the others of its host are silent; None
+            where that is no more.
     """
 
     name: str
@@ -47,14 +52,49 @@ class Level(Record, frozen=True):
     latency_s: float
     bytes_per_s: float
     ring: bool = False
+    wraps: bool = True
+    alone_bytes_per_s: float | None = None
 
 
 class Topology(Record, frozen=True):
-    """Devices of one kind, innermost level first."""
+    """Devices of one kind, innermost level first.
+
+    Attributes:
+        assumed: what was neither said nor measured, in a line each.
+    """
 
     chip: Chip
     levels: tuple[Level, ...]
+    assumed: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
         return math.prod(level.size for level in self.levels)
+
+
+class Link(Record, frozen=True):
+    """What was measured of a level's links; the attributes are those of `Level`."""
+
+    latency_s: float
+    bytes_per_s: float
+    alone_bytes_per_s: float | None = None
+
+
+class LocalDevices(Record, frozen=True):
+    """What one process says of the devices that it drives, all of one kind.
+
+    Attributes:
+        platform: JAX's word.
+        kind: JAX's `device_kind`.
+        memory_bytes: that a program may use of one device; None where the runtime does not tell.
+        slice_index: of TPUs in several slices, which.
+        coords: of TPUs, where each is in its slice: (x, y, z).
+    """
+
+    host: str
+    platform: str
+    kind: str
+    devices: int
+    memory_bytes: int | None = None
+    slice_index: int = 0
+    coords: tuple[tuple[int, ...], ...] = ()

@@ -1,0 +1,381 @@
+"""The hardware that is known: chips, the hosts they are usually in, and what joins them.
+
+Figures are nominal and dense. Memory is what the runtime reports where that is published (for CUDA
+the whole device's, as in XLA's target descriptions), else nominal; each chip's source says which.
+`float32` is exact: outside tensor cores on GPUs, and on TPUs six passes in bfloat16
+(`jax.lax.Precision.HIGHEST`).
+"""
+
+from __future__ import annotations
+
+from nbdist.records import Chip
+from nbdist.records.base import Record
+
+GIB = 2**30
+_GBIT = 1e9 / 8  # bytes
+
+
+class Host(Record, frozen=True):
+    """The usual host of a chip.
+
+    Attributes:
+        link: what joins its devices.
+        latency_s: of a message over that link.
+        bytes_per_s: that a device sends over it, one way.
+        nics: that devices of different hosts speak through.
+        nic_bytes_per_s: of each, one way.
+        pcie_bytes_per_s: between a device and its host, or its NIC, one way.
+        network_latency_s: of a message between hosts.
+        rack: hosts that the same link joins, too.
+        source: of the links' figures.
+        usual: whose hosts these are, of how many there are devices and NICs.
+    """
+
+    devices: int
+    link: str
+    latency_s: float
+    bytes_per_s: float
+    nics: int
+    nic_bytes_per_s: float
+    pcie_bytes_per_s: float
+    network_latency_s: float
+    source: str
+    usual: str
+    rack: int = 1
+
+
+class Torus(Record, frozen=True):
+    """What shapes slices of a TPU generation have; links are its `Host`'s.
+
+    Attributes:
+        shapes: those smaller than a cube; where there are no cubes, all.
+        longest: axes of the greatest slice.
+        cube: side of the cubes that optical switches join, which close every ring; 0 where there
+            are none, and only an axis as long as the pod's is a ring.
+        source: of this.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    longest: tuple[int, ...]
+    cube: int
+    source: str
+
+
+class Machine(Record, frozen=True):
+    """A chip and what it is built into.
+
+    Attributes:
+        names: a regular expression for what JAX and people call the chip, in small letters and
+            digits only. It must fit wholly: a slice of a GPU (MIG) is another device, and cards for
+            PCIe, which NVLink does not join, are too.
+    """
+
+    chip: Chip
+    host: Host
+    names: str
+    torus: Torus | None = None
+
+
+# NCCL's own cost model: latency of a step of a ring, protocol Simple, as for large messages.
+_NVLINK_S = 3.4e-6
+_NETWORK_S = 14e-6
+_NCCL = "latencies: NCCL src/graph/tuning.cc (ring, Simple)"
+_NETWORKS = "stas00/ml-engineering network/README.md"
+_ACCELERATORS = "stas00/ml-engineering compute/accelerator/README.md"
+_XLA = "memory as CUDA reports it and its bandwidth: openxla/xla target_config/specs"
+
+
+def _nvlink(
+    generation: int,
+    each: float,
+    nics: tuple[int, float],
+    pcie: float,
+    usual: str,
+    *,
+    devices: int = 8,
+    rack: int = 1,
+) -> Host:
+    """`each` and `pcie` in GB/s one way; `nics`: how many, and the Gb/s of each."""
+    return Host(
+        devices=devices,
+        link=f"NVLink {generation}",
+        latency_s=_NVLINK_S,
+        bytes_per_s=each * 1e9,
+        nics=nics[0],
+        nic_bytes_per_s=nics[1] * _GBIT,
+        pcie_bytes_per_s=pcie * 1e9,
+        network_latency_s=_NETWORK_S,
+        source=f"{_NETWORKS}; {_NCCL}",
+        usual=usual,
+        rack=rack,
+    )
+
+
+def _gpu(
+    name: str, memory_bytes: int, terabytes_per_s: float, teraflops: dict[str, float], source: str
+) -> Chip:
+    return Chip(
+        name=name,
+        platform="gpu",
+        memory_bytes=memory_bytes,
+        flops={dtype: rate * 1e12 for dtype, rate in teraflops.items()},
+        bytes_per_s=terabytes_per_s * 1e12,
+        source=source,
+    )
+
+
+# bfloat16 is not among what a V100 computes: XLA widens it to float32.
+# NVLink joins eight of them in a cube, not all with all: its rate is that of rings over all links.
+_VOLTA = {"float32": 15.7, "float16": 125.0}
+_AMPERE = {
+    "float32": 19.5,
+    "tensorfloat32": 156.0,
+    "bfloat16": 312.0,
+    "float16": 312.0,
+    "int8": 624.0,
+}
+_HOPPER = {
+    "float32": 67.0,
+    "tensorfloat32": 494.5,
+    "bfloat16": 989.0,
+    "float16": 989.0,
+    "float8": 1979.0,
+    "int8": 1979.0,
+}
+_B200 = {
+    "float32": 80.0,
+    "tensorfloat32": 1125.0,
+    "bfloat16": 2250.0,
+    "float16": 2250.0,
+    "float8": 4500.0,
+    "int8": 4500.0,
+}
+_GB200 = {
+    "float32": 90.0,
+    "tensorfloat32": 1250.0,
+    "bfloat16": 2500.0,
+    "float16": 2500.0,
+    "float8": 5000.0,
+    "int8": 5000.0,
+}
+_V100_SHEET = "NVIDIA V100 datasheet (SXM2)"
+_A100_SHEET = f"NVIDIA A100 datasheet (SXM4), in {_ACCELERATORS}"
+_H100_SHEET = f"NVIDIA H100 datasheet (SXM5, without sparsity), in {_ACCELERATORS}"
+_BLACKWELL_SHEET = (
+    f"NVIDIA Blackwell architecture brief (without sparsity), in {_ACCELERATORS}; float32: "
+    "glennklockwood.com/garden/processors/B200"
+)
+
+_GPUS = (
+    Machine(
+        chip=_gpu("V100-16GB", 16935682048, 0.898048, _VOLTA, f"{_V100_SHEET}; {_XLA}/v100.txtpb"),
+        host=_nvlink(2, 150, (1, 25), 15.75, "AWS p3.16xlarge: 25 Gb/s a host"),
+        names=r"(tesla)?v100(sxm[23]?)?(16(gb)?)?",
+    ),
+    Machine(
+        chip=_gpu(
+            "V100-32GB",
+            32 * GIB,
+            0.898048,
+            _VOLTA,
+            f"{_V100_SHEET}; memory nominal; its bandwidth: openxla/xla target_config/specs/v100",
+        ),
+        host=_nvlink(2, 150, (1, 100), 15.75, "AWS p3dn.24xlarge: 100 Gb/s a host"),
+        names=r"(tesla)?v100(sxm[23]?)?32(gb)?",
+    ),
+    Machine(
+        chip=_gpu(
+            "A100-40GB", 42331013120, 1.5552, _AMPERE, f"{_A100_SHEET}; {_XLA}/a100_sxm_40.txtpb"
+        ),
+        host=_nvlink(3, 300, (4, 100), 31, "AWS p4d.24xlarge: 4 x 100 Gb/s a host"),
+        names=r"(nvidia)?a100(sxm4?)?(40(gb)?)?",
+    ),
+    Machine(
+        chip=_gpu(
+            "A100-80GB", 85100068864, 2.03904, _AMPERE, f"{_A100_SHEET}; {_XLA}/a100_sxm_80.txtpb"
+        ),
+        host=_nvlink(3, 300, (8, 200), 31, "NVIDIA Selene: 8 x 200 Gb/s a host (arXiv:2104.04473)"),
+        names=r"(nvidia)?a100(sxm4?)?80(gb)?",
+    ),
+    Machine(
+        chip=_gpu("H100", 84942979072, 3.35232, _HOPPER, f"{_H100_SHEET}; {_XLA}/h100_sxm.txtpb"),
+        host=_nvlink(4, 450, (8, 400), 63, "NVIDIA DGX H100: 8 x 400 Gb/s a host"),
+        names=r"(nvidia)?h100(sxm5?)?(80(gb)?)?(hbm3)?",
+    ),
+    Machine(
+        chip=_gpu("H200", 151397597184, 4.8, _HOPPER, f"{_H100_SHEET}; {_XLA}/h200.txtpb"),
+        host=_nvlink(4, 450, (8, 400), 63, "400 GB/s a host, as AWS P5en (16 x 200 Gb/s)"),
+        names=r"(nvidia)?h200(sxm5?)?(141(gb)?)?(hbm3e)?",
+    ),
+    Machine(
+        chip=_gpu("B200", 191514411008, 7.67232, _B200, f"{_BLACKWELL_SHEET}; {_XLA}/b200.txtpb"),
+        host=_nvlink(5, 900, (8, 400), 63, "AWS P6-B200: 8 x 400 Gb/s a host"),
+        names=r"(nvidia)?b200(sxm6?)?((180|192)(gb)?)?(hbm3e)?",
+    ),
+    Machine(
+        chip=_gpu(
+            "GB200", 197897748480, 7.928064, _GB200, f"{_BLACKWELL_SHEET}; {_XLA}/gb200.txtpb"
+        ),
+        host=_nvlink(
+            5,
+            900,
+            (4, 400),
+            63,
+            "NVIDIA GB200 NVL72: 18 hosts of 4 devices on one NVLink; a NIC of 400 Gb/s for each "
+            "device is assumed",
+            devices=4,
+            rack=18,
+        ),
+        names=r"(nvidia)?gb200",
+    ),
+)
+
+_BOOK = "jax-ml/scaling-book tpus.md"
+_CLOUD = "docs.cloud.google.com/tpu/docs"
+# Of slices over the data centre's network nothing is published: that of a TCP stack.
+_DCN_S = 100e-6
+
+
+def _ici(devices: int, gigabytes_per_s: float, nics: tuple[int, float], pcie: float) -> Host:
+    """`gigabytes_per_s` over one link one way; `nics`: how many, and the Gb/s of each."""
+    return Host(
+        devices=devices,
+        link="ICI",
+        latency_s=1e-6,
+        bytes_per_s=gigabytes_per_s * 1e9,
+        nics=nics[0],
+        nic_bytes_per_s=nics[1] * _GBIT,
+        pcie_bytes_per_s=pcie * 1e9,
+        network_latency_s=_DCN_S,
+        source=f"{_BOOK}, sharding.md (1 us a hop)",
+        usual=f"{_CLOUD}, {_BOOK}; 100 us between slices is assumed",
+    )
+
+
+def _tpu(
+    name: str,
+    memory_bytes: int,
+    gigabytes_per_s: float,
+    teraflops: dict[str, float],
+    source: str,
+) -> Chip:
+    passes = {"float32": teraflops["bfloat16"] / 6, **teraflops}
+    return Chip(
+        name=name,
+        platform="tpu",
+        memory_bytes=memory_bytes,
+        flops={dtype: rate * 1e12 for dtype, rate in passes.items()},
+        bytes_per_s=gigabytes_per_s * 1e9,
+        source=source,
+    )
+
+
+_FLAT = Torus(
+    shapes=((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    longest=(16, 16),
+    cube=0,
+    source=f"{_CLOUD}/v5e, v6e (shapes); {_BOOK} (only an axis of 16 wraps)",
+)
+_CORNERS = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+
+_TPUS = (
+    Machine(
+        chip=_tpu(
+            "TPU v4",
+            int(30.75 * GIB),
+            1200,
+            {"bfloat16": 275.0, "int8": 275.0},
+            f"{_CLOUD}/v4; memory as the compiler reports it: erfanzar/EasyDeL issue 166",
+        ),
+        host=_ici(4, 45, (1, 200), 16),
+        names=r"(tpu)?v4",
+        torus=Torus(
+            shapes=_CORNERS,
+            longest=(16, 16, 16),
+            cube=4,
+            source=f"{_CLOUD}/v4; {_BOOK} (wraps where all axes are multiples of 4)",
+        ),
+    ),
+    Machine(
+        chip=_tpu(
+            "TPU v5e",
+            int(15.75 * GIB),
+            819,
+            {"bfloat16": 197.0, "int8": 394.0},
+            f"{_CLOUD}/v5e; memory as libtpu's compiler reports it",
+        ),
+        host=_ici(8, 45, (2, 100), 15),
+        names=r"(tpu)?v5(e|lite|litepod)",
+        torus=_FLAT,
+    ),
+    Machine(
+        chip=_tpu(
+            "TPU v5p",
+            95 * GIB,
+            2765,
+            {"bfloat16": 459.0, "float8": 459.0, "int8": 918.0},
+            f"{_CLOUD}/v5p (memory that a program may use); int8: {_BOOK}",
+        ),
+        host=_ici(4, 90, (1, 200), 15),
+        names=r"(tpu)?v5p?",
+        torus=Torus(
+            shapes=_CORNERS,
+            longest=(16, 16, 24),
+            cube=4,
+            source=f"{_CLOUD}/v5p (slices of 4x4x4 and greater are full 3D tori)",
+        ),
+    ),
+    Machine(
+        chip=_tpu(
+            "TPU v6e",
+            33550237696,
+            1638,
+            {"bfloat16": 918.0, "float8": 918.0, "int8": 1836.0},
+            f"{_CLOUD}/v6e; float8: jax pallas/mosaic/tpu_info.py; memory as the runtime reports "
+            "it: vllm-project/vllm pull request 16211",
+        ),
+        host=_ici(8, 90, (1, 200), 32),
+        names=r"(tpu)?(v6e|v6lite|trillium)",
+        torus=_FLAT,
+    ),
+)
+
+_CPU = Machine(
+    chip=Chip(
+        name="CPU",
+        platform="cpu",
+        memory_bytes=4 * GIB,
+        flops={"float32": 96e9, "bfloat16": 96e9, "float16": 96e9, "int8": 96e9},
+        bytes_per_s=10e9,
+        source="assumed: one core of 3 GHz with two units of eight float32 each, 4 GiB",
+    ),
+    host=Host(
+        devices=8,
+        link="memory",
+        latency_s=10e-6,
+        bytes_per_s=5e9,
+        nics=1,
+        nic_bytes_per_s=10 * _GBIT,
+        pcie_bytes_per_s=5e9,
+        network_latency_s=100e-6,
+        source="assumed: copies in memory at half its bandwidth",
+        usual="assumed: 10 Gb/s a host",
+    ),
+    names=r"cpu",
+)
+
+MACHINES: tuple[Machine, ...] = (*_GPUS, *_TPUS, _CPU)
+
+PLAIN_HOST = Host(
+    devices=8,
+    link="PCIe",
+    latency_s=5.7e-6,
+    bytes_per_s=15e9,
+    nics=1,
+    nic_bytes_per_s=25 * _GBIT,
+    pcie_bytes_per_s=15e9,
+    network_latency_s=_NETWORK_S,
+    source=f"assumed: PCIe 3 in a host; {_NCCL}",
+    usual="assumed: 25 Gb/s a host",
+)
+"""Of a chip that is not in the table."""
