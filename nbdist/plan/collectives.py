@@ -115,9 +115,7 @@ def _outermost_s(
     return min(ring_s, tree_s)
 
 
-def _phases_s(
-    nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
-) -> float:
+def _phases_s(nbytes: float, extent: Extent, topology: Topology, calibration: Calibration) -> float:
     seconds, share = 0.0, nbytes
     for index, size in enumerate(extent):
         seconds += _phase_s(share, size, index, topology, calibration)

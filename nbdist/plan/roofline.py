@@ -34,7 +34,9 @@ def matmul_s(
     """
     size = ITEM_BYTES[dtype]
     aligned = n * size % _ROW_BYTES == 0 and k * size % _ROW_BYTES == 0
-    rate = chip.flops[dtype] * calibration.matmul_ceiling * (1 if aligned else calibration.unaligned)
+    rate = (
+        chip.flops[dtype] * calibration.matmul_ceiling * (1 if aligned else calibration.unaligned)
+    )
     operands = batch * size * (m * k + k * n + m * n)
     return calibration.kernel_s + min(
         max(

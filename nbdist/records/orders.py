@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from nbdist.records.base import OnNan, Precision, Record, StrategyName
+from nbdist.records.plan import Planning
 
 
 class StepProgram(Record, frozen=True):
@@ -46,6 +47,7 @@ class StepOptions(Record, frozen=True):
         prefetch: batches that are made ahead of their steps; `auto` begins when steps wait.
         profile: steps that are traced after the first ones; 0 is none.
         profile_folder: where the trace of rank R goes, as `rank-R`; empty, it is not kept.
+        planning: what is asked of the layout, under pjrt.
     """
 
     data: str
@@ -61,6 +63,7 @@ class StepOptions(Record, frozen=True):
     prefetch: int | Literal["auto"] = 0
     profile: int = 0
     profile_folder: str = ""
+    planning: Planning = Planning()
 
 
 class StepRequest(Record, frozen=True):

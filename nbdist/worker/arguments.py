@@ -21,23 +21,31 @@ class Arguments:
     Args:
         names: each with its first line in the cell.
         values: of the names.
-        place: puts an array on the mesh.
     """
 
-    def __init__(
-        self,
-        names: dict[str, int],
-        values: tuple[Any, ...],
-        place: Callable[[Any], jax.Array],
-    ) -> None:
+    def __init__(self, names: dict[str, int], values: tuple[Any, ...]) -> None:
         self.names = names
         self._structures = [jax.tree.structure(value) for value in values]
-        self._leaves = [Leaves(jax.tree.leaves(value), place) for value in values]
+        self._leaves = [Leaves(jax.tree.leaves(value)) for value in values]
+        self._paths = [_paths(value) for value in values]
 
     @property
     def arrays(self) -> list[list[jax.Array]]:
         """What the devices hold, name by name."""
         return [leaves.arrays for leaves in self._leaves]
+
+    @property
+    def paths(self) -> list[list[str]]:
+        """What leads to each of the arrays, name by name."""
+        return [
+            [f"{name}{path}" for path in leaves.of_arrays(paths)]
+            for name, leaves, paths in zip(self.names, self._leaves, self._paths, strict=True)
+        ]
+
+    def place(self, place: Callable[[str, Any], jax.Array]) -> None:
+        """Put every array where `place`, given its name and path, has it."""
+        for leaves, paths in zip(self._leaves, self.paths, strict=True):
+            leaves.arrays = list(map(place, paths, leaves.arrays))
 
     def values(self, arrays: list[list[Any]]) -> dict[str, Any]:
         """The names' values, made of these arrays."""
@@ -63,3 +71,7 @@ class Arguments:
 def is_argument(value: Any) -> bool:
     """Whether it is an array, or a pytree: a tuple, a list, a dict, a module of Equinox's."""
     return is_array(value) or jax.tree.structure(value) != _LEAF
+
+
+def _paths(value: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value)]

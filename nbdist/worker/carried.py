@@ -81,17 +81,14 @@ class Carried:
         names: each with its first line in the cell.
         values: of the names, before the first step.
         form: how they are taken apart.
-        place: puts an array on the mesh.
     """
 
-    def __init__(
-        self, names: dict[str, int], values: Values, form: Form, place: Callable[[Any], jax.Array]
-    ) -> None:
+    def __init__(self, names: dict[str, int], values: Values, form: Form) -> None:
         self.names = names
         self._originals = values
         self._form = form
         leaves, self._structure = form.flatten(values)
-        self._leaves = Leaves(leaves, place, self._refuse_leaf)
+        self._leaves = Leaves(leaves, self._refuse_leaf)
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -101,6 +98,10 @@ class Carried:
     @arrays.setter
     def arrays(self, arrays: list[jax.Array]) -> None:
         self._leaves.arrays = arrays
+
+    def place(self, place: Callable[[str, Any], jax.Array]) -> None:
+        """Put every array where `place`, given its name and path, has it."""
+        self.arrays = [place(name, array) for name, array in self.named(self.arrays).items()]
 
     def named(self, arrays: list[Any]) -> dict[str, Any]:
         """These arrays by name and path."""

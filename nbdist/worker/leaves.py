@@ -32,22 +32,19 @@ class Leaves:
 
     Args:
         leaves: as they are before the first step.
-        place: puts an array on the mesh.
         refuse: makes the error for a leaf that changes, by its index and how it does.
     """
 
     def __init__(
         self,
         leaves: Sequence[Any],
-        place: Callable[[Any], jax.Array],
         refuse: Callable[[int, str], StepError] = lambda index, how: StepError(f"{index} {how}"),
     ) -> None:
-        self._place = place
         self._refuse = refuse
         self._constants = [_HOLE if is_array(leaf) else leaf for leaf in leaves]
         self._becoming: dict[int, jax.core.ShapedArray] = {}
         self._settled = False
-        self.arrays = [place(leaf) for leaf in leaves if is_array(leaf)]
+        self.arrays = [raw(leaf) for leaf in leaves if is_array(leaf)]
 
     def filled(self, arrays: Sequence[Any]) -> list[Any]:
         """All leaves, with these arrays in their places."""
@@ -78,7 +75,7 @@ class Leaves:
         leaves = self.filled(self.arrays)
         for index, seen in self._becoming.items():
             number = jnp.asarray(leaves[index])
-            leaves[index] = self._place(number if seen.weak_type else number.astype(seen.dtype))
+            leaves[index] = number if seen.weak_type else number.astype(seen.dtype)
             self._constants[index] = _HOLE
         self.arrays = [
             leaf
@@ -124,15 +121,33 @@ def described(leaf: Any) -> str:
     return str(jax.typeof(leaf)) if is_array(leaf) else repr(leaf)
 
 
+def raw(leaf: Any) -> Any:
+    """An array as it is, of a type that JAX has."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """The array on the mesh; itself if it is there already. Every rank has the same value."""
+    """The array on the mesh. Every rank has the same value.
+
+    One that is cut over these devices already stays as it lies: its user has chosen that, or an
+    earlier plan.
+    """
     if isinstance(leaf, jax.Array):
         if leaf.sharding.device_set == sharding.device_set:
-            return leaf
+            return _moved(leaf, sharding)
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = spread(np.asarray(jax.random.key_data(leaf)), sharding)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    return spread(np.asarray(jnp.asarray(leaf)), sharding)
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if not leaf.is_fully_replicated or sharding.is_fully_replicated:
+        return leaf
+    return jax.jit(lambda whole: whole, out_shardings=sharding)(leaf)
 
 
 def is_own(leaf: Any) -> bool:

@@ -162,7 +162,7 @@ class _Cell:
         if self._request.strategy == "pjrt":
             from nbdist.worker.pjrt_step import PjrtStep
 
-            return PjrtStep(request, self._define, namespace, strategy.mesh)
+            return PjrtStep(request, self._define, namespace, strategy)
         from nbdist.worker.mirrored_step import MirroredStep
 
         return MirroredStep(request, self._define, namespace, strategy, self._request.precision)

@@ -18,20 +18,23 @@ from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
 from nbdist.worker.data import kind_of, leaves, map_arrays
-from nbdist.worker.leaves import Spread, as_data, is_own, placed
+from nbdist.worker.leaves import as_data, is_own, placed
+from nbdist.worker.lowered import Lowered
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
+from nbdist.worker.planning import plan_of
 from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding
 
-    from nbdist.records import Rate, StepRequest
+    from nbdist.plan.model import Role
+    from nbdist.records import Plan, Rate, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
+    from nbdist.worker.pjrt_strategy import PjRTStrategy
     from nbdist.worker.traces import Tracer
 
 _ON_ARRAYS = (
@@ -43,14 +46,17 @@ _ON_ARRAYS = (
 class PjrtStep:
     """What the step carries is donated and stays on the devices; what it reads is an argument.
 
-    Carried are names that it reads and then assigns, and objects of Flax NNX. Everything carried
-    or read is replicated, the batch is split over the mesh's data axis.
+    Carried are names that it reads and then assigns, and objects of Flax NNX. How all of it lies on
+    the devices is planned once the first batch is known: until then it stays where the user has it.
 
     Args:
         request: the step.
         define: makes a function of a source, in the user's namespace, under the cell's name.
         namespace: the user's; carried names are taken from it and put back.
-        mesh: over all devices of all ranks.
+        strategy: over all devices of all ranks.
+
+    Attributes:
+        plan: how the step is laid out, from `prepare` on.
 
     Raises:
         StepError: a name's value can neither be carried nor be read.
@@ -63,24 +69,22 @@ class PjrtStep:
         request: StepRequest,
         define: Callable[[str], Callable[..., Any]],
         namespace: dict[str, Any],
-        mesh: Mesh,
+        strategy: PjRTStrategy,
     ) -> None:
-        self.replicas: int = mesh.size
+        self.replicas: int = strategy.mesh.size
         self.tracer: Tracer = PjrtTracer()
         self._request = request
         self._namespace = namespace
-        self._replicated = jax.NamedSharding(mesh, jax.P())
-        self._whole = Spread(self._replicated)
-        self._by_row = Spread(jax.NamedSharding(mesh, jax.P("data")))
+        self._strategy = strategy
         self._rates = rates_by_name(request, namespace)
         _check_same(request, namespace)
-        self._carried, self._read = _take(
-            request, namespace, self._replicated, apart=set(self._rates)
-        )
+        self._carried, self._read, self._held = _take(request, namespace, set(self._rates))
         parameters = [name for group in self._carried for name in group.names]
         parameters += [*self._read.names, *self._rates, *request.program.given]
         self._body = define(stepper.function_source(request, tuple(parameters)))
         self._step: jax.stages.Wrapped | None = None
+        self._lowered: Lowered
+        self.plan: Plan | None = None
         self._factor = Factor(1, 0)
         self._made = False
         self._reported: dict[str, jax.Array] = {}
@@ -107,15 +111,24 @@ class PjrtStep:
             self._read,
             step=self._step,
             pure=self._pure,
-            place=self._values,
+            place=self._lowered.batch,
             namespace=self._namespace,
         )
         return compare(subject, batch, self.replicas, coarse=False)
 
     def prepare(self, batch: Batch) -> None:
-        """State that changes its shape or type is refused here, before it does harm."""
+        """State that changes its shape or type is refused here, before it does harm.
+
+        Raises:
+            PlanError: the step fits on these devices in no way.
+        """
         if self._step is None:
-            self._step = self._settled(self._values(batch))
+            _check_numbers(batch)
+            whole = map_arrays(_outline, batch.everything())
+            self.plan = self._planned(self._settled(whole), whole)
+            self._lowered = Lowered(self.plan, self._strategy.mesh)
+            self._place()
+            self._step = self._compiled()
 
     def state(self) -> JaxState:
         """All that the step carries."""
@@ -147,7 +160,10 @@ class PjrtStep:
         self.prepare(batch)
         assert self._step is not None
         values = self._values(batch)
-        report, after = self._step(self._state(), self._read.arrays, self._factor.next(), values)
+        with self._lowered.scope():
+            report, after = self._step(
+                self._state(), self._read.arrays, self._factor.next(), values
+            )
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
         self._made = True
@@ -181,28 +197,65 @@ class PjrtStep:
         if kind not in self._seen:
             _check_numbers(batch)
             self._seen.add(kind)
-        return map_arrays(self._whole if batch.whole else self._by_row, batch.values)
+        return self._lowered.batch(batch)
 
     def _state(self) -> list[list[jax.Array]]:
         return [group.arrays for group in self._carried]
 
-    def _settled(self, batch: Any) -> jax.stages.Wrapped:
-        """The step, compiled once it is known which numbers it carries."""
+    def _settled(self, batch: Any) -> Any:
+        """The step's jaxpr, once it is known which numbers it carries."""
         while True:
-            state = self._state()
-            step = jax.jit(
-                self._pure,
-                donate_argnums=0,
-                out_shardings=(self._replicated, jax.tree.map(lambda leaf: leaf.sharding, state)),
-            )
+            shapes = jax.tree.map(_outline, (self._state(), self._read.arrays))
             try:
-                step.trace(state, self._read.arrays, 1.0, batch)  # JAX keeps it for the call
+                traced = jax.jit(self._pure).trace(*shapes, 1.0, batch)
             except jax.errors.TracerBoolConversionError as error:
                 error.args = (f"{error}\n{_ON_ARRAYS}",)
                 raise
             unsettled = [group for group in self._carried if group.settle()]
             if not unsettled:
-                return step
+                return traced.jaxpr
+
+    def _planned(self, traced: Any, batch: Any) -> Plan:
+        inputs: list[tuple[str, Role]] = [
+            (name, "carried") for group in self._carried for name in group.named(group.arrays)
+        ]
+        inputs += [(path, "read") for paths in self._read.paths for path in paths]
+        inputs.append(("the factor of learning rates", "read"))
+        given = dict(zip(self._request.program.given, batch, strict=True))
+        inputs += [
+            (f"{name}{jax.tree_util.keystr(path)}", "batch")
+            for name, tree in given.items()
+            for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        return plan_of(traced, inputs, self._strategy.target, self._request.options.planning)
+
+    def _place(self) -> None:
+        """Put everything where the plan has it."""
+
+        def at(path: str, array: Any) -> jax.Array:
+            return placed(array, self._lowered.sharding(path))
+
+        def donated(path: str, array: Any) -> jax.Array:
+            """On the mesh, and nobody else's: what is donated is gone."""
+            leaf = at(path, array)
+            if id(leaf) in self._held:
+                leaf = leaf.copy()
+            self._held.add(id(leaf))
+            return leaf
+
+        for group in self._carried:
+            group.place(donated)
+        self._read.place(at)
+
+    def _compiled(self) -> jax.stages.Wrapped:
+        return jax.jit(
+            self._lowered.over(self._pure),
+            donate_argnums=0,
+            out_shardings=(
+                self._lowered.replicated,
+                jax.tree.map(lambda leaf: leaf.sharding, self._state()),
+            ),
+        )
 
     def _pure(
         self, state: list[list[Any]], read: list[list[Any]], factor: Any, batch: tuple[Any, ...]
@@ -247,11 +300,14 @@ def _check_same(request: StepRequest, namespace: dict[str, Any]) -> None:
 
 
 def _take(
-    request: StepRequest, namespace: dict[str, Any], sharding: NamedSharding, apart: set[str]
-) -> tuple[list[Carried], Arguments]:
+    request: StepRequest, namespace: dict[str, Any], apart: set[str]
+) -> tuple[list[Carried], Arguments, set[int]]:
     """What the step carries and what it only reads, out of the user's namespace.
 
     Names in `apart` are given to the step in another way.
+
+    Returns:
+        Both, and the identities of arrays that other names mean.
     """
     program = request.program
     reads = {n: line for n, line in program.reads.items() if n not in apart}
@@ -268,19 +324,16 @@ def _take(
     closed = {n: line for n, line in lines.items() if n not in own and n not in read}
     check_captures(closed, set(program.carried), namespace, values(objects))
     held = held_elsewhere(namespace, own, in_place)
-
-    def donated(array: Any) -> jax.Array:
-        """On the mesh, and nobody else's: what is donated is gone."""
-        leaf = placed(array, sharding)
-        if id(leaf) in held:
-            leaf = leaf.copy()
-        held.add(id(leaf))
-        return leaf
-
-    carried = [Carried(trees, values(trees), Trees(), donated)]
+    carried = [Carried(trees, values(trees), Trees())]
     if objects:
         from nbdist.worker.nnx_objects import Objects, check_places
 
         check_places(objects, values(objects))
-        carried.append(Carried(objects, values(objects), Objects(), donated))
-    return carried, Arguments(read, values(read), lambda array: placed(array, sharding))
+        carried.append(Carried(objects, values(objects), Objects()))
+    return carried, Arguments(read, values(read)), held
+
+
+def _outline(array: Any) -> jax.ShapeDtypeStruct:
+    """Its shape and type, as JAX would hold it."""
+    kind = jax.typeof(array)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)

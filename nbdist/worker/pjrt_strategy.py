@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from importlib.util import find_spec
@@ -22,6 +23,8 @@ from nbdist.worker.replicas import PerReplica, Ragged, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from nbdist.plan.cost import Target
 
 
 class PjRTStrategy:
@@ -46,6 +49,13 @@ class PjRTStrategy:
         )
         self._placement = Placement(self.mesh)
         self._runner = Runner(self.mesh)
+
+    @functools.cached_property
+    def target(self) -> Target:
+        """What steps are planned for; every process has to ask for the first time."""
+        from nbdist.worker.planning import live_target
+
+        return live_target()
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -1,0 +1,179 @@
+"""How long a step takes in a layout: operations on a roofline, collectives by the links they cross.
+
+Where a group that is summed over is cut, the parts are summed by an all-reduce of the result
+(arXiv:1909.08053, section 3). Nothing is taken to be hidden behind something else: an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
+from nbdist.plan.model import flops_of
+from nbdist.plan.roofline import issued_s, matmul_s, memory_s
+from nbdist.records import DATA, MODEL, PlannedTime, Traffic
+
+if TYPE_CHECKING:
+    from nbdist.plan.calibration import Calibration
+    from nbdist.plan.layout import Laid
+    from nbdist.plan.model import Op, Value
+    from nbdist.records import Extent, Topology
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is made for.
+
+    Attributes:
+        topology: devices and links.
+        calibration: what they reach of what their data sheets say.
+        cautious: its figures are too uncertain to decide anything but what fits.
+    """
+
+    topology: Topology
+    calibration: Calibration
+    cautious: bool = False
+
+
+@dataclass
+class _Bill:
+    """What a step comes to."""
+
+    device_s: float = 0.0
+    operations: int = 0
+    collectives: int = 0
+    axes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    gradients: float = 0.0
+
+
+def time_of(
+    laid: Laid, program: tuple[Op, ...], target: Target, extents: dict[str, Extent]
+) -> PlannedTime:
+    """Seconds of one step.
+
+    Args:
+        laid: the model in its layout.
+        program: its operations, fused.
+        target: the hardware.
+        extents: how each mesh axis lies in the topology.
+    """
+    cost = Cost(laid, target, extents)
+    bill = cost.bill(program)
+    topology = target.topology
+    compute = issued_s(bill.device_s, bill.operations, bill.collectives, target.calibration)
+    peak = max(topology.chip.flops.values()) * topology.devices
+    step = compute + sum(bill.axes.values())
+    return PlannedTime(
+        compute=compute,
+        exposed=sum(bill.axes.values()),
+        traffic=tuple(
+            Traffic(_level(topology, extents[axis]), bill.bytes[axis], seconds)
+            for axis, seconds in bill.axes.items()
+            if seconds
+        ),
+        mfu=flops_of(laid.model.ops) / (peak * step) if step else 0.0,
+    )
+
+
+class Cost:
+    """Seconds of operations and of the collectives that they need."""
+
+    def __init__(self, laid: Laid, target: Target, extents: dict[str, Extent]) -> None:
+        self._laid = laid
+        self._machine = target
+        self._extents = extents
+
+    def bill(self, program: tuple[Op, ...]) -> _Bill:
+        """What all of it comes to."""
+        bill = _Bill()
+        self._add(bill, program, 1, outside=True)
+        self._add_data(bill)
+        return bill
+
+    def op_s(self, op: Op) -> float:
+        """Of an operation that is no loop, on each of the devices that share it."""
+        chip, calibration = self._machine.topology.chip, self._machine.calibration
+        if op.kind in ("dot", "conv"):
+            dtype = op.ins[0].dtype if op.ins[0].dtype in chip.flops else "float32"
+            return matmul_s(*self._product(op), dtype, chip, calibration)
+        return memory_s(self._moved(op), chip, calibration)
+
+    def reduced(self, op: Op) -> dict[str, float]:
+        """Bytes of the all-reduce that an operation needs, over each axis that needs one."""
+        laid, summed = self._laid, set(op.summed)
+        found: dict[str, float] = {}
+        out = {group for value in op.outs for group in value.groups}
+        nbytes = sum(laid.bytes_of(value) for value in op.outs)
+        if laid.by_data(summed) > 1 and laid.by_data(out) == 1:
+            found[DATA] = nbytes
+        if laid.by_model(summed) > 1 and laid.by_model(out) == 1:
+            found[MODEL] = nbytes
+        return found
+
+    def all_reduce_s(self, axis: str, nbytes: float) -> float:
+        target = self._machine
+        return all_reduce_s(nbytes, self._extents[axis], target.topology, target.calibration)
+
+    def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, outside: bool) -> None:
+        for op in ops:
+            if op.kind == "loop":
+                self._add(bill, op.body, times * op.times, outside=False)
+                continue
+            bill.device_s += times * self.op_s(op)
+            bill.operations += times
+            for axis, nbytes in self.reduced(op).items():
+                if axis == DATA and outside:
+                    bill.gradients += nbytes  # they go together, in few messages
+                    continue
+                bill.axes[axis] += times * self.all_reduce_s(axis, nbytes)
+                bill.bytes[axis] += times * nbytes
+                bill.collectives += times
+
+    def _add_data(self, bill: _Bill) -> None:
+        """Gradients over the data axis; under ZeRO-3 parameters are gathered twice as well."""
+        laid, extent = self._laid, self._extents[DATA]
+        topology, calibration = self._machine.topology, self._machine.calibration
+        if laid.layout.data == 1:
+            return
+        if laid.layout.zero != 3:
+            bill.axes[DATA] += all_reduce_s(bill.gradients, extent, topology, calibration)
+            bill.bytes[DATA] += bill.gradients
+            return
+        wholes = [laid.bytes_of(t.value) for t in laid.model.tensors if laid.is_gathered(t)]
+        bill.axes[DATA] += reduce_scatter_s(bill.gradients, extent, topology, calibration)
+        bill.axes[DATA] += sum(
+            2 * all_gather_s(whole, extent, topology, calibration) for whole in wholes
+        )
+        bill.bytes[DATA] += bill.gradients / 2 + sum(wholes)
+        bill.collectives += 2 * len(wholes)
+
+    def _product(self, op: Op) -> tuple[float, float, float, float]:
+        """Batch, m, n and k of a product, on each device."""
+        laid = self._laid
+        left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
+        summed = set(op.summed)
+        k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
+        if op.kind == "conv":
+            n = max(1.0, right / k)
+            return 1.0, max(1.0, out / n), n, k
+        batch = max(1.0, left / k * (right / k) / out)
+        return batch, max(1.0, left / k / batch), max(1.0, right / k / batch), k
+
+    def _moved(self, op: Op) -> float:
+        """Bytes that an operation reads and writes on each device."""
+        outs = sum(map(self._laid.bytes_of, op.outs))
+        if op.kind == "lookup":
+            return 2 * outs
+        ins: list[Value] = list(op.ins)
+        if op.kind == "scatter":
+            ins = ins[1:]  # it adds to the table in place
+        return outs + sum(map(self._laid.bytes_of, ins))
+
+
+def _level(topology: Topology, extent: Extent) -> str:
+    """The slowest links that an axis crosses."""
+    crossed = [level for level, size in zip(topology.levels, extent, strict=True) if size > 1]
+    return min(crossed, key=lambda level: level.bytes_per_s).name

@@ -1,0 +1,200 @@
+"""Which layouts of a step are legal, and how its arrays lie in one.
+
+The axis `data` cuts the batch. `model` cuts groups of dimensions; where a group that is summed over
+is cut, each device has a part of the sum (tensor parallelism, arXiv:1909.08053). What is carried
+may be cut over `data` as well, and is gathered where it is used (ZeRO, arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.records import DATA, MODEL
+
+if TYPE_CHECKING:
+    from nbdist.plan.model import Model, Op, Tensor, Value
+    from nbdist.records import Spec, Zero
+
+SMALLEST = 2**11
+"""Elements of an array that is worth cutting over the data axis: gathering a smaller one costs a
+message and saves nothing."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay a step out.
+
+    Attributes:
+        data: devices that share the batch.
+        model: devices that share the model.
+        split: groups that are cut over `model`.
+        zero: what is cut over `data` beside the batch.
+    """
+
+    data: int
+    model: int
+    split: frozenset[int] = frozenset()
+    zero: Zero = 0
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return {DATA: self.data, MODEL: self.model}
+
+
+class Laid:
+    """A model in a layout.
+
+    Args:
+        model: the step.
+        layout: how it is laid out.
+        states: numbers of the values that are carried and are no parameters.
+    """
+
+    def __init__(self, model: Model, layout: Layout, states: frozenset[int]) -> None:
+        self.model = model
+        self.layout = layout
+        self._states = states
+        self._batch = model.batch_groups
+
+    def by_data(self, groups: set[int]) -> int:
+        """In how many parts the batch's axis cuts what has dimensions of these groups."""
+        return 1 if self._batch.isdisjoint(groups) else self.layout.data
+
+    def by_model(self, groups: set[int]) -> int:
+        """In how many parts the model's axis cuts it."""
+        return 1 if self.layout.split.isdisjoint(groups) else self.layout.model
+
+    def parts(self, value: Value) -> int:
+        """In how many parts a value of the step is."""
+        groups = set(value.groups)
+        return self.by_data(groups) * self.by_model(groups)
+
+    def bytes_of(self, value: Value) -> float:
+        """Of a value of the step, on each device."""
+        return value.nbytes / self.parts(value)
+
+    def shares(self, op: Op) -> int:
+        """How many devices share an operation's work."""
+        groups = {group for value in (*op.ins, *op.outs) for group in value.groups}
+        return self.by_data(groups) * self.by_model(groups)
+
+    def role(self, tensor: Tensor) -> str:
+        """`parameter`, `state`, `read` or `batch`."""
+        if tensor.role != "carried":
+            return tensor.role
+        return "state" if tensor.value.number in self._states else "parameter"
+
+    def spec(self, tensor: Tensor) -> Spec:
+        """How an array that the step is given lies on the mesh."""
+        value = tensor.value
+        cut: list[tuple[str, ...]] = [() for _ in value.sizes]
+        if tensor.role == "batch":
+            if cut and self.layout.data > 1 and not value.sizes[0] % self.layout.data:
+                cut[0] = (DATA,)
+            return tuple(cut)
+        for dim, group in enumerate(value.groups):
+            if group in self.layout.split:
+                cut[dim] = (MODEL,)
+                break
+        if self._is_sharded(tensor):
+            dim = self._dimension_for_data(value, cut)
+            if dim >= 0:
+                cut[dim] = (*cut[dim], DATA)
+        return tuple(cut)
+
+    def device_bytes(self, tensor: Tensor) -> int:
+        """On each device, exactly."""
+        parts = 1
+        for axes in self.spec(tensor):
+            for axis in axes:
+                parts *= self.layout.axes[axis]
+        return tensor.value.nbytes // parts
+
+    def is_gathered(self, tensor: Tensor) -> bool:
+        """Whether it is cut over the data axis, and made whole where it is used."""
+        return self.role(tensor) == "parameter" and self._is_sharded(tensor)
+
+    def _is_sharded(self, tensor: Tensor) -> bool:
+        """Whether it is cut over the data axis though it is no batch."""
+        if self.layout.data == 1 or tensor.value.size < SMALLEST or tensor.role != "carried":
+            return False
+        return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")
+
+    def _dimension_for_data(self, value: Value, cut: list[tuple[str, ...]]) -> int:
+        """The largest one that can be cut, of those that are whole if there is one."""
+        fitting = [
+            dim
+            for dim, size in enumerate(value.sizes)
+            if not size % (self.layout.data * (self.layout.model if cut[dim] else 1))
+        ]
+        return max(fitting, key=lambda d: (not cut[d], value.sizes[d], -d), default=-1)
+
+
+def states_of(model: Model) -> frozenset[int]:
+    """Of what is carried, what never meets the batch: an optimizer's state, counters, averages."""
+    batch = model.batch_groups
+    carried = [t.value.number for t in model.tensors if t.role == "carried"]
+    origins = {number: 1 << place for place, number in enumerate(carried)}
+    met = 0
+    for op in model.ops:
+        values = (*op.ins, *op.outs)
+        meets = any(not batch.isdisjoint(v.groups) for v in values) or _loops_over(op, batch)
+        mask = 0
+        for value in op.ins:
+            mask |= origins.get(value.number, 0)
+        if meets:
+            met |= mask
+        elif mask and op.kind in ("stream", "reduce"):
+            for value in op.outs:
+                origins[value.number] = origins.get(value.number, 0) | mask
+    return frozenset(n for place, n in enumerate(carried) if not met >> place & 1)
+
+
+def _loops_over(op: Op, batch: frozenset[int]) -> bool:
+    return any(
+        not batch.isdisjoint(value.groups) or _loops_over(inner, batch)
+        for inner in op.body
+        for value in inner.outs
+    )
+
+
+def splittable(model: Model, parts: int) -> dict[int, str]:
+    """For each group of the arrays that are carried or read, why it cannot be cut in `parts`.
+
+    Empty where it can.
+    """
+    batch, doubled = model.batch_groups, _doubled(model.ops)
+    reasons: dict[int, str] = {}
+    for tensor in model.tensors:
+        for group in tensor.value.groups if tensor.role != "batch" else ():
+            if group >= 0 and group not in reasons:
+                reasons[group] = _reason(model, group, parts, batch, doubled)
+    return reasons
+
+
+def _reason(
+    model: Model, group: int, parts: int, batch: frozenset[int], doubled: frozenset[int]
+) -> str:
+    found = model.groups[group]
+    if group in batch:
+        return "it is the batch's"
+    if found.blocked:
+        return found.blocked
+    if group in doubled:
+        return "an operation has it twice"
+    if found.divisor % parts:
+        pad = -found.divisor % parts
+        return f"{found.divisor} is no multiple of {parts} (pad it by {pad})"
+    return ""
+
+
+def _doubled(ops: tuple[Op, ...]) -> frozenset[int]:
+    """Groups that a value of an operation has twice: one axis cannot cut both."""
+    found: set[int] = set()
+    for op in ops:
+        found |= _doubled(op.body)
+        for value in (*op.ins, *op.outs):
+            groups = [group for group in value.groups if group >= 0]
+            found |= {group for group in groups if groups.count(group) > 1}
+    return frozenset(found)

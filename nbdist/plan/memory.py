@@ -1,0 +1,84 @@
+"""How much memory a step takes on each device.
+
+What the step is given is counted exactly, as XLA counts it. The rest is what the fused program
+(`plan/fusion.py`) has in memory at the worst moment, if it is run in its own order; what is left at
+the end takes the place of what was given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.records import PlannedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from nbdist.plan.layout import Laid
+    from nbdist.plan.model import Op, Value
+    from nbdist.records import Chip
+
+MARGIN = 0.04
+"""Of the device's memory: what allocators lose in fragments, and runtimes keep to themselves."""
+
+
+def memory_of(laid: Laid, program: tuple[Op, ...], chip: Chip) -> PlannedMemory:
+    """What a layout takes.
+
+    Args:
+        laid: the model in its layout.
+        program: its operations, fused.
+        chip: the devices.
+    """
+    given = {tensor.value.number for tensor in laid.model.tensors}
+    batch, rest = _peak(laid, program, laid.model.results | given, laid.model.batch_groups)
+    gathered = _gathered(laid)
+    return PlannedMemory(
+        arguments=sum(laid.device_bytes(tensor) for tensor in laid.model.tensors),
+        gradients=int(rest + gathered),
+        activations=int(batch),
+        margin=int(MARGIN * chip.memory_bytes),
+        available=chip.memory_bytes,
+    )
+
+
+def _gathered(laid: Laid) -> float:
+    """Under ZeRO-3, the two largest parameters are whole at a time: one used, one on its way."""
+    wholes = [
+        laid.bytes_of(tensor.value) - laid.device_bytes(tensor)
+        for tensor in laid.model.tensors
+        if laid.is_gathered(tensor)
+    ]
+    return sum(sorted(wholes)[-2:])
+
+
+def _peak(
+    laid: Laid, ops: tuple[Op, ...], free: Collection[int], batch: Collection[int]
+) -> tuple[float, float]:
+    """The most bytes at a time, of values with the batch's dimensions and of others.
+
+    Args:
+        laid: the model in its layout.
+        ops: in their order.
+        free: numbers of values that take no memory of their own.
+        batch: the batch's groups.
+    """
+    last = {value.number: place for place, op in enumerate(ops) for value in op.ins}
+    ends: dict[int, list[Value]] = {}
+    now = [0.0, 0.0]
+    worst = (0.0, 0.0)
+    for place, op in enumerate(ops):
+        inner = _peak(laid, op.body, {v.number for v in op.outs}, batch) if op.body else (0.0, 0.0)
+        for value in op.outs:
+            if value.number not in free:
+                now[_is_other(value, batch)] += laid.bytes_of(value)
+                ends.setdefault(last.get(value.number, place), []).append(value)
+        here = now[0] + inner[0], now[1] + inner[1]
+        worst = max(worst, here, key=sum)
+        for value in ends.pop(place, ()):
+            now[_is_other(value, batch)] -= laid.bytes_of(value)
+    return worst
+
+
+def _is_other(value: Value, batch: Collection[int]) -> bool:
+    return not any(group in batch for group in value.groups)

@@ -1,0 +1,141 @@
+"""A training step as a planner sees it: arrays, dimensions that must agree, operations.
+
+Nothing here holds data: a model of 175 billion parameters is some thousand small objects.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["carried", "read", "batch"]
+
+Kind = Literal["dot", "conv", "lookup", "scatter", "reduce", "stream", "loop"]
+"""`lookup`: rows taken by index; `scatter`: rows added by index; `stream`: element by element;
+`loop`: its body is run `times` times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array in a step.
+
+    Attributes:
+        number: which one it is in the step.
+        sizes: its shape.
+        groups: for each dimension, which group of dimensions it is of; -1 where its size is 1.
+        itemsize: bytes of an element.
+        dtype: of an element.
+    """
+
+    number: int
+    sizes: tuple[int, ...]
+    groups: tuple[int, ...]
+    itemsize: int
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array that the step is given.
+
+    Attributes:
+        path: the expression that leads to it, `params['w1']`.
+        role: carried from step to step, only read, or of the batch.
+    """
+
+    path: str
+    role: Role
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Dimensions that must be cut alike, as operations tie them.
+
+    Attributes:
+        divisor: the largest number that divides all their sizes.
+        name: one of them, `params['w1'] dimension 1`.
+        blocked: why they cannot be cut over devices that hold the model; empty if they can.
+    """
+
+    divisor: int
+    name: str
+    blocked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operation, or some that are made together.
+
+    Attributes:
+        kind: what it is.
+        name: the primitive's.
+        ins: what it reads.
+        outs: what it makes.
+        summed: groups that it sums over: cut ones leave each device with a part of the sum.
+        flops: floating-point operations, once.
+        contract: of a `dot` or a `conv`, the length of each sum.
+        times: how often it is run.
+        body: of a `loop`, what is run.
+    """
+
+    kind: Kind
+    name: str
+    ins: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    summed: tuple[int, ...] = ()
+    flops: float = 0.0
+    contract: int = 1
+    times: int = 1
+    body: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One step, from what it is given to what it leaves.
+
+    Attributes:
+        tensors: what it is given, in order.
+        groups: of dimensions; `Value.groups` and `Op.summed` count in it.
+        ops: in the order in which they are made.
+        results: numbers of the values that it leaves.
+        notes: what could not be looked into.
+    """
+
+    tensors: tuple[Tensor, ...]
+    groups: tuple[Group, ...]
+    ops: tuple[Op, ...]
+    results: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def batch_groups(self) -> frozenset[int]:
+        """Those that the batch's rows are in."""
+        rows = (t.value for t in self.tensors if t.role == "batch" and t.value.sizes)
+        return frozenset(value.groups[0] for value in rows if value.groups[0] >= 0)
+
+    @property
+    def rows(self) -> int:
+        """Samples in a global batch; 1 where it has none."""
+        sizes = [t.value.sizes[0] for t in self.tensors if t.role == "batch" and t.value.sizes]
+        return max(sizes, default=1)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of what is carried."""
+        return sum(t.value.size for t in self.tensors if t.role == "carried")
+
+
+def flops_of(ops: tuple[Op, ...]) -> float:
+    """Floating-point operations of dots and convolutions; loops count as often as they run."""
+    return sum(op.times * (op.flops + flops_of(op.body)) for op in ops)

@@ -1,0 +1,193 @@
+"""The best layout of a step on a target, and why not the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.errors import PlanError
+from nbdist.plan.assign import split_for
+from nbdist.plan.cost import time_of
+from nbdist.plan.fusion import fused
+from nbdist.plan.layout import Laid, Layout, states_of
+from nbdist.plan.memory import MARGIN, memory_of
+from nbdist.plan.topology import describe, extents
+from nbdist.plan.warn import warnings_of
+from nbdist.records import Plan, PlannedTensor, RunnerUp, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.plan.cost import Target
+    from nbdist.plan.model import Model
+    from nbdist.records import PlannedMemory, PlannedTime, Planning, Zero
+
+SHOWN = 5
+"""Plans that were not chosen and are told of."""
+
+LEVELS: tuple[Zero, ...] = (0, 1, 3)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    laid: Laid
+    memory: PlannedMemory
+    time: PlannedTime
+    budget: int
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.budget
+
+    @property
+    def title(self) -> str:
+        return title_of(self.laid.layout.axes, self.laid.layout.zero)
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Faster is better, then what cuts less."""
+        layout = self.laid.layout
+        return float(f"{self.time.step:.3g}"), layout.model, layout.zero
+
+
+def plan(model: Model, target: Target, wishes: Planning) -> Plan:
+    """The fastest layout that fits.
+
+    Args:
+        model: the step.
+        target: the hardware.
+        wishes: what is asked of it.
+
+    Raises:
+        PlanError: none fits, or none is as was asked for.
+    """
+    candidates = sorted(_candidates(model, target, wishes), key=lambda c: c.rank)
+    if not candidates:
+        raise PlanError(_none(model, target, wishes))
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    if not fitting:
+        raise PlanError(_too_large(candidates))
+    if target.cautious:
+        fitting.sort(key=lambda c: (c.laid.layout.model, c.laid.layout.zero))
+    best = fitting[0]
+    others = [candidate for candidate in candidates if candidate is not best]
+    return _plan(best, others, target)
+
+
+def _candidates(model: Model, target: Target, wishes: Planning) -> Iterator[_Candidate]:
+    program, states = fused(model.ops, model.results), states_of(model)
+    topology = target.topology
+    budget = wishes.budget or topology.chip.memory_bytes
+    given = int(budget - MARGIN * topology.chip.memory_bytes)
+    for bare in _bare(model, topology.devices, wishes):
+        lie = extents(bare.axes, topology)
+        split: frozenset[int] | None = frozenset()
+        if bare.model > 1:
+            split = split_for(model, program, bare, states, target, lie, given)
+        if not split and bare.model > 1:
+            continue
+        laid = Laid(model, Layout(bare.data, bare.model, split or frozenset(), bare.zero), states)
+        yield _Candidate(
+            laid,
+            memory_of(laid, program, topology.chip),
+            time_of(laid, program, target, lie),
+            budget,
+        )
+
+
+def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
+    """Sizes of axes that are possible, with nothing cut over the model's yet."""
+    largest = max((group.divisor for group in model.groups), default=1)
+    for size in range(1, min(devices, largest) + 1):
+        data = devices // size
+        if devices % size or model.rows % data:
+            continue
+        for zero in LEVELS if data > 1 else LEVELS[:1]:
+            asked = {"data": data, "model": size, "zero": zero} | wishes.fixed
+            if asked == {"data": data, "model": size, "zero": zero}:
+                yield Layout(data, size, zero=zero)
+
+
+def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
+    laid, model = best.laid, best.laid.model
+    tensors = tuple(
+        PlannedTensor(
+            path=tensor.path,
+            role=laid.role(tensor),
+            shape=tensor.value.sizes,
+            dtype=tensor.value.dtype,
+            spec=laid.spec(tensor),
+            device_bytes=laid.device_bytes(tensor),
+        )
+        for tensor in model.tensors
+    )
+    return Plan(
+        axes=laid.layout.axes,
+        zero=laid.layout.zero,
+        rows=model.rows,
+        on=describe(target.topology),
+        tensors=tensors,
+        memory=best.memory,
+        time=best.time,
+        warnings=warnings_of(laid, best.time),
+        runners_up=tuple(_why(best, other) for other in others[:SHOWN]),
+        notes=(*model.notes, *target.topology.assumed),
+    )
+
+
+def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
+    if not other.fits:
+        why = f"{_gb(other.memory.total - other.budget)} too much on each device"
+    elif other.time.step > best.time.step:
+        why = f"{other.time.step / best.time.step - 1:.0%} slower"
+    else:
+        why = "it cuts more, and the figures of this hardware are not certain enough for that"
+    return RunnerUp(
+        title=other.title,
+        step_s=other.time.step,
+        device_bytes=other.memory.total,
+        why=why,
+    )
+
+
+def _none(model: Model, target: Target, wishes: Planning) -> str:
+    asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
+    devices, rows = target.topology.devices, model.rows
+    if asked:
+        return (
+            f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply "
+            f"to {devices}, and data divides the batch of {rows}"
+        )
+    return (
+        f"a batch of {rows} cannot be cut over {devices} devices, nor can the model: choose a "
+        f"batch that {devices} divides, as {-(-rows // devices) * devices}"
+    )
+
+
+def _too_large(candidates: list[_Candidate]) -> str:
+    """By how much, and what would make it fit."""
+    least = min(candidates, key=lambda c: c.memory.total)
+    memory, budget = least.memory, least.budget
+    over = memory.total - budget
+    room = max(1, budget - memory.margin)
+    more = -(-(memory.total - memory.margin) // room)
+    head = (
+        f"the step fits nowhere: at its smallest ({least.title}) it takes "
+        f"{_gb(memory.total)} on each device, {_gb(over)} ({over:,} bytes) more than the "
+        f"{_gb(budget)} there are. It would fit with"
+    )
+    lines = [head, f"  - about {more} times as many devices"]
+    if memory.activations:
+        part = max(0.0, 1 - over / memory.activations)
+        rows = int(least.laid.model.rows * part)
+        lines.append(
+            f"  - a global batch of {rows}"
+            if rows
+            else "  - activations that are made again: jax.checkpoint around each layer"
+        )
+    lines.append("  - parameters and state in bfloat16, which takes half as much of them")
+    return "\n".join(lines)
+
+
+def _gb(nbytes: float) -> str:
+    return f"{nbytes / 1e9:,.3g} GB"

@@ -1,0 +1,161 @@
+"""A plan: how a step is laid out over devices, and what that is expected to cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from nbdist.records.base import Record
+
+Spec = tuple[tuple[str, ...], ...]
+"""For each dimension of an array, the mesh axes that it is cut over, the outer one first."""
+
+Zero = Literal[0, 1, 3]
+"""What is cut over the data axis beside the batch: nothing; the optimizer's state (ZeRO-1);
+parameters too (ZeRO-3, fully sharded)."""
+
+
+class PlannedTensor(Record, frozen=True):
+    """An array that the step is given.
+
+    Attributes:
+        path: the expression that leads to it.
+        role: `parameter`, `state` (an optimizer's, a counter), `read` or `batch`.
+        spec: one entry for each dimension.
+        device_bytes: on each device.
+    """
+
+    path: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    device_bytes: int
+
+
+class PlannedMemory(Record, frozen=True):
+    """Bytes on each device.
+
+    Attributes:
+        arguments: of what the step is given: exact.
+        gradients: what is made anew beside parameters, before it takes their place.
+        activations: what the step keeps on its way, at most.
+        margin: for fragments and the runtime's own.
+        available: on a device.
+    """
+
+    arguments: int
+    gradients: int
+    activations: int
+    margin: int
+    available: int
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.gradients + self.activations + self.margin
+
+
+class Traffic(Record, frozen=True):
+    """What a step sends over the links of one level.
+
+    Attributes:
+        level: the links' name.
+        bytes: sent by each device.
+        seconds: that it takes, overlapped or not.
+    """
+
+    level: str
+    bytes: float
+    seconds: float
+
+
+class PlannedTime(Record, frozen=True):
+    """Seconds of one step.
+
+    Attributes:
+        compute: of the operations.
+        exposed: of collectives that nothing hides.
+        traffic: of all collectives, by level.
+        mfu: model FLOPs utilisation: the step's operations over what the devices could do.
+    """
+
+    compute: float
+    exposed: float
+    traffic: tuple[Traffic, ...]
+    mfu: float
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.exposed
+
+
+class RunnerUp(Record, frozen=True):
+    """A plan that was not chosen, and why."""
+
+    title: str
+    step_s: float
+    device_bytes: int
+    why: str
+
+
+class Plan(Record, frozen=True):
+    """How a step is laid out.
+
+    Attributes:
+        axes: of the mesh, outermost first.
+        zero: what is cut over the data axis beside the batch.
+        rows: in the global batch that it was made for.
+        on: the hardware in words.
+        notes: what could not be looked into, and what was assumed.
+    """
+
+    axes: dict[str, int]
+    zero: Zero
+    rows: int
+    on: str
+    tensors: tuple[PlannedTensor, ...]
+    memory: PlannedMemory
+    time: PlannedTime
+    warnings: tuple[str, ...] = ()
+    runners_up: tuple[RunnerUp, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.axes.values())
+
+    @property
+    def title(self) -> str:
+        """As in `data 4 x tensor 2, ZeRO-3`."""
+        return title_of(self.axes, self.zero)
+
+
+def title_of(axes: dict[str, int], zero: Zero) -> str:
+    """A layout in a few words."""
+    words = {DATA: "data", MODEL: "tensor"}
+    parts = [f"{words[axis]} {size}" for axis, size in axes.items() if size > 1]
+    return " x ".join(parts or ["one device"]) + (f", ZeRO-{zero}" if zero else "")
+
+
+class Planning(Record, frozen=True):
+    """What is asked of a plan.
+
+    Attributes:
+        budget: bytes that may be taken on each device; 0 is all there is.
+        fixed: sizes of axes, and `zero`, that are given.
+        given: a plan that is to be taken as it is.
+        on: hardware to plan for in place of what is there; nothing is run then.
+        only: nothing is run.
+    """
+
+    budget: int = 0
+    fixed: dict[str, int] = msgspec.field(default_factory=dict)
+    given: Plan | None = None
+    on: str = ""
+    only: bool = False
+
+
+DATA, MODEL = "data", "model"
+"""The mesh's axes: the batch is cut over the first, what the model is made of over the second."""

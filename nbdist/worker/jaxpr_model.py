@@ -1,0 +1,231 @@
+"""A planner's model of a step, read from its jaxpr: shapes alone, no memory is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.extend.core import Jaxpr, Literal
+
+from nbdist.plan.dims import Dims
+from nbdist.plan.model import Model, Op, Tensor, Value
+from nbdist.worker.jaxpr_rules import RULES, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.plan.model import Kind, Role
+
+    Nested = Callable[["_Builder", Any, list[Value]], list[Value]]
+
+
+def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
+    """The model of a step.
+
+    Args:
+        closed: `jax.core.ClosedJaxpr`, as `jax.make_jaxpr` and `jit(...).trace(...)` have it.
+        inputs: of each of its inputs, the path and the role.
+    """
+    build = _Builder()
+    values = [
+        build.new(var.aval, path)
+        for var, (path, _) in zip(closed.jaxpr.invars, inputs, strict=True)
+    ]
+    rows = [
+        v.groups[0]
+        for v, (_, role) in zip(values, inputs, strict=True)
+        if role == "batch" and v.sizes
+    ]
+    for group in rows[1:]:
+        build.dims.tie(rows[0], group)
+    results = build.inline(closed, values)
+    tensors = [
+        Tensor(path, role, value) for value, (path, role) in zip(values, inputs, strict=True)
+    ]
+    return build.finish(tensors, results)
+
+
+class _Builder:
+    """Values, ties and operations, as the program is gone through."""
+
+    def __init__(self) -> None:
+        self.dims = Dims()
+        self._ops: list[Op] = []
+        self._count = 0
+        self._name = ""
+        self._notes: dict[str, None] = {}
+
+    def new(self, aval: Any, name: str = "") -> Value:
+        sizes = tuple(aval.shape)
+        groups = tuple(
+            self.dims.fresh(size, f"{name} dimension {dim}" if name else "")
+            for dim, size in enumerate(sizes)
+        )
+        self._count += 1
+        return Value(self._count, sizes, groups, _itemsize(aval.dtype), str(aval.dtype))
+
+    def emit(
+        self,
+        kind: Kind,
+        ins: Sequence[Value],
+        outs: Sequence[Value],
+        summed: Sequence[int] = (),
+        flops: float = 0.0,
+        contract: int = 1,
+    ) -> None:
+        self._ops.append(
+            Op(kind, self._name, tuple(ins), tuple(outs), tuple(summed), flops, contract)
+        )
+
+    def note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
+        """Its equations become this program's."""
+        closed = jaxpr if isinstance(jaxpr, Jaxpr) else jaxpr.jaxpr
+        known: dict[Any, Value] = dict(zip(closed.invars, args, strict=True))
+        for var in closed.constvars:
+            known[var] = self.new(var.aval)
+
+        def value(atom: Any) -> Value:
+            return self.new(atom.aval) if isinstance(atom, Literal) else known[atom]
+
+        for eqn in closed.eqns:
+            ins = [value(atom) for atom in eqn.invars]
+            self._name = eqn.primitive.name
+            nested = NESTED.get(eqn.primitive.name)
+            if nested is not None:
+                outs = nested(self, eqn, ins)
+            else:
+                outs = RULES.get(eqn.primitive.name, unknown)(self, eqn, ins)
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return [value(atom) for atom in closed.outvars]
+
+    def loop(self, jaxpr: Any, args: list[Value], times: int) -> list[Value]:
+        """Its equations become the body of one operation."""
+        around, self._ops = self._ops, []
+        outs = self.inline(jaxpr, args)
+        body, self._ops = tuple(self._ops), around
+        self._ops.append(Op("loop", "scan", (), (), times=times, body=body))
+        return outs
+
+    def close(self, ins: Sequence[Value], outs: Sequence[Value]) -> None:
+        """The last loop reads and leaves these."""
+        self._ops[-1] = replace(self._ops[-1], ins=tuple(ins), outs=tuple(outs))
+
+    def finish(self, tensors: list[Tensor], results: list[Value]) -> Model:
+        numbers, groups = self.dims.groups()
+
+        def group(dim: int) -> int:
+            return numbers[self.dims.find(dim)] if dim >= 0 else -1
+
+        made: dict[int, Value] = {}
+
+        def settled(value: Value) -> Value:
+            if value.number not in made:
+                made[value.number] = replace(value, groups=tuple(map(group, value.groups)))
+            return made[value.number]
+
+        def op(old: Op) -> Op:
+            return replace(
+                old,
+                ins=tuple(map(settled, old.ins)),
+                outs=tuple(map(settled, old.outs)),
+                summed=tuple(group(dim) for dim in old.summed if dim >= 0),
+                body=tuple(map(op, old.body)),
+            )
+
+        return Model(
+            tensors=tuple(replace(t, value=settled(t.value)) for t in tensors),
+            groups=groups,
+            ops=tuple(map(op, self._ops)),
+            results=frozenset(value.number for value in results),
+            notes=tuple(self._notes),
+        )
+
+
+def _itemsize(dtype: Any) -> int:
+    """Of random keys, that of their data."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return 8
+    return int(dtype.itemsize)
+
+
+def _call(name: str) -> Nested:
+    def nested(build: _Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+        return build.inline(eqn.params[name], ins)
+
+    return nested
+
+
+def _scan(build: _Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    params = eqn.params
+    consts, carries = params["num_consts"], params["num_carry"]
+    body_vars = params["jaxpr"].jaxpr.invars
+    stacked = ins[consts + carries :]
+    slices = [build.new(var.aval) for var in body_vars[consts + carries :]]
+    for whole, part in zip(stacked, slices, strict=True):
+        _tie_slices(build, whole, part)
+    carry = [build.new(var.aval) for var in body_vars[consts : consts + carries]]
+    outs = build.loop(params["jaxpr"], [*ins[:consts], *carry, *slices], params["length"])
+    made = [build.new(var.aval) for var in eqn.outvars]
+    for before, first, after, last in zip(
+        carry, ins[consts : consts + carries], outs[:carries], made[:carries], strict=True
+    ):
+        for other in (first, after, last):
+            _tie(build, before, other)
+    for part, whole in zip(outs[carries:], made[carries:], strict=True):
+        _tie_slices(build, whole, part)
+    build.close(ins, made)
+    return made
+
+
+def _while(build: _Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    """How often it runs nobody knows: its body counts once."""
+    params = eqn.params
+    conds, bodies = params["cond_nconsts"], params["body_nconsts"]
+    carry = ins[conds + bodies :]
+    build.inline(params["cond_jaxpr"], [*ins[:conds], *carry])
+    outs = build.loop(params["body_jaxpr"], [*ins[conds : conds + bodies], *carry], 1)
+    build.close(ins, outs)
+    for before, after in zip(carry, outs, strict=True):
+        _tie(build, before, after)
+    build.note("a while loop counts as if it ran once")
+    return outs
+
+
+def _cond(build: _Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    """Every branch counts: which one is taken nobody knows."""
+    made = [build.new(var.aval) for var in eqn.outvars]
+    for branch in eqn.params["branches"]:
+        for out, own in zip(made, build.inline(branch, ins[1:]), strict=True):
+            _tie(build, out, own)
+    build.emit("stream", (), made)
+    return made
+
+
+def _tie(build: _Builder, a: Value, b: Value) -> None:
+    for x, y in zip(a.groups, b.groups, strict=True):
+        build.dims.tie(x, y)
+
+
+def _tie_slices(build: _Builder, whole: Value, part: Value) -> None:
+    """What a scan goes over is never cut along its first dimension."""
+    build.dims.block(whole.groups[0], "a scan goes over it")
+    for x, y in zip(whole.groups[1:], part.groups, strict=True):
+        build.dims.tie(x, y)
+
+
+NESTED: dict[str, Nested] = {
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"), _call("jaxpr")
+    ),
+    **dict.fromkeys(
+        ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call("call_jaxpr")
+    ),
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+}
+"""Primitives that hold programs, by name."""

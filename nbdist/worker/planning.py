@@ -1,0 +1,88 @@
+"""A step planned for the devices that are there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import msgspec
+
+from nbdist.plan.cost import Target
+from nbdist.plan.defaults import calibration_of
+from nbdist.plan.search import plan
+from nbdist.plan.topology_live import live
+from nbdist.records import LocalDevices
+from nbdist.worker import processes
+from nbdist.worker.jaxpr_model import model_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.plan.model import Role
+    from nbdist.records import Plan, Planning
+
+_MB = 2**20
+
+
+def plan_of(
+    traced: Any, inputs: Sequence[tuple[str, Role]], target: Target, wishes: Planning
+) -> Plan:
+    """How a step is laid out.
+
+    Args:
+        traced: its jaxpr, closed.
+        inputs: the path and the role of each of its inputs.
+        target: the hardware.
+        wishes: what is asked of the plan.
+
+    Raises:
+        PlanError: it fits nowhere, or not as it was asked for.
+    """
+    return plan(model_of(traced, inputs), target, wishes)
+
+
+def live_target() -> Target:
+    """The devices of all processes; every process has to ask."""
+    own = _own_devices()
+    hosts = processes.agree([zlib.crc32(own.host.encode()), (own.memory_bytes or 0) // _MB])
+    said = [
+        msgspec.structs.replace(own, host=f"{host:08x}", memory_bytes=int(megabytes) * _MB or None)
+        for host, megabytes in hosts
+    ]
+    topology = live(_shared_out(said))
+    return Target(topology, calibration_of(topology.chip), cautious=own.platform == "cpu")
+
+
+def _own_devices() -> LocalDevices:
+    devices = jax.local_devices()
+    first = devices[0]
+    stats = first.memory_stats() or {}
+    coords = tuple(tuple(d.coords) for d in devices) if first.platform == "tpu" else ()
+    return LocalDevices(
+        host=socket.gethostname(),
+        platform=first.platform,
+        kind=first.device_kind,
+        devices=len(devices),
+        memory_bytes=stats.get("bytes_limit", _host_bytes() if first.platform == "cpu" else None),
+        slice_index=getattr(first, "slice_index", 0),
+        coords=coords,
+    )
+
+
+def _shared_out(said: list[LocalDevices]) -> list[LocalDevices]:
+    """CPUs' devices have their host's memory between them."""
+    if said[0].platform != "cpu":
+        return said
+    on_host = {own.host: sum(o.devices for o in said if o.host == own.host) for own in said}
+    return [
+        msgspec.structs.replace(own, memory_bytes=(own.memory_bytes or 0) // on_host[own.host])
+        for own in said
+    ]
+
+
+def _host_bytes() -> int:
+    """Of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
