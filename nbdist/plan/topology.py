@@ -93,6 +93,7 @@ def _devices(count: int, name: str, nics: Nics | None) -> Topology:
     racked = squash(name).removeprefix("gb200") == squash(_RACK)
     machine = _machine("GB200" if racked else name)
     total = count * 72 if racked else count
+    _check_shapeless(machine, total)
     usual = machine.host.devices
     if total > usual and total % usual:
         full = total // usual * usual
@@ -104,11 +105,16 @@ def _devices(count: int, name: str, nics: Nics | None) -> Topology:
     return _hosts(max(1, total // usual), min(total, usual), machine, nics)
 
 
+def _check_shapeless(machine: Machine, devices: int) -> None:
+    if machine.torus:
+        name = machine.chip.name
+        proposed = shape_for(devices, machine.torus) or written(machine.torus.longest)
+        raise PlanError(f"slices of {name} have a shape: type {name}:{proposed}")
+
+
 def _hosts(hosts: int, devices: int, machine: Machine, nics: Nics | None) -> Topology:
     name = machine.chip.name
-    if machine.torus:
-        proposed = shape_for(hosts * devices, machine.torus) or written(machine.torus.longest)
-        raise PlanError(f"slices of {name} have a shape: type {name}:{proposed}")
+    _check_shapeless(machine, hosts * devices)
     if not hosts or not devices:
         raise PlanError(f"{hosts * devices} x {name} are no devices: type 1 x {name} or more")
     levels = of_hosts(machine.host, hosts, devices, nics or usual_nics(machine.host))

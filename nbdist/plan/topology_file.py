@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -100,29 +100,32 @@ def _record(place: str, raw: object, kind: type[_R], faults: list[str]) -> _R | 
 
 def _value(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
     """As its type; numbers are finite and more than nothing. A fault where it is not so."""
+    if isinstance(raw, dict) and get_origin(kind) is dict:
+        of = get_args(kind)[1]
+        value = {key: _value(f"{place}.{key}", item, of, faults) for key, item in raw.items()}
+    else:
+        value = _plain(place, raw, kind, faults)
+    if value in ("", {}):
+        faults.append(f"{place}: is empty")
+    return value
+
+
+def _plain(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
     try:
         value = msgspec.convert(_whole(raw), kind)
     except msgspec.ValidationError as error:
         said = str(error).partition(" - at")[0]
         faults.append(f"{place}: {said[:1].lower()}{said[1:]}")
         return None
-    for inner, number in _numbers(place, value):
-        least = "0 or more" if inner.rpartition(".")[2] in _MAY_BE_ZERO else "more than 0"
-        if not math.isfinite(number) or number < 0 or (number == 0 and least == "more than 0"):
-            faults.append(f"{inner}: is {number}, and has to be {least}")
-    if value in ("", {}):
-        faults.append(f"{place}: is empty")
+    zero = place.rpartition(".")[2] in _MAY_BE_ZERO
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and not (0 < value < math.inf or (zero and value == 0)):
+        faults.append(
+            f"{place}: is {value}, and has to be {'0 or more' if zero else 'more than 0'}"
+        )
     return value
 
 
 def _whole(raw: object) -> object:
     """Whole numbers may be written as 80e9."""
     return int(raw) if isinstance(raw, float) and raw.is_integer() else raw
-
-
-def _numbers(place: str, value: object) -> list[tuple[str, float]]:
-    if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
-        return []
-    if isinstance(value, dict):
-        return [(f"{place}.{key}", number) for key, number in value.items()]
-    return [(place, value)]

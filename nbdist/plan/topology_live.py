@@ -167,7 +167,8 @@ def _of_tpus(processes: Sequence[LocalDevices], chip: Chip, torus: Torus) -> tup
 
 def _shape(coords: Collection[tuple[int, ...]], torus: Torus) -> tuple[int, ...]:
     """Of the box that the chips fill."""
-    sides = [len({place[axis] for place in coords}) for axis in range(len(torus.longest))]
+    lines = list(zip(*coords, strict=True))[: len(torus.longest)]
+    sides = [max(line) - min(line) + 1 for line in lines]
     if math.prod(sides) != len(coords):
         raise PlanError(
             f"the slice's {len(coords)} TPUs are no whole box, whose sides are "
