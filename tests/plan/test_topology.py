@@ -87,6 +87,7 @@ def test_a_name_is_a_topology(text: str, chip: str, levels: list[tuple[str, int]
         ("2 x v5e:16x16", 3.125e9, 12.5e9),
         ("2 x v5p:4x4x4", 6.25e9, 15e9),
         ("2 x v5e:16x16, 800 Mbps", 1e8 / 8, 1e8),
+        ("2 x v5e:2x2, 800 Mbps", 1e8 / 4, 1e8),
     ],
 )
 def test_devices_share_what_their_host_sends(text: str, shared: float, alone: float) -> None:
@@ -204,6 +205,10 @@ def test_adding_hosts_never_changes_what_is_within_them(name: str, hosts: int, r
         (
             "32xH100, 0 Gbps",
             "'0 Gbps' is no rate of a host's network: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
+        ),
+        (
+            "32xH100, 0x200 Gbps",
+            "'0x200 Gbps' is no rate of a host's network: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
         ),
         (
             "32xH100, ",

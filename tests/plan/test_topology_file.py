@@ -91,6 +91,12 @@ def test_a_chip_is_described(tmp_path: Path) -> None:
     assert [(level.name, level.size) for level in topology.levels] == [("host", 8), ("network", 4)]
 
 
+def test_a_path_may_be_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my.toml").write_text(EXAMPLE)
+    assert parse("~/my.toml").devices == 32
+
+
 def faults_of(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "my.toml"
     path.write_text(text)
