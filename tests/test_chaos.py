@@ -35,11 +35,25 @@ SPARE_FILES = 8
 pytestmark = pytest.mark.full  # ten minutes; test_healing.py kills three in make test
 
 
-class Killer:
-    """Kills a random worker some time after each heal."""
+IN_A_HEAL = 0.25
+"""The share of kills that do not wait until the run is a checkpoint farther: more of them, and a
+run whose workers take longer to come back than they live would never end."""
 
-    def __init__(self, cluster: nbdist.Cluster, seed: int) -> None:
+
+class Killer:
+    """Kills a random worker some time after each heal, and now and then in one.
+
+    Args:
+        cluster: whose workers.
+        seed: of all that is random.
+        folder: where the run saves its state.
+        most: kills.
+    """
+
+    def __init__(self, cluster: nbdist.Cluster, seed: int, folder: Path, most: int) -> None:
         self.kills = 0
+        self._most = most
+        self._folder = folder
         self._cluster = cluster
         self._random = random.Random(seed)
         self._over = threading.Event()
@@ -54,12 +68,17 @@ class Killer:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._random.uniform(0.5, 5.0)):
+        last = ""
+        while self.kills < self._most and not self._over.wait(self._random.uniform(0.0, 2.0)):
+            newest = max((path.name for path in self._folder.glob("step-*")), default="")
+            if newest == last and self._random.random() > IN_A_HEAL:
+                continue
             workers = self._cluster.workers(measure=False)
             if all(worker.state == "busy" for worker in workers):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._random.choice(workers).pid, signal.SIGKILL)
                     self.kills += 1
+                    last = newest
 
 
 @pytest.fixture(params=["mirrored step", "pjrt step"])
@@ -92,8 +111,9 @@ def test_a_hundred_random_kills_leave_no_trace(
     while kills < KILLS:
         number += 1
         set_up(cluster, form, PACE_S)
-        saving = Saving(folder=str(tmp_path / str(number)), every_steps=7)
-        with Killer(cluster, seed=number) as killer:
+        folder = tmp_path / str(number)
+        saving = Saving(folder=str(folder), every_steps=7)
+        with Killer(cluster, number, folder, KILLS - kills) as killer:
             run = form.run(
                 cluster, epochs=EPOCHS, data="batches", saving=saving, max_heals=10 * KILLS
             )
