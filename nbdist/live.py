@@ -16,6 +16,7 @@ from nbdist.records import (
     FitBegun,
     Metrics,
     Note,
+    Planned,
     Rows,
     RunState,
     RunWorker,
@@ -184,6 +185,8 @@ class KeptLiveRun:
                 steps=record.steps,
                 split=record.sharding,
             )
+        elif isinstance(record, Planned):
+            self._directory.plan(record.plan)
         elif isinstance(record, FitBegun):
             self._change(epochs=record.epochs, steps=record.steps)
         elif isinstance(record, Metrics):

@@ -11,20 +11,17 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from nbdist.board import Boards
-from nbdist.cells.grammar import (
-    STRATEGIES,
-    parse_bucket,
-    parse_prefetch,
-    parse_saving,
-    parse_seconds,
-)
+from nbdist.cells.grammar import STRATEGIES, parse_saving, parse_seconds
 from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
-from nbdist.records import GUARD_STEPS, StepOptions
+from nbdist.options import plan_options, planning_arguments, step_options
+from nbdist.plans import planned
+from nbdist.records import GUARD_STEPS
 from nbdist.session import MOST_HEALS, Cluster
 from nbdist.takeover import attach, offer, stop_all
+from nbdist.views.plan import PlanPicture
 from nbdist.views.surface import show_once
 
 if TYPE_CHECKING:
@@ -168,6 +165,7 @@ class DistMagics(Magics):
         "--profile", type=int, metavar="N", help="Trace N steps, and show what took how long."
     )
     @argument("--precision", choices=("bfloat16", "float16"), help="What Keras computes in.")
+    @planning_arguments
     @argument("--detach", action="store_true", help="Go on when this notebook's kernel ends.")
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
@@ -175,7 +173,7 @@ class DistMagics(Magics):
         args = parse_argstring(self.dist_run, line)
         cluster = self._cluster("%%dist_run")
         _check_name(args.output)
-        step = _step_options(args)
+        step = step_options(args)
         if step is not None:
             self._bring(cluster, step.data)
         before = cluster.last_run
@@ -204,6 +202,27 @@ class DistMagics(Magics):
         finally:  # of a run that failed, what it had reported is kept too
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
+
+    @magic_arguments()
+    @argument("--data", metavar="NAME", required=True, help="The data set of the step.")
+    @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
+    @argument(
+        "--on", metavar="HARDWARE", help="Hardware to plan for: 32xH100, v5e:16x16, a file's path."
+    )
+    @argument("-o", "--output", metavar="NAME", help="Keep the plan under this name.")
+    @planning_arguments
+    @cell_magic
+    def dist_plan(self, line: str, cell: str) -> None:
+        """Show how the step would be laid out over devices, and what it would cost; run nothing."""
+        args = parse_argstring(self.dist_plan, line)
+        cluster = self._cluster("%%dist_plan")
+        _check_name(args.output)
+        step = plan_options(args)
+        self._bring(cluster, step.data)
+        plan = planned(cluster, cell, step, label=self._label(), header=f"%%dist_plan {line}")
+        if args.output:
+            self.shell.user_ns[args.output] = plan
+        display(PlanPicture(plan))
 
     def _label(self) -> int:
         """The number in the prompt of the cell that runs; IPython's own count is ahead of it."""
@@ -336,43 +355,6 @@ class DistMagics(Magics):
 def _check_name(name: str | None) -> None:
     if name is not None and not name.isidentifier():
         raise UsageError(f"-o {name}: type a name that Python can use")
-
-
-_STEP_OPTIONS = (
-    "batch",
-    "epochs",
-    "steps",
-    "shuffle",
-    "bucket",
-    "scale_lr",
-    "check",
-    "jit",
-    "on_nan",
-    "prefetch",
-    "profile",
-)
-"""Of `%%dist_run`, those that need `--data`."""
-
-
-def _step_options(args: Any) -> StepOptions | None:
-    """What `%%dist_run --data` asks for; options that need `--data` are refused without."""
-    given = {
-        name: value
-        for name in _STEP_OPTIONS
-        if (value := getattr(args, name)) is not None and value is not False
-    }
-    if args.data is None:
-        if given:
-            idle = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            fit = "; what `fit` is given is read ahead by .prefetch(tf.data.AUTOTUNE)"
-            hint = fit if "prefetch" in given else ""
-            raise UsageError(f"{idle} without --data: name the data set of the step{hint}")
-        return None
-    if "bucket" in given:
-        given["bucket"] = parse_bucket(given["bucket"])
-    if "prefetch" in given:
-        given["prefetch"] = parse_prefetch(given["prefetch"])
-    return StepOptions(data=args.data, **given)
 
 
 _loaded: dict[int, tuple[DistMagics, Any]] = {}

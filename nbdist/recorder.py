@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.records import Checked, Display, Metrics, Note, Opened, Rows, StepBegun
+from nbdist.records import (
+    Checked,
+    Compiled,
+    Display,
+    Metrics,
+    Note,
+    Opened,
+    Planned,
+    Rows,
+    StepBegun,
+)
 from nbdist.result import Run
 
 if TYPE_CHECKING:
-    from nbdist.records import Heal, Speech
+    from nbdist.records import Heal, Plan, Speech
 
 
 class Recorder:
@@ -31,6 +41,8 @@ class Recorder:
         self._reports: list[Metrics | Rows] = []
         self._results: dict[int, str] = {}
         self._checked: Checked | None = None
+        self._plan: Plan | None = None
+        self._compiled: Compiled | None = None
         self._notes: list[Note] = []
         self._heals: list[Heal] = []
 
@@ -48,6 +60,10 @@ class Recorder:
             self.opened = record
         elif isinstance(record, Checked):
             self._checked = record
+        elif isinstance(record, Planned):
+            self._plan = record.plan
+        elif isinstance(record, Compiled):
+            self._compiled = self._compiled or record
         elif isinstance(record, Note):
             self._notes.append(record)
 
@@ -65,4 +81,6 @@ class Recorder:
             self._checked,
             tuple(self._notes),
             tuple(self._heals),
+            self._plan,
+            self._compiled,
         )

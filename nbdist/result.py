@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from nbdist.records import Checked, Heal, Metrics, MimeBundle, Note, StepBegun
+    from nbdist.records import Checked, Compiled, Heal, Metrics, MimeBundle, Note, Plan, StepBegun
     from nbdist.telemetry.history import Reports
 
 
@@ -80,6 +80,8 @@ class Run:
         notes: what was worth a line.
         heals: how often ranks were lost; what was reported before of later steps is void, and is
             in nothing but `reports`.
+        plan: how a step under pjrt was laid out; None for other cells.
+        compiled: what XLA says of it, once compiled for the first kind of batch.
     """
 
     number: int
@@ -89,6 +91,8 @@ class Run:
     checked: Checked | None = None
     notes: tuple[Note, ...] = ()
     heals: tuple[Heal, ...] = ()
+    plan: Plan | None = None
+    compiled: Compiled | None = None
 
     @cached_property
     def metrics(self) -> tuple[Metrics, ...]:

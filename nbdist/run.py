@@ -15,6 +15,7 @@ from nbdist.records import (
     SOON,
     Beat,
     CellEnded,
+    Compiled,
     FitBegun,
     Opened,
     Output,
@@ -298,10 +299,10 @@ class CellWatch:
         elif not isinstance(record, Beat):
             self._keep(record)
             hidden = self._collectives.broken and isinstance(record, Output)  # of breaking off
-            if not (hidden or isinstance(record, Opened)):
+            if not (hidden or isinstance(record, (Opened, Compiled))):
                 self._view.add(record)
 
-    def _keep(self, record: Shareable | Opened) -> None:
+    def _keep(self, record: Shareable | Opened | Compiled) -> None:
         self._recorder.keep(record)
         if isinstance(record, (StepBegun, FitBegun)):
             self._has_steps = True

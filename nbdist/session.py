@@ -296,7 +296,7 @@ class Cluster:
                 with interrupt_held():
                     self._held.settle()
         cell = self._held.estate.estate.last
-        if cell is not None:
+        if cell is not None and not cell.request.is_plan:
             self._journal.add_cell(cell.request, cell.ranks, self.last_run, once=cell.once)
             self._crew.engines.warm_spares(setup.load, self._journal.imports())
 

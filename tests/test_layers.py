@@ -18,6 +18,7 @@ COMPOSERS = {
     "live",
     "kept",
     "placement",
+    "plans",
     "board",
     "held",
     "collectives",
@@ -35,7 +36,7 @@ COMPOSERS = {
     "holding",
     "unkept",
 }
-FRONT = {"magics", "completion", "keeper", "strategies", "__init__"}
+FRONT = {"magics", "options", "completion", "keeper", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},

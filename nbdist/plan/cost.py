@@ -98,7 +98,8 @@ class Cost:
         chip, calibration = self._machine.topology.chip, self._machine.calibration
         if op.kind in ("dot", "conv"):
             dtype = op.ins[0].dtype if op.ins[0].dtype in chip.flops else "float32"
-            return matmul_s(*self._product(op), dtype, chip, calibration)
+            batch, m, n, k = self._product(op)
+            return matmul_s(batch, m, n, k, dtype, chip, calibration)
         return memory_s(self._moved(op), chip, calibration)
 
     def reduced(self, op: Op) -> dict[str, float]:
@@ -150,17 +151,15 @@ class Cost:
         bill.bytes[DATA] += bill.gradients / 2 + sum(wholes)
         bill.collectives += 2 * len(wholes)
 
-    def _product(self, op: Op) -> tuple[float, float, float, float]:
+    def _product(self, op: Op) -> tuple[int, int, int, int]:
         """Batch, m, n and k of a product, on each device."""
         laid = self._laid
         left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
         summed = set(op.summed)
         k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
-        if op.kind == "conv":
-            n = max(1.0, right / k)
-            return 1.0, max(1.0, out / n), n, k
-        batch = max(1.0, left / k * (right / k) / out)
-        return batch, max(1.0, left / k / batch), max(1.0, right / k / batch), k
+        batch = 1.0 if op.kind == "conv" else max(1.0, left / k * (right / k) / out)
+        n = right / k / batch
+        return _whole(batch), _whole(out / n / batch), _whole(n), _whole(k)
 
     def _moved(self, op: Op) -> float:
         """Bytes that an operation reads and writes on each device."""
@@ -177,3 +176,7 @@ def _level(topology: Topology, extent: Extent) -> str:
     """The slowest links that an axis crosses."""
     crossed = [level for level, size in zip(topology.levels, extent, strict=True) if size > 1]
     return min(crossed, key=lambda level: level.bytes_per_s).name
+
+
+def _whole(number: float) -> int:
+    return max(1, round(number))

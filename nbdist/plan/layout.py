@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from nbdist.records import DATA, MODEL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nbdist.plan.model import Model, Op, Tensor, Value
     from nbdist.records import Spec, Zero
 
@@ -49,12 +51,20 @@ class Laid:
         model: the step.
         layout: how it is laid out.
         states: numbers of the values that are carried and are no parameters.
+        given: how arrays lie, by path, whatever the layout would have.
     """
 
-    def __init__(self, model: Model, layout: Layout, states: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        states: frozenset[int],
+        given: Mapping[str, Spec] | None = None,
+    ) -> None:
         self.model = model
         self.layout = layout
         self._states = states
+        self._given = given or {}
         self._batch = model.batch_groups
 
     def by_data(self, groups: set[int]) -> int:
@@ -87,11 +97,14 @@ class Laid:
 
     def spec(self, tensor: Tensor) -> Spec:
         """How an array that the step is given lies on the mesh."""
+        if tensor.path in self._given:
+            return self._given[tensor.path]
         value = tensor.value
         cut: list[tuple[str, ...]] = [() for _ in value.sizes]
         if tensor.role == "batch":
-            if cut and self.layout.data > 1 and not value.sizes[0] % self.layout.data:
-                cut[0] = (DATA,)
+            axes = tuple(axis for axis, size in self.layout.axes.items() if size > 1)
+            if cut and not value.sizes[0] % (self.layout.data * self.layout.model):
+                cut[0] = axes  # it comes so, and is put together along the model's axis in the step
             return tuple(cut)
         for dim, group in enumerate(value.groups):
             if group in self.layout.split:
@@ -105,6 +118,8 @@ class Laid:
 
     def device_bytes(self, tensor: Tensor) -> int:
         """On each device, exactly."""
+        if not tensor.used:
+            return 0
         parts = 1
         for axes in self.spec(tensor):
             for axis in axes:

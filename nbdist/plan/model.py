@@ -51,11 +51,13 @@ class Tensor:
     Attributes:
         path: the expression that leads to it, `params['w1']`.
         role: carried from step to step, only read, or of the batch.
+        used: whether the step needs it; XLA leaves out what it does not.
     """
 
     path: str
     role: Role
     value: Value
+    used: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from nbdist.errors import PlanError
 from nbdist.plan.assign import split_for
 from nbdist.plan.cost import time_of
 from nbdist.plan.fusion import fused
+from nbdist.plan.given import laid_as
 from nbdist.plan.layout import Laid, Layout, states_of
 from nbdist.plan.memory import MARGIN, memory_of
 from nbdist.plan.topology import describe, extents
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.plan.cost import Target
-    from nbdist.plan.model import Model
+    from nbdist.plan.model import Model, Op
     from nbdist.records import PlannedMemory, PlannedTime, Planning, Zero
 
 SHOWN = 5
@@ -61,6 +62,8 @@ def plan(model: Model, target: Target, wishes: Planning) -> Plan:
     Raises:
         PlanError: none fits, or none is as was asked for.
     """
+    if wishes.given is not None:
+        return _taken(wishes.given, model, target, wishes)
     candidates = sorted(_candidates(model, target, wishes), key=lambda c: c.rank)
     if not candidates:
         raise PlanError(_none(model, target, wishes))
@@ -87,12 +90,27 @@ def _candidates(model: Model, target: Target, wishes: Planning) -> Iterator[_Can
         if not split and bare.model > 1:
             continue
         laid = Laid(model, Layout(bare.data, bare.model, split or frozenset(), bare.zero), states)
-        yield _Candidate(
-            laid,
-            memory_of(laid, program, topology.chip),
-            time_of(laid, program, target, lie),
-            budget,
-        )
+        yield _priced(laid, program, target, budget)
+
+
+def _taken(given: Plan, model: Model, target: Target, wishes: Planning) -> Plan:
+    """A plan that was given, priced anew."""
+    laid = laid_as(given, model, target.topology.devices)
+    budget = wishes.budget or target.topology.chip.memory_bytes
+    found = _priced(laid, fused(model.ops, model.results), target, budget)
+    if not found.fits:
+        raise PlanError(_too_large([found]))
+    return _plan(found, [], target)
+
+
+def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) -> _Candidate:
+    lie = extents(laid.layout.axes, target.topology)
+    return _Candidate(
+        laid,
+        memory_of(laid, program, target.topology.chip),
+        time_of(laid, program, target, lie),
+        budget,
+    )
 
 
 def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:

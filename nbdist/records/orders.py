@@ -172,3 +172,8 @@ class CellRequest(Order, frozen=True):
     replays: bool = False
     seconds: float = 0.0
     guard: int = GUARD_STEPS
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether it is only planned, and nothing is run."""
+        return self.step is not None and self.step.options.planning.only

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from nbdist.records.base import MimeBundle, NoteTopic, Record, StreamName
+from nbdist.records.plan import Plan  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +163,26 @@ class StepBegun(Said, frozen=True):
     sharding: str
     rates: tuple[Rate, ...]
     changes: tuple[str, ...] = ()
+
+
+class Planned(Said, frozen=True):
+    """A step is laid out so; said by rank 0."""
+
+    plan: Plan
+
+
+class Compiled(Said, frozen=True):
+    """A step was compiled; said by rank 0. Bytes are those of one device, as XLA counts them.
+
+    Attributes:
+        arguments: of what the step is given.
+        temporaries: of what it makes on its way, where the compiler tells.
+        seconds: that it took to compile.
+    """
+
+    arguments: int
+    temporaries: int
+    seconds: float
 
 
 class Opened(Said, frozen=True):
@@ -366,6 +387,8 @@ Speech = (
     | Rows
     | StepBegun
     | FitBegun
+    | Planned
+    | Compiled
     | Opened
     | Note
     | Checked

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from nbdist.records import Speech, Table
+    from nbdist.records import Plan, Speech, Table
 
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
+PLAN_FILE = "plan.json"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
 _MAKING_S = 3600.0
 """A run takes milliseconds to make: one that has been made for so long is no longer."""
@@ -146,6 +147,14 @@ class RunDirectory:
             except OSError as error:
                 self.is_stale = True
                 self._faults["state"] = f"the run's state could not be written: {error}"
+
+    def plan(self, plan: Plan) -> None:
+        """Keep how the steps are laid out, as `%%dist_run --plan` takes it again."""
+        try:
+            text = msgspec.json.format(msgspec.json.encode(plan))
+            replace_file(self.path / PLAN_FILE, text)
+        except OSError as error:
+            self._faults["plan"] = f"the plan could not be kept: {error}"
 
     def stops_requested(self) -> int:
         """How often somebody who watches has asked the run to end: a byte for each time."""

@@ -17,6 +17,7 @@ from nbdist.records import (
     MimeBundle,
     Note,
     Output,
+    Planned,
     Profiled,
     Rows,
     StepBegun,
@@ -26,7 +27,7 @@ from nbdist.views import labels
 from nbdist.views.fold import Folder
 from nbdist.views.metrics import MetricsLines
 from nbdist.views.profile import ProfilePicture
-from nbdist.views.step import CheckPicture, header_lines
+from nbdist.views.step import CheckPicture, header_lines, plan_lines
 from nbdist.views.surface import show_once
 from nbdist.views.tail import Tail
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from nbdist.records import Heal
     from nbdist.views.run import RunView
 
-Shareable = Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled
+Shareable = (
+    Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled | Planned
+)
 """What ranks say to be shown."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
@@ -121,6 +124,9 @@ class CellView:
             )
         elif isinstance(record, Checked):
             self._show_check(record)
+        elif isinstance(record, Planned):
+            for text in plan_lines(record.plan):
+                self.say(text)
         elif isinstance(record, Profiled):
             self._profiles[record.rank] = record
             if len(self._profiles) == len(self._host_of):

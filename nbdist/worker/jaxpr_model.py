@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.core import Jaxpr, Literal
+from jax.interpreters import partial_eval
 
 from nbdist.plan.dims import Dims
 from nbdist.plan.model import Model, Op, Tensor, Value
@@ -28,20 +29,23 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
         inputs: of each of its inputs, the path and the role.
     """
     build = _Builder()
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     values = [
         build.new(var.aval, path)
         for var, (path, _) in zip(closed.jaxpr.invars, inputs, strict=True)
     ]
     rows = [
-        v.groups[0]
-        for v, (_, role) in zip(values, inputs, strict=True)
-        if role == "batch" and v.sizes
+        value.groups[0]
+        for value, (_, role) in zip(values, inputs, strict=True)
+        if role == "batch" and value.sizes
     ]
     for group in rows[1:]:
         build.dims.tie(rows[0], group)
-    results = build.inline(closed, values)
+    needed = [value for value, is_used in zip(values, used, strict=True) if is_used]
+    results = build.inline(jaxpr, needed)
     tensors = [
-        Tensor(path, role, value) for value, (path, role) in zip(values, inputs, strict=True)
+        Tensor(path, role, value, is_used)
+        for value, (path, role), is_used in zip(values, inputs, used, strict=True)
     ]
     return build.finish(tensors, results)
 

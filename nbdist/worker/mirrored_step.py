@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
-from nbdist.errors import StepError
+from nbdist.errors import PlanError, StepError
 from nbdist.worker import collective_clock, one_device, stepper
 from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_tensorflow import TensorFlowState
@@ -29,7 +29,7 @@ from nbdist.worker.traces import NoTracer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import Precision, Rate, StepRequest
+    from nbdist.records import Plan, Precision, Rate, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch, Tree
     from nbdist.worker.learning_rate import Rates
@@ -55,6 +55,8 @@ class MirroredStep:
     """
 
     reduced = False
+    plan: Plan | None = None
+    footprint: stepper.Footprint | None = None
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class MirroredStep:
         strategy: tf.distribute.Strategy,
         precision: Precision | None,
     ) -> None:
-        self.replicas: int = strategy.num_replicas_in_sync
+        self.shards = self.replicas = int(strategy.num_replicas_in_sync)
         self.tracer: Tracer = NoTracer()
         self._local = len(strategy.extended.worker_devices)
         self._strategy = strategy
@@ -116,6 +118,12 @@ class MirroredStep:
             alone=lambda values: self._strategy.run(self._replica, args=values),
         )
         return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
+
+    def layout(self, batch: Batch) -> Plan:
+        raise PlanError(
+            "under mirrored every device has all of the model, and nothing is to be planned: "
+            "type --strategy pjrt"
+        )
 
     def prepare(self, batch: Batch) -> None:
         """Its state is all there: a step can make no variables."""

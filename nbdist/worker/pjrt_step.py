@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from nbdist.errors import StepError
+from nbdist.records import DATA
 from nbdist.worker import processes, stepper
 from nbdist.worker.agreement import check_state, checksum
 from nbdist.worker.arguments import Arguments, is_argument
@@ -22,7 +24,7 @@ from nbdist.worker.leaves import as_data, is_own, placed
 from nbdist.worker.lowered import Lowered
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
-from nbdist.worker.planning import plan_of
+from nbdist.worker.planning import named_target, plan_of
 from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
@@ -71,7 +73,10 @@ class PjrtStep:
         namespace: dict[str, Any],
         strategy: PjRTStrategy,
     ) -> None:
-        self.replicas: int = strategy.mesh.size
+        self.shards: int = strategy.mesh.size
+        self.replicas = self.shards
+        self.plan: Plan | None = None
+        self.footprint: stepper.Footprint | None = None
         self.tracer: Tracer = PjrtTracer()
         self._request = request
         self._namespace = namespace
@@ -83,13 +88,12 @@ class PjrtStep:
         parameters += [*self._read.names, *self._rates, *request.program.given]
         self._body = define(stepper.function_source(request, tuple(parameters)))
         self._step: jax.stages.Wrapped | None = None
+        self._executables: dict[tuple[bool, Any], jax.stages.Compiled] = {}
         self._lowered: Lowered
-        self.plan: Plan | None = None
         self._factor = Factor(1, 0)
         self._made = False
         self._reported: dict[str, jax.Array] = {}
         self._rates_read = learning_rates(request, namespace)
-        self._seen: set[tuple[bool, Any]] = set()
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -109,12 +113,17 @@ class PjrtStep:
         subject = PjrtSubject(
             self._carried,
             self._read,
-            step=self._step,
+            step=self._made_step(batch),
             pure=self._pure,
             place=self._lowered.batch,
             namespace=self._namespace,
         )
         return compare(subject, batch, self.replicas, coarse=False)
+
+    def layout(self, batch: Batch) -> Plan:
+        _check_numbers(batch)
+        whole = map_arrays(_outline, batch.everything())
+        return self._planned(self._settled(whole), whole)
 
     def prepare(self, batch: Batch) -> None:
         """State that changes its shape or type is refused here, before it does harm.
@@ -123,9 +132,8 @@ class PjrtStep:
             PlanError: the step fits on these devices in no way.
         """
         if self._step is None:
-            _check_numbers(batch)
-            whole = map_arrays(_outline, batch.everything())
-            self.plan = self._planned(self._settled(whole), whole)
+            self.plan = self.layout(batch)
+            self.replicas = self.plan.axes[DATA]
             self._lowered = Lowered(self.plan, self._strategy.mesh)
             self._place()
             self._step = self._compiled()
@@ -159,10 +167,10 @@ class PjrtStep:
     def step(self, batch: Batch) -> Any:
         self.prepare(batch)
         assert self._step is not None
-        values = self._values(batch)
         with self._lowered.scope():
-            report, after = self._step(
-                self._state(), self._read.arrays, self._factor.next(), values
+            step = self._made_step(batch)
+            report, after = step(
+                self._state(), self._read.arrays, self._factor.next(), self._lowered.batch(batch)
             )
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
@@ -177,8 +185,7 @@ class PjrtStep:
         return stepper.Landed(values, all(math.isfinite(value) for value in deciding))
 
     def compilations(self) -> int:
-        """By the batches' types: those of all else are fixed, and jit's own cache counts more."""
-        return len(self._seen)
+        return len(self._executables)
 
     def finish(self) -> None:
         """State whose buffers a failed step took with it cannot be put back."""
@@ -192,12 +199,19 @@ class PjrtStep:
             else:
                 group.restore(self._namespace)
 
-    def _values(self, batch: Batch) -> Any:
+    def _made_step(self, batch: Batch) -> jax.stages.Compiled:
+        """The step, compiled for batches like this one."""
         kind = batch.whole, kind_of(batch.values)
-        if kind not in self._seen:
+        if kind not in self._executables:
             _check_numbers(batch)
-            self._seen.add(kind)
-        return self._lowered.batch(batch)
+            assert self._step is not None
+            began = time.perf_counter()
+            lowered = self._step.lower(
+                self._state(), self._read.arrays, 1.0, self._lowered.batch(batch)
+            )
+            self._executables[kind] = made = lowered.compile()
+            self.footprint = _footprint(made, time.perf_counter() - began)
+        return self._executables[kind]
 
     def _state(self) -> list[list[jax.Array]]:
         return [group.arrays for group in self._carried]
@@ -227,7 +241,9 @@ class PjrtStep:
             for name, tree in given.items()
             for path, _ in jax.tree_util.tree_leaves_with_path(tree)
         ]
-        return plan_of(traced, inputs, self._strategy.target, self._request.options.planning)
+        planning = self._request.options.planning
+        target = named_target(planning.on) if planning.on else self._strategy.target
+        return plan_of(traced, inputs, target, planning)
 
     def _place(self) -> None:
         """Put everything where the plan has it."""
@@ -337,3 +353,11 @@ def _outline(array: Any) -> jax.ShapeDtypeStruct:
     """Its shape and type, as JAX would hold it."""
     kind = jax.typeof(array)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+
+
+def _footprint(made: jax.stages.Compiled, seconds: float) -> stepper.Footprint:
+    """Where a backend tells nothing, all is 0."""
+    told = made.memory_analysis()
+    if told is None:
+        return stepper.Footprint(0, 0, seconds)
+    return stepper.Footprint(told.argument_size_in_bytes, told.temp_size_in_bytes, seconds)

@@ -13,6 +13,7 @@ import msgspec
 from nbdist.plan.cost import Target
 from nbdist.plan.defaults import calibration_of
 from nbdist.plan.search import plan
+from nbdist.plan.topology import parse
 from nbdist.plan.topology_live import live
 from nbdist.records import LocalDevices
 from nbdist.worker import processes
@@ -42,6 +43,16 @@ def plan_of(
         PlanError: it fits nowhere, or not as it was asked for.
     """
     return plan(model_of(traced, inputs), target, wishes)
+
+
+def named_target(text: str) -> Target:
+    """Hardware that may not be there, as in `32xH100`.
+
+    Raises:
+        PlanError: nobody knows it.
+    """
+    topology = parse(text)
+    return Target(topology, calibration_of(topology.chip))
 
 
 def live_target() -> Target:

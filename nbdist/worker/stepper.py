@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from nbdist.records import Rate, StepRequest
+    from nbdist.records import Plan, Rate, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.checkpoint import State
     from nbdist.worker.data import Batch
@@ -36,17 +36,31 @@ class Landed(msgspec.Struct, frozen=True):
     measured: dict[str, float] = {}
 
 
+class Footprint(msgspec.Struct, frozen=True):
+    """What a compiler says of a step: bytes on one device, and how long it took."""
+
+    arguments: int
+    temporaries: int
+    seconds: float
+
+
 class Stepper(Protocol):
     """One framework's way to make a step.
 
     Attributes:
-        replicas: how many replicas share a global batch.
+        replicas: how many replicas share a global batch; known once `prepare` is done.
+        shards: in how many parts of equal size batches come to the devices.
+        plan: how the step is laid out, where that is planned; known then too.
+        footprint: of what was compiled last, where the framework tells.
         reduced: whether reports are the same on all ranks.
         tracer: the framework's profiler.
         changes: names whose values the steps change.
     """
 
     replicas: int
+    shards: int
+    plan: Plan | None
+    footprint: Footprint | None
     reduced: bool
     tracer: Tracer
 
@@ -69,6 +83,14 @@ class Stepper(Protocol):
 
     def check(self, batch: Batch) -> Findings:
         """Compare a step on one replica with one on all; the state stays as it is."""
+        ...
+
+    def layout(self, batch: Batch) -> Plan:
+        """How steps with batches like this one are laid out; nothing is changed.
+
+        Raises:
+            PlanError: they fit in no way, or nobody plans under this strategy.
+        """
         ...
 
     def prepare(self, batch: Batch) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from nbdist.errors import AnotherRankError, StepError
-from nbdist.records import Checked, StepBegun
+from nbdist.records import Checked, Compiled, Planned, StepBegun
 from nbdist.worker.agreement import check_data
 from nbdist.worker.checkpoint import checkpoints
 from nbdist.worker.checkpoint_folder import Position
@@ -74,12 +74,23 @@ def run(
             ranks=worker.world_size,
             gather=stepper.gather,
         )
+        if options.planning.only:
+            _plan(worker, source, stepper)
+            return
         with contextlib.ExitStack() as ending:
             loop = _Loop(worker, options, stepper, source, stop, saving)
             ending.push(loop.end)
             loop.run()
     finally:
         stepper.finish()
+
+
+def _plan(worker: Worker, source: Source, stepper: Stepper) -> None:
+    """Say how steps would be laid out; none is made."""
+    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
+    plan = stepper.layout(next(source.epoch(1, cut)))
+    if worker.rank == 0:
+        worker.say(Planned(plan=plan, **worker.said()))
 
 
 class _Flying(NamedTuple):
@@ -106,7 +117,7 @@ class _Loop:
         self._options = options
         self._stepper = stepper
         self._source = source
-        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.replicas)
+        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
         self._feed = Feed(source, options, worker.note)
         self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
         self._checkpoints = checkpoints(
@@ -220,6 +231,9 @@ class _Loop:
         options, source = self._options, self._source
         if source.common and self._cut.ranks > 1:
             check_data(options.data, batch, source.samples, self._stepper.gather)
+        self._stepper.prepare(batch)
+        if self._stepper.plan is not None and self._worker.rank == 0:
+            self._worker.say(Planned(plan=self._stepper.plan, **self._worker.said()))
         steps = source.steps * options.epochs if source.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
@@ -242,7 +256,6 @@ class _Loop:
         self._worker.say(begun)
         for text in remarks(begun):
             self._worker.note("batch", text, warning=True)
-        self._stepper.prepare(batch)
         self._state = self._stepper.state()
         self._checkpoints.open(self._state)
         if options.check:
@@ -272,6 +285,7 @@ class _Loop:
         if compiled == self._compiled:
             return
         again, self._compiled = self._compiled > 0, compiled
+        self._say_footprint()
         if again:
             kind = described(batch.values)
             text = f"step {self._at.step} was compiled anew for a batch of {kind}"
@@ -282,6 +296,18 @@ class _Loop:
                 "padded to a few with --bucket 32,64,128"
             )
             self._worker.note("compiled", text, warning=True)
+
+    def _say_footprint(self) -> None:
+        found = self._stepper.footprint
+        if found is not None and self._worker.rank == 0:
+            self._worker.say(
+                Compiled(
+                    arguments=found.arguments,
+                    temporaries=found.temporaries,
+                    seconds=found.seconds,
+                    **self._worker.said(),
+                )
+            )
 
     def _land(self) -> None:
         epoch, sums = self._at.epoch, self._at.sums

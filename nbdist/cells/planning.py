@@ -1,0 +1,74 @@
+"""What was typed of a plan, checked before anything runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from nbdist.errors import UsageError
+from nbdist.records import DATA, MODEL, Plan
+
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_AXES = {"data": DATA, "dp": DATA, "tensor": MODEL, "tp": MODEL, "model": MODEL, "zero": "zero"}
+_LEVELS = (0, 1, 3)
+
+
+def parse_budget(text: str | None) -> int:
+    """Bytes, as `40GB` or `16GiB` say; 0 where nothing was typed.
+
+    Raises:
+        UsageError: it is no amount of memory.
+    """
+    if text is None:
+        return 0
+    found = _BYTES.fullmatch(text.strip())
+    scale = 0.0
+    if found is not None:
+        unit = found[2].lower()
+        scale = 1024.0 ** ("kmgt".index(unit) + 1) if unit and found[3] else _UNITS[unit]
+    nbytes = int(float(found[1]) * scale) if found is not None else 0
+    if nbytes <= 0:
+        raise UsageError(f"--budget {text}: type an amount of memory, as in 40GB or 16GiB")
+    return nbytes
+
+
+def parse_fixed(text: str | None) -> dict[str, int]:
+    """Sizes by axis, as `tensor=4,zero=3` says.
+
+    Raises:
+        UsageError: a word is none; every fault is named.
+    """
+    fixed: dict[str, int] = {}
+    faults = []
+    for word in (text or "").split(",") if text is not None else ():
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in _AXES:
+            faults.append(f"{name or word!r} is none of {', '.join(_AXES)}")
+        elif not value.isdecimal() or (name != "zero" and not int(value)):
+            faults.append(f"{name}={value} is no number of devices")
+        elif name == "zero" and int(value) not in _LEVELS:
+            faults.append(f"zero={value}: ZeRO is 0, 1 or 3")
+        elif fixed.setdefault(_AXES[name], int(value)) != int(value):
+            faults.append(f"{name} is given twice")
+    if faults:
+        raise UsageError(f"--fix {text}: {'; '.join(faults)}; type --fix tensor=4,zero=3")
+    return fixed
+
+
+def read_plan(path: str | None) -> Plan | None:
+    """The plan in a file, as a run keeps it.
+
+    Raises:
+        UsageError: it cannot be read, or is no plan.
+    """
+    if path is None:
+        return None
+    try:
+        return msgspec.json.decode(Path(path).expanduser().read_bytes(), type=Plan)
+    except OSError as error:
+        raise UsageError(f"--plan {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--plan {path} is no plan: {error}") from None

@@ -1,0 +1,90 @@
+"""Options that several magics have, and what they come to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from IPython.core.magic_arguments import argument
+
+from nbdist.cells.grammar import parse_bucket, parse_prefetch
+from nbdist.cells.planning import parse_budget, parse_fixed, read_plan
+from nbdist.errors import UsageError
+from nbdist.records import Planning, StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PLANNING = (
+    argument("--plan", metavar="FILE", help="Lay the step out as this plan says, under pjrt."),
+    argument("--budget", metavar="40GB", help="Memory that a plan may take on each device."),
+    argument("--fix", metavar="tensor=2", help="What of a plan is given: data, tensor, zero."),
+)
+
+
+def planning_arguments(function: Callable[..., Any]) -> Any:
+    """Give a magic the options that say how a step is laid out."""
+    for option in _PLANNING:
+        function = option(function)
+    return function
+
+
+_STEP_OPTIONS = (
+    "batch",
+    "epochs",
+    "steps",
+    "shuffle",
+    "bucket",
+    "scale_lr",
+    "check",
+    "jit",
+    "on_nan",
+    "prefetch",
+    "profile",
+    "plan",
+    "budget",
+    "fix",
+)
+"""Of `%%dist_run`, those that need `--data`."""
+
+
+def step_options(args: Any) -> StepOptions | None:
+    """What `%%dist_run --data` asks for; options that need `--data` are refused without.
+
+    Raises:
+        UsageError: an option is wrong, or needs another.
+    """
+    typed = vars(args)
+    given = {
+        name: value
+        for name in _STEP_OPTIONS
+        if (value := typed.get(name)) is not None and value is not False
+    }
+    if args.data is None:
+        if given:
+            idle = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            fit = "; what `fit` is given is read ahead by .prefetch(tf.data.AUTOTUNE)"
+            hint = fit if "prefetch" in given else ""
+            raise UsageError(f"{idle} without --data: name the data set of the step{hint}")
+        return None
+    if "bucket" in given:
+        given["bucket"] = parse_bucket(given["bucket"])
+    if "prefetch" in given:
+        given["prefetch"] = parse_prefetch(given["prefetch"])
+    for name in ("plan", "budget", "fix"):
+        given.pop(name, None)
+    return StepOptions(data=args.data, planning=_planning(args), **given)
+
+
+def plan_options(args: Any) -> StepOptions:
+    """What `%%dist_plan` asks for."""
+    planning = msgspec.structs.replace(_planning(args), on=args.on or "", only=True)
+    return StepOptions(data=args.data, batch=args.batch or 0, planning=planning)
+
+
+def _planning(args: Any) -> Planning:
+    return Planning(
+        budget=parse_budget(args.budget),
+        fixed=parse_fixed(args.fix),
+        given=read_plan(args.plan),
+    )
