@@ -124,11 +124,11 @@ from nbdist.records.said import (
     Rate,
     Rows,
     Said,
-    Speech,
     StepBegun,
     Stopping,
     Where,
 )
+from nbdist.records.speech import Speech
 from nbdist.records.topology import Chip, Extent, Level, Link, LocalDevices, Topology
 
 __all__ = [

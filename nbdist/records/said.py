@@ -378,24 +378,3 @@ class Where(Said, frozen=True):
     waits: bool
     cpu_s: float
     stack: str
-
-
-Speech = (
-    Output
-    | Display
-    | Metrics
-    | Rows
-    | StepBegun
-    | FitBegun
-    | Planned
-    | Compiled
-    | Opened
-    | Note
-    | Checked
-    | Profiled
-    | Stopping
-    | Preempted
-    | CellEnded
-    | Beat
-    | Where
-)

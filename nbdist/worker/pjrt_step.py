@@ -87,6 +87,7 @@ class PjrtStep:
         parameters = [name for group in self._carried for name in group.names]
         parameters += [*self._read.names, *self._rates, *request.program.given]
         self._body = define(stepper.function_source(request, tuple(parameters)))
+        self._function = self._pure  # one object: JAX keeps traces by it
         self._step: jax.stages.Wrapped | None = None
         self._executables: dict[tuple[bool, Any], jax.stages.Compiled] = {}
         self._lowered: Lowered
@@ -122,7 +123,7 @@ class PjrtStep:
 
     def layout(self, batch: Batch) -> Plan:
         _check_numbers(batch)
-        whole = map_arrays(_outline, batch.everything())
+        whole = map_arrays(self._outline, batch.everything())
         return self._planned(self._settled(whole), whole)
 
     def prepare(self, batch: Batch) -> None:
@@ -219,15 +220,23 @@ class PjrtStep:
     def _settled(self, batch: Any) -> Any:
         """The step's jaxpr, once it is known which numbers it carries."""
         while True:
-            shapes = jax.tree.map(_outline, (self._state(), self._read.arrays))
+            shapes = jax.tree.map(self._outline, (self._state(), self._read.arrays))
             try:
-                traced = jax.jit(self._pure).trace(*shapes, 1.0, batch)
+                traced = jax.jit(self._function).trace(*shapes, 1.0, batch)
             except jax.errors.TracerBoolConversionError as error:
                 error.args = (f"{error}\n{_ON_ARRAYS}",)
                 raise
             unsettled = [group for group in self._carried if group.settle()]
             if not unsettled:
                 return traced.jaxpr
+
+    def _outline(self, array: Any) -> jax.ShapeDtypeStruct:
+        """An array of its shape and type on the mesh: one trace serves the plan and the step."""
+        kind = jax.typeof(array)
+        everywhere = jax.NamedSharding(self._strategy.mesh, jax.P())
+        return jax.ShapeDtypeStruct(
+            kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
+        )
 
     def _planned(self, traced: Any, batch: Any) -> Plan:
         inputs: list[tuple[str, Role]] = [
@@ -265,7 +274,7 @@ class PjrtStep:
 
     def _compiled(self) -> jax.stages.Wrapped:
         return jax.jit(
-            self._lowered.over(self._pure),
+            self._lowered.over(self._function),
             donate_argnums=0,
             out_shardings=(
                 self._lowered.replicated,
@@ -347,12 +356,6 @@ def _take(
         check_places(objects, values(objects))
         carried.append(Carried(objects, values(objects), Objects()))
     return carried, Arguments(read, values(read)), held
-
-
-def _outline(array: Any) -> jax.ShapeDtypeStruct:
-    """Its shape and type, as JAX would hold it."""
-    kind = jax.typeof(array)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
 
 
 def _footprint(made: jax.stages.Compiled, seconds: float) -> stepper.Footprint:
