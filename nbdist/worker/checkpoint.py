@@ -76,6 +76,10 @@ class State(Protocol):
         """Copy what all ranks have in common; what is returned writes it, on any thread."""
         ...
 
+    def assist(self) -> None:
+        """Have a part in what another rank needs to copy it."""
+        ...
+
     def own(self) -> dict[str, np.ndarray]:
         """What is this rank's own."""
         ...
@@ -260,7 +264,7 @@ class Saved:
         self._saved = position.step
         checkpoint = Checkpoint(self._folder, position.step)
         own = {"arrays": pack(self._state.own()), "random": _random()}
-        write = self._state.copy() if self._worker.rank == 0 else _nothing
+        write = self._state.copy() if self._worker.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,
             world_size=self._worker.world_size,
@@ -276,6 +280,11 @@ class Saved:
         )
         self._thread.start()
         self._plan(position.step)
+
+    def _assist(self) -> Callable[[Path], None]:
+        """What ranks have in common is rank 0's to write."""
+        self._state.assist()
+        return lambda folder: None
 
     def close(self, *, failed: bool) -> None:
         if failed:
@@ -342,10 +351,6 @@ class Saved:
                     return False
                 raise TimeoutError(f"a rank has not written its part within {_OTHERS_S:g} s")
         return True
-
-
-def _nothing(folder: Path) -> None:
-    """What ranks have in common is rank 0's to write."""
 
 
 def _random() -> dict[str, Any]:

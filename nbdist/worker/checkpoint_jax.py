@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.errors import StepError
 from nbdist.worker.digest import Digest, of_array, of_facts
-from nbdist.worker.leaves import as_data
+from nbdist.worker.leaves import as_data, gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,6 +62,10 @@ class JaxState:
         arrays = {name: on_host(array) for name, array in self._holder.saved().items()}
         return lambda folder: _write(folder, arrays)
 
+    def assist(self) -> None:
+        for array in self._holder.saved().values():
+            gathered(array).block_until_ready()
+
     def own(self) -> dict[str, np.ndarray]:
         return {}
 
@@ -81,10 +85,7 @@ class JaxState:
 
 def on_host(array: jax.Array) -> np.ndarray:
     """A copy of all of it; of random keys, their data. All ranks have to, where it is split."""
-    if not (array.is_fully_addressable or array.is_fully_replicated):
-        everywhere = jax.NamedSharding(array.sharding.mesh, jax.P())
-        array = jax.jit(lambda whole: whole, out_shardings=everywhere)(array)
-    return np.array(as_data(array), copy=True)
+    return np.array(as_data(gathered(array)), copy=True)
 
 
 def placed_like(values: np.ndarray, array: jax.Array) -> jax.Array:

@@ -85,6 +85,9 @@ class TensorFlowState:
     def copy(self) -> Callable[[Path], None]:
         return self._copies.copy()
 
+    def assist(self) -> None:
+        """Nothing is cut."""
+
     def own(self) -> dict[str, np.ndarray]:
         return self._copies.own()
 

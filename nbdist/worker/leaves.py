@@ -150,6 +150,14 @@ def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jax.jit(lambda whole: whole, out_shardings=sharding)(leaf)
 
 
+def gathered(array: jax.Array) -> jax.Array:
+    """The array whole on every device, where it is cut over processes; all ranks have to."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    everywhere = jax.NamedSharding(array.sharding.mesh, jax.P())
+    return jax.jit(lambda whole: whole, out_shardings=everywhere)(array)
+
+
 def is_own(leaf: Any) -> bool:
     """Whether it is an array of this process alone."""
     if isinstance(leaf, jax.Array):

@@ -71,7 +71,7 @@ class Lowered:
         return lowered
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Within it the step is traced and run."""
+        """Within it the step is traced."""
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
 
     def _by_data(self, array: jax.Array) -> jax.Array:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from nbdist.worker.check import Outcome
+from nbdist.worker.checkpoint_jax import on_host
 from nbdist.worker.data import map_arrays
+from nbdist.worker.leaves import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from nbdist.worker.arguments import Arguments
     from nbdist.worker.carried import Carried
@@ -63,12 +66,13 @@ class PjrtSubject:
 
     def alone(self, values: tuple[Tree, ...]) -> Outcome:
         state = [group.arrays for group in self._carried]
+        arguments = jax.tree.map(self._here, (state, self._read.arrays))
+        rows = map_arrays(self._here, values)
         kept = {name: self._namespace[name] for name in _OF_THE_MESH if name in self._namespace}
         self._namespace["mesh"] = self._device
         try:
             with jax.set_mesh(self._device):
-                arguments = jax.tree.map(self._here, (state, self._read.arrays))
-                report, after = self._alone(*arguments, 1.0, map_arrays(self._here, values))
+                report, after = self._alone(*arguments, 1.0, rows)
         finally:
             self._namespace.update(kept)
         return self._outcome(report, after)
@@ -80,8 +84,8 @@ class PjrtSubject:
     def _here(self, array: Any) -> jax.Array:
         """A copy on one device of this rank's."""
         sharding = jax.NamedSharding(self._device, jax.P())
-        if isinstance(array, jax.Array):
-            array = array.addressable_data(0)
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            array = gathered(array).addressable_data(0)
         return jax.device_put(array, sharding)
 
     def _outcome(self, report: dict[str, Any], after: list[list[Any]]) -> Outcome:
@@ -96,8 +100,6 @@ class PjrtSubject:
         }
 
 
-def _as_numpy(array: jax.Array) -> np.ndarray:
-    """Replicated arrays; of random keys their data."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    return np.asarray(jnp.asarray(array).addressable_data(0))
+def _as_numpy(array: Any) -> np.ndarray:
+    """All of it; of random keys their data."""
+    return on_host(jnp.asarray(array))

@@ -168,11 +168,9 @@ class PjrtStep:
     def step(self, batch: Batch) -> Any:
         self.prepare(batch)
         assert self._step is not None
-        with self._lowered.scope():
-            step = self._made_step(batch)
-            report, after = step(
-                self._state(), self._read.arrays, self._factor.next(), self._lowered.batch(batch)
-            )
+        report, after = self._made_step(batch)(
+            self._state(), self._read.arrays, self._factor.next(), self._lowered.batch(batch)
+        )
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
         self._made = True
@@ -207,9 +205,10 @@ class PjrtStep:
             _check_numbers(batch)
             assert self._step is not None
             began = time.perf_counter()
-            lowered = self._step.lower(
-                self._state(), self._read.arrays, 1.0, self._lowered.batch(batch)
-            )
+            with self._lowered.scope():
+                lowered = self._step.lower(
+                    self._state(), self._read.arrays, 1.0, self._lowered.batch(batch)
+                )
             self._executables[kind] = made = lowered.compile()
             self.footprint = _footprint(made, time.perf_counter() - began)
         return self._executables[kind]
