@@ -8,19 +8,23 @@ arXiv:2205.05198 (what a layer reads and writes). Activations, weights and gradi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
 
-from nbdist.plan.calibration import Calibration
 from nbdist.plan.collectives import all_reduce_s
 from nbdist.plan.roofline import issued_s, matmul_s, memory_s
-from nbdist.records.topology import Extent, Topology
+
+if TYPE_CHECKING:
+    from nbdist.plan.calibration import Calibration
+    from nbdist.records.topology import Extent, Topology
 
 LOSS_BYTES = 52
 """For each logit: the cast to 4 bytes, maximum, difference, exponential, sum and quotient forward,
 the scaled copy and the cast back backward (Megatron-LM's vocab-parallel cross entropy)."""
 
-OPTIMIZER_BYTES = 48
-"""For each weight: gradients to 4 bytes (6), unscaled and clipped (8), Adam's three states read and
-written (28), weights to 2 bytes (6)."""
+OPTIMIZER_BYTES = 30
+"""For each weight, in mixed precision: the gradient for its norm and again for the step (4), Adam's
+three states of 4 bytes read and written (24), the weight written (2)."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +74,16 @@ class Work:
     streams: tuple[float, ...]
     reduces: tuple[float, ...] = ()
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.products + other.products,
-            self.streams + other.streams,
-            self.reduces + other.reduces,
-        )
-
     def seconds(self, extent: Extent, topology: Topology, calibration: Calibration) -> float:
         chip = topology.chip
         device_s = (
-            sum(matmul_s(*sizes, "float16", chip, calibration) for sizes in self.products)
+            sum(matmul_s(*sizes, "bfloat16", chip, calibration) for sizes in self.products)
             + sum(memory_s(nbytes, chip, calibration) for nbytes in self.streams)
             + sum(all_reduce_s(n, extent, topology, calibration) for n in self.reduces)
         )
         operations = len(self.products) + len(self.streams)
-        return issued_s(device_s, operations, len(self.reduces), calibration)
+        collectives = {prod(extent): len(self.reduces)}
+        return issued_s(device_s, operations, collectives, calibration)
 
 
 def layer_forward(gpt: Gpt) -> Work:
@@ -158,7 +156,7 @@ def embedding(gpt: Gpt) -> Work:
     )
 
 
-def head(gpt: Gpt, loss_bytes: float = LOSS_BYTES) -> Work:
+def head(gpt: Gpt) -> Work:
     """Forward and backward of the last layer norm, the logits and the loss."""
     activation = gpt.tokens * gpt.hidden
     columns = gpt.vocabulary // gpt.tensor
@@ -172,7 +170,7 @@ def head(gpt: Gpt, loss_bytes: float = LOSS_BYTES) -> Work:
         streams=(
             4 * activation,
             10 * activation,
-            *(loss_bytes * gpt.tokens * columns / 10,) * 10,
+            *(LOSS_BYTES * gpt.tokens * columns / 10,) * 10,
             6 * gpt.embedding_weights,
         ),
         reduces=(*_reduces(gpt)[:1], few, few, few) if gpt.tensor > 1 else (),

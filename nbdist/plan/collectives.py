@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from nbdist.plan.calibration import Calibration
     from nbdist.records.topology import Extent, Level, Topology
 
+NETWORKS = ("network", "DCN")
+"""What levels between hosts are called."""
+
 
 def all_reduce_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
@@ -23,8 +26,10 @@ def all_reduce_s(
 
     A ring carries 2 (n - 1)/n of the bytes in 2 (n - 1) messages (Patarasuk and Yuan, "Bandwidth
     optimal all-reduce algorithms", JPDC 2009). Over levels: reduce-scatter inside, all-reduce of
-    the share outside, all-gather inside (Goyal et al., arXiv:1706.02677, section 4; NVIDIA, "Doubling
-    all2all Performance with NCCL 2.12", for the rail that each device has of its own).
+    the share outside, all-gather inside (Goyal et al., arXiv:1706.02677, section 4), every device
+    with its peers outside, so that all send at once. Between hosts of GPUs NCCL does otherwise:
+    one ring, or a pair of trees, through all of them (S. Jeaugey, "Massively Scale Your Deep
+    Learning Training with NCCL 2.4", 2019).
     """
     if prod(extent) == 1:
         return 0.0
@@ -63,8 +68,8 @@ def all_to_all_s(
     """Seconds until every device has sent an equal part of its `nbytes` to each of the axis.
 
     Where all join all, (n - 1)/n of the bytes leave a device, in n - 1 messages. On a ring a part
-    travels n/4 links on average ("How to Scale Your Model", section "Sharded matrices",
-    jax-ml.github.io/scaling-book). Levels are passed one after the other, with all bytes.
+    travels n/4 links on average, and half of them go each way ("How to Scale Your Model", section
+    "Sharded Matrices", jax-ml/scaling-book). Levels are passed one after the other, with all bytes.
     """
     if prod(extent) == 1:
         return 0.0
@@ -78,44 +83,27 @@ def all_to_all_s(
 def send_s(nbytes: float, level: int, topology: Topology, calibration: Calibration) -> float:
     """Seconds of one message of `nbytes` to a device that `level` is the first to join."""
     link = topology.levels[level]
-    return (
-        calibration.collective_s
-        + link.latency_s
-        + nbytes / _bandwidth(level, topology, calibration)
-    )
+    return calibration.collective_s + link.latency_s + nbytes / _bandwidth(link, calibration)
 
 
 def _reduce_levels_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
 ) -> float:
-    """Down through the levels and up again; the outermost is an all-reduce by itself."""
-    crossed = [index for index, size in enumerate(extent) if size > 1]
-    seconds, share = 0.0, nbytes
-    for index in crossed[:-1]:
-        seconds += 2 * _phase_s(share, extent[index], index, topology, calibration)
-        share /= extent[index]
-    return seconds + _outermost_s(share, extent[crossed[-1]], crossed[-1], topology, calibration)
-
-
-def _outermost_s(
-    nbytes: float, size: int, index: int, topology: Topology, calibration: Calibration
-) -> float:
-    """A ring, or between hosts a pair of trees where fewer messages are worth more bytes.
-
-    Double binary trees: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-    reduction and scan", 2009; in NCCL since 2.4, between hosts only.
-    """
-    link = topology.levels[index]
-    ring_s = 2 * _phase_s(nbytes, size, index, topology, calibration)
-    if index == 0 or link.ring:
-        return ring_s
-    tree_s = 2 * (
-        ceil(log2(size)) * link.latency_s + nbytes / _bandwidth(index, topology, calibration)
-    )
-    return min(ring_s, tree_s)
+    if _through_hosts(extent, topology):
+        ring_s = 2 * _ring_through_s(nbytes, extent, topology, calibration)
+        return min(ring_s, _trees_s(nbytes, extent, topology, calibration))
+    return 2 * _by_levels_s(nbytes, extent, topology, calibration)
 
 
 def _phases_s(nbytes: float, extent: Extent, topology: Topology, calibration: Calibration) -> float:
+    if _through_hosts(extent, topology):
+        return _ring_through_s(nbytes, extent, topology, calibration)
+    return _by_levels_s(nbytes, extent, topology, calibration)
+
+
+def _by_levels_s(
+    nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
+) -> float:
     seconds, share = 0.0, nbytes
     for index, size in enumerate(extent):
         seconds += _phase_s(share, size, index, topology, calibration)
@@ -123,31 +111,96 @@ def _phases_s(nbytes: float, extent: Extent, topology: Topology, calibration: Ca
     return seconds
 
 
+def _through_hosts(extent: Extent, topology: Topology) -> bool:
+    """Whether NCCL does it: it has no levels, but rings and trees through all devices at once."""
+    outermost = max(index for index, size in enumerate(extent) if size > 1)
+    return topology.chip.platform == "gpu" and topology.levels[outermost].name in NETWORKS
+
+
+def _ring_through_s(
+    nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
+) -> float:
+    """One reduce-scatter or all-gather by rings, each of which leaves a host by another device.
+
+    All links work at the same time, so the slowest counts. Of the messages, as many as there are
+    hosts go between them (NCCL, src/graph/tuning.cc).
+    """
+    ranks, hosts = prod(extent), _hosts(extent, topology)
+    outside = min(hosts, ranks - 1)
+    near_s, far_s = _latencies(extent, topology)
+    messages_s = (ranks - 1 - outside) * near_s + outside * far_s
+    share = (ranks - 1) / ranks * nbytes
+    return messages_s + share / _slowest(extent, topology, calibration)
+
+
+def _trees_s(nbytes: float, extent: Extent, topology: Topology, calibration: Calibration) -> float:
+    """All-reduce by two trees of hosts, each a chain within: fewer messages, all of the bytes.
+
+    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+    scan", 2009; in NCCL since 2.4.
+    """
+    ranks, hosts = prod(extent), _hosts(extent, topology)
+    near_s, far_s = _latencies(extent, topology)
+    messages_s = (ranks // hosts - 1) * near_s + ceil(log2(hosts)) * far_s
+    return 2 * (messages_s + nbytes / _slowest(extent, topology, calibration))
+
+
+def _hosts(extent: Extent, topology: Topology) -> int:
+    return prod(
+        size for size, level in zip(extent, topology.levels, strict=True) if level.name in NETWORKS
+    )
+
+
+def _latencies(extent: Extent, topology: Topology) -> tuple[float, float]:
+    """Of a message within a host and between two, in seconds."""
+    crossed = [level for size, level in zip(extent, topology.levels, strict=True) if size > 1]
+    near = [level.latency_s for level in crossed if level.name not in NETWORKS]
+    return max(near, default=0.0), crossed[-1].latency_s
+
+
+def _slowest(extent: Extent, topology: Topology, calibration: Calibration) -> float:
+    """Bytes a second of the slowest level, of what the devices of a group send over it together."""
+    together, rates = 1, []
+    for size, level in zip(extent, topology.levels, strict=True):
+        if level.name in NETWORKS:
+            rates.append(together * _bandwidth(level, calibration))
+        elif size > 1:
+            rates.append(_bandwidth(level, calibration))
+            together *= size
+    return min(rates)
+
+
 def _phase_s(
     nbytes: float, size: int, index: int, topology: Topology, calibration: Calibration
 ) -> float:
-    """One reduce-scatter or all-gather of `nbytes` among `size` of one level, as a ring."""
-    bandwidth = _bandwidth(index, topology, calibration)
-    return (size - 1) * (topology.levels[index].latency_s + nbytes / size / bandwidth)
+    """One reduce-scatter or all-gather of `nbytes` among `size` of one level, as a ring.
+
+    Where links join neighbours, half goes each way around; a line has no other way around.
+    """
+    link = topology.levels[index]
+    ways = 2 if link.ring and link.wraps else 1
+    bandwidth = ways * _bandwidth(link, calibration)
+    return (size - 1) * (link.latency_s + nbytes / size / bandwidth)
 
 
 def _exchange_s(
     nbytes: float, size: int, index: int, topology: Topology, calibration: Calibration
 ) -> float:
     link = topology.levels[index]
-    messages_s = (size - 1) * link.latency_s
-    travelled = _ring_travel(size) if link.ring else (size - 1) / size
-    return messages_s + nbytes * travelled / _bandwidth(index, topology, calibration)
+    travelled = _crossing(size, link.wraps) if link.ring else (size - 1) / size
+    return (size - 1) * link.latency_s + nbytes * travelled / _bandwidth(link, calibration)
 
 
-def _ring_travel(size: int) -> float:
-    """Links that a part passes on average on a ring of `size`, the shorter way around."""
-    return sum(min(hops, size - hops) for hops in range(size)) / size
+def _crossing(size: int, wraps: bool) -> float:
+    """Of the bytes of one device, how much the busiest link of a ring or a line carries one way.
+
+    Half of the devices send to the other half over the link in the middle, of which a ring has two.
+    """
+    half = size // 2 * -(-size // 2) / size
+    return half / 2 if wraps else half
 
 
-def _bandwidth(index: int, topology: Topology, calibration: Calibration) -> float:
-    link: Level = topology.levels[index]
-    within = index == 0 or link.ring
-    return link.bytes_per_s * (
-        calibration.link_efficiency if within else calibration.network_efficiency
-    )
+def _bandwidth(link: Level, calibration: Calibration) -> float:
+    between = link.name in NETWORKS
+    efficiency = calibration.network_efficiency if between else calibration.link_efficiency
+    return link.bytes_per_s * efficiency

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
@@ -43,7 +44,7 @@ class _Bill:
 
     device_s: float = 0.0
     operations: int = 0
-    collectives: int = 0
+    collectives: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     axes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     gradients: float = 0.0
@@ -131,7 +132,7 @@ class Cost:
                     continue
                 bill.axes[axis] += times * self.all_reduce_s(axis, nbytes)
                 bill.bytes[axis] += times * nbytes
-                bill.collectives += times
+                bill.collectives[prod(self._extents[axis])] += times
 
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 parameters are gathered twice as well."""
@@ -149,7 +150,7 @@ class Cost:
             2 * all_gather_s(whole, extent, topology, calibration) for whole in wholes
         )
         bill.bytes[DATA] += bill.gradients / 2 + sum(wholes)
-        bill.collectives += 2 * len(wholes)
+        bill.collectives[prod(extent)] += 2 * len(wholes)
 
     def _product(self, op: Op) -> tuple[int, int, int, int]:
         """Batch, m, n and k of a product, on each device."""

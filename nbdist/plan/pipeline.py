@@ -81,7 +81,8 @@ def _refuse(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> 
     if schedule != "interleaved" and chunks > 1:
         raise PlanError(f"{chunks} chunks a device need the interleaved schedule, not {schedule}.")
     if chunks > 1 and microbatches % stages:
+        more = stages * -(-microbatches // stages)
         raise PlanError(
-            f"Interleaved stages take microbatches in turns of as many as there are stages: "
-            f"{microbatches} is not a multiple of {stages}. Take {stages * -(-microbatches // stages)}."
+            "Interleaved stages take microbatches in turns of as many as there are stages: "
+            f"{microbatches} is not a multiple of {stages}; take {more}."
         )
