@@ -1,0 +1,109 @@
+"""How the constants of `nbdist.plan.calibration` are found from published measurements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from benchmarks.planner_rows import SELENE, forget, table
+from nbdist.plan.collectives import all_reduce_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.plan.calibration import Calibration
+
+Ranges = dict[str, tuple[float, float]]
+
+STEPS: Ranges = {
+    "tile_loads": (0.0, 100.0),
+    "tile_start": (0.0, 500.0),
+    "unaligned": (0.1, 1.0),
+    "memory_efficiency": (0.4, 0.95),
+    "dispatch_s": (5e-6, 100e-6),
+    "collective_dispatch_s": (5e-6, 300e-6),
+    "overlap": (1.0, 10.0),
+    "straggle_s": (0.0, 500e-6),
+}
+"""What is fitted on step times, and what is physically possible of each."""
+
+REDUCES: Ranges = {
+    "collective_s": (1e-6, 100e-6),
+    "link_efficiency": (0.5, 1.0),
+    "local_passes": (0.0, 8.0),
+}
+"""What is fitted on all-reduces by themselves."""
+
+_SCALE = 0.05
+"""Relative errors much beyond this count by their size only, not by their square."""
+
+
+class Measured(Protocol):
+    """A step that somebody has measured."""
+
+    @property
+    def measured_s(self) -> float: ...
+
+    def seconds(self, calibration: Calibration) -> float: ...
+
+
+def fit(rows: Sequence[Measured], start: Calibration, ranges: Ranges = STEPS) -> Calibration:
+    """`start` with those constants that fit the rows best, within their ranges."""
+    measured = np.array([row.measured_s for row in rows])
+
+    def errors(calibration: Calibration) -> np.ndarray:
+        forget()
+        said = np.array([row.seconds(calibration) for row in rows])
+        return np.asarray(np.log(said / measured))
+
+    return _fit(errors, start, ranges)
+
+
+def fit_reduces(start: Calibration) -> Calibration:
+    """`start` with the constants of `REDUCES` that fit NCCL's all-reduces on A100s best."""
+    measured = np.array([float(row["time_ns_out_of_place"]) / 1e9 for row in reduces()])
+    return _fit(lambda found: np.log(reduce_times(found) / measured), start, REDUCES)
+
+
+def reduces() -> list[dict[str, str]]:
+    return table("a100_nccl_allreduce")
+
+
+def reduce_times(calibration: Calibration) -> np.ndarray:
+    """Seconds of each row of `reduces`."""
+    return np.array(
+        [
+            all_reduce_s(int(row["bytes"]), (int(row["n_gpus_one_node"]), 1), SELENE, calibration)
+            for row in reduces()
+        ]
+    )
+
+
+def _fit(
+    errors: Callable[[Calibration], np.ndarray],
+    start: Calibration,
+    ranges: Ranges,
+) -> Calibration:
+    """Least squares of logarithms, each constant as a share of its range."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    low, high = (np.array(side) for side in zip(*ranges.values(), strict=True))
+
+    def made(shares: np.ndarray) -> Calibration:
+        values = low + shares * (high - low)
+        found = dict(zip(ranges, map(float, values), strict=True))
+        return msgspec.structs.replace(start, **found)
+
+    first = np.array([getattr(start, name) for name in ranges])
+    found = least_squares(
+        lambda shares: errors(made(shares)),
+        np.clip((first - low) / (high - low), 0.01, 0.99),
+        bounds=(0, 1),
+        loss="soft_l1",
+        f_scale=_SCALE,
+        diff_step=0.01,
+        max_nfev=30,
+    )
+    return made(found.x)

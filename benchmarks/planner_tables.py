@@ -1,0 +1,212 @@
+"""What the planner's cost model says of steps that others have measured.
+
+Ours is its error, the peer's that of the floor: operations over peak, and 18 bytes a weight. Of
+rank correlations it is what they lack of one. Rows: benchmarks/reference/README.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from benchmarks.case import Case
+from benchmarks.planner_fit import STEPS, fit, fit_reduces, reduce_times, reduces
+from benchmarks.planner_llama import B200, llama
+from benchmarks.planner_memory import memory_rows
+from benchmarks.planner_rows import A100, megatron, one_host, table
+from nbdist.plan.calibration import PYTORCH_A100
+from nbdist.plan.collectives import all_reduce_s
+from nbdist.plan.defaults import calibration_of
+from nbdist.records.topology import Level, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from benchmarks.planner_rows import Row
+    from nbdist.records.topology import Extent
+
+STEP_ERROR = 0.08
+MEGATRON_ERROR = 0.10
+REDUCE_ERROR = 0.08
+MEMORY_ERROR = 0.05
+CORRELATION = 0.98
+MORE_MEAN, MORE_WORST = 0.03, 0.15
+"""By how much the picked plan may be slower than the best one that was measured."""
+
+_BUS = "allreduce_bandwidth"
+_NVLINK = Level(name="host", size=8, latency_s=3.4e-6, bytes_per_s=200e9)
+_NICS = Level(name="network", size=2, latency_s=14e-6, bytes_per_s=8.13e9)
+_TWO_HOSTS = Topology(chip=A100, levels=(_NVLINK, _NICS))
+_WHOLE_NICS = msgspec.structs.replace(PYTORCH_A100, network_efficiency=1.0)
+"""The figure is what a pair reached, not what a NIC is sold as."""
+
+_SMALLER = "llama3_70b"
+_OTHER_CHIP = {"matmul_ceiling": (0.3, 0.95), "dispatch_s": STEPS["dispatch_s"]}
+
+_FIRST_HALF = ("1024 x 12", "1024 x 20", "2048 x 16", "2048 x 24")
+_NARROW = "1024"
+
+
+def cases() -> Iterator[Case]:
+    rows = one_host()
+    measured = np.array([row.measured_s for row in rows])
+    floor = np.array([row.floor_s() for row in rows])
+    halves = np.array([row.model in _FIRST_HALF for row in rows])
+    said = _across(rows, halves)
+    yield _errors("one A100 host, fitted on other models", said, floor, measured, STEP_ERROR)
+    narrow = np.array([row.model.startswith(_NARROW) for row in rows])
+    wide = ~narrow
+    learned = _across(rows, narrow)
+    yield _errors(
+        "models twice as wide as those fitted on",
+        learned[wide], floor[wide], measured[wide], STEP_ERROR,
+    )  # fmt: skip
+    yield from _ranks(rows, said, floor, measured)
+    yield from _picks(rows, said, floor, measured)
+    yield _megatron()
+    yield _blackwell()
+    yield _reduces()
+    yield _placements()
+    yield _memory()
+
+
+def _across(rows: Sequence[Row], first: np.ndarray) -> np.ndarray:
+    """Seconds of each row by constants that are fitted on the rows of the other side."""
+    said = np.zeros(len(rows))
+    start = fit_reduces(PYTORCH_A100)
+    for side in (first, ~first):
+        found = fit([row for row, ours in zip(rows, side, strict=True) if ours], start)
+        for index in map(int, np.flatnonzero(~side)):
+            said[index] = rows[index].seconds(found)
+    return said
+
+
+def _errors(
+    name: str, said: np.ndarray, floor: np.ndarray, measured: np.ndarray, wanted: float
+) -> Case:
+    ours, peer = (float(np.mean(abs(side / measured - 1))) for side in (said, floor))
+    return _case(f"mean error, {name}", ours, peer, "of measured", wanted, len(measured))
+
+
+def _ranks(
+    rows: Sequence[Row], said: np.ndarray, floor: np.ndarray, measured: np.ndarray
+) -> Iterator[Case]:
+    ours, peer = (1 - _spearman(side, measured) for side in (said, floor))
+    wanted = 1 - CORRELATION
+    yield _case("1 - rank correlation, all steps", ours, peer, "", wanted, len(rows))
+    models = _groups([row.model for row in rows])
+    each = [
+        [1 - _spearman(side[index], measured[index]) for side in (said, floor)] for index in models
+    ]
+    ours, peer = (max(values) for values in zip(*each, strict=True))
+    yield _case("1 - rank correlation, worst model", ours, peer, "", wanted, len(models))
+
+
+def _picks(
+    rows: Sequence[Row], said: np.ndarray, floor: np.ndarray, measured: np.ndarray
+) -> Iterator[Case]:
+    """What the plan that is said to be the fastest takes beyond the fastest.
+
+    The floor says the same of all plans of so many devices: it picks the first one.
+    """
+    asked: dict[str, list[Hashable]] = {
+        "for a model, devices and batch": [(row.model, row.devices, row.batch) for row in rows],
+        "for a model, by samples a second": [row.model for row in rows],
+    }
+    batches = np.array([row.batch for row in rows])
+    for name, keys in asked.items():
+        groups = _groups(keys)
+        ours, peer = (_more(groups, side / batches, measured / batches) for side in (said, floor))
+        picked, over, runs = f"plan picked {name}", "over the best", len(groups)
+        yield _case(f"{picked}, mean", ours.mean(), peer.mean(), over, MORE_MEAN, runs)
+        yield _case(f"{picked}, worst", ours.max(), peer.max(), over, MORE_WORST, runs)
+
+
+def _case(name: str, ours: float, peer: float, unit: str, wanted: float, runs: int) -> Case:
+    """Good where `ours` is `wanted` at most."""
+    return Case(name, float(ours), float(peer), unit, round(wanted / float(peer), 4), runs)
+
+
+def _more(groups: list[np.ndarray], said: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    return np.array(
+        [measured[index][said[index].argmin()] / measured[index].min() - 1 for index in groups]
+    )
+
+
+def _megatron() -> Case:
+    rows = megatron()
+    said = np.array([row.seconds(PYTORCH_A100) for row in rows])
+    measured = np.array([row.measured_s for row in rows])
+    floor = np.array([row.floor_s() for row in rows])
+    name = "Megatron's table 1, no constant fitted on it"
+    return _errors(name, said, floor, measured, MEGATRON_ERROR)
+
+
+def _blackwell() -> Case:
+    """Another GPU, host and program; two constants from the smaller model, asked of the larger."""
+    rows = llama()
+    start = msgspec.structs.replace(PYTORCH_A100, units=calibration_of(B200).units)
+    smaller = [row for row in rows if row.model == _SMALLER]
+    larger = [row for row in rows if row.model != _SMALLER]
+    found = fit(smaller, start, _OTHER_CHIP)
+    said = np.array([row.seconds(found) for row in larger])
+    floor = np.array([row.floor_s() for row in larger])
+    measured = np.array([row.measured_s for row in larger])
+    name = "Llama 3 405B on B200s, two constants from 70B"
+    return _errors(name, said, floor, measured, STEP_ERROR)
+
+
+def _reduces() -> Case:
+    """The floor is bytes over the links' bandwidth."""
+    rows = reduces()
+    ranks = np.array([int(row["n_gpus_one_node"]) for row in rows])
+    nbytes = np.array([int(row["bytes"]) for row in rows])
+    measured = np.array([int(row["time_ns_out_of_place"]) / 1e9 for row in rows])
+    floor = 2 * (ranks - 1) / ranks * nbytes / 300e9
+    said = reduce_times(PYTORCH_A100)
+    return _errors("NCCL's all-reduces, 1 MiB to 1 GiB", said, floor, measured, REDUCE_ERROR)
+
+
+def _placements() -> Case:
+    """Two hosts of eight, NVLink 200 GB/s; what the network does is from one row, not counted.
+
+    Which GPUs they are is not published: groups in one host are as fast as A100s' constants say
+    of A800s. The floor is bytes over the bandwidth of the links that a group crosses.
+    """
+    rows = [row for row in table("galvatron_allreduce_by_placement") if _extent(row) != (1, 2)]
+    ranks = np.array([int(row["group_size"]) for row in rows])
+    measured = 2 * (ranks - 1) / ranks / np.array([float(row[_BUS]) for row in rows])
+    said = np.array([all_reduce_s(1e9, _extent(row), _TWO_HOSTS, _WHOLE_NICS) for row in rows])
+    rates = np.array([200 if _extent(row)[1] == 1 else 8.13 * _extent(row)[0] for row in rows])
+    name = "all-reduces by placement, 1 GB"
+    return _errors(name, said, 2 * (ranks - 1) / ranks / rates, measured, REDUCE_ERROR)
+
+
+def _extent(row: dict[str, str]) -> Extent:
+    ranks, hosts = int(row["group_size"]), int(row["nodes"])
+    crossing = hosts > 1 and (row["consecutive_ranks"] == "0" or ranks > _TWO_HOSTS.levels[0].size)
+    return (ranks // hosts, hosts) if crossing else (ranks, 1)
+
+
+def _memory() -> Case:
+    rows = memory_rows()
+    said = np.array([row.peak_bytes() for row in rows])
+    measured = np.array([row.measured_bytes for row in rows])
+    floor = np.array([row.floor_bytes() for row in rows])
+    return _errors("memory on B200s, no constant fitted", said, floor, measured, MEMORY_ERROR)
+
+
+def _groups(keys: Sequence[Hashable]) -> list[np.ndarray]:
+    """Indexes of what has the same key, of keys that come more than once."""
+    found: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        found.setdefault(key, []).append(index)
+    return [np.array(indexes) for indexes in found.values() if len(indexes) > 1]
+
+
+def _spearman(one: np.ndarray, other: np.ndarray) -> float:
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+    return float(spearmanr(one, other).statistic)
