@@ -5,7 +5,8 @@ simu_tools/megatron_scripts (Megatron-LM with Transformer Engine 2.11): one sequ
 bfloat16, gradients added up in 4 bytes, optimizer states spread over data-parallel devices
 (distributed optimizer), sequence parallelism, flash attention, nothing recomputed. `cef` is the
 fused cross entropy. Peak of the allocator on the fullest device; the number of microbatches in a
-step (`mbc`) does not change it. No constant is fitted.
+step (`mbc`) does not change it. No constant is fitted, but what to count was found
+with the rows in sight.
 """
 
 from __future__ import annotations

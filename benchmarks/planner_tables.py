@@ -166,7 +166,7 @@ def _reduces() -> Case:
     measured = np.array([int(row["time_ns_out_of_place"]) / 1e9 for row in rows])
     floor = 2 * (ranks - 1) / ranks * nbytes / 300e9
     said = reduce_times(PYTORCH_A100)
-    return _errors("NCCL's all-reduces, 1 MiB to 1 GiB", said, floor, measured, REDUCE_ERROR)
+    return _errors("NCCL's all-reduces, fitted on these", said, floor, measured, REDUCE_ERROR)
 
 
 def _placements() -> Case:
