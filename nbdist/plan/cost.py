@@ -84,7 +84,7 @@ class Cost:
 
     def __init__(self, laid: Laid, target: Target, extents: dict[str, Extent]) -> None:
         self._laid = laid
-        self._machine = target
+        self._target = target
         self._extents = extents
 
     def bill(self, program: tuple[Op, ...]) -> _Bill:
@@ -96,7 +96,7 @@ class Cost:
 
     def op_s(self, op: Op) -> float:
         """Of an operation that is no loop, on each of the devices that share it."""
-        chip, calibration = self._machine.topology.chip, self._machine.calibration
+        chip, calibration = self._target.topology.chip, self._target.calibration
         if op.kind in ("dot", "conv"):
             dtype = op.ins[0].dtype if op.ins[0].dtype in chip.flops else "float32"
             batch, m, n, k = self._product(op)
@@ -116,7 +116,7 @@ class Cost:
         return found
 
     def all_reduce_s(self, axis: str, nbytes: float) -> float:
-        target = self._machine
+        target = self._target
         return all_reduce_s(nbytes, self._extents[axis], target.topology, target.calibration)
 
     def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, outside: bool) -> None:
@@ -137,7 +137,7 @@ class Cost:
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 parameters are gathered twice as well."""
         laid, extent = self._laid, self._extents[DATA]
-        topology, calibration = self._machine.topology, self._machine.calibration
+        topology, calibration = self._target.topology, self._target.calibration
         if laid.layout.data == 1:
             return
         if laid.layout.zero != 3:

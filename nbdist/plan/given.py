@@ -64,7 +64,8 @@ def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> 
         yield f"{path} is cut over {', '.join(unknown)}: the axes are {', '.join(axes)}"
         return
     if len(used) != len(set(used)):
-        yield f"{path} is cut twice over {', '.join(sorted({a for a in used if used.count(a) > 1}))}"
+        twice = sorted({axis for axis in used if used.count(axis) > 1})
+        yield f"{path} is cut twice over {', '.join(twice)}"
     for dim, (size, names) in enumerate(zip(sizes, planned.spec, strict=True)):
         parts = math.prod(axes[name] for name in names)
         if size % parts:

@@ -17,11 +17,11 @@ from nbdist.plan.warn import warnings_of
 from nbdist.records import Plan, PlannedTensor, RunnerUp, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op
-    from nbdist.records import PlannedMemory, PlannedTime, Planning, Zero
+    from nbdist.records import PlannedMemory, PlannedTime, Planning, Spec, Zero
 
 SHOWN = 5
 """Plans that were not chosen and are told of."""
@@ -51,20 +51,23 @@ class _Candidate:
         return float(f"{self.time.step:.3g}"), layout.model, layout.zero
 
 
-def plan(model: Model, target: Target, wishes: Planning) -> Plan:
+def plan(
+    model: Model, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None = None
+) -> Plan:
     """The fastest layout that fits.
 
     Args:
         model: the step.
         target: the hardware.
         wishes: what is asked of it.
+        pinned: arrays that stay as their user has cut them, by path.
 
     Raises:
         PlanError: none fits, or none is as was asked for.
     """
     if wishes.given is not None:
         return _taken(wishes.given, model, target, wishes)
-    candidates = sorted(_candidates(model, target, wishes), key=lambda c: c.rank)
+    candidates = sorted(_candidates(model, target, wishes, pinned), key=lambda c: c.rank)
     if not candidates:
         raise PlanError(_none(model, target, wishes))
     fitting = [candidate for candidate in candidates if candidate.fits]
@@ -77,7 +80,9 @@ def plan(model: Model, target: Target, wishes: Planning) -> Plan:
     return _plan(best, others, target)
 
 
-def _candidates(model: Model, target: Target, wishes: Planning) -> Iterator[_Candidate]:
+def _candidates(
+    model: Model, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None
+) -> Iterator[_Candidate]:
     program, states = fused(model.ops, model.results), states_of(model)
     topology = target.topology
     budget = wishes.budget or topology.chip.memory_bytes
@@ -89,7 +94,8 @@ def _candidates(model: Model, target: Target, wishes: Planning) -> Iterator[_Can
             split = split_for(model, program, bare, states, target, lie, given)
         if not split and bare.model > 1:
             continue
-        laid = Laid(model, Layout(bare.data, bare.model, split or frozenset(), bare.zero), states)
+        layout = Layout(bare.data, bare.model, split or frozenset(), bare.zero)
+        laid = Laid(model, layout, states, pinned)
         yield _priced(laid, program, target, budget)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from jax.sharding import Mesh, NamedSharding
 
-    from nbdist.records import Plan
+    from nbdist.records import Plan, Spec
     from nbdist.worker.data import Batch
 
 
@@ -78,3 +78,25 @@ class Lowered:
         if not array.ndim or array.shape[0] % self._data:
             return array
         return jax.lax.with_sharding_constraint(array, jax.P(DATA))
+
+
+def is_cut(array: Any, mesh: Mesh) -> bool:
+    """Whether an array is cut over the devices of a mesh."""
+    if not isinstance(array, jax.Array) or array.is_fully_replicated:
+        return False
+    return array.sharding.device_set == set(mesh.devices.flat)
+
+
+def is_over(array: jax.Array, mesh: Mesh) -> bool:
+    """Whether it is laid out by the axes of this mesh."""
+    return isinstance(array.sharding, jax.NamedSharding) and array.sharding.mesh == mesh
+
+
+def spec_of(array: jax.Array) -> Spec:
+    """How an array is cut, dimension by dimension."""
+    assert isinstance(array.sharding, jax.NamedSharding)
+    spec = [*array.sharding.spec, *(None,) * array.ndim][: array.ndim]
+    return tuple(
+        (axes,) if isinstance(axes, str) else tuple(axes) if axes is not None else ()
+        for axes in spec
+    )

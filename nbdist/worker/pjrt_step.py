@@ -21,7 +21,7 @@ from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
 from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.leaves import as_data, is_own, placed
-from nbdist.worker.lowered import Lowered
+from nbdist.worker.lowered import Lowered, is_cut, is_over, spec_of
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
 from nbdist.worker.planning import named_target, plan_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nbdist.plan.model import Role
-    from nbdist.records import Plan, Rate, StepRequest
+    from nbdist.records import Plan, Rate, Spec, StepRequest
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
     from nbdist.worker.pjrt_strategy import PjRTStrategy
@@ -197,6 +197,7 @@ class PjrtStep:
                 warnings.warn(text, stacklevel=2)
             else:
                 group.restore(self._namespace)
+                self._strategy.note_laid(group.arrays)
 
     def _made_step(self, batch: Batch) -> jax.stages.Compiled:
         """The step, compiled for batches like this one."""
@@ -251,13 +252,28 @@ class PjrtStep:
         ]
         planning = self._request.options.planning
         target = named_target(planning.on) if planning.on else self._strategy.target
-        return plan_of(traced, inputs, target, planning)
+        return plan_of(traced, inputs, target, planning, self._pinned())
+
+    def _pinned(self) -> dict[str, Spec]:
+        """How arrays lie that their user has cut over the strategy's mesh."""
+        arrays = [item for group in self._carried for item in group.named(group.arrays).items()]
+        for paths, own in zip(self._read.paths, self._read.arrays, strict=True):
+            arrays += zip(paths, own, strict=True)
+        return {
+            path: spec_of(array)
+            for path, array in arrays
+            if self._stays(array) and is_over(array, self._strategy.mesh)
+        }
+
+    def _stays(self, array: Any) -> bool:
+        """Whether its user has cut it over these devices; what an earlier plan has cut may move."""
+        return is_cut(array, self._strategy.mesh) and not self._strategy.has_laid(array)
 
     def _place(self) -> None:
         """Put everything where the plan has it."""
 
         def at(path: str, array: Any) -> jax.Array:
-            return placed(array, self._lowered.sharding(path))
+            return array if self._stays(array) else placed(array, self._lowered.sharding(path))
 
         def donated(path: str, array: Any) -> jax.Array:
             """On the mesh, and nobody else's: what is donated is gone."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import weakref
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from nbdist.worker.distributed_data import (
 from nbdist.worker.replicas import PerReplica, Ragged, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from nbdist.plan.cost import Target
 
@@ -49,6 +50,7 @@ class PjRTStrategy:
         )
         self._placement = Placement(self.mesh)
         self._runner = Runner(self.mesh)
+        self._laid: dict[int, weakref.ref[jax.Array]] = {}
 
     @functools.cached_property
     def target(self) -> Target:
@@ -56,6 +58,16 @@ class PjRTStrategy:
         from nbdist.worker.planning import live_target
 
         return live_target()
+
+    def note_laid(self, arrays: Iterable[jax.Array]) -> None:
+        """A plan has laid these arrays out: a later one may do so anew."""
+        self._laid = {place: held for place, held in self._laid.items() if held() is not None}
+        self._laid |= {id(array): weakref.ref(array) for array in arrays}
+
+    def has_laid(self, array: jax.Array) -> bool:
+        """Whether a plan has laid it out, and not its user."""
+        held = self._laid.get(id(array))
+        return held is not None and held() is array
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -20,16 +20,20 @@ from nbdist.worker import processes
 from nbdist.worker.jaxpr_model import model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nbdist.plan.model import Role
-    from nbdist.records import Plan, Planning
+    from nbdist.records import Plan, Planning, Spec
 
 _MB = 2**20
 
 
 def plan_of(
-    traced: Any, inputs: Sequence[tuple[str, Role]], target: Target, wishes: Planning
+    traced: Any,
+    inputs: Sequence[tuple[str, Role]],
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec],
 ) -> Plan:
     """How a step is laid out.
 
@@ -38,11 +42,12 @@ def plan_of(
         inputs: the path and the role of each of its inputs.
         target: the hardware.
         wishes: what is asked of the plan.
+        pinned: arrays that stay as their user has cut them, by path.
 
     Raises:
         PlanError: it fits nowhere, or not as it was asked for.
     """
-    return plan(model_of(traced, inputs), target, wishes)
+    return plan(model_of(traced, inputs), target, wishes, pinned)
 
 
 def named_target(text: str) -> Target:
