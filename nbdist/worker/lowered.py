@@ -84,7 +84,7 @@ def is_cut(array: Any, mesh: Mesh) -> bool:
     """Whether an array is cut over the devices of a mesh."""
     if not isinstance(array, jax.Array) or array.is_fully_replicated:
         return False
-    return array.sharding.device_set == set(mesh.devices.flat)
+    return bool(array.sharding.device_set == set(mesh.devices.flat))
 
 
 def is_over(array: jax.Array, mesh: Mesh) -> bool:
