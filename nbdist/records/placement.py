@@ -109,7 +109,7 @@ class Placement(Record, frozen=True):
 
     Attributes:
         names: as asked for.
-        hosts: of each rank.
+        hosts: of each rank; none of a plan, whose devices are numbers in the mesh's order.
         notes: what is worth a line: where ranks differ, what was reached twice.
     """
 

@@ -27,6 +27,11 @@ def line(text: str) -> str:
     return f"<div>{escape(text)}</div>"
 
 
+def faint(text: str, tag: str = "div") -> str:
+    """Text that stands back."""
+    return f'<{tag} style="{_FAINT}">{escape(text)}</{tag}>'
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """A table; the columns in `numbers` are set to the right, in figures of one width."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nbdist.records import Device, Heal
 
@@ -45,12 +45,21 @@ def memory(size_bytes: float) -> str:
 
 def size(size_bytes: float) -> str:
     """`12 B`, `3.4 kB`, `512 MB`; three figures, decimal units."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size_bytes < 999.5 or unit == "TB":
+    return _scaled(size_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
+
+
+def binary(size_bytes: float) -> str:
+    """`12 B`, `3.4 KiB`, `79.1 GiB`; three figures, powers of 1024, as memories are measured."""
+    return _scaled(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _scaled(amount: float, base: int, units: Sequence[str]) -> str:
+    for unit in units:
+        if amount < base - 0.5 or unit == units[-1]:
             break
-        size_bytes /= 1000
-    digits = 0 if unit == "B" or size_bytes >= 99.95 else 1
-    return f"{size_bytes:,.{digits}f} {unit}"
+        amount /= base
+    digits = 0 if unit == units[0] or amount >= 99.95 else 1
+    return f"{amount:,.{digits}f} {unit}"
 
 
 def count(number: int, noun: str) -> str:
@@ -66,6 +75,25 @@ def duration(seconds: float) -> str:
     return (
         f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
     )
+
+
+def brief(seconds: float) -> str:
+    """`85 µs`, `3.1 ms`, `16.6 s`; as `duration` from a minute on."""
+    if seconds < 0:
+        return f"-{brief(-seconds)}"
+    if seconds >= 59.95:
+        return duration(seconds)
+    for scale, unit in ((1e6, "µs"), (1e3, "ms")):
+        if seconds * scale < 999.5:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def share(part: float) -> str:
+    """`13%`, `1.4%`, `<0.1%`."""
+    if 0 < part < 0.0005:
+        return "<0.1%"
+    return f"{part:.1%}" if 0 < part < 0.0995 else f"{part:.0%}"
 
 
 def healed(heal: Heal) -> str:

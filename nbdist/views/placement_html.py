@@ -33,7 +33,7 @@ _HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "co
 _APART = "display:flex;gap:10px"
 _APART_INLINE = "display:inline-flex;gap:10px"
 _INDENT = "margin-left:16px"
-_STYLE = f"<style>\n{Path(__file__).with_name('placement.css').read_text()}</style>"
+STYLE = f"<style>\n{Path(__file__).with_name('placement.css').read_text()}</style>"
 
 
 def page(placement: Placement, root: Branch) -> str:
@@ -41,7 +41,7 @@ def page(placement: Placement, root: Branch) -> str:
     title = words.title(placement, root.cost)
     facts = "".join(html.line(text) for text in words.facts(placement, root.cost))
     tree = _Tree(placement, root.cost.arrays <= OPEN_ROWS).html(root)
-    return html.box(title, f'{_STYLE}<div class="nbd">{facts}', _devices(placement), tree, "</div>")
+    return html.box(title, f'{STYLE}<div class="nbd">{facts}', _devices(placement), tree, "</div>")
 
 
 def _devices(placement: Placement) -> str:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _NAMED = 4
 """Devices that are named one by one."""
 
+_NUMBERS = 44
+"""Letters of devices that are told by their numbers."""
+
 _NOTES = 12
 _LONGEST = 60
 
@@ -87,7 +90,10 @@ def device(placement: Placement, index: int) -> str:
 
 
 def devices(placement: Placement, indices: Sequence[int]) -> str:
-    """Ranks that have the same together: `0-2@host cpu:0, cpu:1`."""
+    """Ranks that have the same together: `0-2@host cpu:0, cpu:1`; of a plan, `devices 0-3`."""
+    if not placement.hosts:
+        numbers = labels.shortened(labels.ranks(indices), _NUMBERS)
+        return f"device{'s' * (len(indices) > 1)} {numbers}"
     names: dict[int, list[str]] = defaultdict(list)
     for index in indices:
         names[placement.devices[index].rank].append(placement.devices[index].name)

@@ -28,7 +28,7 @@ class StatusPicture:
 
     def html(self) -> str:
         table = html.table(_HEADER, [_row(worker) for worker in self.workers], _NUMBERS)
-        return html.box(self.title, table, _faint(_versions(self.workers)))
+        return html.box(self.title, table, html.faint(_versions(self.workers)))
 
     def lines(self) -> list[str]:
         rows = [_row(worker) for worker in self.workers]
@@ -60,7 +60,7 @@ class StartPicture:
         parts = [f'<div style="{style}">{"".join(rows)}</div>']
         if self.workers:
             table = html.table(_HEADER[:4], [_row(w)[:4] for w in self.workers], _NUMBERS[:2])
-            parts += [table, _faint(_versions(self.workers))]
+            parts += [table, html.faint(_versions(self.workers))]
         return html.box(self.title, *parts)
 
     def lines(self) -> list[str]:
@@ -111,9 +111,5 @@ def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:
     figures = "text-align:right;font-variant-numeric:tabular-nums"
     return (
         f'<span style="color:{colour}">{mark}</span><span>{escape(name)}</span>'
-        f'<span style="{figures}">{seconds}</span>{_faint(detail, "span")}'
+        f'<span style="{figures}">{seconds}</span>{html.faint(detail, "span")}'
     )
-
-
-def _faint(text: str, tag: str = "div") -> str:
-    return f'<{tag} style="color:var(--jp-ui-font-color2,#616161)">{escape(text)}</{tag}>'

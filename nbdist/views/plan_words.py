@@ -1,0 +1,192 @@
+"""What a plan says, in words and figures that add up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.records import DATA, MODEL
+from nbdist.views import labels
+from nbdist.views import placement_words as words
+from nbdist.views.placement_tree import Leaf
+from nbdist.views.plan_tensors import ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Layout, PlacedArray, Placement, Plan
+    from nbdist.views.placement_tree import Row
+
+FREE = "free"
+COMPUTE = "compute"
+TENSORS = ("tensor", "shape", "type", "spec", "each device")
+RUNNERS_UP = ("instead", "step", "each device", "why not")
+
+_ZERO = {
+    1: "the optimizer's state is cut too (ZeRO-1)",
+    3: "the optimizer's state and parameters are cut too, these gathered for use (ZeRO-3)",
+}
+_ROUNDING = 1e-6
+"""Of a step: what seconds may differ by and be the same."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a whole.
+
+    Attributes:
+        amount: bytes or seconds.
+        shown: how much of the bar it takes, in the same unit.
+        detail: what else is to be said.
+    """
+
+    name: str
+    amount: float
+    shown: float
+    detail: str = ""
+
+
+def headline(plan: Plan) -> str:
+    """What one decides by."""
+    hardware = plan.on.partition(",")[0]
+    return (
+        f"{plan.title} on {hardware}: about {labels.brief(plan.time.step)} a step, "
+        f"MFU {labels.share(plan.time.mfu)}, {memory(plan)} on each device"
+    )
+
+
+def memory(plan: Plan) -> str:
+    """`46.3 of 79.1 GiB`."""
+    taken = labels.binary(plan.memory.total)
+    available = labels.binary(plan.memory.available)
+    number, _, unit = taken.partition(" ")
+    return f"{number if available.endswith(f' {unit}') else taken} of {available}"
+
+
+def facts(plan: Plan) -> Iterator[str]:
+    yield plan.on
+    step = plan.time.step
+    pace = f": about {plan.rows / step:,.3g} samples a second" if step else ""
+    yield f"{labels.count(plan.rows, 'sample')} a step{pace}"
+
+
+def warnings(plan: Plan) -> Iterator[str]:
+    over = plan.memory.total - plan.memory.available
+    if over > 0:
+        yield f"it does not fit: {labels.binary(over)} too much on each device"
+    yield from plan.warnings
+
+
+def degrees(plan: Plan) -> list[tuple[str, str, str]]:
+    """The axes that cut: name, size, and what each cuts."""
+    said = {DATA: _data, MODEL: _model}
+    return [
+        (axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1
+    ] or [("none", "1", "one device holds all of it")]
+
+
+def _data(plan: Plan) -> str:
+    size = plan.axes[DATA]
+    whom = "device" if plan.devices == size else f"group of {plan.devices // size:,} devices"
+    text = f"{plan.rows / size:,.4g} of {labels.count(plan.rows, 'sample')} on each {whom}"
+    return f"{text}; {_ZERO[plan.zero]}" if plan.zero else text
+
+
+def _model(plan: Plan) -> str:
+    wholes = [
+        (math.prod(plan.axes[a] for axes in t.spec for a in axes) * t.device_bytes, t.spec)
+        for t in plan.tensors
+        if t.role == "parameter"
+    ]
+    cut = [nbytes for nbytes, spec in wholes if any(MODEL in axes for axes in spec)]
+    share = sum(cut) / (sum(nbytes for nbytes, _ in wholes) or 1)
+    return (
+        f"dimensions of {len(cut):,} of {labels.count(len(wholes), 'parameter')}, "
+        f"{labels.share(share)} of their bytes, and the work on them (tensor parallel)"
+    )
+
+
+def memory_parts(plan: Plan) -> list[Part]:
+    """Bytes of each device; with what is free, they are what it has."""
+    sizes = dict.fromkeys(ROLES.values(), 0)
+    for tensor in plan.tensors:
+        sizes[ROLES[tensor.role]] += tensor.device_bytes
+    taken = plan.memory
+    sizes["gradients"] = taken.gradients
+    sizes["activations"] = taken.activations
+    sizes["margin"] = taken.margin
+    sizes[FREE] = max(0, taken.available - taken.total)
+    return [Part(name, nbytes, nbytes) for name, nbytes in sizes.items() if nbytes]
+
+
+def time_parts(plan: Plan) -> list[Part]:
+    """Seconds of a step: operations, collectives by level, and what of these is hidden."""
+    time = plan.time
+    seconds: dict[str, float] = {}
+    nbytes: dict[str, float] = {}
+    for traffic in time.traffic:
+        seconds[traffic.level] = seconds.get(traffic.level, 0.0) + traffic.seconds
+        nbytes[traffic.level] = nbytes.get(traffic.level, 0.0) + traffic.bytes
+    spent = sum(seconds.values())
+    seen = time.exposed / spent if spent else 0.0
+    parts = [Part(COMPUTE, time.compute, time.compute)]
+    parts += [
+        Part(f"{level} links", spell, seen * spell, f"{labels.size(nbytes[level])} sent")
+        for level, spell in seconds.items()
+    ]
+    if spent - time.exposed > _ROUNDING * time.step:
+        parts.append(Part("hidden", time.exposed - spent, 0.0, "behind operations"))
+    return parts
+
+
+def time_title(plan: Plan) -> str:
+    return f"time of a step: about {labels.brief(plan.time.step)}"
+
+
+def memory_title(plan: Plan) -> str:
+    return f"memory of each device: {memory(plan)}"
+
+
+EXACT = "parameters, state and batch are exact; gradients, activations and seconds are estimates"
+
+
+def runners_up(plan: Plan) -> list[list[str]]:
+    return [
+        [other.title, labels.brief(other.step_s), labels.binary(other.device_bytes), other.why]
+        for other in plan.runners_up
+    ]
+
+
+def tensor(array: PlacedArray, count: int) -> str:
+    """`params['layers']['w1'] and 5 more`."""
+    name = words.label(array.name, ())
+    return f"{name} and {count - 1:,} more" if count > 1 else name
+
+
+def cells(row: Row, placement: Placement) -> list[str]:
+    """Of a row of the tree, under the header `TENSORS`."""
+    entry, cost = row.entry, row.entry.cost if row.entry else row.hidden
+    each = labels.binary(cost.stored // len(placement.devices))
+    if entry is None:
+        return [f"… and {labels.count(cost.arrays, 'more array')}", "", "", "", each]
+    name = words.label(entry.label, ())
+    if isinstance(entry, Leaf):
+        array = entry.array
+        name += f" x {cost.arrays:,}" if cost.arrays > 1 else ""
+        return [name, words.shape(array), array.dtype, placement.layouts[array.layout].spec, each]
+    return [name, labels.count(cost.arrays, "array"), "", "", each]
+
+
+def blocks(layout: Layout) -> str:
+    """`16 blocks, each on 64 devices`."""
+    held = f"each on {labels.count(layout.copies, 'device')}"
+    return f"{labels.count(layout.pieces, 'block')}, {held}"
+
+
+def holders(placement: Placement, layout: Layout) -> dict[int, str]:
+    """Who has each block, in a few words."""
+    found: dict[int, list[int]] = {}
+    for device, block in zip(layout.devices, layout.blocks, strict=True):
+        found.setdefault(block, []).append(device)
+    return {block: words.devices(placement, found[block]) for block in sorted(found)}
