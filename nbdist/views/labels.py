@@ -90,10 +90,12 @@ def brief(seconds: float) -> str:
 
 
 def share(part: float) -> str:
-    """`13%`, `1.4%`, `<0.1%`."""
+    """`13%`, `1.4%`, `<0.1%`, `>99.9%`."""
     if 0 < part < 0.0005:
         return "<0.1%"
-    return f"{part:.1%}" if 0 < part < 0.0995 else f"{part:.0%}"
+    if 0.9995 <= part < 1:
+        return ">99.9%"
+    return f"{part:.1%}" if 0 < part < 0.0995 or 0.9905 <= part < 1 else f"{part:.0%}"
 
 
 def healed(heal: Heal) -> str:

@@ -96,18 +96,16 @@ class PlanPicture:
         placement = self._placement
         for array, count in largest(self.plan, placement, SHOWN_LAYOUTS):
             layout = placement.layouts[array.layout]
-            held = words.holders(placement, layout)
-            yield labels.shortened(f"{layout.spec}: {words.tensor(array, count)}", WIDTH)
-            yield f"  {words.blocks(layout)}"
-            shown = [
-                (placed.block(array, layout, block), devices)
-                for block, devices in list(held.items())[:SHOWN_BLOCKS]
-            ]
-            width = max(len(block) for block, _ in shown)
-            for block, devices in shown:
+            more = f" and {count - 1:,} more" if count > 1 else ""
+            yield labels.shortened(f"{layout.spec}: {words.label(array)}{more}", WIDTH)
+            yield labels.shortened(f"  {placed.over_axes(layout)}: {words.blocks(layout)}", WIDTH)
+            held = words.holders(placement, layout, SHOWN_BLOCKS)
+            slices = [placed.block(array, layout, number) for number in range(len(held))]
+            width = max(map(len, slices))
+            for block, devices in zip(slices, held, strict=True):
                 yield labels.shortened(f"    {block.ljust(width)}  {devices}", WIDTH)
-            if len(held) > SHOWN_BLOCKS:
-                yield f"    … and {len(held) - SHOWN_BLOCKS:,} more blocks"
+            if layout.pieces > SHOWN_BLOCKS:
+                yield f"    … and {layout.pieces - SHOWN_BLOCKS:,} more blocks"
             yield ""
 
     def _rest(self) -> Iterator[str]:

@@ -33,8 +33,8 @@ _DRAWN = 64
 _LINES = 64
 """In a picture, either way: there is no room for more."""
 
-_CARD = 208
-"""Pixels."""
+_TREE, _CARD = 690, 208
+"""Pixels of width: what the tree needs, and what a picture with its words has."""
 
 _COLOURS = {
     ROLES["parameter"]: "#3f74b5",
@@ -49,6 +49,9 @@ _COLOURS = {
 _LINKS = ("#d98b3a", "#c0504d", "#8d78bd", "#b8860b")
 """Of collectives, by level."""
 
+_FIRST, _REST, _PAPER = "#d98b3a", "#5f8fc4", "var(--jp-layout-color0,#fff)"
+"""Of a picture of many blocks: device 0's, the others, and the lines between them."""
+
 _TRACK = "rgba(128,128,128,.22)"
 _HEAD = "font-weight:600;margin:12px 0 3px"
 _FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
@@ -56,9 +59,9 @@ _FAINT = "color:var(--jp-ui-font-color2,#616161)"
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:12px"
 _NAME = f"{_MONO};overflow-wrap:anywhere"
 _RULE = "border-bottom:1px solid var(--jp-border-color3,#ececec)"
-_COLUMNS = "minmax(100px,1fr) minmax(70px,150px) 68px minmax(80px,236px) 82px"
+_COLUMNS = "minmax(0,1fr) 148px 62px 222px 78px"
 _GRID = (
-    f"display:inline-grid;width:100%;grid-template-columns:{_COLUMNS};gap:0 12px;"
+    f"display:inline-grid;width:100%;grid-template-columns:{_COLUMNS};gap:0 10px;"
     f"align-items:center;vertical-align:middle;padding:1px 0;{_RULE}"
 )
 _INSET = "margin-left:16px"
@@ -106,8 +109,8 @@ def _degrees(plan: Plan) -> str:
         f'<span style="{_FIGURE};font-weight:600">{size}</span><span>{escape(text)}</span>'
         for axis, size, text in words.degrees(plan)
     )
-    style = "display:grid;grid-template-columns:auto auto 1fr;gap:1px 10px;align-items:baseline;margin-top:8px"
-    return f'<div style="{style}">{rows}</div>'
+    style = "display:grid;grid-template-columns:auto auto 1fr;gap:1px 10px;align-items:baseline"
+    return f'<div style="{style};margin-top:8px">{rows}</div>'
 
 
 def _panels(plan: Plan) -> str:
@@ -180,8 +183,9 @@ class _Tensors:
         body = "".join(self._rows(rows(root, SHOWN_ROWS)))
         return (
             '<div style="margin-top:12px;max-width:900px;overflow-x:auto">'
-            f'<div style="{_INSET}"><span style="{_GRID};{_FAINT}">{head}{last}</span></div>'
-            f"{body}</div>"
+            f'<div style="min-width:{_TREE}px"><div style="{_INSET}">'
+            f'<span style="{_GRID};{_FAINT}">{head}{last}</span></div>'
+            f"{body}</div></div>"
         )
 
     def _rows(self, shown: Sequence[Row]) -> Iterator[str]:
@@ -219,7 +223,7 @@ def _cards(plan: Plan, placement: Placement) -> str:
     )
     if not cards:
         return ""
-    style = "display:flex;flex-wrap:wrap;gap:10px 28px;align-items:flex-start"
+    style = "display:flex;flex-wrap:wrap;gap:10px 20px;align-items:flex-start"
     head = _head("which device holds which block")
     return f'{head}{STYLE}<div class="nbd" style="{style}">{cards}</div>'
 
@@ -227,32 +231,42 @@ def _cards(plan: Plan, placement: Placement) -> str:
 def _card(placement: Placement, array: PlacedArray, count: int, pictures: Blocks) -> str:
     layout = placement.layouts[array.layout]
     picture = pictures.html(array) if layout.pieces <= _DRAWN else _lattice(layout)
-    first = placed.block(array, layout, layout.blocks[0])
-    texts = (placed.over_axes(layout), words.blocks(layout), f"device 0 has {first}")
-    small = f"{_FAINT};font-size:12px;line-height:1.4"
+    texts = (
+        placed.over_axes(layout),
+        words.blocks(layout),
+        f"device 0 has {placed.block(array, layout, layout.blocks[0])}",
+        f"and {labels.count(count - 1, 'more tensor')}" if count > 1 else "",
+    )
+    small = f"{_FAINT};font-size:12px;line-height:1.4;margin-top:5px"
     return (
-        f'<div style="max-width:{_CARD}px"><div style="{_NAME}">'
-        f"{escape(words.tensor(array, count))}</div>"
+        f'<div style="max-width:{_CARD}px"><div style="{_NAME}">{escape(words.label(array))}</div>'
         f'<div style="{_NAME};{_FAINT};margin-bottom:5px">{escape(layout.spec)}</div>{picture}'
-        f'<div style="{small};margin-top:4px">{"<br>".join(map(escape, texts))}</div></div>'
+        f'<div style="{small}">{"<br>".join(escape(text) for text in texts if text)}</div></div>'
     )
 
 
 def _lattice(layout: Layout) -> str:
     """Of many blocks: lines where the array is cut, and the block of device 0."""
-    down, across = ([p for p in layout.parts if p > 1] + [1])[:2] if layout.pieces > 1 else (1, 1)
-    rows, columns = (min(parts, _LINES) for parts in (down, across))
+    cut = [parts for parts in layout.parts if parts > 1][:2]
+    down, across = cut if len(cut) > 1 else (*cut, 1) if layout.parts[0] > 1 else (1, *cut)
+    rows, columns = min(down, _LINES), min(across, _LINES)
+    height, width = _cell(rows), _cell(columns)
     lines = ",".join(
-        f"repeating-linear-gradient({way},transparent 0 calc({100 / n:.4f}% - 1px),"
-        f"var(--jp-layout-color0,#fff) calc({100 / n:.4f}% - 1px) {100 / n:.4f}%)"
-        for way, n in (("to bottom", rows), ("to right", columns))
+        f"repeating-linear-gradient({way},transparent 0 {cell - 1}px,{_PAPER} 0 {cell}px)"
+        for way, cell in (("to bottom", height), ("to right", width))
     )
     label = escape(placed.over_axes(layout))
-    corner = f"width:{100 / columns:.4f}%;height:{100 / rows:.4f}%;background:#d98b3a"
+    size = f"width:{columns * width}px;height:{rows * height}px"
+    first = f"width:{width - 1}px;height:{height - 1}px;background:{_FIRST}"
     return (
-        f'<div role="img" aria-label="{label}" title="{label}" style="width:192px;height:96px;'
-        f'background:{lines},#5f8fc4"><div style="{corner};min-width:3px;min-height:3px"></div></div>'
+        f'<div role="img" aria-label="{label}" title="{label}" style="{size};'
+        f'background:{lines},{_REST}"><div style="{first}"></div></div>'
     )
+
+
+def _cell(parts: int) -> int:
+    """Pixels of a block, one of them its line."""
+    return 96 if parts == 1 else max(3, min(24, 144 // parts))
 
 
 def _runners_up(plan: Plan) -> str:

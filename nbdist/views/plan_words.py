@@ -158,10 +158,8 @@ def runners_up(plan: Plan) -> list[list[str]]:
     ]
 
 
-def tensor(array: PlacedArray, count: int) -> str:
-    """`params['layers']['w1'] and 5 more`."""
-    name = words.label(array.name, ())
-    return f"{name} and {count - 1:,} more" if count > 1 else name
+def label(array: PlacedArray) -> str:
+    return words.label(array.name, ())
 
 
 def cells(row: Row, placement: Placement) -> list[str]:
@@ -184,9 +182,10 @@ def blocks(layout: Layout) -> str:
     return f"{labels.count(layout.pieces, 'block')}, {held}"
 
 
-def holders(placement: Placement, layout: Layout) -> dict[int, str]:
-    """Who has each block, in a few words."""
-    found: dict[int, list[int]] = {}
+def holders(placement: Placement, layout: Layout, count: int) -> list[str]:
+    """Who has each of the first blocks, in a few words; `count` at most."""
+    found: list[list[int]] = [[] for _ in range(min(count, layout.pieces))]
     for device, block in zip(layout.devices, layout.blocks, strict=True):
-        found.setdefault(block, []).append(device)
-    return {block: words.devices(placement, found[block]) for block in sorted(found)}
+        if block < len(found):
+            found[block].append(device)
+    return [words.devices(placement, held) for held in found]
