@@ -192,7 +192,7 @@ class _Tensors:
         """Those that lie deeper are in the one above; of roles, the first is open."""
         roles = 0
         depths = [*(row.depth for row in shown[1:]), 0]
-        for row, after in zip(shown, depths, strict=True):
+        for row, after in zip(shown, depths, strict=False):
             roles += row.depth == 0
             line = self._row(row)
             if after > row.depth:
