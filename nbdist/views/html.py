@@ -12,7 +12,7 @@ _FONT = (
     "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.5;"
     "color:var(--jp-ui-font-color1,#212121)"
 )
-_FAINT = "color:var(--jp-ui-font-color2,#616161)"
+FAINT = "color:var(--jp-ui-font-color2,#616161)"
 _RULE = "border-bottom:1px solid var(--jp-border-color2,#e0e0e0)"
 
 
@@ -29,7 +29,7 @@ def line(text: str) -> str:
 
 def faint(text: str, tag: str = "div") -> str:
     """Text that stands back."""
-    return f'<{tag} style="{_FAINT}">{escape(text)}</{tag}>'
+    return f'<{tag} style="{FAINT}">{escape(text)}</{tag}>'
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -41,7 +41,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
         return f'<{tag} style="{style}">{escape(text)}</{tag}>'
 
     head = "".join(
-        cell("th", i, t, f"font-weight:500;{_FAINT};{_RULE}") for i, t in enumerate(header)
+        cell("th", i, t, f"font-weight:500;{FAINT};{_RULE}") for i, t in enumerate(header)
     )
     body = "".join(
         "<tr>"

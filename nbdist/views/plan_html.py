@@ -55,7 +55,6 @@ _FIRST, _REST, _PAPER = "#d98b3a", "#5f8fc4", "var(--jp-layout-color0,#fff)"
 _TRACK = "rgba(128,128,128,.22)"
 _HEAD = "font-weight:600;margin:12px 0 3px"
 _FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
-_FAINT = "color:var(--jp-ui-font-color2,#616161)"
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:12px"
 _NAME = f"{_MONO};overflow-wrap:anywhere"
 _RULE = "border-bottom:1px solid var(--jp-border-color3,#ececec)"
@@ -83,7 +82,7 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
         *(_warning(text) for text in words.warnings(plan)),
         _degrees(plan),
         _panels(plan),
-        _Tensors(placement).html(root),
+        _tensors(placement, root),
         _cards(plan, placement),
         _runners_up(plan),
         *(_note(text) for text in plan.notes),
@@ -96,7 +95,7 @@ def _warning(text: str) -> str:
 
 
 def _note(text: str) -> str:
-    return f'<div style="{_FAINT};font-size:12px;margin-top:2px">{escape(text)}</div>'
+    return f'<div style="{html.FAINT};font-size:12px;margin-top:2px">{escape(text)}</div>'
 
 
 def _head(text: str) -> str:
@@ -144,14 +143,10 @@ def _panel(title: str, parts: Sequence[Part], written: Callable[[float], str]) -
 
 
 def _colours(parts: Sequence[Part]) -> list[str]:
-    """Of each part; what is free has none."""
+    """Of each part; what takes nothing of the bar, or is free, has none."""
     links = iter(_LINKS * len(parts))
     return [
-        _COLOURS[part.name]
-        if part.name in _COLOURS
-        else next(links)
-        if part.shown and part.name != words.FREE
-        else ""
+        _COLOURS.get(part.name) or next(links) if part.shown and part.name != words.FREE else ""
         for part in parts
     ]
 
@@ -167,51 +162,48 @@ def _line(part: Part, colour: str, share: float, figure: str) -> str:
     return (
         f'<i style="{swatch}"></i><span>{escape(part.name)}</span>{html.faint(part.detail, "span")}'
         f'<span style="{_FIGURE}">{figure}</span>'
-        f'<span style="{_FIGURE};{_FAINT}">{labels.share(share)}</span>'
+        f'<span style="{_FIGURE};{html.FAINT}">{labels.share(share)}</span>'
     )
 
 
-class _Tensors:
+def _tensors(placement: Placement, root: Branch) -> str:
     """The tree of tensors; what of it is too much is left out, and said."""
+    head = "".join(f"<span>{text}</span>" for text in words.TENSORS[:-1])
+    last = f'<span style="{_FIGURE}">{words.TENSORS[-1]}</span>'
+    body = "".join(_rows(placement, rows(root, SHOWN_ROWS)))
+    return (
+        '<div style="margin-top:12px;max-width:900px;overflow-x:auto">'
+        f'<div style="min-width:{_TREE}px"><div style="{_INSET}">'
+        f'<span style="{_GRID};{html.FAINT}">{head}{last}</span></div>'
+        f"{body}</div></div>"
+    )
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
 
-    def html(self, root: Branch) -> str:
-        head = "".join(f"<span>{text}</span>" for text in words.TENSORS[:-1])
-        last = f'<span style="{_FIGURE}">{words.TENSORS[-1]}</span>'
-        body = "".join(self._rows(rows(root, SHOWN_ROWS)))
-        return (
-            '<div style="margin-top:12px;max-width:900px;overflow-x:auto">'
-            f'<div style="min-width:{_TREE}px"><div style="{_INSET}">'
-            f'<span style="{_GRID};{_FAINT}">{head}{last}</span></div>'
-            f"{body}</div></div>"
-        )
+def _rows(placement: Placement, shown: Sequence[Row]) -> Iterator[str]:
+    """Those that lie deeper are in the one above; of roles, the first is open."""
+    roles = 0
+    depths = [*(row.depth for row in shown[1:]), 0]
+    for row, after in zip(shown, depths, strict=False):
+        roles += row.depth == 0
+        line = _row(placement, row)
+        if after > row.depth:
+            is_open = " open" if roles == 1 or row.depth else ""
+            yield f'<details{is_open}><summary style="{_SUMMARY}">{line}</summary>'
+            yield f'<div style="{_INSET}">'
+        else:
+            yield f'<div style="{_INSET}">{line}</div>'
+        yield "</div></details>" * max(0, row.depth - after)
 
-    def _rows(self, shown: Sequence[Row]) -> Iterator[str]:
-        """Those that lie deeper are in the one above; of roles, the first is open."""
-        roles = 0
-        depths = [*(row.depth for row in shown[1:]), 0]
-        for row, after in zip(shown, depths, strict=False):
-            roles += row.depth == 0
-            line = self._row(row)
-            if after > row.depth:
-                is_open = " open" if roles == 1 or row.depth else ""
-                yield f'<details{is_open}><summary style="{_SUMMARY}">{line}</summary>'
-                yield f'<div style="{_INSET}">'
-            else:
-                yield f'<div style="{_INSET}">{line}</div>'
-            yield "</div></details>" * max(0, row.depth - after)
 
-    def _row(self, row: Row) -> str:
-        name, *cells = words.cells(row, self._placement)
-        weight = ";font-weight:600" if row.entry and not isinstance(row.entry, Leaf) else ""
-        shape, dtype, spec, each = map(escape, cells)
-        return (
-            f'<span style="{_GRID}"><span style="{_NAME}{weight}">{escape(name)}</span>'
-            f'<span>{shape}</span><span>{dtype}</span><span style="{_NAME}">{spec}</span>'
-            f'<span style="{_FIGURE}">{each}</span></span>'
-        )
+def _row(placement: Placement, row: Row) -> str:
+    name, *cells = words.cells(row, placement)
+    weight = ";font-weight:600" if row.entry and not isinstance(row.entry, Leaf) else ""
+    shape, dtype, spec, each = map(escape, cells)
+    return (
+        f'<span style="{_GRID}"><span style="{_NAME}{weight}">{escape(name)}</span>'
+        f'<span>{shape}</span><span>{dtype}</span><span style="{_NAME}">{spec}</span>'
+        f'<span style="{_FIGURE}">{each}</span></span>'
+    )
 
 
 def _cards(plan: Plan, placement: Placement) -> str:
@@ -237,10 +229,10 @@ def _card(placement: Placement, array: PlacedArray, count: int, pictures: Blocks
         f"device 0 has {placed.block(array, layout, layout.blocks[0])}",
         f"and {labels.count(count - 1, 'more tensor')}" if count > 1 else "",
     )
-    small = f"{_FAINT};font-size:12px;line-height:1.4;margin-top:5px"
+    small = f"{html.FAINT};font-size:12px;line-height:1.4;margin-top:5px"
     return (
         f'<div style="max-width:{_CARD}px"><div style="{_NAME}">{escape(words.label(array))}</div>'
-        f'<div style="{_NAME};{_FAINT};margin-bottom:5px">{escape(layout.spec)}</div>{picture}'
+        f'<div style="{_NAME};{html.FAINT};margin-bottom:5px">{escape(layout.spec)}</div>{picture}'
         f'<div style="{small}">{"<br>".join(escape(text) for text in texts if text)}</div></div>'
     )
 
