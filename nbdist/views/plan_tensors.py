@@ -39,7 +39,7 @@ alike."""
 _NAMED = 3
 """Of branches that are alike."""
 
-_NUMBERS = 20
+_NUMBERS = 12
 """Letters of the numbers of layers."""
 
 
@@ -195,7 +195,8 @@ def _times(cost: Cost, count: int) -> Cost:
 def _signature(entry: Branch | Leaf) -> object:
     """Equal where arrays below are alike."""
     if isinstance(entry, Leaf):
-        return entry.array.shape, entry.array.dtype, entry.array.layout, entry.cost.arrays
+        array = entry.array
+        return array.shape, array.dtype, array.nbytes, array.layout, entry.cost.arrays
     return tuple((inner.label, _signature(inner)) for inner in entry.entries)
 
 
