@@ -65,7 +65,8 @@ class Laid:
         self.layout = layout
         self._states = states
         self._given = given or {}
-        self._batch = model.batch_groups
+        is_cut = model.rows % layout.data == 0  # else every device computes all of the batch
+        self._batch = model.batch_groups if is_cut else frozenset()
 
     def by_data(self, groups: set[int]) -> int:
         """In how many parts the batch's axis cuts what has dimensions of these groups."""

@@ -120,11 +120,15 @@ def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) ->
 
 
 def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
-    """Sizes of axes that are possible, with nothing cut over the model's yet."""
+    """Sizes of axes that are possible, with nothing cut over the model's yet.
+
+    A batch that cannot be cut is computed by all.
+    """
     largest = max((group.divisor for group in model.groups), default=1)
-    for size in range(1, min(devices, largest) + 1):
+    sizes = [size for size in range(1, min(devices, largest) + 1) if not devices % size]
+    for size in sizes:
         data = devices // size
-        if devices % size or model.rows % data:
+        if size > 1 and model.rows % data:
             continue
         for zero in LEVELS if data > 1 else LEVELS[:1]:
             asked = {"data": data, "model": size, "zero": zero} | wishes.fixed
@@ -176,15 +180,11 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
 
 def _none(model: Model, target: Target, wishes: Planning) -> str:
     asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
-    devices, rows = target.topology.devices, model.rows
-    if asked:
-        return (
-            f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply "
-            f"to {devices}, and data divides the batch of {rows}"
-        )
+    devices = target.topology.devices
     return (
-        f"a batch of {rows} cannot be cut over {devices} devices, nor can the model: choose a "
-        f"batch that {devices} divides, as {-(-rows // devices) * devices}"
+        f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply to "
+        f"{devices}, data divides the batch of {model.rows}, and the model has dimensions that can "
+        "be cut so often"
     )
 
 

@@ -124,7 +124,24 @@ class PjrtStep:
     def layout(self, batch: Batch) -> Plan:
         _check_numbers(batch)
         whole = map_arrays(self._outline, batch.everything())
-        return self._planned(self._settled(whole), whole)
+        traced = self._settled(whole)
+        full = self._full(whole, batch.rows)
+        return self._planned(traced if full is whole else self._settled(full), full)
+
+    def _full(self, batch: Any, rows: int) -> Any:
+        """The batch with as many rows as others have: it may be the last one of an epoch.
+
+        A run that goes on from there is to be laid out as it was.
+        """
+        usual = self._request.options.batch
+        if usual in (0, rows):
+            return batch
+
+        def larger(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            shape = (usual, *leaf.shape[1:]) if leaf.shape[:1] == (rows,) else leaf.shape
+            return leaf.update(shape=shape)
+
+        return map_arrays(larger, batch)
 
     def prepare(self, batch: Batch) -> None:
         """State that changes its shape or type is refused here, before it does harm.
