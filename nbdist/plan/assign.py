@@ -8,6 +8,7 @@ HiGHS solves it (`scipy.optimize.milp`), the same way for the same input.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -45,17 +46,18 @@ def split_for(
         states: what is carried and no parameter.
         target: the hardware.
         extents: how the axes lie in it.
-        budget: bytes that what the step is given may take on each device.
+        budget: bytes that what the step is given may take on each device, if that can be had.
 
     Returns:
-        None where nothing can be cut so that it fits.
+        None where nothing can be cut.
     """
     reasons = splittable(model, layout.model)
     free = {group for group, reason in reasons.items() if not reason}
     classes = _classes(model, free)
     if not classes:
         return None
-    return _Program(model, program, layout, states, target, extents, classes).solved(budget)
+    found = _Program(model, program, layout, states, target, extents, classes)
+    return found.solved(budget) or found.solved(math.inf)
 
 
 def _classes(model: Model, free: set[int]) -> dict[int, int]:

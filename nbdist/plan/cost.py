@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
-from nbdist.plan.model import flops_of
+from nbdist.plan.hardware import computed_as, peak
 from nbdist.plan.roofline import issued_s, matmul_s, memory_s
 from nbdist.records import DATA, MODEL, PlannedTime, Traffic
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbdist.plan.calibration import Calibration
     from nbdist.plan.layout import Laid
     from nbdist.plan.model import Op, Value
-    from nbdist.records import Extent, Topology
+    from nbdist.records import Chip, Extent, Level, Topology
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,21 @@ def time_of(
     bill = cost.bill(program)
     topology = target.topology
     compute = issued_s(bill.device_s, bill.operations, bill.collectives, target.calibration)
-    peak = max(topology.chip.flops.values()) * topology.devices
     step = compute + sum(bill.axes.values())
     return PlannedTime(
         compute=compute,
         exposed=sum(bill.axes.values()),
         traffic=tuple(
-            Traffic(_level(topology, extents[axis]), bill.bytes[axis], seconds)
+            Traffic(
+                axis=axis,
+                level=slowest(topology, extents[axis]).name,
+                bytes=bill.bytes[axis],
+                seconds=seconds,
+            )
             for axis, seconds in bill.axes.items()
             if seconds
         ),
-        mfu=flops_of(laid.model.ops) / (peak * step) if step else 0.0,
+        mfu=_least_s(laid.model.ops, topology) / step if step else 0.0,
     )
 
 
@@ -98,7 +102,7 @@ class Cost:
         """Of an operation that is no loop, on each of the devices that share it."""
         chip, calibration = self._target.topology.chip, self._target.calibration
         if op.kind in ("dot", "conv"):
-            dtype = op.ins[0].dtype if op.ins[0].dtype in chip.flops else "float32"
+            dtype = computed_as(chip, _dtype(op, chip))
             batch, m, n, k = self._product(op)
             return matmul_s(batch, m, n, k, dtype, chip, calibration)
         return memory_s(self._moved(op), chip, calibration)
@@ -173,10 +177,26 @@ class Cost:
         return outs + sum(map(self._laid.bytes_of, ins))
 
 
-def _level(topology: Topology, extent: Extent) -> str:
-    """The slowest links that an axis crosses."""
+def slowest(topology: Topology, extent: Extent) -> Level:
+    """The slowest links that an axis crosses; the innermost where it crosses none."""
     crossed = [level for level, size in zip(topology.levels, extent, strict=True) if size > 1]
-    return min(crossed, key=lambda level: level.bytes_per_s).name
+    return min(crossed or topology.levels[:1], key=lambda level: level.bytes_per_s)
+
+
+def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
+    """What products and convolutions take if all devices reach their peak."""
+    chip, seconds = topology.chip, 0.0
+    for op in ops:
+        inner = _least_s(op.body, topology)
+        own = op.flops / peak(chip, _dtype(op, chip)) / topology.devices if op.flops else 0.0
+        seconds += op.times * (own + inner)
+    return seconds
+
+
+def _dtype(op: Op, chip: Chip) -> str:
+    """Of a product's first operand; what the chip has no units for is taken as float32."""
+    dtype = op.ins[0].dtype
+    return dtype if "float" in dtype and (dtype != "float64" or dtype in chip.flops) else "float32"
 
 
 def _whole(number: float) -> int:

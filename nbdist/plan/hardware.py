@@ -130,9 +130,18 @@ def peak(chip: Chip, dtype: str) -> float:
     Raises:
         PlanError: `dtype` is none that products are planned in, or the chip has no figure for it.
     """
+    return chip.flops[computed_as(chip, dtype)]
+
+
+def computed_as(chip: Chip, dtype: str) -> str:
+    """The type that the chip's products of `dtype` are computed in.
+
+    Raises:
+        PlanError: as for `peak`.
+    """
     for candidate in _computed_as(chip.platform, dtype):
         if candidate in chip.flops:
-            return chip.flops[candidate]
+            return candidate
     raise PlanError(
         f"there is no figure for products of {dtype} on {chip.name}: it has "
         f"{', '.join(sorted(chip.flops))}; cast to one of them"

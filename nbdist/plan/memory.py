@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 
     from nbdist.plan.layout import Laid
     from nbdist.plan.model import Op, Value
-    from nbdist.records import Chip
 
 MARGIN = 0.04
-"""Of the device's memory: what allocators lose in fragments, and runtimes keep to themselves."""
+"""Of the memory there is: what allocators lose in fragments, and runtimes keep to themselves."""
 
 
-def memory_of(laid: Laid, program: tuple[Op, ...], chip: Chip) -> PlannedMemory:
+def memory_of(laid: Laid, program: tuple[Op, ...], available: int) -> PlannedMemory:
     """What a layout takes.
 
     Args:
         laid: the model in its layout.
         program: its operations, fused.
-        chip: the devices.
+        available: bytes that may be taken on each.
     """
     given = {tensor.value.number for tensor in laid.model.tensors}
     batch, rest = _peak(laid, program, laid.model.results | given, laid.model.batch_groups)
@@ -37,8 +36,8 @@ def memory_of(laid: Laid, program: tuple[Op, ...], chip: Chip) -> PlannedMemory:
         arguments=sum(laid.device_bytes(tensor) for tensor in laid.model.tensors),
         gradients=int(rest + gathered),
         activations=int(batch),
-        margin=int(MARGIN * chip.memory_bytes),
-        available=chip.memory_bytes,
+        margin=int(MARGIN * available),
+        available=available,
     )
 
 

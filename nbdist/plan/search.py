@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import PlanError
 from nbdist.plan.assign import split_for
-from nbdist.plan.cost import time_of
+from nbdist.plan.cost import slowest, time_of
 from nbdist.plan.fusion import fused
 from nbdist.plan.given import laid_as
 from nbdist.plan.layout import Laid, Layout, states_of
 from nbdist.plan.memory import MARGIN, memory_of
 from nbdist.plan.topology import describe, extents
 from nbdist.plan.warn import warnings_of
-from nbdist.records import Plan, PlannedTensor, RunnerUp, title_of
+from nbdist.records import MODEL, Plan, PlannedTensor, RunnerUp, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op
     from nbdist.records import PlannedMemory, PlannedTime, Planning, Spec, Zero
+
+SLOW = 0.5
+"""Links with less than this share of the innermost ones' bandwidth are slow."""
 
 SHOWN = 5
 """Plans that were not chosen and are told of."""
@@ -34,21 +37,25 @@ class _Candidate:
     laid: Laid
     memory: PlannedMemory
     time: PlannedTime
-    budget: int
+    is_slow: bool
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.budget
+        return self.memory.total <= self.memory.available
 
     @property
     def title(self) -> str:
         return title_of(self.laid.layout.axes, self.laid.layout.zero)
 
     @property
-    def rank(self) -> tuple[float, int, int]:
-        """Faster is better, then what cuts less."""
+    def rank(self) -> tuple[bool, float, int, int]:
+        """Faster is better, then what cuts less; sums over slow links only where nothing else fits.
+
+        Partial sums are waited for in every layer, so that a busy or lossy network, of which the
+        model knows nothing, would be felt in each.
+        """
         layout = self.laid.layout
-        return float(f"{self.time.step:.3g}"), layout.model, layout.zero
+        return self.is_slow, float(f"{self.time.step:.3g}"), layout.model, layout.zero
 
 
 def plan(
@@ -86,7 +93,7 @@ def _candidates(
     program, states = fused(model.ops, model.results), states_of(model)
     topology = target.topology
     budget = wishes.budget or topology.chip.memory_bytes
-    given = int(budget - MARGIN * topology.chip.memory_bytes)
+    given = (1 - MARGIN) * budget
     for bare in _bare(model, topology.devices, wishes):
         lie = extents(bare.axes, topology)
         split: frozenset[int] | None = frozenset()
@@ -111,11 +118,12 @@ def _taken(given: Plan, model: Model, target: Target, wishes: Planning) -> Plan:
 
 def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) -> _Candidate:
     lie = extents(laid.layout.axes, target.topology)
+    model_links = slowest(target.topology, lie[MODEL]).bytes_per_s
     return _Candidate(
         laid,
-        memory_of(laid, program, target.topology.chip),
+        memory_of(laid, program, budget),
         time_of(laid, program, target, lie),
-        budget,
+        is_slow=model_links < SLOW * target.topology.levels[0].bytes_per_s,
     )
 
 
@@ -165,7 +173,12 @@ def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
 
 def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     if not other.fits:
-        why = f"{_gb(other.memory.total - other.budget)} too much on each device"
+        over = other.memory.total - other.memory.available
+        why = f"{_gib(over)} too much on each device"
+    elif other.is_slow and not best.is_slow:
+        why = "its partial sums cross slow links"
+    elif other.time.step > 2 * best.time.step:
+        why = f"{other.time.step / best.time.step:.2g} times as long"
     elif other.time.step > best.time.step:
         why = f"{other.time.step / best.time.step - 1:.0%} slower"
     else:
@@ -191,14 +204,15 @@ def _none(model: Model, target: Target, wishes: Planning) -> str:
 def _too_large(candidates: list[_Candidate]) -> str:
     """By how much, and what would make it fit."""
     least = min(candidates, key=lambda c: c.memory.total)
-    memory, budget = least.memory, least.budget
+    memory = least.memory
+    budget = memory.available
     over = memory.total - budget
     room = max(1, budget - memory.margin)
     more = -(-(memory.total - memory.margin) // room)
     head = (
         f"the step fits nowhere: at its smallest ({least.title}) it takes "
-        f"{_gb(memory.total)} on each device, {_gb(over)} ({over:,} bytes) more than the "
-        f"{_gb(budget)} there are. It would fit with"
+        f"{_gib(memory.total)} on each device, {_gib(over)} ({over:,} bytes) more than the "
+        f"{_gib(budget)} there are. It would fit with"
     )
     lines = [head, f"  - about {more} times as many devices"]
     if memory.activations:
@@ -213,5 +227,5 @@ def _too_large(candidates: list[_Candidate]) -> str:
     return "\n".join(lines)
 
 
-def _gb(nbytes: float) -> str:
-    return f"{nbytes / 1e9:,.3g} GB"
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:,.3g} GiB"

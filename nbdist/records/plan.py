@@ -58,14 +58,16 @@ class PlannedMemory(Record, frozen=True):
 
 
 class Traffic(Record, frozen=True):
-    """What a step sends over the links of one level.
+    """What a step sends along one mesh axis.
 
     Attributes:
-        level: the links' name.
+        axis: of the mesh.
+        level: the name of the slowest links that it crosses.
         bytes: sent by each device.
         seconds: that it takes, overlapped or not.
     """
 
+    axis: str
     level: str
     bytes: float
     seconds: float

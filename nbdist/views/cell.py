@@ -26,8 +26,9 @@ from nbdist.records import (
 from nbdist.views import labels
 from nbdist.views.fold import Folder
 from nbdist.views.metrics import MetricsLines
+from nbdist.views.plan_words import plan_lines
 from nbdist.views.profile import ProfilePicture
-from nbdist.views.step import CheckPicture, header_lines, plan_lines
+from nbdist.views.step import CheckPicture, header_lines
 from nbdist.views.surface import show_once
 from nbdist.views.tail import Tail
 

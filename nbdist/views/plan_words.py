@@ -64,6 +64,13 @@ def memory(plan: Plan) -> str:
     return f"{number if available.endswith(f' {unit}') else taken} of {available}"
 
 
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """What is said of a plan as its step begins: nothing where all is on every device, as ever."""
+    if plan.zero or plan.axes[MODEL] > 1:
+        yield f"laid out as {plan.title}: {memory(plan)} on each device"
+        yield from plan.warnings
+
+
 def facts(plan: Plan) -> Iterator[str]:
     yield plan.on
     step = plan.time.step

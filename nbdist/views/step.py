@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.records import MODEL
 from nbdist.views import html, labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.records import Checked, Difference, Plan, StepBegun
+    from nbdist.records import Checked, Difference, StepBegun
 
 SHOWN_DIFFERENCES = 12
 _HEADER = ("value", "shape", "type", "largest difference", "may be", "")
@@ -37,18 +36,6 @@ def header_lines(begun: StepBegun) -> Iterator[str]:
             f"learning rate of `{rate.name}`: {rate.before:.4g}, growing to {rate.after:.4g} over "
             f"{rate.warmup_steps:,} steps (times {begun.replicas} replicas)"
         )
-
-
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """How a step is laid out, where that is not what it always is: all on every device."""
-    if not plan.zero and plan.axes[MODEL] == 1:
-        return
-    memory = plan.memory
-    yield (
-        f"laid out as {plan.title}: {memory.total / 2**30:.3g} of {memory.available / 2**30:.3g} "
-        "GiB on each device"
-    )
-    yield from plan.warnings
 
 
 class CheckPicture:

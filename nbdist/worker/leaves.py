@@ -110,10 +110,10 @@ class Leaves:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether it is data that JAX can hold."""
+    """Whether it is data that JAX can hold, or the outline of some, to plan with."""
     if isinstance(leaf, np.ndarray):
         return bool(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_)
-    return isinstance(leaf, jax.Array)
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
 
 def described(leaf: Any) -> str:
@@ -123,13 +123,22 @@ def described(leaf: Any) -> str:
 
 def raw(leaf: Any) -> Any:
     """An array as it is, of a type that JAX has."""
-    if isinstance(leaf, jax.Array):
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return leaf
     return np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """The array on the mesh. Every rank has the same value."""
+    """The array on the mesh. Every rank has the same value.
+
+    Raises:
+        StepError: it has a shape and no data.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise StepError(
+            f"the step has an array of {described(leaf)} without data, as jax.eval_shape makes it: "
+            "it can be planned, with %%dist_plan, and not be run"
+        )
     if isinstance(leaf, jax.Array):
         if leaf.sharding.device_set == sharding.device_set:
             return _moved(leaf, sharding)

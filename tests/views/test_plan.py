@@ -168,9 +168,9 @@ def test_collectives_behind_operations_are_taken_off() -> None:
         compute=1.0,
         exposed=0.25,
         traffic=(
-            Traffic("host", 1e9, 0.3),
-            Traffic("network", 2e9, 0.4),
-            Traffic("host", 3e9, 0.3),
+            Traffic(axis="data", level="host", bytes=1e9, seconds=0.3),
+            Traffic(axis="data", level="network", bytes=2e9, seconds=0.4),
+            Traffic(axis="model", level="host", bytes=3e9, seconds=0.3),
         ),
         mfu=0.3,
     )

@@ -1,0 +1,82 @@
+"""What was typed of a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from nbdist.cells.planning import parse_budget, parse_fixed, read_plan
+from nbdist.errors import UsageError
+from tests import plans
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (None, 0),
+        ("40GB", 40e9),
+        ("16 GiB", 16 * 2**30),
+        ("1.5T", 1.5e12),
+        ("300mb", 300e6),
+        ("7", 7),
+    ],
+)
+def test_a_budget_is_bytes(text: str | None, nbytes: float) -> None:
+    assert parse_budget(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "much", "-4GB", "0GB", "40GX", "4 GB GB"])
+def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(UsageError, match=r"type an amount of memory, as in 40GB or 16GiB"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed"),
+    [
+        (None, {}),
+        ("tensor=4", {"model": 4}),
+        ("tp=4, dp=2,zero=3", {"model": 4, "data": 2, "zero": 3}),
+        ("zero=0", {"zero": 0}),
+        ("tp=4,model=4", {"model": 4}),
+    ],
+)
+def test_what_is_fixed_goes_by_the_fields_names(text: str | None, fixed: dict[str, int]) -> None:
+    assert parse_fixed(text) == fixed
+
+
+def test_all_faults_of_what_is_fixed_are_named() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4")
+    for fault in (
+        "'pipe' is none of data, dp, tensor, tp, model, zero",
+        "tensor=x is no number",
+        "zero=2: ZeRO is 0, 1 or 3",
+        "data=0 is no number",
+        "data is given twice",
+    ):
+        assert fault in str(refused.value)
+
+
+def test_a_plan_is_read_as_a_run_keeps_it(tmp_path: Path) -> None:
+    plan = plans.made("both")
+    kept = tmp_path / "plan.json"
+    kept.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
+    assert read_plan(str(kept)) == plan
+    assert read_plan(None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), ("{", "is no plan"), ("{}", "is no plan: .*axes")]
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, says: str) -> None:
+    path = tmp_path / "my.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=f"--plan .*my.json.*{says}"):
+        read_plan(str(path))

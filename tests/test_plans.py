@@ -1,0 +1,109 @@
+"""`%%dist_plan` in a notebook, and a plan that was edited by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kernels import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SET_UP = """%%dist_run
+import jax, jax.numpy as jnp, numpy as np
+key = jax.random.key(0)
+params = {"up": jax.random.normal(key, (32, 64)) * 0.1, "down": jnp.zeros((64, 8))}
+outline = jax.eval_shape(lambda: {"up": jnp.zeros((8192, 65536)), "down": jnp.zeros((65536, 8))})
+train = np.ones((64, 32), np.float32), np.ones((64, 8), np.float32)
+wide = np.ones((64, 8192), np.float32), np.ones((64, 8), np.float32)
+"""
+STEP = """
+x, y = batch
+def error(weights):
+    return jnp.mean((jnp.tanh(x @ weights["up"]) @ weights["down"] - y) ** 2)
+loss, slopes = jax.value_and_grad(error)(params)
+params = jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes)
+"""
+OUTLINED = STEP.replace("params", "outline")
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    """A kernel with one worker that has four devices."""
+    with Kernel() as running:
+        running.run("%load_ext nbdist\n%dist_start 1 --framework jax --devices-per-host 4").check()
+        running.run(SET_UP).check()
+        yield running
+
+
+def value(notebook: Kernel, expression: str) -> str:
+    done = notebook.run(expression).check()
+    return done.plain[-1]
+
+
+def test_a_plan_is_shown_and_nothing_is_run(notebook: Kernel) -> None:
+    shown = notebook.run(f"%%dist_plan --data train --batch 16 -o mine{STEP}").check()
+    assert "data 4 on 4 x CPU" in shown.plain[-1]
+    assert "['up']" in shown.plain[-1]
+    assert value(notebook, "mine.rows, mine.devices") == "(16, 4)"
+    notebook.run("%dist_pull params").check()
+    assert value(notebook, "float(abs(params['down']).max())") == "0.0"
+
+
+def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
+    """Arrays without data, on hardware that this machine is not."""
+    cell = f"%%dist_plan --data wide --batch 64 --on 16xH100 --budget 3GiB -o large{OUTLINED}"
+    shown = notebook.run(cell).check()
+    assert "on 16 x H100" in shown.plain[-1]
+    assert value(notebook, "large.memory.total <= 3 * 2**30 == large.memory.available") == "True"
+    refused = notebook.run(f"%%dist_run --strategy pjrt --data wide --batch 64{OUTLINED}")
+    assert "it can be planned, with %%dist_plan, and not be run" in refused.traceback
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--on 8xH900", "nobody knows the hardware 'H900': known are H"),
+        ("--fix tensor=3", "no layout over 4 devices is as asked for \\(model=3\\)"),
+        ("--budget 1kB", "the step fits nowhere: .* bytes\\) more than the .* there are"),
+        ("--fix pipe=2", "'pipe' is none of"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(notebook: Kernel, options: str, says: str) -> None:
+    refused = notebook.run(f"%%dist_plan --data train --batch 16 {options}{STEP}")
+    assert refused.status == "error"
+    assert re.search(says, refused.traceback), refused.traceback
+
+
+def test_a_plan_that_was_edited_is_taken(notebook: Kernel, tmp_path: Path) -> None:
+    """Row and column are swapped by hand; all that is wrong with another is said at once."""
+    notebook.run(SET_UP).check()
+    notebook.run(
+        f"%%dist_run --strategy pjrt --data train --batch 16 --fix tensor=2 -o run{STEP}"
+    ).check()
+    path = tmp_path / "plan.json"
+    notebook.run(f"import msgspec\nopen('{path}', 'wb').write(msgspec.json.encode(run.plan))")
+    plan = json.loads(path.read_text())
+    specs = {tensor["path"]: tensor for tensor in plan["tensors"]}
+    assert specs["params['up']"]["spec"] == [[], ["model"]]
+    specs["params['up']"]["spec"] = [["model"], []]
+    specs["params['down']"]["spec"] = [["data"], []]
+    path.write_text(json.dumps(plan))
+    cell = f"%%dist_run --strategy pjrt --data train --batch 16 --plan {path} -o edited{STEP}"
+    notebook.run(SET_UP).check()
+    notebook.run(cell).check()
+    laid = "{t.path: t.spec for t in edited.plan.tensors}['params[\\'up\\']']"
+    assert value(notebook, laid) == "(('model',), ())"
+    assert value(notebook, "edited.plan.memory.arguments == edited.compiled.arguments") == "True"
+    assert value(notebook, "bool(abs(edited.loss - run.loss).max() < 1e-5)") == "True"
+    specs["params['up']"]["spec"] = [["model", "model"], ["pipe"]]
+    specs["params['down']"]["path"] = "params['gone']"
+    path.write_text(json.dumps(plan))
+    refused = notebook.run(cell)
+    assert "the step has no params['gone']" in refused.traceback
+    assert "params['up'] is cut over pipe: the axes are data, model" in refused.traceback
