@@ -35,7 +35,7 @@ lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_tour.ipynb
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks all
+	@$(BIN)/python -m benchmarks all | $(BIN)/python -m tools.planner_figures
 
 clean:
 	rm -rf $(VENV) build dist nbdist/labextension nbdist/static labextension/lib labextension/node_modules

@@ -20,6 +20,7 @@ NAMES = (
     "reload",
     "placement",
     "heal",
+    "plan",
     "planner_tables",
 )
 

@@ -1,0 +1,126 @@
+"""How long a plan takes: GPT-3 of 175 billion parameters, on ever more devices.
+
+The first case has the 2 s that a plan may take in the peer's place; the second has ten times fewer
+devices there, and says by what factor ten times as many cost more (10 would be linear).
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.case import Case
+from nbdist.plan.cost import Target
+from nbdist.plan.defaults import calibration_of
+from nbdist.plan.search import plan
+from nbdist.plan.topology import parse
+from nbdist.records import Planning
+from nbdist.worker.jaxpr_model import model_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.plan.model import Model
+
+VOCABULARY, WIDTH, LAYERS, LENGTH, HEADS = 51200, 12288, 96, 2048, 96
+ALLOWED_S = 2.0
+RUNS = 5
+DEVICES = (128, 1024, 10_240, 102_400)
+
+
+def cases() -> Iterator[Case]:
+    took = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        _plan(_model(128), 1024)
+        took.append(time.perf_counter() - began)
+    name = f"GPT-3 175B on 1,024 A100s, traced and planned, beside the {ALLOWED_S:.0f} s allowed"
+    yield Case(name, median(took), ALLOWED_S, "s", 1.0, RUNS)
+    seconds = {devices: median(_seconds(devices) for _ in range(RUNS)) for devices in DEVICES}
+    for fewer, more in pairwise(DEVICES):
+        name = f"planned for {more:,} devices beside {fewer:,}"
+        yield Case(name, seconds[more], seconds[fewer], "s", more / fewer, RUNS)
+
+
+def _seconds(devices: int) -> float:
+    model = _model(max(devices // 8, 64))
+    began = time.perf_counter()
+    _plan(model, devices)
+    return time.perf_counter() - began
+
+
+def _plan(model: Model, devices: int) -> None:
+    topology = parse(f"{devices}xA100-80GB")
+    plan(model, Target(topology, calibration_of(topology.chip)), Planning(budget=10**15))
+
+
+def _model(rows: int) -> Model:
+    """Its step with Adam, traced; no array is made."""
+    half, whole = jnp.bfloat16, jnp.float32
+    params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, half), _shapes(), is_leaf=_is)
+    moments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, whole), params)
+    tokens = jax.ShapeDtypeStruct((rows, LENGTH + 1), jnp.int32)
+    given = {"params": params, "first": moments, "second": moments, "tokens": tokens}
+    inputs: Any = [
+        (name + jax.tree_util.keystr(path), "batch" if name == "tokens" else "carried")
+        for name, tree in given.items()
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return model_of(jax.jit(_step).trace(*given.values()).jaxpr, inputs)
+
+
+def _shapes() -> dict[str, Any]:
+    each = WIDTH // HEADS
+    layers = {
+        "query": (LAYERS, WIDTH, HEADS, each),
+        "key": (LAYERS, WIDTH, HEADS, each),
+        "value": (LAYERS, WIDTH, HEADS, each),
+        "out": (LAYERS, HEADS, each, WIDTH),
+        "up": (LAYERS, WIDTH, 4 * WIDTH),
+        "down": (LAYERS, 4 * WIDTH, WIDTH),
+        "before": (LAYERS, WIDTH),
+        "between": (LAYERS, WIDTH),
+    }
+    return {"table": (VOCABULARY, WIDTH), "last": (WIDTH,), "layers": layers}
+
+
+def _is(node: object) -> bool:
+    return isinstance(node, tuple)
+
+
+def _norm(x: Any, scale: Any) -> Any:
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+@jax.checkpoint  # type: ignore[untyped-decorator]
+def _layer(x: Any, layer: Any) -> Any:
+    y = _norm(x, layer["before"])
+    q, k, v = (jnp.einsum("bsh,hnd->bsnd", y, layer[name]) for name in ("query", "key", "value"))
+    scores = jnp.einsum("bsnd,btnd->bnst", q, k) * (WIDTH / HEADS) ** -0.5
+    seen = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
+    x = x + jnp.einsum("bnst,btnd,ndh->bsh", weights, v, layer["out"])
+    return x + jax.nn.gelu(_norm(x, layer["between"]) @ layer["up"]) @ layer["down"], None
+
+
+def _loss(params: Any, tokens: Any) -> Any:
+    x, _ = jax.lax.scan(_layer, params["table"][tokens[:, :-1]], params["layers"])
+    logits = (_norm(x, params["last"]) @ params["table"].T).astype(jnp.float32)
+    log = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(log, tokens[:, 1:, None], -1).mean()
+
+
+def _step(params: Any, first: Any, second: Any, tokens: Any) -> Any:
+    loss, slopes = jax.value_and_grad(_loss)(params, tokens)
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, slopes)
+    second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * jnp.square(g), second, slopes)
+    params = jax.tree.map(
+        lambda p, m, v: (p - 1e-4 * m / (jnp.sqrt(v) + 1e-8)).astype(p.dtype), params, first, second
+    )
+    return loss, params, first, second
