@@ -78,8 +78,13 @@ def step_options(args: Any) -> StepOptions | None:
 
 def plan_options(args: Any) -> StepOptions:
     """What `%%dist_plan` asks for."""
-    planning = msgspec.structs.replace(_planning(args), on=args.on or "", only=True)
+    planning = msgspec.structs.replace(_planning(args), on=_unquoted(args.on), only=True)
     return StepOptions(data=args.data, batch=args.batch or 0, planning=planning)
+
+
+def _unquoted(text: str | None) -> str:
+    """IPython leaves the quotes of a word that has spaces."""
+    return (text or "").strip("\"'")
 
 
 def _planning(args: Any) -> Planning:

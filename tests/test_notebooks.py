@@ -103,3 +103,17 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
     assert len(set(digests)) == 1
     assert "True" in outputs
     assert "goes on after step 228" in text
+
+
+@pytest.mark.full  # its cells do what `test_plans.py` and `test_planned.py` test
+def test_the_notebook_of_plans(tmp_path: Path) -> None:
+    """175 billion parameters are planned, a large table is cut, bytes are predicted exactly."""
+    text = "\n".join(executed("04_plan.ipynb", tmp_path))
+    assert "175 billion parameters" in text
+    assert re.search(r"on 1,?024 x A100", text)
+    predicted = re.findall(r": ([\d,]+) bytes on each device, and XLA says ([\d,]+)", text)
+    assert len(predicted) == 2
+    assert all(ours == theirs for ours, theirs in predicted)
+    difference = re.search(r"largest difference of the losses: (\S+)", text)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5

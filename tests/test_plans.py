@@ -72,6 +72,7 @@ def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
         ("--fix tensor=3", "no layout over 4 devices is as asked for \\(model=3\\)"),
         ("--budget 1kB", "the step fits nowhere: .* bytes\\) more than the .* there are"),
         ("--fix pipe=2", "'pipe' is none of"),
+        ('--on "2 hosts x 4 V100, fast"', "'fast' is no rate of a host's network"),
     ],
 )
 def test_what_cannot_be_planned_says_why(notebook: Kernel, options: str, says: str) -> None:

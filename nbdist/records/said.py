@@ -166,9 +166,14 @@ class StepBegun(Said, frozen=True):
 
 
 class Planned(Said, frozen=True):
-    """A step is laid out so; said by rank 0."""
+    """A step is laid out so; said by rank 0.
+
+    Attributes:
+        only: it is not run.
+    """
 
     plan: Plan
+    only: bool = False
 
 
 class Compiled(Said, frozen=True):

@@ -126,7 +126,7 @@ class CellView:
         elif isinstance(record, Checked):
             self._show_check(record)
         elif isinstance(record, Planned):
-            for text in plan_lines(record.plan):
+            for text in () if record.only else plan_lines(record.plan):
                 self.say(text)
         elif isinstance(record, Profiled):
             self._profiles[record.rank] = record

@@ -37,7 +37,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
 
     def cell(tag: str, column: int, text: str, style: str) -> str:
         align = "right;font-variant-numeric:tabular-nums" if column in numbers else "left"
-        style = f"text-align:{align};padding:2px 14px 2px 0;{style}"
+        wrap = "nowrap" if column in {0, *numbers} else "normal"
+        style = f"text-align:{align};white-space:{wrap};padding:2px 14px 2px 0;{style}"
         return f'<{tag} style="{style}">{escape(text)}</{tag}>'
 
     head = "".join(

@@ -66,8 +66,17 @@ class EngineStream(OutStream):  # type: ignore[misc]
         super().__init__(session, pub_thread, name, watchfd=False)
 
 
+_GREETING = re.compile(
+    rb"(\[Gloo\] Rank )+|\d* ?is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+\n*"
+)
+"""What gloo says, in pieces, whenever devices meet that have not met before."""
+
+
 class DescriptorTap:
     """Passes on what child processes and C libraries write to descriptor 1.
+
+    Gloo's greetings are left out.
 
     Args:
         write: gets the text, on a thread of the tap's own.
@@ -96,7 +105,7 @@ class DescriptorTap:
         while chunk := os.read(self._reader, 1 << 16):
             *whole, kept = (kept + chunk).split(self._mark)
             kept, ready = _split_before(kept, self._mark)
-            self._write(decode(b"".join(whole) + ready))
+            self._write(decode(_GREETING.sub(b"", b"".join(whole) + ready)))
             if whole:
                 self._marked.set()
 

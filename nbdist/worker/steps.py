@@ -90,7 +90,7 @@ def _plan(worker: Worker, source: Source, stepper: Stepper) -> None:
     cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
     plan = stepper.layout(next(source.epoch(1, cut)))
     if worker.rank == 0:
-        worker.say(Planned(plan=plan, **worker.said()))
+        worker.say(Planned(plan=plan, only=True, **worker.said()))
 
 
 class _Flying(NamedTuple):
