@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import jax
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters import partial_eval
 
@@ -67,7 +66,7 @@ class _Builder:
             for dim, size in enumerate(sizes)
         )
         self._count += 1
-        return Value(self._count, sizes, groups, _itemsize(aval.dtype), str(aval.dtype))
+        return Value(self._count, sizes, groups, aval.dtype.itemsize, str(aval.dtype))
 
     def emit(
         self,
@@ -147,13 +146,6 @@ class _Builder:
             results=frozenset(value.number for value in results),
             notes=tuple(self._notes),
         )
-
-
-def _itemsize(dtype: Any) -> int:
-    """Of random keys, that of their data."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return 8
-    return int(dtype.itemsize)
 
 
 def _call(name: str) -> Nested:

@@ -1,16 +1,17 @@
 """What each of JAX's primitives ties together, sums over and costs.
 
-A rule makes the values that an equation leaves. Dimensions of the size 1 are never tied: JAX has no
-implicit broadcasting there. What no rule knows ties nothing, and what it touches stays whole.
+A rule makes the values that an equation leaves. Dimensions of the size 1 are never tied: they may
+stand for any size. What no rule knows ties nothing, and what it touches stays whole.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nbdist.plan.dims import Dims
     from nbdist.plan.model import Kind, Value
@@ -56,7 +57,7 @@ def _elementwise(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     outs = _outs(build, eqn)
     for out in outs:
         for value in ins:
-            if value.sizes == out.sizes:
+            if len(value.sizes) == len(out.sizes):
                 _tie_all(build, value.groups, out.groups)
     build.emit("stream", ins, outs)
     return outs
@@ -87,8 +88,7 @@ def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _transpose(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     (out,) = _outs(build, eqn)
-    for place, dim in enumerate(eqn.params["permutation"]):
-        build.dims.tie(ins[0].groups[dim], out.groups[place])
+    _tie_all(build, [ins[0].groups[dim] for dim in eqn.params["permutation"]], out.groups)
     build.emit("stream", ins, [out])
     return [out]
 
@@ -123,16 +123,18 @@ def _factors(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int]
     return runs
 
 
-def _reduce(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """`axes` go, in all operands alike; the others stay in their order."""
-    axes = set(eqn.params["axes"])
-    outs = _outs(build, eqn)
-    for out in outs:
-        kept = [d for d in range(len(ins[0].sizes)) if d not in axes]
-        for place, dim in enumerate(kept):
-            build.dims.tie(ins[0].groups[dim], out.groups[place])
-    build.emit("reduce", ins, outs, [ins[0].groups[axis] for axis in axes])
-    return outs
+def _reduced(names: str) -> Rule:
+    """The dimensions that a parameter names go, in all operands alike; the others stay in order."""
+
+    def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+        axes = _named(eqn, names)
+        outs = _outs(build, eqn)
+        for out in outs:
+            _tie_all(build, _without(ins[0], axes), out.groups)
+        build.emit("reduce", ins, outs, [ins[0].groups[axis] for axis in axes])
+        return outs
+
+    return rule
 
 
 def _dot(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
@@ -187,17 +189,13 @@ def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
     offsets = list(numbers.offset_dims)
-    kept = [
-        dim
-        for dim in range(len(table.sizes))
-        if dim not in numbers.collapsed_slice_dims and dim not in batching
-    ]
+    kept = _others(table, {*numbers.collapsed_slice_dims, *batching})
     for dim, place in zip(kept, offsets, strict=True):
         if slices[dim] == table.sizes[dim]:
             build.dims.tie(table.groups[dim], out.groups[place])
         else:
             build.dims.block(table.groups[dim], "a part of it is taken")
-    rows = [place for place in range(len(out.sizes)) if place not in offsets]
+    rows = _others(out, offsets)
     for dim, place in enumerate(rows):
         build.dims.tie(indices.groups[dim], out.groups[place])
     for dim, index_dim in batching.items():
@@ -216,17 +214,13 @@ def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     )
     _tie_all(build, table.groups, out.groups)
     windows = list(numbers.update_window_dims)
-    kept = [
-        dim
-        for dim in range(len(table.sizes))
-        if dim not in numbers.inserted_window_dims and dim not in batching
-    ]
+    kept = _others(table, {*numbers.inserted_window_dims, *batching})
     for dim, place in zip(kept, windows, strict=True):
         if updates.sizes[place] == table.sizes[dim]:
             build.dims.tie(table.groups[dim], updates.groups[place])
         else:
             build.dims.block(table.groups[dim], "a part of it is replaced")
-    rows = [place for place in range(len(updates.sizes)) if place not in windows]
+    rows = _others(updates, windows)
     for dim, place in enumerate(rows):
         build.dims.tie(indices.groups[dim], updates.groups[place])
     for dim, index_dim in batching.items():
@@ -260,8 +254,7 @@ def _along(names: str) -> Rule:
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         outs = _elementwise(build, eqn, ins)
-        given = eqn.params[names]
-        for dim in given if isinstance(given, (tuple, list)) else (given,):
+        for dim in _named(eqn, names):
             for value in (*ins, *outs):
                 if value.sizes:
                     build.dims.block(value.groups[dim], f"{eqn.primitive.name} goes along it")
@@ -294,22 +287,28 @@ def _window(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     return outs
 
 
-def _squeeze(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs(build, eqn)
-    gone = set(eqn.params["dimensions"])
-    kept = [dim for dim in range(len(ins[0].sizes)) if dim not in gone]
-    for place, dim in enumerate(kept):
-        build.dims.tie(ins[0].groups[dim], out.groups[place])
-    build.emit("stream", ins, [out])
-    return [out]
+def _dropping(names: str) -> Rule:
+    """Either side has dimensions, named by a parameter, that the other lacks."""
+
+    def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+        outs, gone = _outs(build, eqn), _named(eqn, names)
+        for value, out in itertools.product(ins, outs):
+            short, long = sorted((value, out), key=lambda side: len(side.sizes))
+            _tie_all(build, _without(long, gone), short.groups)
+        build.emit("stream", ins, outs)
+        return outs
+
+    return rule
 
 
-def _expand(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+def _bitcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    """Between types of different sizes the last dimension counts the parts of an element."""
     (out,) = _outs(build, eqn)
-    new = set(eqn.params["dimensions"])
-    kept = [place for place in range(len(out.sizes)) if place not in new]
-    for dim, place in enumerate(kept):
-        build.dims.tie(ins[0].groups[dim], out.groups[place])
+    longer = max(ins[0].groups, out.groups, key=len)
+    for a, b in zip(ins[0].groups, out.groups, strict=False):
+        build.dims.tie(a, b)
+    for group in longer[min(len(ins[0].groups), len(out.groups)) :]:
+        build.dims.block(group, "it holds parts of elements")
     build.emit("stream", ins, [out])
     return [out]
 
@@ -326,6 +325,22 @@ def unknown(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     return outs
 
 
+def _others(value: Value, gone: Collection[int]) -> list[int]:
+    """Its other dimensions."""
+    return [dim for dim in range(len(value.sizes)) if dim not in gone]
+
+
+def _without(value: Value, gone: Collection[int]) -> list[int]:
+    """The groups of its other dimensions."""
+    return [value.groups[dim] for dim in _others(value, gone)]
+
+
+def _named(eqn: Any, names: str) -> set[int]:
+    """The dimension, or the dimensions, that a parameter names."""
+    given = eqn.params[names]
+    return set(given) if isinstance(given, (tuple, list)) else {given}
+
+
 def _tie_all(build: Builder, a: Sequence[int], b: Sequence[int]) -> None:
     for x, y in zip(a, b, strict=True):
         build.dims.tie(x, y)
@@ -334,23 +349,27 @@ def _tie_all(build: Builder, a: Sequence[int], b: Sequence[int]) -> None:
 _ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
 clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv
-erfc exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le
-lgamma log log1p logistic lt max min mul name ne neg nextafter not or polygamma population_count
-pow pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
-select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
+erfc exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le le_to
+lgamma log log1p logistic lt lt_to max min mul name ne neg nextafter not or polygamma
+population_count pow pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem
+round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign
+sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
 """.split()  # noqa: SIM905 - three lines a screen, not ninety
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
-        _reduce,
+        _reduced("axes"),
     ),
-    **dict.fromkeys(("argmax", "argmin", "reduce_xor", "reduce"), _reduce),
+    **dict.fromkeys(("argmax", "argmin", "reduce_xor"), _reduced("axes")),
+    "reduce": _reduced("dimensions"),
     **dict.fromkeys(("slice", "dynamic_slice", "dynamic_update_slice", "pad"), _sized),
     **dict.fromkeys(("concatenate", "split"), _sized),
-    **dict.fromkeys(("scatter-add", "scatter_add", "scatter", "scatter-mul"), _scatter),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"),
+        _scatter,
+    ),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(
         ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window
@@ -361,17 +380,20 @@ RULES: dict[str, Rule] = {
         _fresh,
     ),
     **dict.fromkeys(("random_unwrap", "random_clone", "random_gamma", "rng_uniform"), _fresh),
+    "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "conv_general_dilated": _conv,
     "dot_general": _dot,
-    "expand_dims": _expand,
+    "expand_dims": _dropping("dimensions"),
     "gather": _gather,
     "optimization_barrier": _by_position,
     "reshape": _reshape,
     "rev": _along("dimensions"),
     "sort": _along("dimension"),
-    "squeeze": _squeeze,
+    "squeeze": _dropping("dimensions"),
+    "stack": _dropping("axis"),
     "top_k": _top_k,
     "transpose": _transpose,
+    "unstack": _dropping("axis"),
 }
 """By the primitive's name. Those that hold programs are in `worker/jaxpr_model.py`."""
