@@ -45,6 +45,8 @@ def _faults(given: Plan, model: Model, devices: int) -> Iterator[str]:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
     elif model.rows % given.axes[DATA]:
         yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}"
+    if model.apart and min(given.axes.values()) > 1:
+        yield f"{sizes} cuts both the batch and the model: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}
     for planned in given.tensors:
         if planned.path not in known:
@@ -64,7 +66,8 @@ def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> 
         yield f"{path} is cut over {', '.join(unknown)}: the axes are {', '.join(axes)}"
         return
     if len(used) != len(set(used)):
-        yield f"{path} is cut twice over {', '.join(sorted({a for a in used if used.count(a) > 1}))}"
+        twice = sorted({axis for axis in used if used.count(axis) > 1})
+        yield f"{path} is cut twice over {', '.join(twice)}"
     for dim, (size, names) in enumerate(zip(sizes, planned.spec, strict=True)):
         parts = math.prod(axes[name] for name in names)
         if size % parts:

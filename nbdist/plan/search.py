@@ -77,6 +77,11 @@ def plan(model: Model, target: Target, wishes: Planning) -> Plan:
     return _plan(best, others, target)
 
 
+def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...]:
+    """Those among which the search chooses, whether they fit or not."""
+    return tuple(candidate.laid.layout for candidate in _candidates(model, target, wishes))
+
+
 def _candidates(model: Model, target: Target, wishes: Planning) -> Iterator[_Candidate]:
     program, states = fused(model.ops, model.results), states_of(model)
     topology = target.topology
@@ -118,7 +123,7 @@ def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
     largest = max((group.divisor for group in model.groups), default=1)
     for size in range(1, min(devices, largest) + 1):
         data = devices // size
-        if devices % size or model.rows % data:
+        if devices % size or model.rows % data or (model.apart and 1 < size < devices):
             continue
         for zero in LEVELS if data > 1 else LEVELS[:1]:
             asked = {"data": data, "model": size, "zero": zero} | wishes.fixed
@@ -172,9 +177,10 @@ def _none(model: Model, target: Target, wishes: Planning) -> str:
     asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
     devices, rows = target.topology.devices, model.rows
     if asked:
+        apart = f"; the batch and the model cannot both be cut: {model.apart}"
         return (
             f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply "
-            f"to {devices}, and data divides the batch of {rows}"
+            f"to {devices}, and data divides the batch of {rows}{apart if model.apart else ''}"
         )
     return (
         f"a batch of {rows} cannot be cut over {devices} devices, nor can the model: choose a "

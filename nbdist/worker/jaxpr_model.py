@@ -58,6 +58,7 @@ class _Builder:
         self._count = 0
         self._name = ""
         self._notes: dict[str, None] = {}
+        self._apart = ""
 
     def new(self, aval: Any, name: str = "") -> Value:
         sizes = tuple(aval.shape)
@@ -83,6 +84,9 @@ class _Builder:
 
     def note(self, text: str) -> None:
         self._notes[text] = None
+
+    def part(self, why: str) -> None:
+        self._apart = why
 
     def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
         """Its equations become this program's."""
@@ -144,6 +148,7 @@ class _Builder:
             groups=groups,
             ops=tuple(map(op, self._ops)),
             results=frozenset(value.number for value in results),
+            apart=self._apart,
             notes=tuple(self._notes),
         )
 

@@ -48,6 +48,10 @@ class Builder(Protocol):
         """Note what could not be looked into."""
         ...
 
+    def part(self, why: str) -> None:
+        """Note why the batch and the model cannot both be cut."""
+        ...
+
 
 def _outs(build: Builder, eqn: Any) -> list[Value]:
     return [build.new(var.aval) for var in eqn.outvars]
@@ -175,6 +179,10 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     for value, spec in ((left, spec_in), (right, spec_kernel), (out, spec_out)):
         for dim in spec[2:]:
             build.dims.block(value.groups[dim], "it is a spatial dimension of a convolution")
+    if params["batch_group_count"] > 1:
+        # On a mesh of two axes of which one cuts the batch, XLA sums over the other as well (jaxlib
+        # 0.10.2): the gradient comes out as many times too large as that axis has devices.
+        build.part("XLA gets the gradient of a convolution by groups of features wrong then")
     length = math.prod(right.sizes) // right.sizes[spec_kernel[0]]
     flops = 2.0 * math.prod(out.sizes) * length
     build.emit("conv", ins, [out], summed, flops, length)
