@@ -14,14 +14,14 @@ from nbdist.plan.layout import Laid, Layout, states_of
 from nbdist.plan.memory import MARGIN, memory_of
 from nbdist.plan.topology import describe, extents
 from nbdist.plan.warn import warnings_of
-from nbdist.records import Plan, PlannedTensor, RunnerUp, title_of
+from nbdist.records import MODEL, Plan, PlannedTensor, RunnerUp, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op
-    from nbdist.records import PlannedMemory, PlannedTime, Planning, Zero
+    from nbdist.records import Extent, PlannedMemory, PlannedTime, Planning, Topology, Zero
 
 SHOWN = 5
 """Plans that were not chosen and are told of."""
@@ -31,10 +31,17 @@ LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
 @dataclass(frozen=True)
 class _Candidate:
+    """A layout and what it comes to.
+
+    Attributes:
+        strained: links between hosts that its tensor parallelism crosses; empty if it crosses none.
+    """
+
     laid: Laid
     memory: PlannedMemory
     time: PlannedTime
     budget: int
+    strained: str
 
     @property
     def fits(self) -> bool:
@@ -45,10 +52,10 @@ class _Candidate:
         return title_of(self.laid.layout.axes, self.laid.layout.zero)
 
     @property
-    def rank(self) -> tuple[float, int, int]:
-        """Faster is better, then what cuts less."""
+    def rank(self) -> tuple[bool, float, int, int]:
+        """Products are cut within hosts if at all; faster is better, then what cuts less."""
         layout = self.laid.layout
-        return float(f"{self.time.step:.3g}"), layout.model, layout.zero
+        return bool(self.strained), float(f"{self.time.step:.3g}"), layout.model, layout.zero
 
 
 def plan(model: Model, target: Target, wishes: Planning) -> Plan:
@@ -115,7 +122,21 @@ def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) ->
         memory_of(laid, program, target.topology.chip),
         time_of(laid, program, target, lie),
         budget,
+        _strained(laid, program, target.topology, lie[MODEL]),
     )
+
+
+def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Extent) -> str:
+    """Links between hosts over which parts of products are summed; tables are no products.
+
+    What each layer has to wait for belongs on the links within hosts (arXiv:2104.04473, section 3).
+    """
+    crossed = [
+        level.name
+        for level, size in zip(topology.levels, lie, strict=True)
+        if size > 1 and level.alone_bytes_per_s is not None
+    ]
+    return crossed[-1] if crossed and laid.cuts_products(program) else ""
 
 
 def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
@@ -161,6 +182,8 @@ def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
 def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     if not other.fits:
         why = f"{_gb(other.memory.total - other.budget)} too much on each device"
+    elif other.strained and not best.strained:
+        why = f"its tensor parallelism crosses {other.strained}, where it can be had without"
     elif other.time.step > best.time.step:
         why = f"{other.time.step / best.time.step - 1:.0%} slower"
     else:
