@@ -130,6 +130,19 @@ def test_these_are_all_that_the_search_may_return(hosts: int, name: str) -> None
     assert [Degrees(layout.data, layout.model, layout.zero) for layout in found] == possible(name)
 
 
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_what_is_carried_is_laid_out_anew_for_another_plan(cluster: nbdist.Cluster) -> None:
+    program = PROGRAMS["MLP"]
+    cluster.run(program.setup, strategy="pjrt")
+    for degrees in (Degrees(8, 1, 3), Degrees(2, 4, 0), Degrees(8, 1, 0)):
+        planning = Planning(fixed=degrees._asdict())
+        options = StepOptions(data="train", batch=BATCH, planning=planning)
+        run = cluster.run(program.step, strategy="pjrt", step=options)
+        assert run.plan is not None
+        assert run.compiled is not None
+        assert run.compiled.arguments == run.plan.memory.arguments
+
+
 WRONG = """
 import jax, jax.numpy as jnp, numpy as np
 def gradient(x, kernel):

@@ -129,11 +129,7 @@ def raw(leaf: Any) -> Any:
 
 
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """The array on the mesh. Every rank has the same value.
-
-    One that is cut over these devices already stays as it lies: its user has chosen that, or an
-    earlier plan.
-    """
+    """The array on the mesh. Every rank has the same value."""
     if isinstance(leaf, jax.Array):
         if leaf.sharding.device_set == sharding.device_set:
             return _moved(leaf, sharding)
@@ -145,9 +141,18 @@ def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
-    if not leaf.is_fully_replicated or sharding.is_fully_replicated:
+    if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
-    return jax.jit(lambda whole: whole, out_shardings=sharding)(leaf)
+    return jax.jit(lambda array: array, out_shardings=sharding)(leaf)
+
+
+def is_cut(leaf: Any, sharding: NamedSharding) -> bool:
+    """Whether it lies in parts on the devices of the sharding."""
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.sharding.device_set == sharding.device_set
+        and not leaf.is_fully_replicated
+    )
 
 
 def is_own(leaf: Any) -> bool:

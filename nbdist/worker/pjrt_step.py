@@ -20,7 +20,7 @@ from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
 from nbdist.worker.data import kind_of, leaves, map_arrays
-from nbdist.worker.leaves import as_data, is_own, placed
+from nbdist.worker.leaves import as_data, is_cut, is_own, placed
 from nbdist.worker.lowered import Lowered
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
@@ -251,6 +251,11 @@ class PjrtStep:
         def at(path: str, array: Any) -> jax.Array:
             return placed(array, self._lowered.sharding(path))
 
+        def read(path: str, array: Any) -> jax.Array:
+            """What its user has cut stays as it lies."""
+            leaf: jax.Array = array
+            return leaf if is_cut(leaf, self._lowered.replicated) else at(path, leaf)
+
         def donated(path: str, array: Any) -> jax.Array:
             """On the mesh, and nobody else's: what is donated is gone."""
             leaf = at(path, array)
@@ -261,7 +266,7 @@ class PjrtStep:
 
         for group in self._carried:
             group.place(donated)
-        self._read.place(at)
+        self._read.place(read)
 
     def _compiled(self) -> jax.stages.Wrapped:
         return jax.jit(
