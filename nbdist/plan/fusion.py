@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SAME_MEMORY = frozenset(
     ("reshape", "transpose", "squeeze", "expand_dims", "stop_gradient", "optimization_barrier")
 )
+_PRODUCTS = frozenset(("dot", "conv"))
 _REPEATS = 4
 """How much larger than what it is made of a value has to be to count as made by repeating."""
 
@@ -34,19 +35,26 @@ def fused(ops: tuple[Op, ...], kept: Collection[int] = ()) -> tuple[Op, ...]:
     """
     uses: Counter[int] = Counter()
     whole: set[int] = set(kept)
-    for op in ops:
+    factors: set[int] = set()
+    for op in reversed(ops):
         numbers = {value.number for value in op.ins}
         uses.update(numbers)
-        if op.kind not in ("stream", "reduce"):
+        renamed = {value.number for value in op.outs} if _is_same_memory(op) else set()
+        if op.kind not in ("stream", "reduce") or not whole.isdisjoint(renamed):
             whole |= numbers
-    made = _Fusion(uses, whole)
+        if op.kind in _PRODUCTS or not factors.isdisjoint(renamed):
+            factors |= numbers
+    made = _Fusion(uses, whole, factors)
     return tuple(made.left(ops))
 
 
 class _Fusion:
-    def __init__(self, uses: Counter[int], whole: set[int]) -> None:
+    """Every factor of a product is one value in memory, and stays one."""
+
+    def __init__(self, uses: Counter[int], whole: set[int], factors: set[int]) -> None:
         self._uses = uses
         self._whole = whole
+        self._factors = factors
         self._origins: dict[int, tuple[Value, ...]] = {}
 
     def left(self, ops: tuple[Op, ...]) -> Iterator[Op]:
@@ -60,7 +68,9 @@ class _Fusion:
             yield replace(op, ins=ins, body=body)
 
     def _read(self, op: Op) -> tuple[Value, ...]:
-        """What it reads of memory, once each."""
+        """What it reads of memory, once each; of a product its two factors."""
+        if op.kind in _PRODUCTS:
+            return tuple(self._origins.get(v.number, (v,))[0] for v in op.ins)
         every: dict[int, Value] = {}
         for value in op.ins:
             for origin in self._origins.get(value.number, (value,)):
@@ -68,8 +78,14 @@ class _Fusion:
         return tuple(every.values())
 
     def _vanishes(self, op: Op, out: Value) -> bool:
-        if op.name in _SAME_MEMORY and len(op.outs) == 1:
+        if _is_same_memory(op):
             return True
+        if out.number in self._factors:
+            return False
         if _REPEATS * sum(value.nbytes for value in op.ins) <= out.nbytes:
             return True
         return self._uses[out.number] <= 1 and out.number not in self._whole
+
+
+def _is_same_memory(op: Op) -> bool:
+    return op.name in _SAME_MEMORY and len(op.outs) == 1

@@ -45,6 +45,8 @@ def _faults(given: Plan, model: Model, devices: int) -> Iterator[str]:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
     elif model.rows % given.axes[DATA]:
         yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}"
+    if model.apart and min(given.axes.values()) > 1:
+        yield f"{sizes} cuts both the batch and the model: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}
     for planned in given.tensors:
         if planned.path not in known:

@@ -90,6 +90,17 @@ class Laid:
         groups = {group for value in (*op.ins, *op.outs) for group in value.groups}
         return self.by_data(groups) * self.by_model(groups)
 
+    def cuts_products(self, ops: tuple[Op, ...]) -> bool:
+        """Whether the model's axis cuts a dot or a convolution among them."""
+        return any(
+            self.cuts_products(op.body)
+            or (
+                op.kind in ("dot", "conv")
+                and any(self.by_model(set(value.groups)) > 1 for value in (*op.ins, *op.outs))
+            )
+            for op in ops
+        )
+
     def role(self, tensor: Tensor) -> str:
         """`parameter`, `state`, `read` or `batch`."""
         if tensor.role != "carried":

@@ -6,7 +6,7 @@ Nothing here holds data: a model of 175 billion parameters is some thousand smal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["carried", "read", "batch"]
@@ -111,6 +111,7 @@ class Model:
         groups: of dimensions; `Value.groups` and `Op.summed` count in it.
         ops: in the order in which they are made.
         results: numbers of the values that it leaves.
+        apart: why the batch and the model cannot both be cut; empty if they can.
         notes: what could not be looked into.
     """
 
@@ -118,7 +119,8 @@ class Model:
     groups: tuple[Group, ...]
     ops: tuple[Op, ...]
     results: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = field(default=())
+    apart: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def batch_groups(self) -> frozenset[int]:

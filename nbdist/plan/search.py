@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import PlanError
 from nbdist.plan.assign import split_for
-from nbdist.plan.cost import slowest, time_of
+from nbdist.plan.cost import time_of
 from nbdist.plan.fusion import fused
 from nbdist.plan.given import laid_as
 from nbdist.plan.layout import Laid, Layout, states_of
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op
-    from nbdist.records import PlannedMemory, PlannedTime, Planning, Spec, Zero
-
-SLOW = 0.5
-"""Links with less than this share of the innermost ones' bandwidth are slow."""
+    from nbdist.records import (
+        Extent,
+        PlannedMemory,
+        PlannedTime,
+        Planning,
+        Spec,
+        Topology,
+        Zero,
+    )
 
 SHOWN = 5
 """Plans that were not chosen and are told of."""
@@ -34,10 +39,16 @@ LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
 @dataclass(frozen=True)
 class _Candidate:
+    """A layout and what it comes to.
+
+    Attributes:
+        strained: links between hosts that its tensor parallelism crosses; empty if it crosses none.
+    """
+
     laid: Laid
     memory: PlannedMemory
     time: PlannedTime
-    is_slow: bool
+    strained: str
 
     @property
     def fits(self) -> bool:
@@ -49,13 +60,9 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[bool, float, int, int]:
-        """Faster is better, then what cuts less; sums over slow links only where nothing else fits.
-
-        Partial sums are waited for in every layer, so that a busy or lossy network, of which the
-        model knows nothing, would be felt in each.
-        """
+        """Products are cut within hosts if at all; faster is better, then what cuts less."""
         layout = self.laid.layout
-        return self.is_slow, float(f"{self.time.step:.3g}"), layout.model, layout.zero
+        return bool(self.strained), float(f"{self.time.step:.3g}"), layout.model, layout.zero
 
 
 def plan(
@@ -85,6 +92,11 @@ def plan(
     best = fitting[0]
     others = [candidate for candidate in candidates if candidate is not best]
     return _plan(best, others, target)
+
+
+def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...]:
+    """Those among which the search chooses, whether they fit or not."""
+    return tuple(candidate.laid.layout for candidate in _candidates(model, target, wishes, None))
 
 
 def _candidates(
@@ -118,13 +130,25 @@ def _taken(given: Plan, model: Model, target: Target, wishes: Planning) -> Plan:
 
 def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) -> _Candidate:
     lie = extents(laid.layout.axes, target.topology)
-    model_links = slowest(target.topology, lie[MODEL]).bytes_per_s
     return _Candidate(
         laid,
         memory_of(laid, program, budget),
         time_of(laid, program, target, lie),
-        is_slow=model_links < SLOW * target.topology.levels[0].bytes_per_s,
+        _strained(laid, program, target.topology, lie[MODEL]),
     )
+
+
+def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Extent) -> str:
+    """Links between hosts over which parts of products are summed; tables are no products.
+
+    What each layer has to wait for belongs on the links within hosts (arXiv:2104.04473, section 3).
+    """
+    crossed = [
+        level.name
+        for level, size in zip(topology.levels, lie, strict=True)
+        if size > 1 and level.alone_bytes_per_s is not None
+    ]
+    return crossed[-1] if crossed and laid.cuts_products(program) else ""
 
 
 def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
@@ -136,7 +160,7 @@ def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
     sizes = [size for size in range(1, min(devices, largest) + 1) if not devices % size]
     for size in sizes:
         data = devices // size
-        if size > 1 and model.rows % data:
+        if size > 1 and (model.rows % data or (model.apart and data > 1)):
             continue
         for zero in LEVELS if data > 1 else LEVELS[:1]:
             asked = {"data": data, "model": size, "zero": zero} | wishes.fixed
@@ -175,14 +199,14 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     if not other.fits:
         over = other.memory.total - other.memory.available
         why = f"{_gib(over)} too much on each device"
-    elif other.is_slow and not best.is_slow:
-        why = "its partial sums cross slow links"
+    elif other.strained and not best.strained:
+        why = f"its tensor parallelism crosses {other.strained}, where it can be had without"
     elif other.time.step > 2 * best.time.step:
         why = f"{other.time.step / best.time.step:.2g} times as long"
     elif other.time.step > best.time.step:
         why = f"{other.time.step / best.time.step - 1:.0%} slower"
     else:
-        why = "it cuts more, and the figures of this hardware are not certain enough for that"
+        why = "it cuts more, and is not known to be faster"
     return RunnerUp(
         title=other.title,
         step_s=other.time.step,
@@ -194,10 +218,11 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
 def _none(model: Model, target: Target, wishes: Planning) -> str:
     asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
     devices = target.topology.devices
+    apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
     return (
         f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply to "
         f"{devices}, data divides the batch of {model.rows}, and the model has dimensions that can "
-        "be cut so often"
+        f"be cut so often{apart}"
     )
 
 

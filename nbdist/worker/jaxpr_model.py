@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import jax
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters import partial_eval
 
@@ -59,6 +58,7 @@ class _Builder:
         self._count = 0
         self._name = ""
         self._notes: dict[str, None] = {}
+        self._apart = ""
 
     def new(self, aval: Any, name: str = "") -> Value:
         sizes = tuple(aval.shape)
@@ -67,7 +67,7 @@ class _Builder:
             for dim, size in enumerate(sizes)
         )
         self._count += 1
-        return Value(self._count, sizes, groups, _itemsize(aval.dtype), str(aval.dtype))
+        return Value(self._count, sizes, groups, aval.dtype.itemsize, str(aval.dtype))
 
     def emit(
         self,
@@ -84,6 +84,9 @@ class _Builder:
 
     def note(self, text: str) -> None:
         self._notes[text] = None
+
+    def part(self, why: str) -> None:
+        self._apart = why
 
     def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
         """Its equations become this program's."""
@@ -145,15 +148,9 @@ class _Builder:
             groups=groups,
             ops=tuple(map(op, self._ops)),
             results=frozenset(value.number for value in results),
+            apart=self._apart,
             notes=tuple(self._notes),
         )
-
-
-def _itemsize(dtype: Any) -> int:
-    """Of random keys, that of their data."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return 8
-    return int(dtype.itemsize)
 
 
 def _call(name: str) -> Nested:

@@ -1,69 +1,36 @@
 """What each of JAX's primitives ties together, sums over and costs.
 
-A rule makes the values that an equation leaves. Dimensions of the size 1 are never tied: JAX has no
-implicit broadcasting there. What no rule knows ties nothing, and what it touches stays whole.
+A rule makes the values that an equation leaves. Dimensions of the size 1 are never tied: they may
+stand for any size. What no rule knows ties nothing, and what it touches stays whole.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from nbdist.worker.jaxpr_builder import outs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Collection, Sequence
 
-    from nbdist.plan.dims import Dims
-    from nbdist.plan.model import Kind, Value
-
-    Rule = Callable[["Builder", Any, list[Value]], list[Value]]
-
-
-class Builder(Protocol):
-    """What rules are given."""
-
-    dims: Dims
-
-    def new(self, aval: Any) -> Value:
-        """A value of that type, with dimensions that nothing ties."""
-        ...
-
-    def emit(
-        self,
-        kind: Kind,
-        ins: Sequence[Value],
-        outs: Sequence[Value],
-        summed: Sequence[int] = (),
-        flops: float = 0.0,
-        contract: int = 1,
-    ) -> None:
-        """Note an operation."""
-        ...
-
-    def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
-        """What a nested program leaves."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Note what could not be looked into."""
-        ...
-
-
-def _outs(build: Builder, eqn: Any) -> list[Value]:
-    return [build.new(var.aval) for var in eqn.outvars]
+    from nbdist.plan.model import Value
+    from nbdist.worker.jaxpr_builder import Builder, Rule
 
 
 def _elementwise(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     for out in outs:
         for value in ins:
-            if value.sizes == out.sizes:
+            if len(value.sizes) == len(out.sizes):
                 _tie_all(build, value.groups, out.groups)
     build.emit("stream", ins, outs)
     return outs
 
 
 def _by_position(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     for value, out in zip(ins, outs, strict=True):
         _tie_all(build, value.groups, out.groups)
     build.emit("stream", ins, outs)
@@ -71,13 +38,13 @@ def _by_position(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _fresh(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     build.emit("stream", ins, outs)
     return outs
 
 
 def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs(build, eqn)
+    (out,) = outs_of(build, eqn)
     for dim, place in enumerate(eqn.params["broadcast_dimensions"]):
         if ins[0].sizes[dim] == out.sizes[place]:
             build.dims.tie(ins[0].groups[dim], out.groups[place])
@@ -86,16 +53,15 @@ def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _transpose(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs(build, eqn)
-    for place, dim in enumerate(eqn.params["permutation"]):
-        build.dims.tie(ins[0].groups[dim], out.groups[place])
+    (out,) = outs_of(build, eqn)
+    _tie_all(build, [ins[0].groups[dim] for dim in eqn.params["permutation"]], out.groups)
     build.emit("stream", ins, [out])
     return [out]
 
 
 def _reshape(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Of dimensions that are merged or split, the first one carries the cut of the whole."""
-    (out,) = _outs(build, eqn)
+    (out,) = outs_of(build, eqn)
     for olds, news in _factors(ins[0].sizes, out.sizes):
         if olds and news:
             build.dims.tie(ins[0].groups[olds[0]], out.groups[news[0]])
@@ -123,22 +89,24 @@ def _factors(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int]
     return runs
 
 
-def _reduce(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """`axes` go, in all operands alike; the others stay in their order."""
-    axes = set(eqn.params["axes"])
-    outs = _outs(build, eqn)
-    for out in outs:
-        kept = [d for d in range(len(ins[0].sizes)) if d not in axes]
-        for place, dim in enumerate(kept):
-            build.dims.tie(ins[0].groups[dim], out.groups[place])
-    build.emit("reduce", ins, outs, [ins[0].groups[axis] for axis in axes])
-    return outs
+def _reduced(names: str) -> Rule:
+    """The dimensions that a parameter names go, in all operands alike; the others stay in order."""
+
+    def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+        axes = _named(eqn, names)
+        outs = outs_of(build, eqn)
+        for out in outs:
+            _tie_all(build, _without(ins[0], axes), out.groups)
+        build.emit("reduce", ins, outs, [ins[0].groups[axis] for axis in axes])
+        return outs
+
+    return rule
 
 
 def _dot(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     left, right = ins
-    (out,) = _outs(build, eqn)
+    (out,) = outs_of(build, eqn)
     for a, b in zip(left_sum, right_sum, strict=True):
         build.dims.tie(left.groups[a], right.groups[b])
     places = iter(out.groups)
@@ -159,7 +127,7 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     params = eqn.params
     numbers = params["dimension_numbers"]
     left, right = ins
-    (out,) = _outs(build, eqn)
+    (out,) = outs_of(build, eqn)
     spec_in, spec_kernel, spec_out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     build.dims.tie(left.groups[spec_in[0]], out.groups[spec_out[0]])
     build.dims.tie(right.groups[spec_kernel[0]], out.groups[spec_out[1]])
@@ -173,6 +141,10 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     for value, spec in ((left, spec_in), (right, spec_kernel), (out, spec_out)):
         for dim in spec[2:]:
             build.dims.block(value.groups[dim], "it is a spatial dimension of a convolution")
+    if params["batch_group_count"] > 1:
+        # On a mesh of two axes of which one cuts the batch, XLA sums over the other as well (jaxlib
+        # 0.10.2): the gradient comes out as many times too large as that axis has devices.
+        build.part("XLA gets the gradient of a convolution by groups of features wrong then")
     length = math.prod(right.sizes) // right.sizes[spec_kernel[0]]
     flops = 2.0 * math.prod(out.sizes) * length
     build.emit("conv", ins, [out], summed, flops, length)
@@ -181,23 +153,19 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     table, indices = ins
-    (out,) = _outs(build, eqn)
+    (out,) = outs_of(build, eqn)
     numbers, slices = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     batching = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
     offsets = list(numbers.offset_dims)
-    kept = [
-        dim
-        for dim in range(len(table.sizes))
-        if dim not in numbers.collapsed_slice_dims and dim not in batching
-    ]
+    kept = _others(table, {*numbers.collapsed_slice_dims, *batching})
     for dim, place in zip(kept, offsets, strict=True):
         if slices[dim] == table.sizes[dim]:
             build.dims.tie(table.groups[dim], out.groups[place])
         else:
             build.dims.block(table.groups[dim], "a part of it is taken")
-    rows = [place for place in range(len(out.sizes)) if place not in offsets]
+    rows = _others(out, offsets)
     for dim, place in enumerate(rows):
         build.dims.tie(indices.groups[dim], out.groups[place])
     for dim, index_dim in batching.items():
@@ -209,24 +177,20 @@ def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     table, indices, updates = ins
-    (out,) = _outs(build, eqn)
+    (out,) = outs_of(build, eqn)
     numbers = eqn.params["dimension_numbers"]
     batching = dict(
         zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
     _tie_all(build, table.groups, out.groups)
     windows = list(numbers.update_window_dims)
-    kept = [
-        dim
-        for dim in range(len(table.sizes))
-        if dim not in numbers.inserted_window_dims and dim not in batching
-    ]
+    kept = _others(table, {*numbers.inserted_window_dims, *batching})
     for dim, place in zip(kept, windows, strict=True):
         if updates.sizes[place] == table.sizes[dim]:
             build.dims.tie(table.groups[dim], updates.groups[place])
         else:
             build.dims.block(table.groups[dim], "a part of it is replaced")
-    rows = [place for place in range(len(updates.sizes)) if place not in windows]
+    rows = _others(updates, windows)
     for dim, place in enumerate(rows):
         build.dims.tie(indices.groups[dim], updates.groups[place])
     for dim, index_dim in batching.items():
@@ -240,7 +204,7 @@ def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Slices, pads, concatenations: a dimension whose size stays as it is stays as it is."""
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     for out in outs:
         for value in ins:
             if len(value.sizes) != len(out.sizes):
@@ -260,8 +224,7 @@ def _along(names: str) -> Rule:
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         outs = _elementwise(build, eqn, ins)
-        given = eqn.params[names]
-        for dim in given if isinstance(given, (tuple, list)) else (given,):
+        for dim in _named(eqn, names):
             for value in (*ins, *outs):
                 if value.sizes:
                     build.dims.block(value.groups[dim], f"{eqn.primitive.name} goes along it")
@@ -271,7 +234,7 @@ def _along(names: str) -> Rule:
 
 
 def _top_k(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     for out in outs:
         _tie_all(build, ins[0].groups[:-1], out.groups[:-1])
         build.dims.block(ins[0].groups[-1], "top_k goes along it")
@@ -281,7 +244,7 @@ def _top_k(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _window(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Pooling: dimensions with a window of 1 stay as they are."""
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     for out in outs:
         for value in ins:
             for d, window in enumerate(eqn.params["window_dimensions"] if value.sizes else ()):
@@ -294,22 +257,28 @@ def _window(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     return outs
 
 
-def _squeeze(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs(build, eqn)
-    gone = set(eqn.params["dimensions"])
-    kept = [dim for dim in range(len(ins[0].sizes)) if dim not in gone]
-    for place, dim in enumerate(kept):
-        build.dims.tie(ins[0].groups[dim], out.groups[place])
-    build.emit("stream", ins, [out])
-    return [out]
+def _dropping(names: str) -> Rule:
+    """Either side has dimensions, named by a parameter, that the other lacks."""
+
+    def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+        outs, gone = outs_of(build, eqn), _named(eqn, names)
+        for value, out in itertools.product(ins, outs):
+            short, long = sorted((value, out), key=lambda side: len(side.sizes))
+            _tie_all(build, _without(long, gone), short.groups)
+        build.emit("stream", ins, outs)
+        return outs
+
+    return rule
 
 
-def _expand(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs(build, eqn)
-    new = set(eqn.params["dimensions"])
-    kept = [place for place in range(len(out.sizes)) if place not in new]
-    for dim, place in enumerate(kept):
-        build.dims.tie(ins[0].groups[dim], out.groups[place])
+def _bitcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    """Between types of different sizes the last dimension counts the parts of an element."""
+    (out,) = outs_of(build, eqn)
+    longer = max(ins[0].groups, out.groups, key=len)
+    for a, b in zip(ins[0].groups, out.groups, strict=False):
+        build.dims.tie(a, b)
+    for group in longer[min(len(ins[0].groups), len(out.groups)) :]:
+        build.dims.block(group, "it holds parts of elements")
     build.emit("stream", ins, [out])
     return [out]
 
@@ -317,13 +286,29 @@ def _expand(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 def unknown(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Nothing is known of it: what it touches stays whole."""
     name = eqn.primitive.name
-    outs = _outs(build, eqn)
+    outs = outs_of(build, eqn)
     for value in (*ins, *outs):
         for group in value.groups:
             build.dims.block(group, f"nothing is known of {name}")
     build.note(f"nothing is known of the operation {name}: what it touches is not split")
     build.emit("stream", ins, outs)
     return outs
+
+
+def _others(value: Value, gone: Collection[int]) -> list[int]:
+    """Its other dimensions."""
+    return [dim for dim in range(len(value.sizes)) if dim not in gone]
+
+
+def _without(value: Value, gone: Collection[int]) -> list[int]:
+    """The groups of its other dimensions."""
+    return [value.groups[dim] for dim in _others(value, gone)]
+
+
+def _named(eqn: Any, names: str) -> set[int]:
+    """The dimension, or the dimensions, that a parameter names."""
+    given = eqn.params[names]
+    return set(given) if isinstance(given, (tuple, list)) else {given}
 
 
 def _tie_all(build: Builder, a: Sequence[int], b: Sequence[int]) -> None:
@@ -334,23 +319,27 @@ def _tie_all(build: Builder, a: Sequence[int], b: Sequence[int]) -> None:
 _ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
 clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv
-erfc exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le
-lgamma log log1p logistic lt max min mul name ne neg nextafter not or polygamma population_count
-pow pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
-select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
+erfc exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le le_to
+lgamma log log1p logistic lt lt_to max min mul name ne neg nextafter not or polygamma
+population_count pow pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem
+round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign
+sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
 """.split()  # noqa: SIM905 - three lines a screen, not ninety
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
-        _reduce,
+        _reduced("axes"),
     ),
-    **dict.fromkeys(("argmax", "argmin", "reduce_xor", "reduce"), _reduce),
+    **dict.fromkeys(("argmax", "argmin", "reduce_xor"), _reduced("axes")),
+    "reduce": _reduced("dimensions"),
     **dict.fromkeys(("slice", "dynamic_slice", "dynamic_update_slice", "pad"), _sized),
     **dict.fromkeys(("concatenate", "split"), _sized),
-    **dict.fromkeys(("scatter-add", "scatter_add", "scatter", "scatter-mul"), _scatter),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"),
+        _scatter,
+    ),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(
         ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window
@@ -361,17 +350,20 @@ RULES: dict[str, Rule] = {
         _fresh,
     ),
     **dict.fromkeys(("random_unwrap", "random_clone", "random_gamma", "rng_uniform"), _fresh),
+    "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "conv_general_dilated": _conv,
     "dot_general": _dot,
-    "expand_dims": _expand,
+    "expand_dims": _dropping("dimensions"),
     "gather": _gather,
     "optimization_barrier": _by_position,
     "reshape": _reshape,
     "rev": _along("dimensions"),
     "sort": _along("dimension"),
-    "squeeze": _squeeze,
+    "squeeze": _dropping("dimensions"),
+    "stack": _dropping("axis"),
     "top_k": _top_k,
     "transpose": _transpose,
+    "unstack": _dropping("axis"),
 }
 """By the primitive's name. Those that hold programs are in `worker/jaxpr_model.py`."""

@@ -1,0 +1,63 @@
+"""Which values of a step a compiler would write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from nbdist.plan.fusion import fused
+from tests.plan_models import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.plan.model import Op
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def left(function: Callable[..., Any], *arguments: Any) -> tuple[Op, ...]:
+    model = traced(lambda carried, read, batch: function(*carried), arguments)
+    return fused(model.ops, model.results)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "sizes"),
+    [
+        (jnp.matmul, (floats(4, 6), floats(6, 8)), [24, 48]),
+        (lambda x, y, w: (x + y) @ w, (floats(4, 6),) * 2 + (floats(6, 8),), [24, 48]),
+        (
+            lambda x, y, w: (x + y).reshape(4, 6) @ w,
+            (floats(4, 2, 3),) * 2 + (floats(6, 8),),
+            [24, 48],
+        ),
+        (lambda x: x @ x.T, (floats(4, 6),), [24, 24]),
+        (lambda w: jnp.ones((4, 6)) @ w, (floats(6, 8),), [24, 48]),
+        (
+            lambda x, y, w: jnp.broadcast_to(x * y, (16, 6)) @ w,
+            (floats(6),) * 2 + (floats(6, 8),),
+            [96, 48],
+        ),
+        (lambda w: jax.nn.one_hot(jnp.arange(4), 6) @ w, (floats(6, 8),), [24, 48]),
+    ],
+)
+def test_a_product_reads_its_two_factors(
+    function: Callable[..., Any], arguments: tuple[Any, ...], sizes: list[int]
+) -> None:
+    (product,) = [op for op in left(function, *arguments) if op.kind == "dot"]
+    assert [value.size for value in product.ins] == sizes
+
+
+def test_a_chain_element_by_element_is_made_together() -> None:
+    (only,) = left(lambda x, y: jnp.tanh(x + y) * 2, floats(4, 6), floats(4, 6))
+    assert {value.size for value in only.ins} == {24, 1}
+
+
+def test_a_result_that_is_reshaped_is_written() -> None:
+    operations = left(lambda x, y: (x + y).reshape(24), floats(4, 6), floats(4, 6))
+    assert [op.name for op in operations] == ["add"]
