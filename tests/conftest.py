@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -36,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """A shell has what it runs in the background ignore SIGINT, and with it all that we start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A machine that is busy is no failure.
+    hypothesis.settings.register_profile("nbdist", deadline=None)
+    hypothesis.settings.load_profile("nbdist")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

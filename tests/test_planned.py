@@ -52,7 +52,6 @@ def possible(name: str) -> list[Degrees]:
 
 
 QUICK = {
-    (1, "MLP", Degrees(2, 4, 1)),
     (1, "CNN", Degrees(4, 2, 3)),
     (1, "depthwise CNN", Degrees(1, 8, 0)),
     (1, "transformer", Degrees(2, 4, 3)),
@@ -61,10 +60,7 @@ QUICK = {
     (1, "LSTM", Degrees(2, 4, 0)),
     (1, "recommender", Degrees(8, 1, 3)),
     (1, "U-Net", Degrees(4, 2, 3)),
-    (2, "tied transformer", Degrees(1, 8, 0)),
-    (2, "experts", Degrees(4, 2, 3)),
     (4, "CNN", Degrees(2, 4, 1)),
-    (4, "recommender", Degrees(2, 4, 3)),
 }
 """Workers, model and layout; the rest is for `make test-full`."""
 

@@ -17,7 +17,7 @@ from nbdist.plan.warn import warnings_of
 from nbdist.records import MODEL, Plan, PlannedTensor, RunnerUp, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op
@@ -102,11 +102,28 @@ def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...
 def _candidates(
     model: Model, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None
 ) -> Iterator[_Candidate]:
+    """A batch that cannot be cut is computed by all, where there is no other way."""
+    found = list(_laid_out(_bare(model, target, wishes), model, target, wishes, pinned))
+    whole = (
+        Layout(target.topology.devices, 1, zero=zero)
+        for zero in LEVELS
+        if not found and not wishes.fixed
+    )
+    yield from found or _laid_out(whole, model, target, wishes, pinned)
+
+
+def _laid_out(
+    bares: Iterable[Layout],
+    model: Model,
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec] | None,
+) -> Iterator[_Candidate]:
     program, states = fused(model.ops, model.results), states_of(model)
     topology = target.topology
     budget = wishes.budget or topology.chip.memory_bytes
     given = (1 - MARGIN) * budget
-    for bare in _bare(model, topology.devices, wishes):
+    for bare in bares:
         lie = extents(bare.axes, topology)
         split: frozenset[int] | None = frozenset()
         if bare.model > 1:
@@ -151,16 +168,13 @@ def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Exte
     return crossed[-1] if crossed and laid.cuts_products(program) else ""
 
 
-def _bare(model: Model, devices: int, wishes: Planning) -> Iterator[Layout]:
-    """Sizes of axes that are possible, with nothing cut over the model's yet.
-
-    A batch that cannot be cut is computed by all.
-    """
+def _bare(model: Model, target: Target, wishes: Planning) -> Iterator[Layout]:
+    """Sizes of axes that are possible, with nothing cut over the model's yet."""
+    devices = target.topology.devices
     largest = max((group.divisor for group in model.groups), default=1)
-    sizes = [size for size in range(1, min(devices, largest) + 1) if not devices % size]
-    for size in sizes:
+    for size in range(1, min(devices, largest) + 1):
         data = devices // size
-        if size > 1 and (model.rows % data or (model.apart and data > 1)):
+        if devices % size or model.rows % data or (model.apart and 1 < size < devices):
             continue
         for zero in LEVELS if data > 1 else LEVELS[:1]:
             asked = {"data": data, "model": size, "zero": zero} | wishes.fixed
