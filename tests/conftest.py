@@ -34,11 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell has what it runs in the background ignore SIGINT, and with it all that we start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A machine that is busy is no failure.
-    hypothesis.settings.register_profile("nbdist", deadline=None)
+    examples = 100 if config.getoption("--full") else 25
+    hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("nbdist")
 
 

@@ -81,6 +81,12 @@ def plan(
     """
     if wishes.given is not None:
         return _taken(wishes.given, model, target, wishes)
+    if target.cautious and not wishes.only:
+        simplest = next(
+            _laid_out(_bare(model, target, wishes), model, target, wishes, pinned), None
+        )
+        if simplest is not None and simplest.fits:
+            return _plan(simplest, [], target)  # as would come out, without weighing all others
     candidates = sorted(_candidates(model, target, wishes, pinned), key=lambda c: c.rank)
     if not candidates:
         raise PlanError(_none(model, target, wishes))
