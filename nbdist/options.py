@@ -41,11 +41,9 @@ _STEP_OPTIONS = (
     "on_nan",
     "prefetch",
     "profile",
-    "plan",
-    "budget",
-    "fix",
 )
-"""Of `%%dist_run`, those that need `--data`."""
+_PLANNING_OPTIONS = ("plan", "budget", "fix")
+"""With those above: of `%%dist_run`, those that need `--data`."""
 
 
 def step_options(args: Any) -> StepOptions | None:
@@ -57,7 +55,7 @@ def step_options(args: Any) -> StepOptions | None:
     typed = vars(args)
     given = {
         name: value
-        for name in _STEP_OPTIONS
+        for name in (*_STEP_OPTIONS, *_PLANNING_OPTIONS)
         if (value := typed.get(name)) is not None and value is not False
     }
     if args.data is None:
@@ -71,9 +69,8 @@ def step_options(args: Any) -> StepOptions | None:
         given["bucket"] = parse_bucket(given["bucket"])
     if "prefetch" in given:
         given["prefetch"] = parse_prefetch(given["prefetch"])
-    for name in ("plan", "budget", "fix"):
-        given.pop(name, None)
-    return StepOptions(data=args.data, planning=_planning(args), **given)
+    own = {name: value for name, value in given.items() if name in _STEP_OPTIONS}
+    return StepOptions(data=args.data, planning=_planning(args), **own)
 
 
 def plan_options(args: Any) -> StepOptions:

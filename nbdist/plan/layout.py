@@ -85,11 +85,6 @@ class Laid:
         """Of a value of the step, on each device."""
         return value.nbytes / self.parts(value)
 
-    def shares(self, op: Op) -> int:
-        """How many devices share an operation's work."""
-        groups = {group for value in (*op.ins, *op.outs) for group in value.groups}
-        return self.by_data(groups) * self.by_model(groups)
-
     def cuts_products(self, ops: tuple[Op, ...]) -> bool:
         """Whether the model's axis cuts a dot or a convolution among them."""
         return any(

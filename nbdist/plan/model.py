@@ -133,13 +133,3 @@ class Model:
         """Samples in a global batch; 1 where it has none."""
         sizes = [t.value.sizes[0] for t in self.tensors if t.role == "batch" and t.value.sizes]
         return max(sizes, default=1)
-
-    @property
-    def parameters(self) -> int:
-        """Elements of what is carried."""
-        return sum(t.value.size for t in self.tensors if t.role == "carried")
-
-
-def flops_of(ops: tuple[Op, ...]) -> float:
-    """Floating-point operations of dots and convolutions; loops count as often as they run."""
-    return sum(op.times * (op.flops + flops_of(op.body)) for op in ops)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.planner_rows import A100
 from nbdist.records.topology import Chip, Level, Topology
 
-A100 = Chip(
-    name="A100-80GB",
-    platform="gpu",
-    memory_bytes=85100068864,
-    flops={"float16": 312e12, "bfloat16": 312e12},
-    bytes_per_s=2.03904e12,
-    source="NVIDIA A100 datasheet (SXM4)",
-)
 HOST = Level(name="host", size=8, latency_s=3.4e-6, bytes_per_s=300e9)
 NETWORK = Level(name="network", size=64, latency_s=14e-6, bytes_per_s=25e9)
 HOSTS = Topology(chip=A100, levels=(HOST, NETWORK))
