@@ -50,7 +50,7 @@ def root(first: CellEnded | None, ended: Iterable[CellEnded]) -> CellEnded | Non
 
 
 def lost_error(
-    dead: Sequence[int], running: Collection[int], step: int, log: str
+    dead: Sequence[int], running: Collection[int], step: int, words: str
 ) -> RanksLostError:
     """Of ranks that died in the cell.
 
@@ -58,14 +58,13 @@ def lost_error(
         dead: which.
         running: those that are in it still, and heed nothing.
         step: the last one that the first of them began; 0 is none.
-        log: the end of the first one's.
+        words: the first one's last.
     """
     where = f"after step {step}" if step else "in the cell"
     return RanksLostError(
         sorted({*dead, *running}),
         f"rank {labels.ranks(dead)} died {where}",
-        ": type %dist_restart for new workers"
-        + (f"\nThe last lines of its engine's log:\n{log}" if log else ""),
+        ": type %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
     )
 
 

@@ -353,8 +353,8 @@ class CellWatch:
         if dead:
             self._live.lost(dead)
             self._ending.end(self._settings.interrupt_grace_s, at_once=True)
-            log = self._engines.log_tail(dead[0], lines=5)
-            raise lost_error(dead, self.running, self._vitals.step(dead[0]), log)
+            words = self._engines.last_words(dead[0], lines=5)
+            raise lost_error(dead, self.running, self._vitals.step(dead[0]), words)
 
     def _dead(self) -> list[int]:
         """The ranks of the cell that are dead, and have not said that they had ended it."""

@@ -328,14 +328,15 @@ class Engines:
             return False
 
     def raise_for_dead(self) -> None:
-        """Raises StartError with the log of the first rank that died."""
-        dead = self.dead()
-        if dead:
-            tail = self.log_tail(dead[0])
-            raise StartError(f"rank {dead[0]} died while it was started; its log says:\n{tail}")
+        """Raises StartError with the last words of the first rank that died."""
+        for rank in self.dead()[:1]:
+            raise StartError(f"rank {rank} died while it was started: {self.last_words(rank)}")
 
-    def log_tail(self, rank: int, lines: int = 20) -> str:
-        return self._seed.log_tail(self._names[rank], lines)
+    def log_tail(self, rank: int) -> str:
+        return self._seed.log_tail(self._names[rank])
+
+    def last_words(self, rank: int, lines: int = 20) -> str:
+        return self._seed.last_words(self._names[rank], lines)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
         """SIGINT: stops Python, not a collective."""

@@ -85,6 +85,7 @@ class SeedProcess:
         self.is_wanted = False
         owned = self._own(role, timeout_s)
         self._pids: dict[str, int] = owned["children"]
+        self._codes: dict[str, int] = {}
         self.versions: dict[str, str] = owned["versions"]
         self.pid: int = owned["pid"]
         self._process = process or psutil.Process(self.pid)
@@ -241,6 +242,14 @@ class SeedProcess:
             return ""
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
+    def last_words(self, name: str, lines: int) -> str:
+        """How a child ended that runs no more, as far as is known, and the end of its log."""
+        with self._changed:
+            code = self._codes.get(name)
+        log = self.log_tail(name, lines)
+        said = [_cause(code)] if code is not None else []
+        return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
+
     def close(self) -> None:
         """End every child and every guarded process, then the seed."""
         if self._farewell.detach() is None:
@@ -278,13 +287,23 @@ class SeedProcess:
             self._events.append(event)
             if event["event"] == "spawned":
                 self._pids[event["id"]] = event["pid"]
-            elif event["event"] == "exited":
-                self._pids.pop(event["id"], None)
+            elif event["event"] == "exited" and self._pids.get(event["id"]) == event["pid"]:
+                del self._pids[event["id"]]
+                self._codes[event["id"]] = event["code"]
             elif event["event"] == "leave":
                 self.is_wanted = True
             elif event["event"] == "ended":
                 self._pids.clear()
             self._changed.notify_all()
+
+
+def _cause(code: int) -> str:
+    """How a process ended, by its exit status."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "its process was killed (SIGKILL), as when a machine has no memory left"
+    return f"its process was killed by signal {-code} ({signal.strsignal(-code)})"
 
 
 def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
