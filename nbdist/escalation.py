@@ -105,6 +105,13 @@ class Escalation:
             self._show(POLL_S)
             self._running.difference_update(self._engines.dead())
 
+    def wait(self, seconds: float) -> None:
+        """Let ranks end by themselves."""
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            self._show(POLL_S)
+            self._running.difference_update(self._engines.dead())
+
     def end(self, bound_s: float, *, at_once: bool = False) -> None:
         """End the cell; ranks that heed nothing still run it then.
 

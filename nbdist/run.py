@@ -54,6 +54,9 @@ _SAID_S = 1.0
 _KERNEL_ENDS_S = 0.5
 """A front end that restarts the kernel interrupts it, and then asks it to end."""
 
+_SAME_MISTAKE_S = 0.1
+"""How long ranks may take to raise what another has raised."""
+
 _STOP_S = 1.0
 """How long a Stop of steps is repeated, for ranks that are about to begin. Who begins later finds
 the order."""
@@ -185,6 +188,7 @@ class CellWatch:
             self._attend()
             self._failed = self._first_failure()
             self._check_alive()  # what it met may be a death: then the others wait in vain
+            self._ending.wait(_SAME_MISTAKE_S)
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()
             self._failed = root(self._failed, self._ended.values())

@@ -66,6 +66,10 @@ class Runner:
         """The ranks that are in a cell."""
         return frozenset().union(*(frozenset(watch.running) for watch in self._watches))
 
+    def gone(self) -> list[int]:
+        """The ranks that are dead, or stuck in a cell of before."""
+        return sorted({*self._crew.engines.dead(), *self.busy()})
+
     def hear(self, record: Speech) -> None:
         """On the receiver's thread: tell whoever follows a cell."""
         for watch in self._watches:
@@ -182,10 +186,10 @@ class Runner:
         """Raises RanksLostError for ranks that died between cells, or are stuck in one before."""
         if request.saving is None:
             return
-        lost = {*self._crew.engines.dead(), *self.busy()}
+        lost = self.gone()
         if lost or self._crew.collectives.broken:
-            named = f"rank {labels.ranks(sorted(lost))} died" if lost else "collectives are broken"
-            raise RanksLostError(sorted(lost), named, ": type %dist_restart for new workers")
+            named = f"rank {labels.ranks(lost)} died" if lost else "collectives are broken"
+            raise RanksLostError(lost, named, ": type %dist_restart for new workers")
 
     def _watch(self, task: _Task) -> CellWatch:
         self.number += 1

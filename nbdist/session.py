@@ -256,7 +256,8 @@ class Cluster:
             saving=saving,
             guard=guard,
         )
-        if saving is None or not max_heals:
+        needs_heal = self._runner.gone() or "mirrored" in self._crew.collectives.broken
+        if saving is None or not max_heals or not needs_heal:
             self._refuse_unready(chosen)
             self._mend()
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")

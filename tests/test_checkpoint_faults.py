@@ -61,6 +61,22 @@ def test_what_is_over_is_not_trained_again(cluster: nbdist.Cluster, copied: Path
     assert cluster.run("int(count)").results == {0: "8", 1: "8"}
 
 
+def test_broken_collectives_are_mended_where_nobody_is_lost(
+    cluster: nbdist.Cluster, copied: Path
+) -> None:
+    """The set-up could not be run again here: the run of before has changed what it made."""
+    with pytest.raises(CellError, match="ValueError"):
+        cluster.run(
+            "if rank == 0:\n    raise ValueError\n"
+            "jax.experimental.multihost_utils.sync_global_devices('wait')",
+            strategy="pjrt",
+        )
+    assert cluster._crew.collectives.broken == {"pjrt"}
+    run = FORM.run(cluster, saving=resumed(copied))
+    assert not run.heals
+    assert cluster.run("int(count)").results == {0: "24", 1: "24"}
+
+
 def test_another_batch_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
     with pytest.raises(CellError, match=r"made with --batch 12, and this run has 0"):
         FORM.run(cluster, data="batches", saving=resumed(copied))
@@ -86,7 +102,7 @@ def test_one_that_was_harmed_is_named(cluster: nbdist.Cluster, copied: Path, fil
 
 
 def test_what_a_save_of_before_has_left_goes(cluster: nbdist.Cluster, copied: Path) -> None:
-    (copied / ".step-00000012.part").mkdir()
+    (copied / ".step-00000012.part-1a").mkdir()
     FORM.run(cluster, saving=resumed(copied))
     assert not list(copied.glob(".*"))
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import nbdist
+from nbdist.cluster.alive import await_ends
 from nbdist.cluster.launch import repeat_until
 from nbdist.settings import Settings
 from tests import clusters
@@ -190,16 +191,21 @@ def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> No
     assert run.results[0] == "('yes', 1)"
 
 
-@pytest.mark.parametrize("part", [pytest.param("seed", marks=pytest.mark.full), "controller"])
+@pytest.mark.parametrize(
+    "parts", [["controller"], pytest.param(["controller", "seed"], marks=pytest.mark.full)], ids=str
+)
 def test_a_restart_when_the_parts_behind_the_workers_are_gone(
-    alone: nbdist.Cluster, part: str
+    alone: nbdist.Cluster, parts: list[str]
 ) -> None:
+    """The controller's schedulers outlive it; whoever would end them may be gone as well."""
     engines = alone._crew.engines
-    pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
-    os.kill(pid, signal.SIGKILL)
+    controllers = [psutil.Process(pid) for pid in engines.controller.pids]
+    for part in parts:
+        os.kill(engines._seed.pid if part == "seed" else controllers[0].pid, signal.SIGKILL)
     assert repeat_until(lambda: not engines.can_restart(), 10)
     alone.restart()
     assert alone.run("rank").results == {0: "0"}
+    assert not await_ends(controllers, 5)
 
 
 def test_stopping_twice_is_fine(alone: nbdist.Cluster) -> None:

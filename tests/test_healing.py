@@ -84,7 +84,7 @@ class Trial:
         """It was healed so often, and came to the same bits."""
         assert len(run.heals) == heals
         assert self.form.digest_of(self.cluster) == undisturbed
-        assert not list(self.folder.glob(".*.part"))
+        assert not list(self.folder.glob(".*.part-*"))
         assert np.isfinite(run.loss).all()
 
 
@@ -172,9 +172,9 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
     """It is killed as soon as it has begun to write the next one."""
-    part = str(trial.folder / ".step-00000015.part" / f"rank-{rank}.msgpack")
+    part = str(trial.folder / ".step-00000015.part-*" / f"rank-{rank}.msgpack")
     trial.cluster.run(
-        f"import threading\ndef die():\n    while not os.path.exists({part!r}):\n"
+        f"import glob, threading\ndef die():\n    while not glob.glob({part!r}):\n"
         f"        time.sleep(0.0002)\n    {KILL}"
     )
     trial.fault("threading.Thread(target=die, daemon=True).start()", rank, 12)

@@ -10,7 +10,7 @@ import ipyparallel
 import psutil
 from traitlets.config import Config
 
-from nbdist.cluster.alive import is_alive
+from nbdist.cluster.alive import await_ends, is_alive
 from nbdist.cluster.launch import SeedEngineSetLauncher, SeedProcess
 from nbdist.errors import StartError
 
@@ -29,6 +29,7 @@ CONTROLLER_ARGS = (
 )
 _CLUSTER_ID = "nbdist"
 _CLIENT_S = 10.0
+_SCHEDULERS_S = 0.5
 
 
 class Controller:
@@ -41,15 +42,13 @@ class Controller:
     Attributes:
         cluster: ipyparallel's own account of it all.
         client: None where there is no controller.
-        pids: the controller's, then those of its schedulers.
     """
 
     def __init__(self, folder: Path, seed: SeedProcess) -> None:
         self.client: Any = None
-        self.pids: list[int] = []
         self._folder = folder
         self._seed = seed
-        self._process: psutil.Process | None = None
+        self._processes: list[psutil.Process] = []
         self.cluster = ipyparallel.Cluster(
             profile_dir=str(folder),
             load_profile=False,
@@ -63,44 +62,46 @@ class Controller:
         )
 
     @property
+    def pids(self) -> list[int]:
+        """The controller's, then those of its schedulers."""
+        return [process.pid for process in self._processes]
+
+    @property
     def runs(self) -> bool:
         """Whether there is a client, and what it speaks to."""
-        return self.client is not None and self._process is not None and is_alive(self._process)
+        return self.client is not None and any(map(is_alive, self._processes[:1]))
 
     def start(self) -> str:
         """Start it, and connect to it."""
         for stale in (self._folder / "security").glob(f"ipcontroller-{_CLUSTER_ID}-*.json"):
             stale.unlink()  # of one that was killed
         self.cluster.start_controller_sync()
-        pid: int = self.cluster.controller.pid
-        self._guard(pid)
-        self._process = psutil.Process(pid)
+        process = psutil.Process(self.cluster.controller.pid)
+        self._guard(process)
         try:
             self.client = self.cluster.connect_client_sync()
         except Exception as error:
             raise StartError(f"the controller did not answer: {error}") from error
-        return f"pid {pid}"
+        return f"pid {process.pid}"
 
     def take_over(self, pids: list[int]) -> None:
         """Use the one that another process has started; none, if that is gone."""
-        self.pids = pids
         file = self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
-        missing = psutil.NoSuchProcess, IndexError, OSError, ipyparallel.TimeoutError
+        missing = psutil.NoSuchProcess, OSError, ipyparallel.TimeoutError
         with contextlib.suppress(*missing):
-            self._process = psutil.Process(pids[0])
+            self._processes = [psutil.Process(pid) for pid in pids]
             self.client = ipyparallel.Client(str(file), timeout=_CLIENT_S)
 
     def guard_schedulers(self) -> None:
         """They are processes of their own, which outlive it when it is killed."""
-        assert self._process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            for process in self._process.children(recursive=True):
-                if process.pid not in self.pids:
-                    self._guard(process.pid)
+            for process in self._processes[0].children(recursive=True):
+                if process not in self._processes:
+                    self._guard(process)
 
-    def _guard(self, pid: int) -> None:
-        self._seed.guard(pid)
-        self.pids.append(pid)
+    def _guard(self, process: psutil.Process) -> None:
+        self._seed.guard(process.pid)
+        self._processes.append(process)
 
     def new_launcher(self, **own: Any) -> SeedEngineSetLauncher:
         """What drives engines that are there, as ipyparallel makes it for those that it starts."""
@@ -123,6 +124,14 @@ class Controller:
     def close(self) -> None:
         """End it and the engines that it knows, also when parts have died."""
         with contextlib.ExitStack() as steps:
+            steps.callback(self._end_schedulers)
             steps.callback(self.cluster.stop_controller_sync)
             steps.callback(self.cluster.stop_engines_sync)
             steps.callback(self.close_client)
+
+    def _end_schedulers(self) -> None:
+        """They are left when it was killed, and the seed that would end them too."""
+        for process in await_ends(self._processes, _SCHEDULERS_S):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        await_ends(self._processes, _SCHEDULERS_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
+import secrets
 import shutil
 import threading
 import time
@@ -23,6 +24,7 @@ from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Opened
 from nbdist.worker.checkpoint_folder import (
     Checkpoint,
+    Draft,
     Manifest,
     Position,
     pack,
@@ -50,6 +52,9 @@ _OTHERS_S = 60.0
 
 _GIVEN_UP_S = 0.3
 """The same, once the cell has failed: they may have saved, and are about to say so, or be dead."""
+
+_ATTEMPTS = 2**31
+"""The numbers that drafts of one run are told apart by; int32 holds them."""
 
 _MARGIN = 1.1
 """A checkpoint takes a little more than its arrays."""
@@ -180,6 +185,7 @@ class Saved:
         self._common = common
         self._gather = gather
         self._state: State
+        self._attempt = 0
         self._next = 0
         self._resumed: tuple[Checkpoint, Manifest] | None = None
         self._planned: tuple[int, float] | None = None
@@ -222,12 +228,12 @@ class Saved:
             except StepError as error:
                 trouble = str(error)
         newest = max(steps_in(self._folder), default=-1)
-        all_newest = self._gather(np.array([-2 if trouble else newest], np.int32))[:, 0]
+        drawn = [-2 if trouble else newest, secrets.randbelow(_ATTEMPTS)]
+        chiefs, self._attempt = map(int, self._gather(np.array(drawn, np.int32))[0])
         if trouble:
             raise StepError(trouble)
-        if all_newest[0] == -2:
+        if chiefs == -2:
             raise AnotherRankError(f"--checkpoint {self._folder}: rank 0 cannot write there")
-        chiefs = int(all_newest[0])
         if newest != chiefs and chiefs not in steps_in(self._folder) and chiefs >= 0:
             raise StepError(
                 f"--checkpoint {self._folder}: rank 0 sees a checkpoint of step {chiefs}, and this "
@@ -250,7 +256,7 @@ class Saved:
 
     def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
         rank = min(self._worker.rank, manifest.world_size - 1)
-        own = checkpoint.read_own(rank)
+        own = checkpoint.own(rank)
         self._state.restore(checkpoint.path / self._state.kind, unpack(own["arrays"]))
         _set_random(own["random"])
 
@@ -262,7 +268,7 @@ class Saved:
             return
         self._finish()
         self._saved = position.step
-        checkpoint = Checkpoint(self._folder, position.step)
+        draft = Draft(self._folder, position.step, self._attempt)
         own = {"arrays": pack(self._state.own()), "random": _random()}
         write = self._state.copy() if self._worker.rank == 0 else self._assist()
         manifest = Manifest(
@@ -274,7 +280,7 @@ class Saved:
             parts=(self._state.kind,),
         )
         about = msgspec.json.format(msgspec.json.encode(manifest))
-        arguments = (checkpoint, msgspec.msgpack.encode(own), write, about)
+        arguments = (draft, msgspec.msgpack.encode(own), write, about)
         self._thread = threading.Thread(
             target=self._write, args=arguments, name="nbdist-checkpoint", daemon=True
         )
@@ -311,7 +317,7 @@ class Saved:
 
     def _write(
         self,
-        checkpoint: Checkpoint,
+        draft: Draft,
         own: bytes,
         write: Callable[[Path], None],
         manifest: bytes,
@@ -320,18 +326,18 @@ class Saved:
         try:
             self._refuse_full()
             self._worker.flush()  # whoever goes on from here does not report these steps again
-            checkpoint.write_own(self._worker.rank, own)
+            draft.write_own(self._worker.rank, own)
             if self._worker.rank == 0:
-                write(checkpoint.part / self._state.kind)
-                checkpoint.write_manifest(manifest)
-                if self._await_others(checkpoint):
-                    checkpoint.commit()
+                write(draft.path / self._state.kind)
+                draft.write_manifest(manifest)
+                if self._await_others(draft):
+                    draft.commit()
                     prune(self._folder, self._saving.keep)
         except Exception as error:  # noqa: BLE001 - the boundary of the thread: the notebook shows it
             if self._worker.rank == 0:
-                checkpoint.discard()
+                draft.discard()
             words = str(error).splitlines() or [type(error).__name__]
-            text = f"step {checkpoint.step} was not saved: {words[0]}"
+            text = f"step {draft.step} was not saved: {words[0]}"
             self._worker.note("checkpoint", text, warning=True)
 
     def _refuse_full(self) -> None:
@@ -340,9 +346,9 @@ class Saved:
         if free < needed:
             raise OSError(f"{needed:,} bytes are needed, and {free:,} are free in {self._folder}")
 
-    def _await_others(self, checkpoint: Checkpoint) -> bool:
+    def _await_others(self, draft: Draft) -> bool:
         deadline = time.monotonic() + _OTHERS_S
-        while checkpoint.lacks(self._worker.world_size):
+        while draft.lacks(self._worker.world_size):
             if self._given_up.wait(_POLL_S):
                 deadline = min(deadline, time.monotonic() + _GIVEN_UP_S)
                 time.sleep(_POLL_S)

@@ -5,8 +5,11 @@
         tensorflow/ or orbax/   what all ranks have in common, written by rank 0
         rank-0.msgpack     what is rank 0's own; one for each rank
 
-A checkpoint is made as `.step-00000050.part` and renamed once all of it is there: what has the
-name is whole, whenever a process died. Files that a rank writes by itself come to be the same way.
+A checkpoint is made as `.step-00000050.part-1a2b3c4d` and renamed once all of it is there, and
+renamed again before it is removed: what has the name is whole, whenever a process died. Files that
+a rank writes by itself come to be the same way. The number at the end is drawn anew each time that
+a run begins or goes on: a save that was broken off may still be written while the same step is
+saved again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME = re.compile(r"step-(\d{8,})")
-_PART = re.compile(r"\.step-\d+\.part")
+_PART = re.compile(r"\.step-\d+\.part-[0-9a-f]+")
+_REMOVED = "0"
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -73,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Checkpoint:
-    """One checkpoint, there or about to be.
+    """One checkpoint that is there.
 
     Args:
         folder: of the run's checkpoints.
@@ -83,14 +87,8 @@ class Checkpoint:
     def __init__(self, folder: Path, step: int) -> None:
         self.step = step
         self.path = folder / f"step-{step:08d}"
-        self.part = folder / f".step-{step:08d}.part"
 
-    def write_own(self, rank: int, data: bytes) -> None:
-        """Write what is a rank's own into the part."""
-        self.part.mkdir(parents=True, exist_ok=True)
-        _write(self.part / _own_name(rank), data)
-
-    def read_own(self, rank: int) -> dict[str, Any]:
+    def own(self, rank: int) -> dict[str, Any]:
         """What is a rank's own.
 
         Raises:
@@ -102,9 +100,6 @@ class Checkpoint:
         except (OSError, msgspec.DecodeError) as error:
             raise StepError(f"the checkpoint {self.path} cannot be read: {error}") from None
         return own
-
-    def write_manifest(self, text: bytes) -> None:
-        _write(self.part / "manifest.json", text)
 
     def manifest(self) -> Manifest:
         """What it says of itself.
@@ -118,19 +113,45 @@ class Checkpoint:
         except (OSError, msgspec.DecodeError) as error:
             raise StepError(f"the checkpoint {self.path} cannot be read: {error}") from None
 
+
+class Draft:
+    """One that is being written.
+
+    Args:
+        folder: of the run's checkpoints.
+        step: the last step that is done in it.
+        attempt: the number that all ranks have drawn.
+    """
+
+    def __init__(self, folder: Path, step: int, attempt: int) -> None:
+        self.step = step
+        self.path = _part(folder, step, f"{attempt:x}")
+        self._whole = Checkpoint(folder, step).path
+
+    def write_own(self, rank: int, data: bytes) -> None:
+        """Write what is a rank's own."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write(self.path / _own_name(rank), data)
+
+    def write_manifest(self, text: bytes) -> None:
+        _write(self.path / "manifest.json", text)
+
     def lacks(self, ranks: int) -> bool:
-        """Whether some rank has not written its part yet."""
-        return not all((self.part / _own_name(rank)).exists() for rank in range(ranks))
+        """Whether some rank has not written what is its own yet."""
+        return not all((self.path / _own_name(rank)).exists() for rank in range(ranks))
 
     def commit(self) -> None:
-        """From here on it is there; one of before, of the same step, goes."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
-        self.part.rename(self.path)
+        """From here on it is there; where one of the same step is, that one stays."""
+        try:
+            self.path.rename(self._whole)
+        except OSError:
+            if not self._whole.exists():
+                raise
+            self.discard()
         _settle(self.path.parent)
 
     def discard(self) -> None:
-        shutil.rmtree(self.part, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -151,7 +172,7 @@ def prepare(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
             if _PART.fullmatch(path.name):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # it may still grow
         _write(folder / ".probe", b"")
         (folder / ".probe").unlink()
     except OSError as error:
@@ -161,7 +182,10 @@ def prepare(folder: Path) -> None:
 def prune(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the newest."""
     for step in steps_in(folder)[:-keep]:
-        shutil.rmtree(Checkpoint(folder, step).path, ignore_errors=True)
+        nameless = _part(folder, step, _REMOVED)
+        with contextlib.suppress(OSError):  # somebody else removes it
+            Checkpoint(folder, step).path.rename(nameless)
+        shutil.rmtree(nameless, ignore_errors=True)
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, object]:
@@ -178,6 +202,10 @@ def unpack(packed: Mapping[str, dict[str, object]]) -> dict[str, np.ndarray]:
         name: np.frombuffer(item["data"], item["type"]).reshape(item["shape"]).copy()  # type: ignore[call-overload]
         for name, item in packed.items()
     }
+
+
+def _part(folder: Path, step: int, attempt: str) -> Path:
+    return folder / f".step-{step:08d}.part-{attempt}"
 
 
 def _own_name(rank: int) -> str:
