@@ -370,10 +370,12 @@ class CellWatch:
 
         One that is silent and not frozen may hold the interpreter's lock: it is waited for.
         """
-        frozen = list(filter(self._engines.frozen, self._vitals.silent(self.running)))
-        if frozen:
-            rank = frozen[0]
+        silent = self._vitals.silent(self.running)
+        for rank in filter(self._engines.frozen, silent):
             self._give_up(f"{self._name(rank)} was stopped by a signal {self._after(rank)}")
+        for rank in self._vitals.newly(silent):
+            since = f"says nothing {self._after(rank)}"
+            self._view.say(f"{self._name(rank)} {since}; its process runs, and is waited for")
         still_s = self._vitals.still_s()
         if still_s:
             slow = self._ending.computing()
@@ -394,4 +396,5 @@ class CellWatch:
 
     def _after(self, rank: int) -> str:
         step = self._vitals.step(rank)
-        return f"after step {step}" if step else "before its first step"
+        none = "before its first step" if self._has_steps else "in the cell"
+        return f"after step {step}" if step else none

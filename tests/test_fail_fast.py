@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -307,6 +308,17 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         run = running.run("import sys\nrank, 'tensorflow' in sys.modules")
         assert run.results == {0: "(0, False)", 1: "(1, False)"}
         assert "they are there again" in capsys.readouterr().out
+
+
+def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C code that keeps the interpreter to itself: no thread of that process says anything."""
+    cell = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(7)\nrank"
+    assert cluster.run(cell).results == {0: "0", 1: "1", 2: "2"}
+    told = [line for line in capsys.readouterr().err.splitlines() if "says nothing" in line]
+    assert len(told) == 1
+    assert re.fullmatch(r"nbdist: rank 1@\S+ says nothing in the cell; its process runs.*", told[0])
 
 
 def test_a_frozen_rank_is_named_and_the_others_are_freed(cluster: nbdist.Cluster) -> None:

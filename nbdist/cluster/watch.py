@@ -44,6 +44,7 @@ class Vitals:
         self._steps = dict.fromkeys(self._heard_at, 0)
         self._stepped_at = 0.0
         self._paces: deque[float] = deque(maxlen=_PACES)
+        self._told: set[int] = set()
 
     def begin_steps(self) -> None:
         """From here on, steps are awaited."""
@@ -54,6 +55,7 @@ class Vitals:
         """Take in when a rank said something; whatever it is, but that it lives, is progress."""
         now = time.monotonic()
         self._heard_at[record.rank] = now
+        self._told.discard(record.rank)
         if isinstance(record, Beat):
             beat = record.step, record.tested
             moved = self._beats.get(record.rank) != beat
@@ -82,6 +84,12 @@ class Vitals:
         """Those of the ranks that have said nothing for `SILENT_S`."""
         now = time.monotonic()
         return [rank for rank in ranks if now - self._heard_at[rank] > SILENT_S]
+
+    def newly(self, silent: Iterable[int]) -> list[int]:
+        """Of silent ranks, those that had said something since this was asked last."""
+        fresh = sorted(set(silent) - self._told)
+        self._told.update(fresh)
+        return fresh
 
     def still_s(self) -> float:
         """For how long all steps have stood still, where that is too long; else 0."""
