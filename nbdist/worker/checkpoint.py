@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from nbdist.worker.state import Worker
 
     Gather = Callable[[np.ndarray], np.ndarray]
+    _RandomState = tuple[object, dict[str, Any]]
+
+_VERSION = importlib.metadata.version("nbdist")
 
 _FIRST_STEPS = 10
 """Steps before anything is known of how long one takes, where seconds count."""
@@ -269,18 +272,17 @@ class Saved:
         self._finish()
         self._saved = position.step
         draft = Draft(self._folder, position.step, self._attempt)
-        own = {"arrays": pack(self._state.own()), "random": _random()}
+        own = self._state.own(), _random_state()
         write = self._state.copy() if self._worker.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,
             world_size=self._worker.world_size,
             batch=self._batch,
             names=self._state.names,
-            nbdist=importlib.metadata.version("nbdist"),
+            nbdist=_VERSION,
             parts=(self._state.kind,),
         )
-        about = msgspec.json.format(msgspec.json.encode(manifest))
-        arguments = (draft, msgspec.msgpack.encode(own), write, about)
+        arguments = (draft, manifest, own, write)
         self._thread = threading.Thread(
             target=self._write, args=arguments, name="nbdist-checkpoint", daemon=True
         )
@@ -318,18 +320,20 @@ class Saved:
     def _write(
         self,
         draft: Draft,
-        own: bytes,
+        manifest: Manifest,
+        own: tuple[dict[str, np.ndarray], _RandomState],
         write: Callable[[Path], None],
-        manifest: bytes,
     ) -> None:
         """On the thread; whatever the framework raises is said, as the run has no use for it."""
         try:
             self._refuse_full()
             self._worker.flush()  # whoever goes on from here does not report these steps again
-            draft.write_own(self._worker.rank, own)
+            arrays, random_state = own
+            packed = {"arrays": pack(arrays), "random": _random(random_state)}
+            draft.write_own(self._worker.rank, msgspec.msgpack.encode(packed))
             if self._worker.rank == 0:
                 write(draft.path / self._state.kind)
-                draft.write_manifest(manifest)
+                draft.write_manifest(msgspec.json.format(msgspec.json.encode(manifest)))
                 if self._await_others(draft):
                     draft.commit()
                     prune(self._folder, self._saving.keep)
@@ -359,11 +363,16 @@ class Saved:
         return True
 
 
-def _random() -> dict[str, Any]:
-    """The state of Python's and NumPy's generators."""
-    numpy_state: Any = np.random.get_state(legacy=False)
+def _random_state() -> _RandomState:
+    """Of Python's and NumPy's generators, as they are now."""
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def _random(states: _RandomState) -> dict[str, Any]:
+    """The same, as what MessagePack can hold."""
+    python, numpy_state = states
     words = {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}
-    return {"python": random.getstate(), "numpy": {**numpy_state, "state": words}}
+    return {"python": python, "numpy": {**numpy_state, "state": words}}
 
 
 def _set_random(state: dict[str, Any]) -> None:

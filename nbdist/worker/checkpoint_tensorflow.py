@@ -114,6 +114,7 @@ class _Copies:
                 {str(i): self._shadow(value) for i, value in enumerate(_unlike(others))}
             )
         self._copy = tf.function(self._copy_all, autograph=False)
+        self._save = tf.function(self._save_all, autograph=False)
 
     def size(self) -> int:
         return sum(copy.shape.num_elements() * copy.dtype.size for _, copy in self._pairs)
@@ -144,9 +145,13 @@ class _Copies:
         for value, copy in self._pairs:
             copy.assign(_first(value))
 
+    def _save_all(self, path: tf.Tensor) -> None:
+        """Outside a graph it would go through all objects each time, and hold up the steps."""
+        self._root.write(path)
+
     def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._root.write(str(folder / _FILE))
+        self._save(tf.constant(str(folder / _FILE)))
 
     def _node(self, children: Mapping[str, Any]) -> tf.train.Checkpoint:
         node = tf.train.Checkpoint()
