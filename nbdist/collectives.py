@@ -27,6 +27,10 @@ LOST: dict[StrategyName, str] = {
 MOST_REBUILDS = 10
 """Of TensorFlow's in the same processes: each leaves some 98 threads and 41 MB behind."""
 
+MOST_HEALS_IN_PLACE = 10
+"""Of JAX's in the same processes: of each, the ranks that stay may keep what the step that was
+broken off had in hand, and with it a connection to its coordinator, which has to run on."""
+
 WORN = (
     f"TensorFlow's collectives were made anew {MOST_REBUILDS} times in these workers, and each "
     "left threads and memory behind: fresh workers come in their place, without what cells made"
@@ -54,6 +58,7 @@ class Collectives:
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
         self._rebuilds = 0
+        self._heals = 0
 
     def wire(self, phases: StartView) -> None:
         """Wire every framework that the cluster has."""
@@ -66,6 +71,17 @@ class Collectives:
     def are_worn(self) -> bool:
         """Whether fresh processes are due, and not one more rebuild in these."""
         return "mirrored" in self.broken and self._rebuilds >= MOST_REBUILDS
+
+    @property
+    def heal_in_place(self) -> bool:
+        """Whether ranks that are there may go on with others in the place of those that are not."""
+        return self._heals < MOST_HEALS_IN_PLACE
+
+    def heal(self, phases: StartView) -> None:
+        """Wire JAX again, in which some ranks are new: nothing else is of use any more."""
+        self._heals += 1
+        self.broken.update(self.strategies)
+        self.mend(phases, {"pjrt"})
 
     def mend(self, phases: StartView, strategies: Collection[StrategyName]) -> str:
         """Wire again what was broken off of these strategies, in the same processes.

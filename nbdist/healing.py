@@ -85,11 +85,12 @@ class Healer:
         spares = self._crew.engines.spares()
         if request.strategy != "pjrt" or not 0 < len(lost.ranks) <= spares:
             return False
+        if not collectives.heal_in_place:
+            return False
         try:
             with self._crew.engines.within(_IN_PLACE_S):
                 phases.run("replaced", lambda: self._crew.replace(lost.ranks))
-                collectives.broken.update(collectives.strategies)
-                collectives.mend(phases, {"pjrt"})
+                collectives.heal(phases)
         except NbdistError:  # one more may have died, or is stuck
             return False
         return True

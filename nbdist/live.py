@@ -12,6 +12,7 @@ import msgspec
 from nbdist.held import interrupt_held
 from nbdist.records import (
     CellEnded,
+    Compiled,
     Finding,
     FitBegun,
     Metrics,
@@ -23,6 +24,7 @@ from nbdist.records import (
     StepBegun,
 )
 from nbdist.telemetry.findings import Analyst
+from nbdist.telemetry.foretold import Foretold
 from nbdist.telemetry.kept import KeptRun, prune
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.request import this_request
@@ -141,6 +143,7 @@ class KeptLiveRun:
         self._notes = {finding.text: finding for finding in former if finding.topic in _NOTED}
         self._analyst = self._new_analyst(directory.state.batch)
         self._found: tuple[Finding, ...] = ()
+        self._foretold = Foretold(directory.state.plan)
         self._look_at = 0.0
         self._said: set[FindingTopic] = set()
         self._reported = reported
@@ -185,8 +188,10 @@ class KeptLiveRun:
                 steps=record.steps,
                 split=record.sharding,
             )
-        elif isinstance(record, Planned):
-            self._directory.plan(record.plan)
+        elif isinstance(record, (Planned, Compiled)):
+            self._foretold.note(record)
+            if isinstance(record, Planned):
+                self._directory.plan(record.plan)
         elif isinstance(record, FitBegun):
             self._change(epochs=record.epochs, steps=record.steps)
         elif isinstance(record, Metrics):
@@ -228,6 +233,7 @@ class KeptLiveRun:
             changes, self._changes = self._changes, {}
             changes["workers"] = self._roster.workers
             changes["findings"] = (*found, *self._notes.values(), *self._losses())
+            changes["plan"] = self._foretold.check(self._analyst.pace)
         state = self._directory.state
         changed = any(getattr(state, name) != value for name, value in changes.items())
         if changed or self._directory.is_stale:

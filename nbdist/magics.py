@@ -204,21 +204,26 @@ class DistMagics(Magics):
                 self.shell.user_ns[args.output] = cluster.last_run
 
     @magic_arguments()
-    @argument("--data", metavar="NAME", required=True, help="The data set of the step.")
+    @argument("--data", metavar="NAME", help="The data set of the step; none where a model fits.")
     @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
     @argument(
         "--on", metavar="HARDWARE", help="Hardware to plan for: 32xH100, v5e:16x16, a file's path."
     )
+    @argument("--verify", action="store_true", help="Ask the hardware's compiler too.")
     @argument("-o", "--output", metavar="NAME", help="Keep the plan under this name.")
     @planning_arguments
     @cell_magic
     def dist_plan(self, line: str, cell: str) -> None:
-        """Show how the step would be laid out over devices, and what it would cost; run nothing."""
+        """Show how the step would be laid out over devices, and what it would cost; train nothing.
+
+        Without `--data`, the cell is run up to its first `fit`, and that is planned.
+        """
         args = parse_argstring(self.dist_plan, line)
         cluster = self._cluster("%%dist_plan")
         _check_name(args.output)
         step = plan_options(args)
-        self._bring(cluster, step.data)
+        if step.data:
+            self._bring(cluster, step.data)
         plan = planned(cluster, cell, step, label=self._label(), header=f"%%dist_plan {line}")
         if args.output:
             self.shell.user_ns[args.output] = plan

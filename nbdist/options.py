@@ -74,9 +74,16 @@ def step_options(args: Any) -> StepOptions | None:
 
 
 def plan_options(args: Any) -> StepOptions:
-    """What `%%dist_plan` asks for."""
-    planning = msgspec.structs.replace(_planning(args), on=_unquoted(args.on), only=True)
-    return StepOptions(data=args.data, batch=args.batch or 0, planning=planning)
+    """What `%%dist_plan` asks for: of a step, or without data of what the cell fits.
+
+    Raises:
+        UsageError: an option is wrong, or needs another.
+    """
+    if args.batch and args.data is None:
+        raise UsageError("--batch without --data: what `fit` is given says it")
+    asked = {"on": _unquoted(args.on), "only": True, "verify": bool(args.verify)}
+    planning = msgspec.structs.replace(_planning(args), **asked)
+    return StepOptions(data=args.data or "", batch=args.batch or 0, planning=planning)
 
 
 def _unquoted(text: str | None) -> str:

@@ -108,3 +108,51 @@ def test_a_plan_that_was_edited_is_taken(notebook: Kernel, tmp_path: Path) -> No
     refused = notebook.run(cell)
     assert "the step has no params['gone']" in refused.traceback
     assert "params['up'] is cut over pipe: the axes are data, model" in refused.traceback
+
+
+FIT = """
+import keras
+model = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(8)])
+model.compile("adam", "mse")
+try:
+    model.fit(*train, batch_size=16, verbose=0)
+except Exception:
+    pass
+reached = True
+"""
+
+
+def test_what_a_cell_fits_is_planned_and_not_trained(notebook: Kernel) -> None:
+    """The user's own `except` has no part in it; what comes after the fit is not run."""
+    shown = notebook.run(f"%%dist_plan -o fitted{FIT}").check()
+    assert "data 4 on 4 x CPU" in shown.plain[-1]
+    assert "model.sequential" in shown.plain[-1]
+    assert value(notebook, "fitted.rows, len(fitted.tensors)") == "(16, 18)"
+    done = notebook.run("%%dist_run\nint(model.optimizer.iterations), 'reached' in globals()")
+    assert "(0, False)" in done.check().stdout
+
+
+def test_the_compiler_is_asked(notebook: Kernel) -> None:
+    cell = f"%%dist_plan --data train --batch 16 --verify --fix tensor=2 -o asked{STEP}"
+    shown = notebook.run(cell).check()
+    assert "compiled by XLA for it in" in shown.plain[-1]
+    assert value(notebook, "asked.verified.arguments - asked.memory.arguments") == "0"
+
+
+def test_other_hardware_is_compiled_for_whatever_is_there(notebook: Kernel) -> None:
+    """The step is traced for as many devices as are planned for, not for those that there are."""
+    notebook.run(f"%%dist_plan --on 8xCPU --verify --fix tensor=2,data=4 -o other{FIT}").check()
+    assert value(notebook, "other.verified.arguments == other.memory.arguments") == "True"
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "said"),
+    [
+        ("--batch 16", FIT, "--batch without --data"),
+        ("", "1", "nothing to plan: the cell trains no Keras model on JAX with `fit`"),
+        ("--on 8xH1", FIT, "H100"),
+        ("--fix tensor=3", FIT, "no layout over 4 devices is as asked for"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(notebook: Kernel, line: str, cell: str, said: str) -> None:
+    assert said in notebook.run(f"%%dist_plan {line}\n{cell}").traceback

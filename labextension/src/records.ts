@@ -87,6 +87,36 @@ export interface Heal {
 }
 
 /**
+ * What a step takes; None is what is not known, or not yet.
+ *
+ * Attributes:
+ *     step_s: seconds between two steps.
+ *     collectives: the share of them that is spent in collectives, and in nothing else.
+ *     arguments: bytes on each device of what the step is given.
+ *     memory: the same with what it makes on its way.
+ */
+export interface StepFigures {
+  readonly step_s: number | null;
+  readonly collectives: number | null;
+  readonly arguments: number | null;
+  readonly memory: number | null;
+}
+
+/**
+ * What the plan of a step has foretold, and what came of it.
+ *
+ * Attributes:
+ *     title: of the layout, as in `data 4 x tensor 2`.
+ *     planned: without the margin for what nobody can foretell.
+ *     measured: over the last steps; bytes are those that XLA counts, once it has compiled.
+ */
+export interface PlanCheck {
+  readonly title: string;
+  readonly planned: StepFigures;
+  readonly measured: StepFigures;
+}
+
+/**
  * What `run.json` holds; replaced as a whole whenever it changes.
  *
  * Attributes:
@@ -116,6 +146,7 @@ export interface Heal {
  *     heals: how often ranks were lost; what was reported of later steps before is void. Whoever
  *         watches is told before the rows that stand for these.
  *     healing: what became of ranks that are being replaced; empty where none are.
+ *     plan: what was foretold of the steps, and what came of it; None where nothing was planned.
  */
 export interface RunState {
   readonly id: string;
@@ -143,6 +174,7 @@ export interface RunState {
   readonly cell: string;
   readonly heals: readonly Heal[];
   readonly healing: string;
+  readonly plan: PlanCheck | null;
   readonly version: number;
 }
 

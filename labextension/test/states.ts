@@ -28,6 +28,7 @@ export function runState(change: Partial<RunState>): RunState {
     stoppable: true,
     heals: [],
     healing: '',
+    plan: null,
     version: 1,
     ...change
   };

@@ -52,7 +52,8 @@ def parse_cell(
         strategy: the strategy whose scope it runs in.
         header: the magic's line above the body, kept so that line numbers are the notebook's.
         precision: what Keras's layers compute in.
-        step: the cell is the body of a step, to be run with these options.
+        step: the cell is the body of a step, to be run with these options; without data, it is
+            planned what the cell fits.
         saving: how its state is saved.
         guard: steps after which the ranks' states are compared again; 0 is never.
 
@@ -62,6 +63,8 @@ def parse_cell(
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
     numbered = f"# {header or 'the head of the cell'}\n{source}" if header or step else source
+    planning = step.planning if step is not None and not step.data else None
+    step = None if planning is not None else step
     _check_options(step, strategy, precision, guard, saving)
     return CellRequest(
         number=number,
@@ -73,6 +76,7 @@ def parse_cell(
         step=None if step is None else _step_request(numbered, step, strategy),
         saving=saving,
         guard=guard,
+        planning=planning,
     )
 
 

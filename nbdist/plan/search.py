@@ -17,7 +17,7 @@ from nbdist.plan.warn import warnings_of
 from nbdist.records import MODEL, Plan, PlannedTensor, RunnerUp, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op
@@ -66,7 +66,11 @@ class _Candidate:
 
 
 def plan(
-    model: Model, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None = None
+    model: Model,
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec] | None = None,
+    refused: Collection[str] = (),
 ) -> Plan:
     """The fastest layout that fits.
 
@@ -75,6 +79,7 @@ def plan(
         target: the hardware.
         wishes: what is asked of it.
         pinned: arrays that stay as their user has cut them, by path.
+        refused: titles of those that are not wanted.
 
     Raises:
         PlanError: none fits, or none is as was asked for.
@@ -90,13 +95,13 @@ def plan(
     candidates = sorted(_candidates(model, target, wishes, pinned), key=lambda c: c.rank)
     if not candidates:
         raise PlanError(_none(model, target, wishes))
-    fitting = [candidate for candidate in candidates if candidate.fits]
+    fitting = [c for c in candidates if c.fits and c.title not in refused]
     if not fitting:
         raise PlanError(_too_large(candidates))
     if target.cautious:
         fitting.sort(key=lambda c: (c.laid.layout.model, c.laid.layout.zero))
     best = fitting[0]
-    others = [candidate for candidate in candidates if candidate is not best]
+    others = [c for c in candidates if c is not best and c.title not in refused]
     return _plan(best, others, target)
 
 
@@ -218,7 +223,7 @@ def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
 def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     if not other.fits:
         over = other.memory.total - other.memory.available
-        why = f"{_gib(over)} too much on each device"
+        why = f"{gib(over)} too much on each device"
     elif other.strained and not best.strained:
         why = f"its tensor parallelism crosses {other.strained}, where it can be had without"
     elif other.time.step > 2 * best.time.step:
@@ -256,8 +261,8 @@ def _too_large(candidates: list[_Candidate]) -> str:
     more = -(-(memory.total - memory.margin) // room)
     head = (
         f"the step fits nowhere: at its smallest ({least.title}) it takes "
-        f"{_gib(memory.total)} on each device, {_gib(over)} ({over:,} bytes) more than the "
-        f"{_gib(budget)} there are. It would fit with"
+        f"{gib(memory.total)} on each device, {gib(over)} ({over:,} bytes) more than the "
+        f"{gib(budget)} there are. It would fit with"
     )
     lines = [head, f"  - about {more} times as many devices"]
     if memory.activations:
@@ -272,5 +277,6 @@ def _too_large(candidates: list[_Candidate]) -> str:
     return "\n".join(lines)
 
 
-def _gib(nbytes: float) -> str:
+def gib(nbytes: float) -> str:
+    """`46.3 GiB`."""
     return f"{nbytes / 2**30:,.3g} GiB"

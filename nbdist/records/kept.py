@@ -109,6 +109,36 @@ class Heal(Record, frozen=True):
     workers: int = 0
 
 
+class StepFigures(Record, frozen=True):
+    """What a step takes; None is what is not known, or not yet.
+
+    Attributes:
+        step_s: seconds between two steps.
+        collectives: the share of them that is spent in collectives, and in nothing else.
+        arguments: bytes on each device of what the step is given.
+        memory: the same with what it makes on its way.
+    """
+
+    step_s: float | None = None
+    collectives: float | None = None
+    arguments: int | None = None
+    memory: int | None = None
+
+
+class PlanCheck(Record, frozen=True):
+    """What the plan of a step has foretold, and what came of it.
+
+    Attributes:
+        title: of the layout, as in `data 4 x tensor 2`.
+        planned: without the margin for what nobody can foretell.
+        measured: over the last steps; bytes are those that XLA counts, once it has compiled.
+    """
+
+    title: str
+    planned: StepFigures
+    measured: StepFigures
+
+
 class RunState(Record, frozen=True):
     """What `run.json` holds; replaced as a whole whenever it changes.
 
@@ -139,6 +169,7 @@ class RunState(Record, frozen=True):
         heals: how often ranks were lost; what was reported of later steps before is void. Whoever
             watches is told before the rows that stand for these.
         healing: what became of ranks that are being replaced; empty where none are.
+        plan: what was foretold of the steps, and what came of it; None where nothing was planned.
     """
 
     id: str
@@ -166,6 +197,7 @@ class RunState(Record, frozen=True):
     cell: str = ""
     heals: tuple[Heal, ...] = ()
     healing: str = ""
+    plan: PlanCheck | None = None
     version: int = 1
 
     @property

@@ -41,6 +41,9 @@ told; with a fixed 0.5 ms in its place 6 were, and with 1 ms slow ranks were mis
 MOST_NOISE_S = 0.002
 """What is above that is slowness, however the rank's times scatter."""
 
+_FEW = 5
+"""Steps that tell how long one takes."""
+
 _NAMED = 3
 """Ranks that a line names; more are counted."""
 
@@ -63,6 +66,18 @@ STRAGGLER = Limits(1.10, 1.05)
 STARVED = Limits(0.10, 0.07)
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """Of the last steps; None where there are too few.
+
+    Attributes:
+        step_s: seconds between two, the median of the ranks' medians.
+        collectives: the share that is spent in collectives.
+    """
+
+    step_s: float | None = None
+    collectives: float | None = None
+
+
 class Analyst:
     """Looks at the recent steps of one run.
 
@@ -70,6 +85,9 @@ class Analyst:
         host_of: the host of each rank that runs it.
         strategy: whose scope it runs in.
         batch: samples in a global batch of a step cell; 0 where the cell is none.
+
+    Attributes:
+        pace: when `findings` was asked last.
     """
 
     def __init__(
@@ -79,6 +97,7 @@ class Analyst:
         self._advice = _Advice(strategy, batch, one_host=len(set(host_of.values())) < 2)
         self._recent = Recent()
         self._held: dict[FindingTopic, Finding] = {}
+        self.pace = Pace()
 
     def take(self, rows: Rows) -> None:
         """Keep the end of what a rank reports; may be called on another thread."""
@@ -90,14 +109,16 @@ class Analyst:
 
     def findings(self) -> tuple[Finding, ...]:
         """What is to be said now; what cannot be told at the moment stays as it was."""
-        times = {rank: t for rank, t in self._recent.times().items() if len(t.step_s) >= WINDOW}
-        self._look_at_network(times)
+        every = self._recent.times()
+        times = {rank: t for rank, t in every.items() if len(t.step_s) >= WINDOW}
+        share = _network_share(times)
+        self.pace = Pace(_pace(every), share)
+        self._look_at_network(share)
         self._look_for_stragglers(times)
         self._look_at_input(times)
         return tuple(self._held.values())
 
-    def _look_at_network(self, times: Mapping[int, Times]) -> None:
-        share = _network_share(times)
+    def _look_at_network(self, share: float | None) -> None:
         if share is None:
             return
         if not NETWORK.passed_by(share, held="network" in self._held):
@@ -254,6 +275,12 @@ def _common(reports: list[dict[Place, float]]) -> set[Place]:
 def _is_sampled(times: Times) -> bool:
     """Whether collectives are timed at some steps only."""
     return len(times.collective_s.keys() & times.step_s.keys()) < WINDOW
+
+
+def _pace(times: Mapping[int, Times]) -> float | None:
+    """Seconds of a step, once a few have been made: the first ones are no measure."""
+    usual = [_usual_step(t) for t in times.values() if len(t.step_s) >= _FEW]
+    return median(usual) if usual else None
 
 
 def _network_share(times: Mapping[int, Times]) -> float | None:

@@ -72,6 +72,8 @@ class PlanPicture:
             yield from _wrapped(text, "  ")
         for text in words.warnings(plan):
             yield from _wrapped(f"warning: {text}", "  ")
+        for text in words.verified(plan):
+            yield from _wrapped(text, "  ")
         yield ""
         for axis, size, text in words.degrees(plan):
             yield from _wrapped(f"{axis} {size}: {text}", "  ")

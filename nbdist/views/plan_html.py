@@ -80,6 +80,7 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
         words.headline(plan),
         *(html.faint(text) for text in words.facts(plan)),
         *(_warning(text) for text in words.warnings(plan)),
+        *(html.faint(text) for text in words.verified(plan)),
         _degrees(plan),
         _panels(plan),
         _tensors(placement, root),

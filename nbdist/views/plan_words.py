@@ -85,6 +85,24 @@ def warnings(plan: Plan) -> Iterator[str]:
     yield from plan.warnings
 
 
+def verified(plan: Plan) -> Iterator[str]:
+    """What the hardware's compiler says, where it was asked."""
+    found = plan.verified
+    if found is None:
+        return
+    expected = plan.memory.total - plan.memory.margin
+    yield (
+        f"compiled by XLA for it in {labels.brief(found.seconds)}: {labels.binary(found.total)} on "
+        f"each device, and {labels.binary(expected)} were expected"
+    )
+    yield (
+        f"arguments {labels.binary(found.arguments)} ({labels.binary(plan.memory.arguments)} "
+        f"expected), temporaries {labels.binary(found.temporaries)}"
+    )
+    calls = [f"{one.count:,} {one.kind} ({labels.binary(one.bytes)})" for one in found.collectives]
+    yield f"collectives, each loop once: {', '.join(calls) or 'none'}"
+
+
 def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     """The axes that cut: name, size, and what each cuts."""
     said = {DATA: _data, MODEL: _model}

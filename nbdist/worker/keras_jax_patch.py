@@ -6,6 +6,9 @@
 - `JAXTrainer.make_predict_function` leaves outputs where no process can read them all.
 - `distribute_tensor` takes values that differ from process to process for one, as the weights of
   a model that was not seeded do, and each process goes on with its own.
+- `JaxVariable._initialize_with_initializer` has each process draw values of its own for some
+  initializers and for large arrays, and puts them together as one array: each goes on with
+  its own, too.
 - `clear_session` drops the distribution in the middle of its scope.
 
 Seen with Keras 3.15.1 and JAX 0.10.2; `tests/worker/test_keras_jax.py` fails when one of them is no
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 import numpy as np
+from keras.src.backend.jax import core as keras_core
 from keras.src.backend.jax import distribution_lib
 from keras.src.backend.jax import trainer as keras_trainer
 from keras.src.trainers import data_adapters
@@ -46,6 +50,7 @@ _iterator_upstream = keras_trainer.JAXEpochIterator._get_distributed_iterator
 _adapter_upstream = data_adapters.get_data_adapter
 _make_predict_upstream = keras_trainer.JAXTrainer.make_predict_function
 _distribute_tensor_upstream = distribution_lib.distribute_tensor
+_initialize_upstream = keras_core.JaxVariable._initialize_with_initializer
 _clear_upstream = keras.utils.clear_session
 _placements: list[tuple[Any, Placement]] = []
 
@@ -69,6 +74,7 @@ def apply() -> bool:
     data_adapters.get_data_adapter = _get_data_adapter
     keras_trainer.JAXTrainer.make_predict_function = _make_predict_function
     distribution_lib.distribute_tensor = _distribute_tensor
+    keras_core.JaxVariable._initialize_with_initializer = _initialize_with_initializer
     keras.utils.clear_session = keras.backend.clear_session = _clear_session
     return True
 
@@ -197,6 +203,19 @@ def _distribute_tensor(tensor: Any, layout: Any) -> Any:
     if local and current() is not None and jax.process_count() > 1:
         tensor = processes.chiefs(np.asarray(tensor))
     return _distribute_tensor_upstream(tensor, layout)
+
+
+def _initialize_with_initializer(self: Any, initializer: Any) -> None:
+    """Drawn as this process's own, and given out by `_distribute_tensor`.
+
+    What is computed in the scope of a mesh looks like one array of all processes, whatever is in
+    each part.
+    """
+    if current() is None or jax.process_count() == 1:
+        _initialize_upstream(self, initializer)
+        return
+    self._initialize_layout()
+    self._initialize(np.asarray(initializer(self._shape, dtype=self._dtype)))
 
 
 def _clear_session(free_memory: bool = True) -> None:

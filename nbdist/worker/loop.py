@@ -105,11 +105,19 @@ class _Cell:
     def run(self) -> None:
         step = self._request.step
         if step is None:
-            with self._told(), self._strategy(), _interrupts.admitted():
+            with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
                 self._run_once()
         else:
             with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
                 self._run_steps(step, stop)
+
+    def _planned(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, what is fitted is only planned, where that was asked for."""
+        if self._request.planning is None:
+            return contextlib.nullcontext()
+        from nbdist.worker.keras_planning import instead_of_fit
+
+        return instead_of_fit(self._request.planning, self._worker)
 
     def _run_once(self) -> None:
         program = self._compile()

@@ -24,7 +24,7 @@ from nbdist.worker.leaves import as_data, is_own, placed
 from nbdist.worker.lowered import Lowered, is_cut, is_over, spec_of
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
-from nbdist.worker.planning import named_target, plan_of
+from nbdist.worker.planning import mesh_to_trace, named_target, over, plan_of
 from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class PjrtStep:
         self._request = request
         self._namespace = namespace
         self._strategy = strategy
+        self._traced_for = mesh_to_trace(request.options.planning, strategy.mesh)
         self._rates = rates_by_name(request, namespace)
         _check_same(request, namespace)
         self._carried, self._read, self._held = _take(request, namespace, set(self._rates))
@@ -239,7 +240,8 @@ class PjrtStep:
         while True:
             shapes = jax.tree.map(self._outline, (self._state(), self._read.arrays))
             try:
-                traced = jax.jit(self._function).trace(*shapes, 1.0, batch)
+                with over(self._traced_for):
+                    traced = jax.jit(self._function).trace(*shapes, 1.0, batch)
             except jax.errors.TracerBoolConversionError as error:
                 error.args = (f"{error}\n{_ON_ARRAYS}",)
                 raise
@@ -248,9 +250,9 @@ class PjrtStep:
                 return traced.jaxpr
 
     def _outline(self, array: Any) -> jax.ShapeDtypeStruct:
-        """An array of its shape and type on the mesh: one trace serves the plan and the step."""
+        """An array of its shape and type, everywhere: one trace serves the plan and the step."""
         kind = jax.typeof(array)
-        everywhere = jax.NamedSharding(self._strategy.mesh, jax.P())
+        everywhere = jax.NamedSharding(self._traced_for, jax.P())
         return jax.ShapeDtypeStruct(
             kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
         )

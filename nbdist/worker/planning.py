@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import zlib
@@ -9,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import msgspec
+from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
 from nbdist.plan.cost import Target
 from nbdist.plan.defaults import calibration_of
 from nbdist.plan.search import plan
 from nbdist.plan.topology import parse
 from nbdist.plan.topology_live import live
-from nbdist.records import LocalDevices
+from nbdist.records import DATA, LocalDevices
 from nbdist.worker import processes
 from nbdist.worker.jaxpr_model import model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from jax.sharding import Mesh
 
     from nbdist.plan.model import Role
     from nbdist.records import Plan, Planning, Spec
@@ -47,7 +51,12 @@ def plan_of(
     Raises:
         PlanError: it fits nowhere, or not as it was asked for.
     """
-    return plan(model_of(traced, inputs), target, wishes, pinned)
+    model = model_of(traced, inputs)
+    if wishes.verify and jax.process_index() == 0:
+        from nbdist.worker.oracle import verified_plan
+
+        return verified_plan(traced, inputs, model, target, wishes, pinned)
+    return plan(model, target, wishes, pinned)
 
 
 def named_target(text: str) -> Target:
@@ -58,6 +67,29 @@ def named_target(text: str) -> Target:
     """
     topology = parse(text)
     return Target(topology, calibration_of(topology.chip))
+
+
+def mesh_to_trace(wishes: Planning, live: Mesh) -> Mesh | AbstractMesh:
+    """The devices that a step is traced for: those that there are, or as many as are planned for.
+
+    Raises:
+        PlanError: nobody knows the hardware that is asked for.
+    """
+    if not wishes.on:
+        return live
+    devices = named_target(wishes.on).topology.devices
+    return AbstractMesh((devices,), (DATA,), axis_types=(AxisType.Auto,))
+
+
+@contextlib.contextmanager
+def over(mesh: Mesh | AbstractMesh) -> Iterator[None]:
+    """Within it, a step is traced for these devices; live ones are set by their strategy."""
+    if isinstance(mesh, AbstractMesh):
+        none = AbstractMesh((), ())  # JAX goes from one number of devices to another by way of none
+        with use_abstract_mesh(none), use_abstract_mesh(mesh):
+            yield
+    else:
+        yield
 
 
 def live_target() -> Target:

@@ -124,6 +124,17 @@ def until_drawn_anew(page: Page, canvas: Locator) -> None:
     until(page, is_other)
 
 
+def test_what_was_planned_is_beside_what_is_measured(notebook: Page, pictures: Path) -> None:
+    shown = begin_endless(notebook)
+    table = shown.get_by_role("table", name="Planned and measured")
+    measured = table.get_by_role("row", name="measured").get_by_role("cell")
+    until(notebook, lambda: "–" not in measured.all_inner_texts())
+    planned = table.get_by_role("row", name="planned").get_by_role("cell")
+    assert planned.nth(2).inner_text() == measured.nth(2).inner_text()  # arguments are exact
+    shown.screenshot(path=pictures / "planned.png")
+    stop(notebook, shown)
+
+
 def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: Page) -> None:
     shown = begin_endless(notebook)
     chart = shown.get_by_role("img").first

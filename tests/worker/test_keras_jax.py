@@ -121,7 +121,9 @@ def test_single_batches(cluster: nbdist.Cluster) -> None:
 
 @BOTH
 def test_a_model_that_was_not_seeded_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
-    code = MODEL.replace("keras.utils.set_random_seed(1)", "np.random.seed(rank)") + FIT + OUTCOME
+    """Engines are forked, and so begin with the same state of Python's generator."""
+    unlike = "import random\nrandom.seed(rank)\nnp.random.seed(rank)"
+    code = MODEL.replace("keras.utils.set_random_seed(1)", unlike) + FIT + OUTCOME
     first, second = outcomes(cluster, code)
     same(second, first)
 
@@ -301,6 +303,12 @@ UNDO = {
     "p.distribution_lib.distribute_tensor = p._distribute_tensor_upstream": (
         "model.layers[0].bias.assign(np.full(16, rank))\n"
         "assert not np.asarray(model.layers[0].bias).any()"
+    ),
+    "p.keras_core.JaxVariable._initialize_with_initializer = p._initialize_upstream": (
+        "import random, zlib\nfrom nbdist.worker import processes\nrandom.seed(rank)\n"
+        "layer = keras.layers.Dense(4)\nlayer.build((None, 3))\n"
+        "sums = processes.agree([zlib.crc32(np.asarray(layer.kernel).tobytes())])\n"
+        "assert sums[0] == sums[1]"
     ),
     "keras.utils.clear_session = p._clear_upstream": (
         "keras.utils.clear_session()\nkeras.distribution.distribution().device_mesh"

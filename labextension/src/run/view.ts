@@ -6,6 +6,7 @@ import { Header } from './header';
 import type { RunModel } from './model';
 import { Notes } from './notes';
 import type { Settings } from './picture';
+import { Planned } from './planned';
 import type { Source } from './sources';
 import {
   memorySources,
@@ -68,6 +69,7 @@ export class RunView {
   private readonly frames: Frames;
   private readonly header: Header;
   private readonly notes: Notes;
+  private readonly planned: Planned;
   private readonly toolbar: Toolbar;
   private readonly tabs: Tabs;
   private readonly workers: Workers;
@@ -89,6 +91,7 @@ export class RunView {
     const theme = new Theme(this.root);
     this.header = new Header(model, say, () => actions.stop());
     this.notes = new Notes(say);
+    this.planned = new Planned(say);
     this.toolbar = new Toolbar(this.settings, say, () => this.drawAll());
     const tabs = PAGES.map(({ key, title }) => ({ key, title: say(title) }));
     this.tabs = new Tabs(tabs, say('Charts'), () => this.drawAll());
@@ -121,6 +124,7 @@ export class RunView {
     this.tabs.panel.append(this.toolbar.root, this.charts);
     this.root.append(
       this.header.root,
+      this.planned.root,
       this.notes.root,
       this.tabs.root,
       this.tabs.panel,
@@ -166,6 +170,7 @@ export class RunView {
   private drawWords(): void {
     this.header.draw(Date.now() / 1000);
     this.notes.draw(this.model.state);
+    this.planned.draw(this.model.state);
     this.chooseCharts();
   }
 

@@ -1,0 +1,63 @@
+import type { PlanCheck, RunState, StepFigures } from '../records';
+import { make } from './dom';
+import type { Say, Unit } from './words';
+import { amount, fill } from './words';
+
+/** What is compared, and its words. */
+const ROWS: readonly (readonly [keyof StepFigures, Unit, string])[] = [
+  ['step_s', 'seconds', 'step time'],
+  ['collectives', 'share', 'in collectives'],
+  ['arguments', 'bytes', 'arguments of a device'],
+  ['memory', 'bytes', 'memory of a device']
+];
+
+/** What the plan of a step has foretold, beside what came of it. */
+export class Planned {
+  readonly root = make('div', 'planned');
+  private shown = '';
+
+  constructor(private readonly say: Say) {}
+
+  draw(state: RunState | null): void {
+    const plan = state?.plan ?? null; // there was none in what older versions have kept
+    const content = JSON.stringify(plan);
+    if (content === this.shown) {
+      return;
+    }
+    this.shown = content;
+    this.root.hidden = plan === null;
+    this.root.replaceChildren(...(plan === null ? [] : [this.table(plan)]));
+  }
+
+  private table({ title, planned, measured }: PlanCheck): HTMLElement {
+    const head = make('tr', '', {}, this.cell('th', fill(this.say('Plan: {0}'), title)));
+    head.append(...ROWS.map(([, , name]) => this.column(this.say(name))));
+    const rows: readonly (readonly [string, StepFigures])[] = [
+      [this.say('planned'), planned],
+      [this.say('measured'), measured]
+    ];
+    const body = rows.map(([name, figures]) => this.row(name, figures));
+    const label = { 'aria-label': this.say('Planned and measured') };
+    return make('table', '', label, make('thead', '', {}, head), make('tbody', '', {}, ...body));
+  }
+
+  private row(name: string, figures: StepFigures): HTMLElement {
+    const first = this.cell('th', name);
+    first.setAttribute('scope', 'row');
+    const cells = ROWS.map(([key, unit]) => {
+      const value = figures[key];
+      return this.cell('td', value === null ? '–' : amount(value, unit));
+    });
+    return make('tr', '', {}, first, ...cells);
+  }
+
+  private column(name: string): HTMLElement {
+    const cell = this.cell('th', name);
+    cell.setAttribute('scope', 'col');
+    return cell;
+  }
+
+  private cell(tag: 'td' | 'th', text: string): HTMLElement {
+    return make(tag, '', {}, make('bdi', '', {}, text));
+  }
+}

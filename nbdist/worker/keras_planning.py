@@ -1,0 +1,133 @@
+"""What a cell fits with Keras on JAX, planned: the cell ends with its first `fit`.
+
+The model is built as `fit` builds it, with the optimizer and the metrics, and its own `train_step`
+is traced: a model that overrides it is planned as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import jax
+from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+
+from nbdist.errors import StepError
+from nbdist.records import Planned
+from nbdist.worker.planning import mesh_to_trace, named_target, over, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nbdist.plan.model import Role
+    from nbdist.records import Plan, Planning
+    from nbdist.worker.state import Worker
+
+_NO_FIT = (
+    "nothing to plan: the cell trains no Keras model on JAX with `fit`, and is no step; for one, "
+    "type --data NAME"
+)
+_fit_upstream = JAXTrainer.fit
+_build_upstream = JAXTrainer._symbolic_build
+
+
+class _FitIsPlanned(BaseException):
+    """Ends the cell: no `except Exception` of the user's is meant to see it.
+
+    Args:
+        fault: why it could not be planned.
+    """
+
+    def __init__(self, fault: Exception | None) -> None:
+        super().__init__()
+        self.fault = fault
+
+
+@contextlib.contextmanager
+def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
+    """Within it, the first `fit` is planned, and the cell is over.
+
+    Raises:
+        PlanError: it fits on the devices in no way.
+        StepError: there was no `fit`.
+    """
+
+    def build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        _build_upstream(model, iterator, data_batch)
+        fault = None
+        try:
+            plan = _plan(model, _first(iterator), wishes, worker)
+        except Exception as error:  # noqa: BLE001 - raised again, where the cell has no part in it
+            fault = error
+        else:
+            if worker.rank == 0:
+                worker.say(Planned(plan=plan, only=True, **worker.said()))
+        raise _FitIsPlanned(fault)
+
+    def fit(model: Any, *given: Any, **options: Any) -> Any:
+        JAXTrainer._symbolic_build = build
+        try:
+            return _fit_upstream(model, *given, **options)
+        finally:
+            JAXTrainer._symbolic_build = _build_upstream
+
+    JAXTrainer.fit = fit
+    try:
+        yield
+    except _FitIsPlanned as over:
+        if over.fault is not None:
+            raise over.fault from None
+        return
+    finally:
+        JAXTrainer.fit = _fit_upstream
+    raise StepError(_NO_FIT)
+
+
+def _first(iterator: Any) -> Any:
+    """The first batch; `fit` gives one, or an iterator over those of one execution."""
+    _, _, found = next(iter(iterator))
+    return found[0] if isinstance(found, (list, tuple)) else next(found)
+
+
+def _plan(model: Any, batch: Any, wishes: Planning, worker: Worker) -> Plan:
+    strategy = worker.strategies["pjrt"]
+    mesh = mesh_to_trace(wishes, strategy.mesh)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+
+    def outline(array: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=everywhere)
+
+    groups = {
+        "model": model.trainable_variables,
+        "model, not trained": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+    state = tuple([outline(variable.value) for variable in group] for group in groups.values())
+    data = jax.tree.map(outline, batch)
+    with over(mesh):
+        traced = jax.jit(model.train_step).trace(state, data).jaxpr
+    inputs: list[tuple[str, Role]] = [(path, "carried") for path in _paths(groups)]
+    named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
+    inputs += [
+        (f"{name}{jax.tree_util.keystr(path)}", "batch")
+        for name, tree in named.items()
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    target = named_target(wishes.on) if wishes.on else strategy.target
+    return plan_of(traced, inputs, target, wishes, {})
+
+
+def _paths(groups: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """`model.dense.kernel`, as Keras calls variables; of several called so, all are numbered."""
+    paths = [
+        f"{name}.{variable.path.replace('/', '.')}"
+        for name, group in groups.items()
+        for variable in group
+    ]
+    often, seen = Counter(paths), Counter[str]()
+    for path in paths:
+        yield f"{path}[{seen[path]}]" if often[path] > 1 else path
+        seen[path] += 1

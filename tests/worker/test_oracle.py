@@ -1,0 +1,153 @@
+"""Plans that are given to the hardware's own compiler. That of CPUs is always there."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import jax
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.plan.compilers import PACKAGES
+from nbdist.plan.cost import Target
+from nbdist.plan.defaults import calibration_of
+from nbdist.plan.topology import parse
+from nbdist.records import Collective, Plan, Planning
+from nbdist.worker import oracle
+from nbdist.worker.compiling import collectives_in
+from nbdist.worker.jaxpr_model import model_of
+from tests import plans
+
+if TYPE_CHECKING:
+    from nbdist.plan.model import Role
+
+LAYERS = 3
+
+
+def there(platform: str) -> pytest.MarkDecorator:
+    found = importlib.util.find_spec(PACKAGES[platform]) is not None
+    return pytest.mark.skipif(not found, reason="its compiler is in nbdist[oracle]: 1.7 GB")
+
+
+def verified(on: str, *, wide: int = 64, rows: int = 32, **wishes: Any) -> Plan:
+    layer = {
+        "up": plans.shape(wide, 4 * wide),
+        "down": plans.shape(4 * wide, wide),
+        "b": plans.shape(4 * wide),
+    }
+    params = {"layers": [layer] * LAYERS, plans.HOSTILE[2:-2]: plans.shape(wide, wide)}
+    batch = plans.shape(rows, wide)
+    carried = jax.tree_util.tree_leaves_with_path((params, params))
+    inputs: list[tuple[str, Role]] = [
+        *((jax.tree_util.keystr(path), "carried") for path, _ in carried),
+        ("x", "batch"),
+        ("y", "batch"),
+    ]
+    traced = jax.jit(plans.step).trace(params, params, batch, batch).jaxpr
+    topology = parse(on)
+    target = Target(topology, calibration_of(topology.chip))
+    model = model_of(traced, inputs)
+    return oracle.verified_plan(traced, inputs, model, target, Planning(verify=True, **wishes), {})
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"data": 8, "zero": 0},
+        pytest.param({"data": 8, "zero": 3}, marks=pytest.mark.full),
+        {"data": 4, "model": 2, "zero": 1},
+    ],
+    ids=str,
+)
+def test_arguments_are_exact_and_collectives_are_counted(fixed: dict[str, int]) -> None:
+    plan = verified("8xCPU", fixed=fixed)
+    found = plan.verified
+    assert found is not None
+    assert found.arguments == plan.memory.arguments
+    assert found.total >= found.arguments + found.temporaries
+    assert {one.kind for one in found.collectives} >= {"all-reduce"}
+    assert all(one.count and one.bytes for one in found.collectives)
+
+
+def test_a_plan_that_does_not_fit_when_compiled_is_refused() -> None:
+    """Compiled for CPUs, it takes more than was expected."""
+    fixed = {"data": 8, "zero": 0}
+    expected = verified("8xCPU", fixed=fixed)
+    assert expected.verified is not None
+    budget = (expected.memory.total - expected.memory.margin + expected.verified.total) // 2
+    with pytest.raises(PlanError, match=r"none of the best plans fit: data 8: compiled, it takes"):
+        verified("8xCPU", fixed=fixed, given=expected, budget=budget)
+
+
+def test_the_next_best_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler for TPUs says that memory is exhausted, and compiles nothing."""
+    compile_ = oracle._compile
+    refusals = iter([oracle.Outcome(error="JaxRuntimeError: RESOURCE_EXHAUSTED: 19.4G of 15.7G")])
+    monkeypatch.setattr(oracle, "_compile", lambda job: next(refusals, None) or compile_(job))
+    plan = verified("8xCPU")
+    assert plan.verified is not None
+    first = plan.runners_up[0]
+    assert first.why == "the compiler refuses it: 19.4G of 15.7G"
+    assert first.title != plan.title
+
+
+def test_a_compiler_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "_COMPILE_S", 0.05)
+    with pytest.raises(PlanError, match=r"data 8.* cannot be compiled: not done within 0.05 s"):
+        verified("8xCPU", fixed={"data": 8, "zero": 0})
+
+
+def test_a_compiler_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(oracle._ENVIRONMENT, "JAX_PLATFORMS", "no_such_platform")
+    with pytest.raises(PlanError, match=r"cannot be compiled: RuntimeError: .*no_such_platform"):
+        verified("8xCPU", fixed={"data": 8, "zero": 0})
+
+
+@pytest.mark.skipif(
+    all(importlib.util.find_spec(package) for package in PACKAGES.values()),
+    reason="all compilers are installed",
+)
+def test_a_compiler_that_is_not_installed_is_named() -> None:
+    missing = {"tpu": "v5e:2x2", "cuda": "8xH100"}
+    on = next(on for name, on in missing.items() if not importlib.util.find_spec(PACKAGES[name]))
+    with pytest.raises(PlanError, match=r"is not installed .*pip install 'nbdist\[oracle\]'"):
+        verified(on)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        pytest.param("v5e:4x4", marks=there("tpu")),
+        pytest.param("v5p:4x4x4", marks=there("tpu")),
+        pytest.param("2 x v5e:4x4", marks=there("tpu")),
+        pytest.param("16xH100", marks=there("cuda")),
+        pytest.param("8xA100-40GB", marks=there("cuda")),
+        pytest.param("72xGB200", marks=there("cuda")),
+    ],
+)
+def test_what_is_not_there_is_compiled_for(on: str) -> None:
+    plan = verified(on, wide=1024, rows=4608)
+    found = plan.verified
+    assert found is not None
+    assert found.arguments == pytest.approx(plan.memory.arguments, rel=0.02)  # tiles of TPUs
+
+
+@there("tpu")
+def test_what_does_not_fit_a_tpu_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"none of the best plans fit: .*the compiler refuses it"):
+        verified("v5e:1x1", wide=8192, rows=2**17, budget=2**38)
+
+
+def test_collectives_are_read_from_a_program() -> None:
+    program = """
+  %all-reduce.7 = (bf16[64,8]{1,0:T(8,128)(2,1)S(1)}, f32[]) all-reduce(%a, %b), channel_id=4
+  %ar = f32[128,2]{1,0} all-reduce-start(%c), replica_groups={{0,1}}
+  %ar.done = f32[128,2]{1,0} all-reduce-done(%ar)
+  ROOT %ag = (f32[4]{0}, f32[8]{0}) all-gather-start(%d), dimensions={0}
+"""
+    assert collectives_in(program) == (
+        Collective(kind="all-gather", count=1, bytes=32),
+        Collective(kind="all-reduce", count=2, bytes=64 * 8 * 2 + 4 + 128 * 2 * 4),
+    )
+    assert collectives_in(None) == ()
