@@ -128,7 +128,7 @@ def test_what_was_planned_is_beside_what_is_measured(notebook: Page, pictures: P
     shown = begin_endless(notebook)
     table = shown.get_by_role("table", name="Planned and measured")
     measured = table.get_by_role("row", name="measured").get_by_role("cell")
-    until(notebook, lambda: "–" not in measured.all_inner_texts())
+    until(notebook, lambda: "\u2013" not in measured.all_inner_texts())
     planned = table.get_by_role("row", name="planned").get_by_role("cell")
     assert planned.nth(2).inner_text() == measured.nth(2).inner_text()  # arguments are exact
     shown.screenshot(path=pictures / "planned.png")
