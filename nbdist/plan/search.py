@@ -36,6 +36,10 @@ SHOWN = 5
 
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
+LARGE = 10**9
+"""Entries of a table from which on not every device has all of it, unless that is asked for: few of
+its rows are read in a step, and it mostly grows."""
+
 
 @dataclass(frozen=True)
 class _Candidate:
@@ -43,12 +47,14 @@ class _Candidate:
 
     Attributes:
         strained: links between hosts that its tensor parallelism crosses; empty if it crosses none.
+        copied: the path of a large table that every device has all of, if there is one.
     """
 
     laid: Laid
     memory: PlannedMemory
     time: PlannedTime
     strained: str
+    copied: str | None
 
     @property
     def fits(self) -> bool:
@@ -90,7 +96,7 @@ def plan(
         simplest = next(
             _laid_out(_bare(model, target, wishes), model, target, wishes, pinned), None
         )
-        if simplest is not None and simplest.fits:
+        if simplest is not None and simplest.fits and simplest.copied is None:
             return _plan(simplest, [], target)  # as would come out, without weighing all others
     candidates = sorted(_candidates(model, target, wishes, pinned), key=lambda c: c.rank)
     if not candidates:
@@ -98,6 +104,13 @@ def plan(
     fitting = [c for c in candidates if c.fits and c.title not in refused]
     if not fitting:
         raise PlanError(_too_large(candidates))
+    if not wishes.fixed and target.topology.devices > 1:
+        whole, fitting = fitting[0], [c for c in fitting if c.copied is None]
+        if not fitting:
+            raise PlanError(
+                f"{whole.copied} has over {LARGE:,} entries, can be cut in no way that fits, and "
+                "would be whole on every device: ask for that with --fix tensor=1"
+            )
     if target.cautious:
         fitting.sort(key=lambda c: (c.laid.layout.model, c.laid.layout.zero))
     best = fitting[0]
@@ -163,6 +176,7 @@ def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) ->
         memory_of(laid, program, budget),
         time_of(laid, program, target, lie),
         _strained(laid, program, target.topology, lie[MODEL]),
+        _copied(laid, program),
     )
 
 
@@ -177,6 +191,21 @@ def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Exte
         if size > 1 and level.alone_bytes_per_s is not None
     ]
     return crossed[-1] if crossed and laid.cuts_products(program) else ""
+
+
+def _copied(laid: Laid, program: tuple[Op, ...]) -> str | None:
+    """The first large table that every device has all of, of those whose rows are looked up."""
+    tables = {op.ins[0].number for op in program if op.kind == "lookup"}
+    return next(
+        (
+            tensor.path
+            for tensor in laid.model.tensors
+            if tensor.value.number in tables
+            and tensor.value.size > LARGE
+            and laid.device_bytes(tensor) == tensor.value.nbytes
+        ),
+        None,
+    )
 
 
 def _bare(model: Model, target: Target, wishes: Planning) -> Iterator[Layout]:
@@ -224,6 +253,8 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     if not other.fits:
         over = other.memory.total - other.memory.available
         why = f"{gib(over)} too much on each device"
+    elif other.copied is not None and best.copied is None:
+        why = f"every device would have all of {other.copied}, over {LARGE:,} entries"
     elif other.strained and not best.strained:
         why = f"its tensor parallelism crosses {other.strained}, where it can be had without"
     elif other.time.step > 2 * best.time.step:

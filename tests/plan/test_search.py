@@ -65,6 +65,22 @@ def test_a_table_that_does_not_fit_is_never_replicated(on: str) -> None:
         plan(table(TABLE), target, replicated)
 
 
+@pytest.mark.parametrize("on", ["8xH200", "8 hosts x 1 H200, 10 Gbps", "8 x CPU"])
+def test_a_large_table_is_replicated_only_where_that_is_asked_for(on: str) -> None:
+    """It would fit: 1.6e9 entries take 6.4 GB."""
+    target, budget = hardware(on), 140 * 10**9
+    found = plan(table(TABLE // 10), target, Planning(budget=budget))
+    assert any(found.tensors[0].spec), "it is cut"
+    asked = {DATA: target.topology.devices, "zero": 0}
+    whole = plan(table(TABLE // 10), target, Planning(budget=budget, fixed=asked))
+    assert not any(whole.tensors[0].spec)
+
+
+def test_a_large_table_that_cannot_be_cut_is_told_of() -> None:
+    with pytest.raises(PlanError, match=r"over 1,000,000,000 entries, .* --fix tensor=1"):
+        plan(table(100_000_007), hardware("7xH200"), Planning())
+
+
 @pytest.mark.parametrize("on", ["8xA100", "2 x v5e:2x2", "2 hosts x 4 H100"])
 def test_a_step_has_one_plan(on: str) -> None:
     """Also in another process, where sets have another order."""
