@@ -131,6 +131,18 @@ def transformer(
     return traced(step, params, (), (tokens, tokens))
 
 
+def frozen_table(rows: int) -> Model:
+    """A step that looks rows up and trains what they are multiplied by."""
+
+    def step(weights: Any, table: Any, batch: Any) -> Any:
+        error = jax.value_and_grad(lambda weights: jnp.mean((table[batch] @ weights) ** 2))
+        loss, grads = error(weights)
+        return loss, weights - 0.1 * grads
+
+    shapes = [jax.ShapeDtypeStruct(sizes, jnp.float32) for sizes in ((16, 16), (rows, 16))]
+    return traced(step, shapes[0], shapes[1], jax.ShapeDtypeStruct((4096,), jnp.int32))
+
+
 def table(rows: int) -> Model:
     """A step of a table of 16 columns and that many rows, of shapes alone."""
 

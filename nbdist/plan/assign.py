@@ -18,10 +18,10 @@ from nbdist.plan.layout import Laid, Layout, splittable
 from nbdist.records import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nbdist.plan.cost import Target
-    from nbdist.plan.model import Model, Op
+    from nbdist.plan.model import Model, Op, Tensor
     from nbdist.records import Extent
 
 MANY = 24
@@ -36,6 +36,7 @@ def split_for(
     target: Target,
     extents: dict[str, Extent],
     budget: float,
+    large: Sequence[Tensor],
 ) -> frozenset[int] | None:
     """The groups to cut over `layout.model` devices.
 
@@ -47,6 +48,7 @@ def split_for(
         target: the hardware.
         extents: how the axes lie in it.
         budget: bytes that what the step is given may take on each device, if that can be had.
+        large: arrays that are cut, if they can be.
 
     Returns:
         None where nothing can be cut.
@@ -57,7 +59,8 @@ def split_for(
     if not classes:
         return None
     found = _Program(model, program, layout, states, target, extents, classes)
-    return found.solved(budget) or found.solved(math.inf)
+    tried = (budget, large), (math.inf, large), (budget, ()), (math.inf, ())
+    return next(filter(None, (found.solved(*one) for one in tried)), None)
 
 
 def _classes(model: Model, free: set[int]) -> dict[int, int]:
@@ -119,7 +122,7 @@ class _Program:
             self._freed[self._of(tensor.value.groups)] += whole * (1 - 1 / layout.model)
         self._price(program, Cost(laid, target, extents))
 
-    def solved(self, budget: float) -> frozenset[int] | None:
+    def solved(self, budget: float, large: Sequence[Tensor]) -> frozenset[int] | None:
         import numpy as np
         from scipy.optimize import (  # type: ignore[import-untyped]
             Bounds,
@@ -140,6 +143,12 @@ class _Program:
         some = np.zeros_like(costs)
         some[:width] = 1  # an axis that cuts nothing would be of no use
         rows, least, most = [freed, some], [self._given - budget, 1], [np.inf, np.inf]
+        for tensor in large:
+            row = np.zeros_like(costs)
+            row[[self._order[group] for group in self._of(tensor.value.groups)]] = 1
+            rows.append(row)
+            least.append(1)
+            most.append(np.inf)
         for bundle, column in shared.items():
             row = np.zeros_like(costs)
             row[[self._order[group] for group in bundle]] = 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from nbdist.plan.cost import Target
-    from nbdist.plan.model import Model, Op
+    from nbdist.plan.model import Model, Op, Tensor
     from nbdist.records import (
         Extent,
         PlannedMemory,
@@ -144,6 +144,7 @@ def _laid_out(
     pinned: Mapping[str, Spec] | None,
 ) -> Iterator[_Candidate]:
     program, states = fused(model.ops, model.results), states_of(model)
+    large = _large_tables(model, program)
     topology = target.topology
     budget = wishes.budget or topology.chip.memory_bytes
     given = (1 - MARGIN) * budget
@@ -151,7 +152,7 @@ def _laid_out(
         lie = extents(bare.axes, topology)
         split: frozenset[int] | None = frozenset()
         if bare.model > 1:
-            split = split_for(model, program, bare, states, target, lie, given)
+            split = split_for(model, program, bare, states, target, lie, given, large)
         if not split and bare.model > 1:
             continue
         layout = Layout(bare.data, bare.model, split or frozenset(), bare.zero)
@@ -193,19 +194,17 @@ def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Exte
     return crossed[-1] if crossed and laid.cuts_products(program) else ""
 
 
-def _copied(laid: Laid, program: tuple[Op, ...]) -> str | None:
-    """The first large table that every device has all of, of those whose rows are looked up."""
+def _large_tables(model: Model, program: tuple[Op, ...]) -> list[Tensor]:
+    """Of what rows are looked up in."""
     tables = {op.ins[0].number for op in program if op.kind == "lookup"}
-    return next(
-        (
-            tensor.path
-            for tensor in laid.model.tensors
-            if tensor.value.number in tables
-            and tensor.value.size > LARGE
-            and laid.device_bytes(tensor) == tensor.value.nbytes
-        ),
-        None,
-    )
+    return [t for t in model.tensors if t.value.number in tables and t.value.size > LARGE]
+
+
+def _copied(laid: Laid, program: tuple[Op, ...]) -> str | None:
+    """The first large table that every device has all of."""
+    large = _large_tables(laid.model, program)
+    whole = (t.path for t in large if laid.device_bytes(t) == t.value.nbytes)
+    return next(whole, None)
 
 
 def _bare(model: Model, target: Target, wishes: Planning) -> Iterator[Layout]:
