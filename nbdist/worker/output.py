@@ -66,11 +66,35 @@ class EngineStream(OutStream):  # type: ignore[misc]
         super().__init__(session, pub_thread, name, watchfd=False)
 
 
-_GREETING = re.compile(
+_GREETING = (
     rb"(\[Gloo\] Rank )+|\d* ?is connected to \d+ peer ranks\. "
-    rb"Expected number of connected peer ranks is : \d+\n*"
+    rb"Expected number of connected peer ranks is : \d+"
 )
 """What gloo says, in pieces, whenever devices meet that have not met before."""
+
+_GREETED = re.compile(_GREETING + rb"\n+")
+_ENDS_GREETED = re.compile(_GREETING + rb"\n*")
+_BEGINS_TO_GREET = re.compile(rb"\d* ?is connected to( \d*( peer ranks\..*)?)?$")
+
+
+class Ungreeted:
+    """What was written, without gloo's greetings."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def feed(self, data: bytes, *, ends: bool) -> bytes:
+        """What may be shown by now: what may be the beginning of a greeting waits for its end.
+
+        Args:
+            data: written since the last time.
+            ends: nothing is to wait.
+        """
+        text = (_ENDS_GREETED if ends else _GREETED).sub(b"", self._kept + data)
+        begun = None if ends else _BEGINS_TO_GREET.search(text)
+        shown = text[: begun.start()] if begun else text
+        self._kept = text[len(shown) :]
+        return shown
 
 
 class DescriptorTap:
@@ -101,11 +125,11 @@ class DescriptorTap:
 
     def _pump(self) -> None:
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        kept = b""
+        kept, shown = b"", Ungreeted()
         while chunk := os.read(self._reader, 1 << 16):
             *whole, kept = (kept + chunk).split(self._mark)
             kept, ready = _split_before(kept, self._mark)
-            self._write(decode(_GREETING.sub(b"", b"".join(whole) + ready)))
+            self._write(decode(shown.feed(b"".join(whole) + ready, ends=bool(whole))))
             if whole:
                 self._marked.set()
 

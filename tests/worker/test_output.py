@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.worker.output import _split_before
+from nbdist.worker.output import Ungreeted, _split_before
 
 if TYPE_CHECKING:
     import nbdist
@@ -20,6 +21,28 @@ def test_only_a_possible_beginning_of_the_mark_is_kept_back(data: bytes, mark: b
     assert mark.startswith(kept)
     for cut in range(len(ready)):
         assert not mark.startswith(data[cut:]), "a longer beginning was let go"
+
+
+PIECES = [
+    *(b"[Gloo] Rank ", b"[Gloo] Rank ", b"0", b" is connected to ", b"1", b" peer ranks. "),
+    *(b"Expected number of connected peer ranks is : ", b"1", b"\n"),
+]
+"""As gloo writes a line, here on two threads."""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("cut", [1, 2, 4, 5, 6, 7, 8])  # a number alone is nothing to wait for
+def test_greetings_are_left_out_in_whatever_parts_they_come(cut: int, *, ends: bool) -> None:
+    shown = Ungreeted()
+    told = shown.feed(b"loss 1.5\n" + b"".join(PIECES[:cut]), ends=False)
+    told += shown.feed(b"".join(PIECES[cut:]) + b"step 2\n", ends=ends)
+    assert told == b"loss 1.5\nstep 2\n"
+
+
+def test_what_only_looks_like_a_greeting_is_shown() -> None:
+    shown = Ungreeted()
+    assert shown.feed(b"the cable is connected to ", ends=False) == b"the cable"
+    assert shown.feed(b"the wall", ends=True) == b" is connected to the wall"
 
 
 def test_native_noise_stays_in_the_log(cluster: nbdist.Cluster) -> None:
