@@ -31,7 +31,7 @@ TARGET_S = {("mirrored", 1): 2.5, ("mirrored", 0): 6.0, ("pjrt", 1): 1.0, ("pjrt
 SIZE = Size(batch=64, features=64, width=64, layers=2, samples=1 << 14)
 OVERHEAD = 1.02
 OVERHEAD_SIZE = Size(batch=512, features=256, width=256, layers=3, samples=1 << 14)
-OVERHEAD_STEPS, OVERHEAD_RUNS = 200, 16
+OVERHEAD_STEPS, OVERHEAD_RUNS = 225, 16
 EVERY = 50
 
 DEATH = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from nbdist.records import CellRequest, StepRequest
+    from nbdist.records import CellRequest, CellUnderWay, StepRequest
     from nbdist.result import Run
     from nbdist.telemetry.files import LateFiles
 
@@ -39,15 +39,18 @@ class Journal:
         for path in self._folder.glob("*.msgpack"):
             path.unlink()
 
-    def add_cell(self, request: CellRequest, ranks: Sequence[int], run: Run, *, once: bool) -> None:
-        """A cell ran to its end."""
-        if request.step is None:
-            entry = Entry("cell", names_of(request.source), tuple(ranks), request, once=once)
+    def add_cell(self, cell: CellUnderWay | None, run: Run, failed: bool) -> None:
+        """A cell ran, to its end or until it failed or was interrupted; plans change nothing."""
+        if cell is None or cell.request.is_plan:
+            return
+        request, step = cell.request, cell.request.step
+        if step is None:
+            names = names_of(request.source)
         else:
             changes = run.begun.changes if run.begun is not None else ()
-            names = msgspec.structs.replace(_names_of_step(request.step), trains=changes)
-            entry = Entry("step", names, tuple(ranks), request, once=once)
-        self._add(entry)
+            names = msgspec.structs.replace(_names_of_step(step), trains=changes)
+        kind: Literal["cell", "step"] = "cell" if step is None else "step"
+        self._add(Entry(kind, names, cell.ranks, request, once=cell.once, failed=failed))
 
     def add_push(self, names: Iterable[str], payload: bytes, ranks: Sequence[int]) -> None:
         """Objects were pushed, as they are in `payload`."""

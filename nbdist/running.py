@@ -187,7 +187,7 @@ class Runner:
         if request.saving is None:
             return
         lost = self.gone()
-        if lost or self._crew.collectives.broken:
+        if lost or request.strategy in self._crew.collectives.broken:
             named = f"rank {labels.ranks(lost)} died" if lost else "collectives are broken"
             raise RanksLostError(lost, named, ": type %dist_restart for new workers")
 

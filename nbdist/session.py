@@ -256,7 +256,8 @@ class Cluster:
             saving=saving,
             guard=guard,
         )
-        needs_heal = self._runner.gone() or "mirrored" in self._crew.collectives.broken
+        broken = self._crew.collectives.broken.intersection([request.strategy])
+        needs_heal = self._runner.gone() or "mirrored" in broken  # its variables would be gone
         if saving is None or not max_heals or not needs_heal:
             self._refuse_unready(chosen)
             self._mend()
@@ -287,8 +288,10 @@ class Cluster:
     @contextlib.contextmanager
     def _attended(self) -> Iterator[None]:
         """Within it, a cell is followed."""
+        failed = True
         try:
             yield
+            failed = False
         except LeftError:
             self.leave()
             raise
@@ -296,10 +299,8 @@ class Cluster:
             if self.running:
                 with interrupt_held():
                     self._held.settle()
-        cell = self._held.estate.estate.last
-        if cell is not None and not cell.request.is_plan:
-            self._journal.add_cell(cell.request, cell.ranks, self.last_run, once=cell.once)
-            self._crew.engines.warm_spares(setup.load, self._journal.imports())
+                    self._journal.add_cell(self._held.estate.estate.last, self.last_run, failed)
+        self._crew.engines.warm_spares(setup.load, self._journal.imports())
 
     @property
     def last_run(self) -> Run:

@@ -42,7 +42,7 @@ run whose workers take longer to come back than they live would never end."""
 
 
 class Killer:
-    """Kills a random worker some time after each heal, and now and then in one.
+    """Kills a random worker some time after each heal, and now and then at once after it.
 
     Args:
         cluster: whose workers.

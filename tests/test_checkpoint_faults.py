@@ -77,6 +77,16 @@ def test_broken_collectives_are_mended_where_nobody_is_lost(
     assert cluster.run("int(count)").results == {0: "24", 1: "24"}
 
 
+def test_a_cell_that_failed_or_was_stopped_is_in_the_journal(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(CellError):
+        cluster.run("late = 1\nraise ValueError")
+    with pytest.raises(CellError):
+        FORM.run(cluster, data="late")  # no data set
+    cell, step = cluster._journal._entries[-2:]
+    assert (cell.failed, cell.names.binds) == (True, ("late",))
+    assert (step.failed, step.kind) == (True, "step")
+
+
 def test_another_batch_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
     with pytest.raises(CellError, match=r"made with --batch 12, and this run has 0"):
         FORM.run(cluster, data="batches", saving=resumed(copied))
@@ -112,10 +122,16 @@ def test_a_folder_that_cannot_be_written_is_refused(cluster: nbdist.Cluster) -> 
         FORM.run(cluster, saving=Saving(folder="/proc/kept", every_steps=4))
 
 
-def test_a_disk_that_is_full_stops_nothing(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """The files of rank 0 may not grow beyond a limit; the one before stays the newest."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_is_full_stops_nothing(
+    cluster: nbdist.Cluster, tmp_path: Path, rank: int
+) -> None:
+    """A rank's files may not grow beyond a limit; the one before stays the newest.
+
+    Rank 0 does not wait for what another cannot write.
+    """
     cluster.run(
-        FORM.setup + "\nimport resource\ndef at(step):\n    if step == 10 and rank == 0:\n"
+        FORM.setup + f"\nimport resource\ndef at(step):\n    if step == 10 and rank == {rank}:\n"
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))"
     )
     run = FORM.run(cluster, data="batches", saving=Saving(folder=str(tmp_path), every_steps=4))
@@ -126,6 +142,7 @@ def test_a_disk_that_is_full_stops_nothing(cluster: nbdist.Cluster, tmp_path: Pa
     assert failed
     assert all("was not saved" in text for text in failed)
     assert run.summary.steps == training.STEPS
+    assert run.summary.seconds < 30
 
 
 def test_seconds_between_two_are_steps_that_all_agree_on(

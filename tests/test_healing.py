@@ -202,3 +202,14 @@ def test_a_run_goes_on_without_what_started_it(
     pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
     trial.fault(f"os.kill({pid}, signal.SIGKILL)", 0, 12)
     trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
+
+
+@pytest.mark.full  # TensorFlow is imported once more
+def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(tmp_path: Path) -> None:
+    """Its collectives are broken from there on, and are of no use to the run."""
+    with nbdist.Cluster(hosts=RANKS, spares=1) as both:
+        trial = Trial(both, training.FORMS["pjrt step"], tmp_path)
+        trial.fault(KILL, 1, 12)
+        heals = trial.run().heals
+        assert [heal.ranks for heal in heals] == [(1,)]
+        both.run("import tensorflow as tf\nstrategy.num_replicas_in_sync", strategy="mirrored")

@@ -58,6 +58,7 @@ class Entry(msgspec.Struct, frozen=True):
         request: the cell; None of what was pushed.
         payload: what was pushed, pickled.
         once: it is not to be done again.
+        failed: nobody knows how far it came.
     """
 
     kind: Literal["cell", "step", "push"]
@@ -66,6 +67,7 @@ class Entry(msgspec.Struct, frozen=True):
     request: CellRequest | None = None
     payload: bytes = b""
     once: bool = False
+    failed: bool = False
 
     @property
     def place(self) -> str:
@@ -134,6 +136,9 @@ def _faults(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> It
         names = entry.names
         if i in chosen and entry.once:
             yield f"{entry.place} is marked --once, and makes {_listed(names.binds)}"
+        if i in chosen and entry.failed:
+            made = dict.fromkeys((*names.binds, *names.changes))
+            yield f"{entry.place} was not run to its end, and may have made {_listed(made)}"
         if i in chosen and not stale.keys().isdisjoint(names.reads):
             of = next(name for name in names.reads if name in stale)
             made = dict.fromkeys((*names.binds, *names.changes))

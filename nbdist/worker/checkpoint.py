@@ -31,6 +31,7 @@ from nbdist.worker.checkpoint_folder import (
     prepare,
     prune,
     steps_in,
+    sweep,
     unpack,
 )
 
@@ -198,13 +199,15 @@ class Saved:
 
     def begin(self) -> Position | None:
         newest = self._agree_on_newest()
-        if newest < 0:
-            return None
-        if not self._saving.resume:
+        if newest >= 0 and not self._saving.resume:
             raise StepError(
                 f"--checkpoint {self._folder} has checkpoints, the newest of step {newest}: go on "
                 "from there with --resume, or name another folder"
             )
+        if self._worker.rank == 0:
+            sweep(self._folder, self._attempt)
+        if newest < 0:
+            return None
         checkpoint = Checkpoint(self._folder, newest)
         manifest = checkpoint.manifest()
         self._check(manifest)
@@ -336,10 +339,12 @@ class Saved:
                 draft.write_manifest(msgspec.json.format(msgspec.json.encode(manifest)))
                 if self._await_others(draft):
                     draft.commit()
-                    prune(self._folder, self._saving.keep)
+                    prune(self._folder, self._saving.keep, self._attempt)
         except Exception as error:  # noqa: BLE001 - the boundary of the thread: the notebook shows it
             if self._worker.rank == 0:
                 draft.discard()
+            else:
+                draft.give_up(self._worker.rank)
             words = str(error).splitlines() or [type(error).__name__]
             text = f"step {draft.step} was not saved: {words[0]}"
             self._worker.note("checkpoint", text, warning=True)
@@ -353,6 +358,8 @@ class Saved:
     def _await_others(self, draft: Draft) -> bool:
         deadline = time.monotonic() + _OTHERS_S
         while draft.lacks(self._worker.world_size):
+            if draft.given_up():
+                raise OSError("another rank could not write what is its own")
             if self._given_up.wait(_POLL_S):
                 deadline = min(deadline, time.monotonic() + _GIVEN_UP_S)
                 time.sleep(_POLL_S)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"step-(\d{8,})")
 _PART = re.compile(r"\.step-\d+\.part-[0-9a-f]+")
 _REMOVED = "0"
+_GIVEN_UP = ".missing"
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -133,6 +134,16 @@ class Draft:
         self.path.mkdir(parents=True, exist_ok=True)
         _write(self.path / _own_name(rank), data)
 
+    def give_up(self, rank: int) -> None:
+        """What is this rank's own cannot be written: nobody is to wait for it."""
+        with contextlib.suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / f"{_own_name(rank)}{_GIVEN_UP}").touch()  # takes no room
+
+    def given_up(self) -> bool:
+        """Whether a rank has."""
+        return any(self.path.glob(f"*{_GIVEN_UP}"))
+
     def write_manifest(self, text: bytes) -> None:
         _write(self.path / "manifest.json", text)
 
@@ -142,6 +153,8 @@ class Draft:
 
     def commit(self) -> None:
         """From here on it is there; where one of the same step is, that one stays."""
+        for path in self.path.rglob("*"):
+            _settle(path)  # what has the name is there after a crash of the machine, too
         try:
             self.path.rename(self._whole)
         except OSError:
@@ -163,24 +176,32 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, and remove the parts that a run of before has left in it.
+    """Make the folder.
 
     Raises:
         StepError: nothing can be written there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if _PART.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)  # it may still grow
         _write(folder / ".probe", b"")
         (folder / ".probe").unlink()
     except OSError as error:
         raise StepError(f"--checkpoint {folder}: nothing can be saved there ({error})") from None
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest."""
+def sweep(folder: Path, attempt: int) -> None:
+    """Remove what a run of before has begun to write; other ranks may have begun with this one."""
+    for path in folder.iterdir():
+        if _PART.fullmatch(path.name) and not path.name.endswith(f"-{attempt:x}"):
+            shutil.rmtree(path, ignore_errors=True)  # it may still grow
+
+
+def prune(folder: Path, keep: int, attempt: int) -> None:
+    """Remove all checkpoints but the newest, and what this attempt has not finished before."""
+    newest = max(steps_in(folder), default=0)
+    for path in folder.glob(f".step-*.part-{attempt:x}"):
+        if int(path.name[len(".step-") :].partition(".")[0]) < newest:
+            shutil.rmtree(path, ignore_errors=True)
     for step in steps_in(folder)[:-keep]:
         nameless = _part(folder, step, _REMOVED)
         with contextlib.suppress(OSError):  # somebody else removes it
@@ -215,16 +236,20 @@ def _own_name(rank: int) -> str:
 def _write(path: Path, data: bytes) -> None:
     """All of it, or nothing."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
-def _settle(folder: Path) -> None:
-    """A name that was made survives a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _settle(path: Path) -> None:
+    """What is in a file, or the names in a folder, survives a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

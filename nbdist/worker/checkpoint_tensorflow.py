@@ -135,11 +135,16 @@ class _Copies:
             raise StepError(
                 f"the checkpoint {folder.parent} does not fit what the cell uses: {first}"
             ) from None
+        parts = {f"{i}/{j}": p for i, value in enumerate(self._own) for j, p in _parts(value)}
+        if parts.keys() != own.keys():
+            raise StepError(
+                f"the checkpoint {folder.parent} does not fit what the cell uses: it has "
+                f"{len(own)} values of this rank's own, and there are {len(parts)} here"
+            )
         for value, copy in self._pairs:
             value.assign(copy)
-        for i, value in enumerate(self._own):
-            for j, part in _parts(value):
-                part.assign(own[f"{i}/{j}"])
+        for name, part in parts.items():
+            part.assign(own[name])
 
     def _copy_all(self) -> None:
         for value, copy in self._pairs:

@@ -69,11 +69,16 @@ def _take(frames: list[bytes]) -> None:
         task = asyncio.ensure_future(cell.run_async())
         _awaiting.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(_awaiting.discard)
+        task.add_done_callback(lambda _task: _leave_if_preempted())
     else:
         cell.run()
-        if state.current().preempted:
-            state.current().leave()
-            sys.exit(0)
+        _leave_if_preempted()
+
+
+def _leave_if_preempted() -> None:
+    if state.current().preempted:
+        state.current().leave()
+        sys.exit(0)
 
 
 def _decode(frame: bytes) -> CellRequest | StopAfter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from nbdist.cells.journal import CellNames, Entry, names_of, needed
@@ -36,6 +37,15 @@ def test_names_decide_and_not_the_order() -> None:
     assert chosen(entries, "f") == ["[1]", "[2]", "[5]"]
     assert chosen(entries, "y") == ["[3]", "[4]"]
     assert chosen(entries, "elsewhere") == []
+
+
+def test_a_cell_that_failed_may_have_made_what_is_needed() -> None:
+    failed = msgspec.structs.replace(cell(2, "lr = 0.01\noops()"), failed=True)
+    entries = [cell(1, "lr = 0.1"), failed]
+    with pytest.raises(ReplayError, match=r"\[2\] was not run to its end, and may have made `lr`"):
+        chosen(entries, "lr")
+    assert chosen([*entries, cell(3, "lr = 0.02")], "lr") == ["[3]"]
+    assert chosen([*entries, cell(3, "other = 1")], "other") == ["[3]"]
 
 
 def test_what_was_bound_anew_is_not_made_twice() -> None:

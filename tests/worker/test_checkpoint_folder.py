@@ -13,9 +13,9 @@ from nbdist.worker.checkpoint_folder import (
     Draft,
     Manifest,
     Position,
-    prepare,
     prune,
     steps_in,
+    sweep,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def test_a_save_that_was_broken_off_does_not_mix_with_the_next_of_the_same_step(
     broken_off, again = Draft(tmp_path, 14, 1), Draft(tmp_path, 14, 2)
     broken_off.write_own(0, OWN)
     broken_off.write_manifest(manifest(14))
-    prepare(tmp_path)
-    again.write_own(0, OWN)
     again.write_own(1, OWN)
+    sweep(tmp_path, 2)
+    again.write_own(0, OWN)
     assert broken_off.lacks(2)
     assert not again.lacks(2)
     again.write_manifest(manifest(14))
@@ -76,7 +76,26 @@ def test_who_dies_while_it_removes_one_leaves_no_half_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", die)
         with pytest.raises(SystemExit):
-            prune(tmp_path, 2)
+            prune(tmp_path, 2, 1)
     assert steps_in(tmp_path) == [14, 21]
-    prepare(tmp_path)
+    sweep(tmp_path, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000014", "step-00000021"]
+
+
+def test_what_an_attempt_has_not_finished_goes_with_the_next_that_it_has(tmp_path: Path) -> None:
+    """A rank that was late has made the folder again of a save that another gave up."""
+    late, other = Draft(tmp_path, 7, 1), Draft(tmp_path, 7, 2)
+    late.write_own(1, OWN)
+    other.write_own(1, OWN)
+    save(tmp_path, 14)
+    prune(tmp_path, 3, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.path.name, "step-00000014"]
+
+
+def test_a_rank_that_cannot_write_says_so_without_room(tmp_path: Path) -> None:
+    draft = Draft(tmp_path, 7, 1)
+    draft.write_own(0, OWN)
+    assert not draft.given_up()
+    draft.give_up(1)
+    assert draft.given_up()
+    assert draft.lacks(2)
