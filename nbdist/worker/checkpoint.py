@@ -9,19 +9,19 @@ newest. A save that fails, as on a full disk, is said, and the run goes on.
 from __future__ import annotations
 
 import importlib.metadata
-import random
 import secrets
 import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 
 from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Opened
+from nbdist.worker import generators
 from nbdist.worker.checkpoint_folder import (
     Checkpoint,
     Draft,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from nbdist.worker.state import Worker
 
     Gather = Callable[[np.ndarray], np.ndarray]
-    _RandomState = tuple[object, dict[str, Any]]
 
 _VERSION = importlib.metadata.version("nbdist")
 
@@ -264,7 +263,7 @@ class Saved:
         rank = min(self._worker.rank, manifest.world_size - 1)
         own = checkpoint.own(rank)
         self._state.restore(checkpoint.path / self._state.kind, unpack(own["arrays"]))
-        _set_random(own["random"])
+        generators.restore(own["random"])
 
     def due(self, step: int) -> bool:
         return step >= self._next and step != self._saved
@@ -275,7 +274,7 @@ class Saved:
         self._finish()
         self._saved = position.step
         draft = Draft(self._folder, position.step, self._attempt)
-        own = self._state.own(), _random_state()
+        own = self._state.own(), generators.state()
         write = self._state.copy() if self._worker.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,
@@ -324,7 +323,7 @@ class Saved:
         self,
         draft: Draft,
         manifest: Manifest,
-        own: tuple[dict[str, np.ndarray], _RandomState],
+        own: tuple[dict[str, np.ndarray], generators.State],
         write: Callable[[Path], None],
     ) -> None:
         """On the thread; whatever the framework raises is said, as the run has no use for it."""
@@ -332,7 +331,7 @@ class Saved:
             self._refuse_full()
             self._worker.flush()  # whoever goes on from here does not report these steps again
             arrays, random_state = own
-            packed = {"arrays": pack(arrays), "random": _random(random_state)}
+            packed = {"arrays": pack(arrays), "random": generators.packed(random_state)}
             draft.write_own(self._worker.rank, msgspec.msgpack.encode(packed))
             if self._worker.rank == 0:
                 write(draft.path / self._state.kind)
@@ -368,27 +367,6 @@ class Saved:
                     return False
                 raise TimeoutError(f"a rank has not written its part within {_OTHERS_S:g} s")
         return True
-
-
-def _random_state() -> _RandomState:
-    """Of Python's and NumPy's generators, as they are now."""
-    return random.getstate(), np.random.get_state(legacy=False)
-
-
-def _random(states: _RandomState) -> dict[str, Any]:
-    """The same, as what MessagePack can hold."""
-    python, numpy_state = states
-    words = {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}
-    return {"python": python, "numpy": {**numpy_state, "state": words}}
-
-
-def _set_random(state: dict[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    numpy_state = dict(state["numpy"])
-    key = np.asarray(numpy_state["state"]["key"], np.uint32)
-    numpy_state["state"] = {**numpy_state["state"], "key": key}
-    np.random.set_state(numpy_state)
 
 
 def checkpoints(
