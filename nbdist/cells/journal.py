@@ -136,12 +136,11 @@ def _faults(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> It
         names = entry.names
         if i in chosen and entry.once:
             yield f"{entry.place} is marked --once, and makes {_listed(names.binds)}"
+        made = dict.fromkeys((*names.binds, *names.changes))
         if i in chosen and entry.failed:
-            made = dict.fromkeys((*names.binds, *names.changes))
             yield f"{entry.place} was not run to its end, and may have made {_listed(made)}"
         if i in chosen and not stale.keys().isdisjoint(names.reads):
             of = next(name for name in names.reads if name in stale)
-            made = dict.fromkeys((*names.binds, *names.changes))
             stale |= dict.fromkeys(made, f"{entry.place} made it of `{of}`, which was trained")
         elif i in chosen:
             for name in names.sure:

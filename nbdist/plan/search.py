@@ -157,27 +157,30 @@ def _laid_out(
             continue
         layout = Layout(bare.data, bare.model, split or frozenset(), bare.zero)
         laid = Laid(model, layout, states, pinned)
-        yield _priced(laid, program, target, budget)
+        yield _priced(laid, program, target, budget, large)
 
 
 def _taken(given: Plan, model: Model, target: Target, wishes: Planning) -> Plan:
     """A plan that was given, priced anew."""
     laid = laid_as(given, model, target.topology.devices)
     budget = wishes.budget or target.topology.chip.memory_bytes
-    found = _priced(laid, fused(model.ops, model.results), target, budget)
+    program = fused(model.ops, model.results)
+    found = _priced(laid, program, target, budget, _large_tables(model, program))
     if not found.fits:
         raise PlanError(_too_large([found]))
     return _plan(found, [], target)
 
 
-def _priced(laid: Laid, program: tuple[Op, ...], target: Target, budget: int) -> _Candidate:
+def _priced(
+    laid: Laid, program: tuple[Op, ...], target: Target, budget: int, large: list[Tensor]
+) -> _Candidate:
     lie = extents(laid.layout.axes, target.topology)
     return _Candidate(
         laid,
         memory_of(laid, program, budget),
         time_of(laid, program, target, lie),
         _strained(laid, program, target.topology, lie[MODEL]),
-        _copied(laid, program),
+        _copied(laid, large),
     )
 
 
@@ -200,9 +203,8 @@ def _large_tables(model: Model, program: tuple[Op, ...]) -> list[Tensor]:
     return [t for t in model.tensors if t.value.number in tables and t.value.size > LARGE]
 
 
-def _copied(laid: Laid, program: tuple[Op, ...]) -> str | None:
+def _copied(laid: Laid, large: list[Tensor]) -> str | None:
     """The first large table that every device has all of."""
-    large = _large_tables(laid.model, program)
     whole = (t.path for t in large if laid.device_bytes(t) == t.value.nbytes)
     return next(whole, None)
 

@@ -63,7 +63,7 @@ class Outcome(Record, frozen=True):
     error: str = ""
 
 
-def spec_of(axes: Spec) -> jax.P:
+def partition(axes: Spec) -> jax.P:
     """As JAX has it."""
     return jax.P(*(names or None for names in axes))
 
@@ -77,7 +77,7 @@ def _compiled(job: Job) -> Verified:
     )
 
     def over(spec: Spec) -> jax.NamedSharding:
-        return jax.NamedSharding(mesh, spec_of(spec))
+        return jax.NamedSharding(mesh, partition(spec))
 
     kinds, used = exported.in_avals, exported.module_kept_var_idx
 

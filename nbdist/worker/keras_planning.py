@@ -16,7 +16,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 
 from nbdist.errors import StepError
 from nbdist.records import Planned
-from nbdist.worker.planning import mesh_to_trace, named_target, over, plan_of
+from nbdist.worker.planning import batch_inputs, mesh_to_trace, over, plan_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,13 +111,8 @@ def _plan(model: Any, batch: Any, wishes: Planning, worker: Worker) -> Plan:
         traced = jax.jit(model.train_step).trace(state, data).jaxpr
     inputs: list[tuple[str, Role]] = [(path, "carried") for path in _paths(groups)]
     named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
-    inputs += [
-        (f"{name}{jax.tree_util.keystr(path)}", "batch")
-        for name, tree in named.items()
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    target = named_target(wishes.on) if wishes.on else strategy.target
-    return plan_of(traced, inputs, target, wishes, {})
+    inputs += batch_inputs(named)
+    return plan_of(traced, inputs, target_of(wishes, strategy), wishes, {})
 
 
 def _paths(groups: Mapping[str, Sequence[Any]]) -> Iterator[str]:

@@ -66,7 +66,8 @@ class Lowered:
             return step
 
         def lowered(*others: Any) -> Any:
-            return step(*others[:-1], jax.tree.map(self._by_data, others[-1]))
+            batch = jax.tree.map(lambda array: by_data(array, self._data), others[-1])
+            return step(*others[:-1], batch)
 
         return lowered
 
@@ -74,10 +75,12 @@ class Lowered:
         """Within it the step is traced."""
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
 
-    def _by_data(self, array: jax.Array) -> jax.Array:
-        if not array.ndim or array.shape[0] % self._data:
-            return array
-        return jax.lax.with_sharding_constraint(array, jax.P(DATA))
+
+def by_data(array: jax.Array, data: int) -> jax.Array:
+    """An array of a batch, cut over the axis `data` alone, where its rows can be: in a step."""
+    if not array.ndim or array.shape[0] % data:
+        return array
+    return jax.lax.with_sharding_constraint(array, jax.P(DATA))
 
 
 def is_cut(array: Any, mesh: Mesh) -> bool:

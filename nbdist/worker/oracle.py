@@ -20,7 +20,8 @@ from nbdist.errors import PlanError
 from nbdist.plan.compilers import PACKAGES, compiler_target
 from nbdist.plan.search import gib, plan
 from nbdist.records import DATA, MODEL, RunnerUp
-from nbdist.worker.compiling import REFUSED, Job, Outcome, spec_of
+from nbdist.worker.compiling import REFUSED, Job, Outcome, partition
+from nbdist.worker.lowered import by_data
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,13 +131,13 @@ def _job(
     outputs: list[Spec] = [()] * reported + lie[:carried]
     arguments = [
         jax.ShapeDtypeStruct(
-            kind.shape, kind.dtype, sharding=jax.NamedSharding(mesh, spec_of(spec))
+            kind.shape, kind.dtype, sharding=jax.NamedSharding(mesh, partition(spec))
         )
         for kind, spec in zip(kinds, lie, strict=True)
     ]
     step = jax.jit(
         _with_rows(traced, [role for _, role in inputs], found.axes[DATA]),
-        out_shardings=[jax.NamedSharding(mesh, spec_of(spec)) for spec in outputs],
+        out_shardings=[jax.NamedSharding(mesh, partition(spec)) for spec in outputs],
     )
 
     def exported() -> bytes:
@@ -167,12 +168,10 @@ def _with_rows(traced: Any, roles: Sequence[Role], data: int) -> Any:
     """The step as a function of its arrays, with each batch put together along the model's axis."""
     step = jax.extend.core.jaxpr_as_fun(traced)
 
-    def by_data(array: jax.Array, role: Role) -> jax.Array:
-        if role != "batch" or not array.ndim or array.shape[0] % data:
-            return array
-        return jax.lax.with_sharding_constraint(array, jax.P(DATA))
+    def put_together(array: jax.Array, role: Role) -> jax.Array:
+        return by_data(array, data) if role == "batch" else array
 
-    return lambda *arrays: step(*map(by_data, arrays, roles))
+    return lambda *arrays: step(*map(put_together, arrays, roles))
 
 
 def _compile(job: Job) -> Outcome:

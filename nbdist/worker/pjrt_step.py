@@ -24,7 +24,7 @@ from nbdist.worker.leaves import as_data, is_own, placed
 from nbdist.worker.lowered import Lowered, is_cut, is_over, spec_of
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
-from nbdist.worker.planning import mesh_to_trace, named_target, over, plan_of
+from nbdist.worker.planning import batch_inputs, mesh_to_trace, over, plan_of, target_of
 from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
@@ -264,13 +264,9 @@ class PjrtStep:
         inputs += [(path, "read") for paths in self._read.paths for path in paths]
         inputs.append(("the factor of learning rates", "read"))
         given = dict(zip(self._request.program.given, batch, strict=True))
-        inputs += [
-            (f"{name}{jax.tree_util.keystr(path)}", "batch")
-            for name, tree in given.items()
-            for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-        ]
+        inputs += batch_inputs(given)
         planning = self._request.options.planning
-        target = named_target(planning.on) if planning.on else self._strategy.target
+        target = target_of(planning, self._strategy)
         return plan_of(traced, inputs, target, planning, self._pinned())
 
     def _pinned(self) -> dict[str, Spec]:

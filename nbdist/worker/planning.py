@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from nbdist.plan.model import Role
     from nbdist.records import Plan, Planning, Spec
+    from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 _MB = 2**20
 
@@ -67,6 +68,24 @@ def named_target(text: str) -> Target:
     """
     topology = parse(text)
     return Target(topology, calibration_of(topology.chip))
+
+
+def target_of(wishes: Planning, strategy: PjRTStrategy) -> Target:
+    """The hardware that is planned for; where it is that which there is, every process has to ask.
+
+    Raises:
+        PlanError: nobody knows what is asked for.
+    """
+    return named_target(wishes.on) if wishes.on else strategy.target
+
+
+def batch_inputs(named: Mapping[str, Any]) -> list[tuple[str, Role]]:
+    """The arrays of a batch, as inputs of `plan_of`; by the name of each of its parts."""
+    return [
+        (f"{name}{jax.tree_util.keystr(path)}", "batch")
+        for name, tree in named.items()
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def mesh_to_trace(wishes: Planning, live: Mesh) -> Mesh | AbstractMesh:

@@ -31,7 +31,7 @@ export class Planned {
 
   private table({ title, planned, measured }: PlanCheck): HTMLElement {
     const head = make('tr', '', {}, this.cell('th', fill(this.say('Plan: {0}'), title)));
-    head.append(...ROWS.map(([, , name]) => this.column(this.say(name))));
+    head.append(...ROWS.map(([, , name]) => this.cell('th', this.say(name), 'col')));
     const rows: readonly (readonly [string, StepFigures])[] = [
       [this.say('planned'), planned],
       [this.say('measured'), measured]
@@ -42,22 +42,14 @@ export class Planned {
   }
 
   private row(name: string, figures: StepFigures): HTMLElement {
-    const first = this.cell('th', name);
-    first.setAttribute('scope', 'row');
     const cells = ROWS.map(([key, unit]) => {
       const value = figures[key];
       return this.cell('td', value === null ? '–' : amount(value, unit));
     });
-    return make('tr', '', {}, first, ...cells);
+    return make('tr', '', {}, this.cell('th', name, 'row'), ...cells);
   }
 
-  private column(name: string): HTMLElement {
-    const cell = this.cell('th', name);
-    cell.setAttribute('scope', 'col');
-    return cell;
-  }
-
-  private cell(tag: 'td' | 'th', text: string): HTMLElement {
-    return make(tag, '', {}, make('bdi', '', {}, text));
+  private cell(tag: 'td' | 'th', text: string, scope?: 'col' | 'row'): HTMLElement {
+    return make(tag, '', { scope }, make('bdi', '', {}, text));
   }
 }
