@@ -48,9 +48,8 @@ def of_crew(crew: Crew) -> dict[str, object]:
     """What of the estate is another whenever engines, or their collectives, are."""
     return {
         "hellos": tuple(crew.hellos[rank] for rank in sorted(crew.hellos)),
-        "devices": dict(crew.collectives.devices),
         "books": crew.engines.books(),
-        "broken": tuple(crew.collectives.broken),
+        "collectives": crew.collectives.books(),
     }
 
 
@@ -85,6 +84,5 @@ def take_up(estate: Estate, crew: Crew) -> None:
     controllers = [process.pid for process in estate.controllers if not is_gone(process)]
     there = bool(estate.controllers) and not is_gone(estate.controllers[0])
     crew.hellos = {hello.rank: hello for hello in estate.hellos}
-    crew.engines.take_over(estate.books, controllers if there else [])
-    crew.collectives.devices = dict(estate.devices)
-    crew.collectives.broken = set(estate.broken)
+    crew.engines.take_over(estate.books, controllers, answers=there)
+    crew.collectives.take_over(estate.collectives)

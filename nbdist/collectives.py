@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nbdist.cells.grammar import strategies_of
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import wiring
+from nbdist.records import CollectiveBooks
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
@@ -59,6 +60,20 @@ class Collectives:
         self.broken: set[StrategyName] = set()
         self._rebuilds = 0
         self._heals = 0
+
+    def books(self) -> CollectiveBooks:
+        """What there is to know of them, for a process that takes them over."""
+        return CollectiveBooks(
+            devices=dict(self.devices),
+            broken=tuple(self.broken),
+            rebuilds=self._rebuilds,
+            heals=self._heals,
+        )
+
+    def take_over(self, books: CollectiveBooks) -> None:
+        """Use what another process has wired."""
+        self.devices, self.broken = dict(books.devices), set(books.broken)
+        self._rebuilds, self._heals = books.rebuilds, books.heals
 
     def wire(self, phases: StartView) -> None:
         """Wire every framework that the cluster has."""

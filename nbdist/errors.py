@@ -97,6 +97,10 @@ class RanksLostError(WorkerError):
         super().__init__(reason + advice)
 
 
+class UnsentError(WorkerError):
+    """A rank was not sent a cell that others were: the notebook was gone by then."""
+
+
 class PreemptedError(WorkerError):
     """A rank's process was told to end, as before its machine is taken away: the run stopped."""
 

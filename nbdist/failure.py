@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbdist.collectives import LOST
-from nbdist.errors import CellError, PreemptedError, RanksLostError
+from nbdist.errors import CellError, PreemptedError, RanksLostError, UnsentError
 from nbdist.views import labels
 from nbdist.views.endings import follows, others
 
@@ -20,8 +20,10 @@ def cell_error(
     ended: Mapping[int, CellEnded],
     host_of: Mapping[int, str],
     broken: Collection[StrategyName],
-) -> CellError:
+) -> CellError | RanksLostError:
     """The error of the rank that failed first, with what became of the others.
+
+    A rank that was not sent the cell as others were is as good as lost.
 
     Args:
         first: how that rank ended; it has a failure.
@@ -31,6 +33,8 @@ def cell_error(
     """
     failure = first.failure
     assert failure is not None
+    if failure.ename == UnsentError.__name__:
+        return RanksLostError([first.rank], f"rank {first.rank}: {failure.evalue}")
     notes = others(first, ended, host_of.keys() - ended.keys())
     return CellError(
         rank=first.rank,
@@ -66,6 +70,12 @@ def lost_error(
         f"rank {labels.ranks(dead)} died {where}",
         ": type %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
     )
+
+
+def stuck_error(running: Collection[int], reason: str) -> RanksLostError:
+    """Of a cell that was broken off for a reason, where those that are still in it heed nothing."""
+    advice = f"\nrank {labels.ranks(running)} is stuck: type %dist_restart" if running else ""
+    return RanksLostError(sorted(running), reason, advice)
 
 
 def preempted_error(name: str, after: str, *, saves: bool) -> PreemptedError:

@@ -12,7 +12,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.errors import NbdistError, StartError
+from nbdist.errors import NbdistError, ReplayError, StartError
+from nbdist.records import Loss
 from nbdist.views import labels
 from nbdist.views.start import StartView
 from nbdist.worker import transfer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nbdist.errors import RanksLostError
     from nbdist.journal import Journal
     from nbdist.records import CellRequest
+    from nbdist.telemetry.estate import EstateFile
 
 
 _IN_PLACE_S = 10.0
@@ -43,6 +45,7 @@ class Healer:
     Args:
         crew: who runs it.
         journal: what was done to them before.
+        estate: keeps that ranks are being replaced, for whoever has to go on with that.
         run: runs a cell of before again on some ranks, in silence.
         wait_s: how long is waited for workers that cannot be started.
     """
@@ -51,13 +54,23 @@ class Healer:
         self,
         crew: Crew,
         journal: Journal,
+        estate: EstateFile,
         run: Callable[[CellRequest, Sequence[int]], None],
         wait_s: float,
     ) -> None:
         self._crew = crew
         self._journal = journal
+        self._estate = estate
         self._run = run
         self._wait_s = wait_s
+
+    def can_heal(self, request: CellRequest, saved: Sequence[str]) -> bool:
+        """Whether what the run uses can be made again; see `heal`."""
+        try:
+            self._journal.needed(request, saved, self._crew.world_size)
+        except ReplayError:
+            return False
+        return True
 
     def heal(self, lost: RanksLostError, request: CellRequest, saved: Sequence[str]) -> None:
         """Have all ranks again, or as many as there can be, wired, with what the run uses.
@@ -72,8 +85,10 @@ class Healer:
             NbdistError: it did not work, even with fresh engines.
         """
         entries = self._journal.needed(request, saved, self._crew.world_size)
+        halfway = self._estate.estate.loss is not None  # nobody knows what there is
+        self._estate.lose(Loss(ranks=lost.ranks, reason=lost.reason))
         with StartView(f"nbdist: {lost.reason}; healing") as phases:
-            if not self._in_place(phases, lost, request):
+            if halfway or not self._in_place(phases, lost, request):
                 self._afresh(phases, shrinks=request.saving is not None and request.saving.shrink)
             phases.run("set-up run again", lambda: self._replay(entries))
             gone = self._journal.gone(entries)

@@ -151,7 +151,7 @@ class Holding:
         workers = self.workers(measure=False)
         phases.finish(f"nbdist: {labels.ready(len(workers))}", workers)
         self.file.write(self.workers(), run="")
-        self.estate.update(**of_crew(self.crew), **controllers_of(self.crew))
+        self.estate.update(loss=None, **of_crew(self.crew), **controllers_of(self.crew))
 
     def stop(self) -> None:
         """End every process. May be called more than once."""

@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.cluster.watch import Vitals
-from nbdist.errors import LeftError, RanksLostError
+from nbdist.errors import LeftError
 from nbdist.escalation import POLL_S, Escalation
-from nbdist.failure import cell_error, lost_error, preempted_error, root
+from nbdist.failure import cell_error, lost_error, preempted_error, root, stuck_error
 from nbdist.records import (
     SOON,
     Beat,
@@ -29,30 +29,26 @@ from nbdist.records import (
 )
 from nbdist.stopping import StopAgreement
 from nbdist.telemetry.repeats import Repeats
-from nbdist.telemetry.request import kernel_ends_within
+from nbdist.telemetry.request import kernel_ends
 from nbdist.views import labels
 from nbdist.views.hang import hang
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     from nbdist.crew import Crew
     from nbdist.escalation import Send
     from nbdist.former import Former
-    from nbdist.live import LiveRun
-    from nbdist.recorder import Recorder
     from nbdist.records import CellRequest, RunStatus
     from nbdist.settings import Settings
-    from nbdist.views.cell import Shareable, View
+    from nbdist.task import Task
+    from nbdist.views.cell import Shareable
 
 _SAME_STOP_S = 2.0
 """Two pages may ask for the same Stop."""
 
 _SAID_S = 1.0
 """How long the last that a process said may take to arrive."""
-
-_KERNEL_ENDS_S = 0.5
-"""A front end that restarts the kernel interrupts it, and then asks it to end."""
 
 _SAME_MISTAKE_S = 0.1
 """How long ranks may take to raise what another has raised."""
@@ -67,15 +63,9 @@ class CellWatch:
 
     Args:
         number: the cell's number.
-        host_of: the host of each rank that runs it.
+        task: what it is, and where what the ranks say goes.
         crew: who runs it; collectives that have to be broken off are noted there.
-        view: shows what the ranks say.
-        live: keeps what they report.
         settings: the bounds on waiting.
-        recorder: keeps what the run's result has of what the ranks say.
-        opened: is told when the state of a rank is saved from here on.
-        hang_after_s: see `Vitals`.
-        detached: the cell goes on when this process ends.
 
     Attributes:
         running: the ranks that are in the cell; none before it is sent.
@@ -84,30 +74,23 @@ class CellWatch:
     def __init__(
         self,
         number: int,
-        host_of: Mapping[int, str],
+        task: Task,
         crew: Crew,
-        view: View,
-        live: LiveRun,
         settings: Settings,
-        recorder: Recorder,
-        opened: Callable[[Opened], None],
-        hang_after_s: float,
-        *,
-        detached: bool,
     ) -> None:
         self.running: set[int] = set()
         self._number = number
-        self._host_of = host_of
+        self._host_of = task.host_of
         self._engines = engines = crew.engines
-        self._view = view
-        self._live = live
+        self._view = task.view
+        self._live = task.live
         self._settings = settings
         self._collectives = collectives = crew.collectives
-        self._recorder = recorder
-        self._opened = opened
-        self._vitals = Vitals(host_of, hang_after_s)
+        self._recorder = task.recorder
+        self._opened = task.heals.opened
+        self._vitals = Vitals(task.host_of, task.cell.hang_after_s)
         self._ending = Escalation(number, self.running, engines, collectives, self._show_for)
-        self._detached = detached
+        self._detached = task.cell.detached
         self._left = False
         self._repeats = Repeats()
         self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
@@ -151,10 +134,10 @@ class CellWatch:
         grace_s, placed = self._settings.interrupt_grace_s, self._live.placed(request)
         self._follow(request, send, lambda: self._ending.send(placed, self._host_of, grace_s))
 
-    def expect(self, request: CellRequest, former: Former) -> None:
-        """The ranks are in the cell, which another process has sent."""
+    def expect(self, request: CellRequest, former: Former, ranks: Iterable[int]) -> None:
+        """These ranks are in the cell, which another process has sent."""
         self._is_step = request.step is not None
-        self.running.update(self._host_of)
+        self.running.update(ranks)
         for rows in former.reports:
             self._repeats.note(rows)
             self._recorder.keep(rows)
@@ -198,7 +181,6 @@ class CellWatch:
                 rank = min(self._preempted)
                 raise preempted_error(self._name(rank), self._after(rank), saves=self._saves)
         except KeyboardInterrupt:
-            self._status = "stopped" if self._stops else "interrupted"
             self._ending.end(self._settings.interrupt_grace_s)
             raise
         except LeftError:
@@ -218,7 +200,7 @@ class CellWatch:
         try:
             self._watch()
         except KeyboardInterrupt:
-            if self._detached and kernel_ends_within(_KERNEL_ENDS_S, self._show_for):
+            if self.kernel_ends():
                 raise LeftError from None
             self._stop_steps()
             raise
@@ -233,9 +215,17 @@ class CellWatch:
             self._status = "stopped"
             self._ask_to_stop()
 
+    def kernel_ends(self) -> bool:
+        """Whether an interrupt was for the kernel's end, beyond which the cell goes on."""
+        return self._detached and kernel_ends(self._show_for)
+
     def fail(self, error: Exception) -> None:
         """The cell ends with this error."""
         self._status, self._error, self._failed = "failed", str(error), None
+
+    def interrupted(self) -> None:
+        """The cell ends with an interrupt, or a second Stop."""
+        self._status, self._error = "stopped" if self._stops else "interrupted", ""
 
     def _watch(self) -> None:
         """Show the cell until all ranks are done, or one has failed."""
@@ -251,7 +241,7 @@ class CellWatch:
 
     def _stop_preempted(self) -> None:
         """All ranks end at the same step, and save there what is to be saved."""
-        ranks = labels.ranks(sorted(self._preempted))
+        ranks = labels.ranks(self._preempted)
         self._view.say(f"rank {ranks} was told to end (SIGTERM): stopping all at the same step")
         self._ask_to_stop()
         if not self._has_steps:
@@ -387,9 +377,7 @@ class CellWatch:
 
     def _give_up(self, reason: str) -> NoReturn:
         self._ending.end(self._settings.cell_grace_s)
-        stuck = sorted(self.running)
-        advice = f"\nrank {labels.ranks(stuck)} is stuck: type %dist_restart" if stuck else ""
-        raise RanksLostError(stuck, reason, advice)
+        raise stuck_error(self.running, reason)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank}@{self._host_of[rank]}"

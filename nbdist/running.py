@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from nbdist.adoption import controllers_of, of_crew
-from nbdist.errors import LeftError, NbdistError, RanksLostError
+from nbdist.errors import LeftError, NbdistError, RanksLostError, WorkerError
 from nbdist.healing import Healer
+from nbdist.heals import Heals
 from nbdist.held import interrupt_held
 from nbdist.recorder import Recorder
-from nbdist.records import Heal
+from nbdist.records import CellUnderWay
 from nbdist.result import Run
 from nbdist.run import CellWatch
+from nbdist.task import Task
 from nbdist.unkept import UnkeptRun
 from nbdist.views import labels
 from nbdist.views.silent import SilentView
-from nbdist.worker import setup
+from nbdist.worker import setup, transfer
+from nbdist.worker.checkpoint_folder import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +31,12 @@ if TYPE_CHECKING:
     from nbdist.former import Former
     from nbdist.journal import Journal
     from nbdist.live import LiveRun
-    from nbdist.records import CellRequest, CellUnderWay, Opened, Speech
+    from nbdist.records import CellRequest, Speech
     from nbdist.settings import Settings
     from nbdist.telemetry.estate import EstateFile
-    from nbdist.views.cell import CellView
+    from nbdist.views.cell import View
 
-_HOUR_S = 3600.0
+_HALFWAY = "type %dist_restart for new ones, or run it again with --resume"
 _READS_CHECKPOINTS = ("orbax.checkpoint",)
 """What a spare needs when it takes a place, and takes 0.35 s to import."""
 
@@ -59,8 +63,25 @@ class Runner:
         self._crew = crew
         self._estate = estate
         self._settings = settings
-        self._healer = Healer(crew, journal, self._run_again, settings.replace_wait_s)
+        self._healer = Healer(crew, journal, estate, self._run_again, settings.replace_wait_s)
         self._watches: tuple[CellWatch, ...] = ()
+
+    @property
+    def is_halfway(self) -> bool:
+        """Whether the workers are as a heal has left them that was broken off."""
+        return self._estate.estate.loss is not None
+
+    def refuse_unready(self, ranks: Sequence[int]) -> None:
+        """Raises WorkerError where one of these ranks is dead, or can take no cell."""
+        if self.is_halfway:
+            raise WorkerError(f"the workers are not whole: {_HALFWAY}")
+        self._crew.engines.refuse_dead(ranks)
+        busy = [rank for rank in ranks if rank in self.busy()]
+        if busy:
+            raise WorkerError(
+                f"rank {labels.ranks(busy)} is still in an earlier cell: wait for it "
+                "(%dist_status), or type %dist_restart for new workers"
+            )
 
     def busy(self) -> frozenset[int]:
         """The ranks that are in a cell."""
@@ -80,7 +101,7 @@ class Runner:
         self._watches = ()
 
     def run(
-        self, cell: CellUnderWay, view: CellView, live: LiveRun, host_of: Mapping[int, str]
+        self, cell: CellUnderWay, view: View, live: LiveRun, host_of: Mapping[int, str]
     ) -> None:
         """Run a cell to its end, however often it has to be healed for that.
 
@@ -95,13 +116,22 @@ class Runner:
             LeftError: it goes on, and another process follows it.
         """
         recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
-        heals = _Heals(recorder, live, view, self._estate, cell.max_heals, self._pids)
-        task = _Task(cell, view, live, host_of, recorder, heals)
+        heals = Heals(recorder, live, view, self._estate, cell.max_heals, self._pids)
+        saving = cell.request.saving
+        if saving is not None and saving.resume:
+            heals.saved = names_in(Path(saving.folder))
+        task = Task(cell, view, live, host_of, recorder, heals)
         watch = self._watch(task)
-        self._finish(task, watch, self._sending(task, watch, cell.request))
+        sending = self._sending(task, watch, cell.request)
+
+        def send() -> None:
+            self._require_names(cell.request, heals.saved)
+            sending()
+
+        self._finish(task, watch, self._losing() or send)
 
     def expect(
-        self, cell: CellUnderWay, former: Former, view: CellView, host_of: Mapping[int, str]
+        self, cell: CellUnderWay, former: Former, view: View, host_of: Mapping[int, str]
     ) -> Callable[[], None]:
         """The ranks are in a cell that another process has sent: what they say counts from here.
 
@@ -115,15 +145,15 @@ class Runner:
             What follows it to its end; it raises as `run` does.
         """
         recorder = Recorder(cell.request.number, is_step=cell.request.step is not None)
-        heals = _Heals(recorder, former.live, view, self._estate, cell.max_heals, self._pids)
+        heals = Heals(recorder, former.live, view, self._estate, cell.max_heals, self._pids)
         for heal in former.heals:
             recorder.healed(heal)
-        heals.saved, heals.began = cell.saved, heals.began - former.age_s
-        heals.has_opened = bool(cell.saved)
-        task = _Task(cell, view, former.live, host_of, recorder, heals)
+        heals.take_over(cell, former)
+        task = Task(cell, view, former.live, host_of, recorder, heals)
         self.number = cell.request.number - 1
         watch = self._watch(task)
-        watch.expect(cell.request, former)
+        losing = self._losing()
+        watch.expect(cell.request, former, () if losing else host_of)
         if former.begun is not None:
             view.resume(former.begun)
 
@@ -131,9 +161,20 @@ class Runner:
             send = self._crew.dispatcher.send
             watch.resume(cell.request, send, stopping=former.stopping)
 
-        return lambda: self._finish(task, watch, resume)
+        return lambda: self._finish(task, watch, losing or resume)
 
-    def _finish(self, task: _Task, watch: CellWatch, follow: Callable[[], None]) -> None:
+    def _losing(self) -> Callable[[], None] | None:
+        """What says that a heal was not brought to its end, and so begins it anew, if it is so."""
+        loss = self._estate.estate.loss
+        if loss is None:
+            return None
+
+        def lose() -> None:
+            raise RanksLostError(loss.ranks, loss.reason, ": type %dist_restart for new workers")
+
+        return lose
+
+    def _finish(self, task: Task, watch: CellWatch, follow: Callable[[], None]) -> None:
         request, left = task.cell.request, False
         try:
             while True:
@@ -141,7 +182,7 @@ class Runner:
                     follow()
                 except RanksLostError as lost:
                     watch.fail(lost)
-                    request = self._healed(request, lost, task.heals)
+                    request = self._healed(request, lost, task, watch)
                     self._estate.update(**controllers_of(self._crew))
                     task = self._shrunk(task)
                     watch = self._watch(task)
@@ -150,6 +191,11 @@ class Runner:
                     return
         except LeftError:
             left = True
+            raise
+        except KeyboardInterrupt:
+            watch.interrupted()
+            if self.is_halfway:
+                task.view.say(f"interrupted while workers were replaced: {_HALFWAY}")
             raise
         finally:
             with interrupt_held():
@@ -160,14 +206,14 @@ class Runner:
                 else:
                     self._close(task, watch)
 
-    def _close(self, task: _Task, watch: CellWatch) -> None:
+    def _close(self, task: Task, watch: CellWatch) -> None:
         said = task.live.end(*watch.how_it_ended())
         try:
             task.view.close(self.last_run._repr_mimebundle_, said)
         finally:
             task.live.close()
 
-    def _sending(self, task: _Task, watch: CellWatch, request: CellRequest) -> Callable[[], None]:
+    def _sending(self, task: Task, watch: CellWatch, request: CellRequest) -> Callable[[], None]:
         """What sends the cell, with the number that is the watch's, and follows it."""
         sent = structs.replace(request, number=self.number)
 
@@ -191,29 +237,34 @@ class Runner:
             named = f"rank {labels.ranks(lost)} died" if lost else "collectives are broken"
             raise RanksLostError(lost, named, ": type %dist_restart for new workers")
 
-    def _watch(self, task: _Task) -> CellWatch:
+    def _require_names(self, request: CellRequest, saved: Sequence[str]) -> None:
+        """Raises RanksLostError where names are gone that can be made again, to be restored then.
+
+        A step that failed may have taken its arrays along.
+        """
+        if not saved or self.gone():
+            return
+        gone = sorted({*itertools.chain(*self._crew.engines.apply(transfer.missing, saved))})
+        if gone and self._healer.can_heal(request, saved):
+            names = ", ".join(f"`{name}`" for name in gone)
+            raise RanksLostError((), f"{names} went with a step that failed")
+
+    def _watch(self, task: Task) -> CellWatch:
         self.number += 1
-        watch = CellWatch(
-            self.number,
-            task.host_of,
-            self._crew,
-            task.view,
-            task.live,
-            self._settings,
-            task.recorder,
-            task.heals.opened,
-            task.cell.hang_after_s,
-            detached=task.cell.detached,
-        )
+        watch = CellWatch(self.number, task, self._crew, self._settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
         return watch
 
-    def _healed(self, request: CellRequest, lost: RanksLostError, heals: _Heals) -> CellRequest:
+    def _healed(
+        self, request: CellRequest, lost: RanksLostError, task: Task, watch: CellWatch
+    ) -> CellRequest:
         """What is to be run instead, by ranks that are all there again.
 
         Raises:
             RanksLostError: it may not be healed, or cannot.
+            LeftError: another process begins it anew.
         """
+        heals = task.heals
         while True:
             if request.saving is None or not heals.may_begin(lost):
                 raise lost
@@ -222,6 +273,12 @@ class Runner:
             try:
                 self._healer.heal(lost, request, heals.saved)
                 break
+            except LeftError:
+                raise
+            except KeyboardInterrupt:
+                if watch.kernel_ends():
+                    raise LeftError from None
+                raise
             except NbdistError as error:
                 dead = self._crew.engines.dead()
                 if not dead:
@@ -232,7 +289,7 @@ class Runner:
         saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
         return structs.replace(request, saving=saving, seconds=heals.resume())
 
-    def _shrunk(self, task: _Task) -> _Task:
+    def _shrunk(self, task: Task) -> Task:
         """With the ranks that there are now, where they are fewer."""
         if self._crew.world_size == len(task.host_of):
             return task
@@ -250,119 +307,14 @@ class Runner:
         Raises:
             CellError, WorkerError: as `Cluster.run` says.
         """
-        hosts = {rank: self._crew.hellos[rank].host for rank in ranks}
         self.number += 1
-        watch = CellWatch(
-            self.number,
-            hosts,
-            self._crew,
-            SilentView(),
-            UnkeptRun(""),
-            self._settings,
-            Recorder(self.number, is_step=False),
-            _ignore,
-            0.0,
-            detached=False,
-        )
-        self._watches = (watch,)
         again = structs.replace(request, number=self.number, saving=None, replays=True)
+        cell = CellUnderWay(request=again, ranks=tuple(ranks))
+        view, live = SilentView(), UnkeptRun("")
+        recorder = Recorder(self.number, is_step=False)
+        heals = Heals(recorder, live, view, self._estate, 0, self._pids)
+        hosts = {rank: self._crew.hellos[rank].host for rank in ranks}
+        task = Task(cell, view, live, hosts, recorder, heals)
+        watch = CellWatch(self.number, task, self._crew, self._settings)
+        self._watches = (watch,)
         watch.follow(again, self._crew.dispatcher.send)
-
-
-class _Heals:
-    """How often a run was healed, and what came of it.
-
-    Args:
-        recorder: keeps the run's result.
-        live: keeps the run.
-        view: shows it.
-        estate: is told what is saved.
-        most: in an hour.
-        pids: of all ranks, as they are by then.
-
-    Attributes:
-        saved: names whose values its checkpoints have.
-        has_opened: the checkpoints in its folder are its own.
-        began: when the run did, by `time.monotonic`.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        live: LiveRun,
-        view: CellView,
-        estate: EstateFile,
-        most: int,
-        pids: Callable[[], Mapping[int, int]],
-    ) -> None:
-        self.saved: tuple[str, ...] = ()
-        self.has_opened = False
-        self.began = time.monotonic()
-        self._recorder = recorder
-        self._live = live
-        self._view = view
-        self._estate = estate
-        self._most = most
-        self._pids = pids
-        self._workers = len(pids())
-        self._resumed_s = 0.0
-        self._at: list[float] = []
-        self._lost: RanksLostError | None = None
-
-    def begin(self, lost: RanksLostError) -> None:
-        """These ranks are about to be replaced."""
-        self._live.healing(lost.reason)
-        self._view.healing(lost.reason)
-
-    def resume(self) -> float:
-        """Ranks begin again: seconds since the run began, from which they count on."""
-        self._resumed_s = time.monotonic() - self.began
-        return self._resumed_s
-
-    def may_begin(self, lost: RanksLostError) -> bool:
-        """Whether this loss is healed, which is counted."""
-        now = time.monotonic()
-        self._at = [*(at for at in self._at if now - at < _HOUR_S), now]
-        if len(self._at) > self._most:
-            if self._most:
-                lost.add_note(f"It was healed {self._most} times within an hour (--max-heals)")
-            return False
-        self._lost = lost
-        return True
-
-    def opened(self, opened: Opened) -> None:
-        """A rank has its state; the first one that has it after a loss tells where it goes on."""
-        self.has_opened = True
-        if self.saved != opened.names:  # all ranks say the same
-            self.saved = opened.names
-            self._estate.opened(opened.names)
-        if self._lost is not None:
-            lost, self._lost = self._lost, None
-            pids = self._pids()
-            heal = Heal(
-                time_s=self._resumed_s,
-                ranks=lost.ranks,
-                reason=lost.reason,
-                step=max(0, opened.step),
-                lost_s=time.monotonic() - self._at[-1],
-                workers=len(pids) if len(pids) < self._workers else 0,
-            )
-            self._workers = len(pids)
-            self._recorder.healed(heal)
-            self._live.healed(heal, pids)
-            self._view.healed(heal)
-
-
-def _ignore(_: Opened) -> None:
-    """What a cell saves that is run again is nothing."""
-
-
-class _Task(NamedTuple):
-    """A cell, and where what comes of it goes."""
-
-    cell: CellUnderWay
-    view: CellView
-    live: LiveRun
-    host_of: Mapping[int, str]
-    recorder: Recorder
-    heals: _Heals

@@ -257,9 +257,10 @@ class Cluster:
             guard=guard,
         )
         broken = self._crew.collectives.broken.intersection([request.strategy])
-        needs_heal = self._runner.gone() or "mirrored" in broken  # its variables would be gone
+        needs_heal = self._runner.gone() or self._runner.is_halfway
+        needs_heal = needs_heal or "mirrored" in broken  # its variables would be gone
         if saving is None or not max_heals or not needs_heal:
-            self._refuse_unready(chosen)
+            self._runner.refuse_unready(chosen)
             self._mend()
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
         workers = [w for w in self.workers(measure=False) if w.rank in chosen]
@@ -322,15 +323,6 @@ class Cluster:
         """The ranks that were named; all, when none were."""
         return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
 
-    def _refuse_unready(self, chosen: Sequence[int]) -> None:
-        self._crew.engines.refuse_dead(chosen)
-        busy = [rank for rank in chosen if rank in self._runner.busy()]
-        if busy:
-            raise WorkerError(
-                f"rank {', '.join(map(str, busy))} is still in an earlier cell: wait for it "
-                "(%dist_status), or type %dist_restart for new workers"
-            )
-
     # Objects.
 
     def push(self, objects: Mapping[str, object], ranks: str | None = None) -> int:
@@ -370,7 +362,7 @@ class Cluster:
     def _apply(
         self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]
     ) -> list[Any]:
-        self._refuse_unready(chosen)
+        self._runner.refuse_unready(chosen)
         try:
             return self._crew.engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:

@@ -174,3 +174,22 @@ def test_bad_options_are_named(options: dict[str, object], message: str) -> None
     resume = bool(given.pop("resume"))
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         parse_saving(**given, resume=resume)  # type: ignore[arg-type]
+
+
+def test_what_a_failed_step_took_along_is_made_again(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The run that goes on needs no cell before it."""
+    folder = tmp_path / "kept"
+    cluster.run(FORM.setup)
+    FORM.run(cluster, data="batches")
+    whole = FORM.digest_of(cluster)
+    cluster.run(FORM.setup)
+    cluster.run("def at(step):\n    if rank == 1 and step == 10:\n        raise ValueError")
+    with pytest.raises(CellError, match="ValueError"):
+        FORM.run(cluster, data="batches", saving=Saving(folder=str(folder), every_steps=4))
+    cluster.run("def at(step):\n    pass")
+    run = FORM.run(cluster, data="batches", saving=resumed(folder))
+    assert [heal.ranks for heal in run.heals] == [()]
+    assert run.heals[0].reason.endswith("went with a step that failed")
+    assert FORM.digest_of(cluster) == whole

@@ -84,13 +84,19 @@ class Controller:
             raise StartError(f"the controller did not answer: {error}") from error
         return f"pid {process.pid}"
 
-    def take_over(self, pids: list[int]) -> None:
-        """Use the one that another process has started; none, if that is gone."""
+    def take_over(self, pids: list[int], *, answers: bool) -> None:
+        """Use the one that another process has started; of one that is gone, end what is left.
+
+        Args:
+            pids: its processes that run.
+            answers: the controller is the first of these.
+        """
         file = self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
         missing = psutil.NoSuchProcess, OSError, ipyparallel.TimeoutError
         with contextlib.suppress(*missing):
             self._processes = [psutil.Process(pid) for pid in pids]
-            self.client = ipyparallel.Client(str(file), timeout=_CLIENT_S)
+            if answers:
+                self.client = ipyparallel.Client(str(file), timeout=_CLIENT_S)
 
     def guard_schedulers(self) -> None:
         """They are processes of their own, which outlive it when it is killed."""

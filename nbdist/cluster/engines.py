@@ -20,6 +20,7 @@ from nbdist.cluster.launch import (
     SeedEngineSetLauncher,
     SeedProcess,
     engine_name,
+    is_engine,
     repeat_until,
     spare_name,
 )
@@ -112,24 +113,24 @@ class Engines:
             places=self.places,
         )
 
-    def take_over(self, books: EngineBooks, controllers: list[int]) -> None:
+    def take_over(self, books: EngineBooks, controllers: list[int], *, answers: bool) -> None:
         """Use what another process has started.
 
         Args:
             books: what that knew of it.
-            controllers: the controller first; none where it is gone: then cells still run, and
-                nothing else does.
+            controllers: the controller and its schedulers, those that run.
+            answers: the controller is the first of them; without it, cells run, and nothing else.
         """
         self._names, self._engine_ids = dict(books.names), dict(books.ids)
         self._former_ids, self.places = set(books.former_ids), books.places
         self._spares, self._spares_made = dict(books.spares), books.spares_made
-        self.controller.take_over(controllers)
+        self.controller.take_over(controllers, answers=answers)
         self._engine_set = "taken"
         self.controller.new_launcher(
             engine_set_id=self._engine_set,
             engine_args=self._engine_args(),
             seed=self._seed,
-            names=[*self._names.values(), *self._spares.values()],
+            names=[name for name in self._seed.pids() if is_engine(name)],
             own_env=[],
             cores=[],
         )

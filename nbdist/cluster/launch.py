@@ -32,19 +32,24 @@ if TYPE_CHECKING:
 
 ENGINE_TARGET = "nbdist.worker.engine:main"
 COORDINATOR_TARGET = "nbdist.worker.coordinator:main"
-COORDINATOR = "coordinator"
+COORDINATOR, _OF_RANK, _SPARE = "coordinator", "rank-", "spare-"
 _END_TIMEOUT_S = 10.0
 _BEGIN_TIMEOUT_S = 60.0
 
 
 def engine_name(rank: int) -> str:
     """How the seed calls an engine that was forked for a rank."""
-    return f"rank-{rank}"
+    return f"{_OF_RANK}{rank}"
 
 
 def spare_name(number: int) -> str:
     """How the seed calls an engine that waits for a rank, and that has one, later on."""
-    return f"spare-{number}"
+    return f"{_SPARE}{number}"
+
+
+def is_engine(name: str) -> bool:
+    """Whether the seed calls an engine so."""
+    return name.startswith((_OF_RANK, _SPARE))
 
 
 class SeedProcess:

@@ -299,7 +299,7 @@ class Seat:
 
     def _replace(self) -> None:
         """There is no owner: a keeper is started where a run goes on, else somebody may come."""
-        if not self._describe()["children"]:  # there is nothing to come back to
+        if not self._describe()["children"] and not self._detached:  # nothing to come back to
             self.over = self.left = True
             return
         self._deadline = time.monotonic() + self._grace_s

@@ -32,7 +32,7 @@ from nbdist.records.cluster import (
     WorkerIdentity,
     WorkerState,
 )
-from nbdist.records.estate import CellUnderWay, Estate
+from nbdist.records.estate import CellUnderWay, CollectiveBooks, Estate, Loss
 from nbdist.records.kept import (
     BAD_MESSAGE,
     CLUSTER_ID,
@@ -166,6 +166,7 @@ __all__ = [
     "ClusterRequest",
     "ClusterState",
     "Collective",
+    "CollectiveBooks",
     "Columns",
     "Communication",
     "Compiled",
@@ -189,6 +190,7 @@ __all__ = [
     "Level",
     "Link",
     "LocalDevices",
+    "Loss",
     "MeshShape",
     "Metrics",
     "MimeBundle",

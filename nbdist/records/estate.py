@@ -27,13 +27,41 @@ class CellUnderWay(Record, frozen=True):
 
     request: CellRequest
     ranks: tuple[int, ...]
-    run: str
-    runs: str
-    hang_after_s: float
-    max_heals: int
-    once: bool
-    detached: bool
+    run: str = ""
+    runs: str = ""
+    hang_after_s: float = 0.0
+    max_heals: int = 0
+    once: bool = False
+    detached: bool = False
     saved: tuple[str, ...] = ()
+
+
+class CollectiveBooks(Record, frozen=True):
+    """What the owner of a cluster knows of its collectives.
+
+    Attributes:
+        devices: of each rank.
+        broken: strategies whose collectives were broken off.
+        rebuilds: how often TensorFlow's were made anew in these processes.
+        heals: how often ranks were replaced among others that stayed.
+    """
+
+    devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
+    broken: tuple[StrategyName, ...] = ()
+    rebuilds: int = 0
+    heals: int = 0
+
+
+class Loss(Record, frozen=True):
+    """Ranks were lost, and are not all replaced yet.
+
+    Attributes:
+        ranks: which.
+        reason: what became of them, in a line.
+    """
+
+    ranks: tuple[int, ...]
+    reason: str
 
 
 class Estate(Record, frozen=True):
@@ -48,9 +76,9 @@ class Estate(Record, frozen=True):
         dispatch: where their cells come from.
         controllers: ipyparallel's controller, and then its schedulers.
         hellos: of the ranks; none before they are there.
-        devices: of each rank.
         books: what is known of the engines.
-        broken: strategies whose collectives were broken off.
+        collectives: what is known of what is between them.
+        loss: engines and collectives are as whoever began to heal them has left them; else None.
         cells: the number of the last cell that was sent.
         ran: their texts, in percent format.
         cell: the one under way; None between cells.
@@ -65,9 +93,9 @@ class Estate(Record, frozen=True):
     keeper: bool = False
     controllers: tuple[Writer, ...] = ()
     hellos: tuple[WorkerHello, ...] = ()
-    devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
     books: EngineBooks = EngineBooks()
-    broken: tuple[StrategyName, ...] = ()
+    collectives: CollectiveBooks = CollectiveBooks()
+    loss: Loss | None = None
     cells: int = 0
     ran: tuple[str, ...] = ()
     cell: CellUnderWay | None = None

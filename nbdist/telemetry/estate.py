@@ -14,7 +14,7 @@ from nbdist.telemetry.files import read_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nbdist.records import CellRequest, CellUnderWay
+    from nbdist.records import CellRequest, CellUnderWay, Loss
     from nbdist.telemetry.files import LateFiles
 
 ESTATE_FILE = "estate.json"
@@ -67,6 +67,11 @@ class EstateFile:
             cell = msgspec.structs.replace(self.estate.cell, ranks=ranks)
             self.estate = msgspec.structs.replace(self.estate, cell=cell)
 
+    def lose(self, loss: Loss) -> None:
+        """Ranks are about to be replaced: it is known from here on, until a cell is `sent`."""
+        self.update(loss=loss)
+        self._files.settle()
+
     def sent(self, request: CellRequest, **changes: object) -> None:
         """The cell under way is about to be sent, as it is here: again, where it was healed.
 
@@ -75,7 +80,7 @@ class EstateFile:
         cell = self.estate.cell
         if cell is not None:
             cell = msgspec.structs.replace(cell, request=request)
-        self.update(cell=cell, cells=request.number, **changes)
+        self.update(cell=cell, cells=request.number, loss=None, **changes)
         if cell is not None and cell.detached:
             self._files.settle()
 

@@ -11,6 +11,7 @@ from ipykernel.kernelapp import IPKernelApp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_KERNEL_ENDS_S = 0.5
 _POLL_S = 0.05
 
 
@@ -36,14 +37,15 @@ def this_request() -> Request:
     return Request(message.get("header", {}).get("msg_id", ""), str(cell))
 
 
-def kernel_ends_within(seconds: float, meanwhile: Callable[[float], None]) -> bool:
+def kernel_ends(meanwhile: Callable[[float], None]) -> bool:
     """Whether the front end asks the kernel to end, so as to restart it or not.
 
+    It interrupts it first, and asks within a moment, which is waited for.
+
     Args:
-        seconds: how long that is waited for.
-        meanwhile: takes a part of the time.
+        meanwhile: takes so many seconds of it.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _KERNEL_ENDS_S
     while IPKernelApp.initialized() and time.monotonic() < deadline:
         if IPKernelApp.instance().kernel.shell.exit_now:
             return True

@@ -61,6 +61,33 @@ class View(Protocol):
         """Show a line that is about the run, and of no rank's."""
         ...
 
+    def resume(self, begun: StepBegun | FitBegun) -> None:
+        """Go on with steps that began elsewhere, where it was said how they would be."""
+        ...
+
+    def healing(self, reason: str) -> None:
+        """Ranks are being replaced, for this reason."""
+        ...
+
+    def healed(self, heal: Heal) -> None:
+        """They were, and the run goes on."""
+        ...
+
+    def shrink(self, host_of: Mapping[int, str]) -> None:
+        """The cell goes on on these ranks alone."""
+        ...
+
+    def close(
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+    ) -> None:
+        """Show what is left, the run as it ended, and what else is to be said of it.
+
+        Args:
+            drawn: makes a picture and a text of the run, with its metadata.
+            said: lines about it.
+        """
+        ...
+
 
 class Line(msgspec.Struct, frozen=True):
     """A line of text that a rank wrote, without its end."""
@@ -167,7 +194,6 @@ class CellView:
                 self._tail.write("stdout", line + "\n")
 
     def resume(self, begun: StepBegun | FitBegun) -> None:
-        """Go on with steps that began elsewhere, where it was said how they would be."""
         self._begun = True
         self._run.begin(begun)
 
@@ -206,28 +232,19 @@ class CellView:
         self._tail.write("stderr", f"nbdist: {line}\n")
 
     def healing(self, reason: str) -> None:
-        """Ranks are being replaced, for this reason."""
         self._run.healing(reason)
 
     def shrink(self, host_of: Mapping[int, str]) -> None:
-        """The cell goes on on these ranks alone."""
         self.flush(everything=True)
         self._of_ranks(host_of)
 
     def healed(self, heal: Heal) -> None:
-        """They were, and the run goes on."""
         self._run.healed(heal)
         self.say(labels.healed(heal))
 
     def close(
         self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
     ) -> None:
-        """Show what is left, the run as it ended, and what else is to be said of it.
-
-        Args:
-            drawn: makes a picture and a text of the run, with its metadata.
-            said: lines about it.
-        """
         self.flush(everything=True)
         self._run.close(drawn)
         for line in said:

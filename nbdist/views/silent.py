@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nbdist.records import FitBegun, Heal, MimeBundle, StepBegun
     from nbdist.views.cell import Shareable
 
 
@@ -16,3 +19,15 @@ class SilentView:
     def flush(self) -> None: ...
 
     def say(self, line: str) -> None: ...
+
+    def resume(self, begun: StepBegun | FitBegun) -> None: ...
+
+    def healing(self, reason: str) -> None: ...
+
+    def healed(self, heal: Heal) -> None: ...
+
+    def shrink(self, host_of: Mapping[int, str]) -> None: ...
+
+    def close(
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+    ) -> None: ...

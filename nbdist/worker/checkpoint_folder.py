@@ -175,6 +175,14 @@ def steps_in(folder: Path) -> list[int]:
     return []
 
 
+def names_in(folder: Path) -> tuple[str, ...]:
+    """What of a cell's names the newest checkpoint has; none where there is none to be read."""
+    with contextlib.suppress(OSError, StepError):
+        for step in steps_in(folder)[-1:]:
+            return Checkpoint(folder, step).manifest().names
+    return ()
+
+
 def prepare(folder: Path) -> None:
     """Make the folder.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from nbdist.errors import UnsentError
 from nbdist.records import (
     WATCHDOG,
     Beat,
@@ -124,7 +125,7 @@ def _say_whether_there(worker: Worker, cell: int) -> None:
         worker.say(worker.ended, urgent=True)
     else:
         failure = Failure(
-            ename="WorkerError",
+            ename=UnsentError.__name__,
             evalue="the notebook was gone before it had sent the cell to this rank",
             traceback=(),
             same="",
