@@ -112,6 +112,30 @@ def test_the_run_goes_on_with_fewer_and_the_same_batch(
     assert len(cluster.run("rank").results) == RANKS
 
 
+@pytest.mark.parametrize("form", ["mirrored step"], indirect=True)
+def test_what_the_lost_worker_had_counted_is_not_lost(
+    cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
+) -> None:
+    """Each has its own part of a metric."""
+    counting = (
+        "import tensorflow as tf\nwith strategy.scope():\n    samples = keras.metrics.Sum()\n"
+        "def at(step): time.sleep(0.05)"
+    )
+    counted = dataclasses.replace(
+        form, cell=f"samples.update_state(tf.ones(len(batch[0]))){form.cell}"
+    )
+    cluster.run(form.setup, strategy=form.strategy)
+    cluster.run(counting, strategy=form.strategy)
+    cluster.run(dies(tmp_path), once=True)
+    with killed_at_birth(cluster):
+        saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
+        run = counted.run(cluster, data="batches", saving=saving)
+    assert [heal.workers for heal in run.heals] == [2]
+    total = training.SAMPLES * training.EPOCHS
+    said = cluster.run("float(samples.result())", strategy=form.strategy).results
+    assert said == {rank: str(float(total)) for rank in range(2)}
+
+
 def test_without_it_a_worker_is_waited_for(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -63,6 +63,20 @@ _MARGIN = 1.1
 """A checkpoint takes a little more than its arrays."""
 
 
+class Own(NamedTuple):
+    """What was each rank's own, as a rank takes it up; there may be more or fewer than there were.
+
+    Attributes:
+        values: of the rank that had its place; of the last one where none had.
+        is_new: none had.
+        orphans: of ranks whose places are no more, which rank 0 takes up.
+    """
+
+    values: dict[str, np.ndarray]
+    is_new: bool
+    orphans: tuple[dict[str, np.ndarray], ...]
+
+
 class State(Protocol):
     """What a framework has of a run; made cheaply, as it may be asked for its digests alone.
 
@@ -96,7 +110,7 @@ class State(Protocol):
         """Of what all ranks are to have alike; of the same things in the same order on all."""
         ...
 
-    def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:
+    def restore(self, folder: Path, own: Own) -> None:
         """Take the values of a checkpoint.
 
         Raises:
@@ -260,10 +274,16 @@ class Saved:
             )
 
     def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
-        rank = min(self._worker.rank, manifest.world_size - 1)
-        own = checkpoint.own(rank)
-        self._state.restore(checkpoint.path / self._state.kind, unpack(own["arrays"]))
-        generators.restore(own["random"])
+        rank, before = self._worker.rank, manifest.world_size
+        former = checkpoint.own(min(rank, before - 1))
+        gone = range(self._worker.world_size, before) if rank == 0 else ()
+        own = Own(
+            values=unpack(former["arrays"]),
+            is_new=rank >= before,
+            orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
+        )
+        self._state.restore(checkpoint.path / self._state.kind, own)
+        generators.restore(former["random"])
 
     def due(self, step: int) -> bool:
         return step >= self._next and step != self._saved

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from nbdist.worker.checkpoint import Own
+
 
 class Holder(Protocol):
     """Who has arrays, and takes others in their place."""
@@ -78,7 +80,7 @@ class JaxState:
         )
         return [*of_facts(self._holder.facts()), *copies]
 
-    def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:
+    def restore(self, folder: Path, own: Own) -> None:
         del own
         self._holder.take(_read(folder))
 

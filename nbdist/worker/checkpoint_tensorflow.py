@@ -17,6 +17,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from nbdist.errors import StepError
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    import numpy as np
-
+    from nbdist.worker.checkpoint import Own
     from nbdist.worker.digest import Digest
 
 _FILE = "state"
@@ -94,7 +94,7 @@ class TensorFlowState:
     def digests(self) -> list[Digest]:
         return [*of_facts(self._facts()), *self._alike.digests()]
 
-    def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:
+    def restore(self, folder: Path, own: Own) -> None:
         self._copies.restore(folder, own)
 
 
@@ -127,7 +127,7 @@ class _Copies:
         parts = ((i, j, part) for i, value in enumerate(self._own) for j, part in _parts(value))
         return {f"{i}/{j}": part.numpy() for i, j, part in parts}
 
-    def restore(self, folder: Path, own: dict[str, np.ndarray]) -> None:
+    def restore(self, folder: Path, own: Own) -> None:
         try:
             self._root.read(str(folder / _FILE)).assert_existing_objects_matched()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
@@ -135,16 +135,25 @@ class _Copies:
             raise StepError(
                 f"the checkpoint {folder.parent} does not fit what the cell uses: {first}"
             ) from None
-        parts = {f"{i}/{j}": p for i, value in enumerate(self._own) for j, p in _parts(value)}
-        if parts.keys() != own.keys():
+        parts = {
+            f"{i}/{j}": (part, _is_added_up(value))
+            for i, value in enumerate(self._own)
+            for j, part in _parts(value)
+        }
+        if parts.keys() != own.values.keys():
             raise StepError(
                 f"the checkpoint {folder.parent} does not fit what the cell uses: it has "
-                f"{len(own)} values of this rank's own, and there are {len(parts)} here"
+                f"{len(own.values)} values of this rank's own, and there are {len(parts)} here"
             )
         for value, copy in self._pairs:
             value.assign(copy)
-        for name, part in parts.items():
-            part.assign(own[name])
+        for name, (part, is_added_up) in parts.items():
+            values = own.values[name]
+            if is_added_up and own.is_new:
+                values = np.zeros_like(values)
+            for orphan in own.orphans if is_added_up else ():
+                values = values + orphan[name]
+            part.assign(values)
 
     def _copy_all(self) -> None:
         for value, copy in self._pairs:
@@ -215,6 +224,14 @@ def _unlike(values: Iterable[Any]) -> list[Any]:
 def _is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable) or (
         isinstance(value, tf.distribute.DistributedValues) and tf.is_tensor(value)
+    )
+
+
+def _is_added_up(value: Any) -> bool:
+    """Whether ranks have shares of one sum, which none may lose or have twice: in metrics."""
+    return bool(
+        value.synchronization == tf.VariableSynchronization.ON_READ
+        and value.aggregation == tf.VariableAggregation.SUM
     )
 
 

@@ -138,6 +138,9 @@ _NATIVE = re.compile(r"[IWE]\d{4} [\d:.]+ ")
 _NOISE = re.compile(
     r"I\d{4} [\d:.]+ |WARNING: All log messages before absl::InitializeLog|"
     r"[WE]\d{4} [\d:.]+ +\d+ util\.cc:\d+\] (Not handling type|oneDNN supports DT_)|"
+    r"[WE]\d{4} [\d:.]+ +\d+ (ring_\w+|base_collective_executor|local_rendezvous)\.cc:|"
+    r"Additional GRPC error information from remote target |:UNKNOWN:Error received from peer|"
+    r"The error could be from a previous operation\. Restart your program|\t \[\[\{\{node |"
     r"[-\d]+ [\d:.]+ \[IPEngine\.\d+\] WARNING \| No heartbeat"
 )
 
@@ -146,8 +149,9 @@ class LogTap:
     """Passes on what is written to descriptor 2, which is the engine's log file.
 
     The file keeps it: what a process says when it is aborted must not be lost in a pipe that it
-    would have to read itself. What TensorFlow's native code says for information, or of every
-    float64 graph, stays there, and what ipyparallel says of a machine that is busy.
+    would have to read itself. What TensorFlow's native code says for information, of every float64
+    graph, or of collectives that fail (which the error has too that is raised), stays there, and
+    what ipyparallel says of a machine that is busy.
 
     Args:
         write: gets the text.
