@@ -128,6 +128,23 @@ def test_one_that_raises_ends_the_cell_at_once_for_all(
     assert [worker.pid for worker in cluster.workers()] == pids
 
 
+def test_the_users_own_connections_stay(cluster: nbdist.Cluster) -> None:
+    """To a database, say; those of the collectives alone are shut."""
+    cluster.run(
+        f"{SETUP['pjrt']}\nfrom functools import partial\nimport socket\n"
+        "broken = partial(numbers, 1, at=30)\n"
+        "with socket.create_server(('127.0.0.1', 0)) as server:\n"
+        "    near = socket.create_connection(server.getsockname())\n"
+        "    far = server.accept()[0]",
+        strategy="pjrt",
+    )
+    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
+        cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+    near = "near.sendall(b'there')\nsocket.socket.recv(far, 5)"
+    assert set(cluster.run(near).results.values()) == {"b'there'"}
+    cluster.run("near.close(), far.close()")
+
+
 def test_arrays_of_jax_are_there_afterwards(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,50 +1,85 @@
-"""The TCP connections of this process, as Linux tells of them, and how to end some.
+"""Gloo's TCP connections of this process, as Linux tells of them, and how to end them.
 
 Gloo has no call that ends a collective. A connection that is shut down under it does: the
-collective that waits raises.
+collective that waits raises. A thread of gloo's waits for what comes on all of them, and on the
+socket that peers connect to, with one epoll: so they are told from connections of other libraries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _OPEN_FILES = Path("/proc/self/fd")
+_DETAILS = Path("/proc/self/fdinfo")
+_WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+)", re.MULTILINE)
 
 
-def connections() -> set[int]:
-    """The inodes of the sockets that are open now."""
-    return {inode for inode, _ in _sockets()}
+def listening() -> set[int]:
+    """The inodes of the TCP sockets that are open now and listen."""
+    return {inode for inode, number in _sockets().items() if _of_tcp(number, _listens)}
 
 
-def shut_but(known: set[int], ports: set[int]) -> int:
-    """Shut down every TCP connection, but those known and those to a port of these.
+def shut_beside(listeners: set[int]) -> int:
+    """Shut down every connection that is waited for together with one of these.
 
     Args:
-        known: inodes.
-        ports: of peers.
+        listeners: inodes of sockets that listen.
 
     Returns:
         How many were.
     """
-    count = 0
-    for inode, number in _sockets():
-        if inode not in known:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
-                if link.type == socket.SOCK_STREAM and link.getpeername()[1] not in ports:
-                    link.shutdown(socket.SHUT_RDWR)
-                    count += 1
-    return count
+    sockets = _sockets()
+    watched = set[int]().union(*(inodes for inodes in _polls() if inodes & listeners))
+    return sum(_of_tcp(sockets[inode], _shut) for inode in watched & sockets.keys())
 
 
-def _sockets() -> list[tuple[int, int]]:
-    """Inode and descriptor of each."""
+def _listens(link: socket.socket) -> bool:
+    return bool(link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _shut(link: socket.socket) -> bool:
+    link.getpeername()  # raises where it listens, or is not connected
+    link.shutdown(socket.SHUT_RDWR)
+    return True
+
+
+def _of_tcp(number: int, ask: Callable[[socket.socket], bool]) -> bool:
+    """The answer of a TCP socket, by its descriptor; of all else it is no."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
+        if link.type == socket.SOCK_STREAM and link.family in (socket.AF_INET, socket.AF_INET6):
+            return ask(link)
+    return False
+
+
+def _polls() -> list[set[int]]:
+    """Of each epoll, the inodes of what it waits for."""
+    found = []
+    for number, target in _open():
+        if target == "anon_inode:[eventpoll]":
+            with contextlib.suppress(OSError):
+                details = (_DETAILS / str(number)).read_text()
+                found.append({int(inode, 16) for inode in _WATCHED.findall(details)})
+    return found
+
+
+def _sockets() -> dict[int, int]:
+    """A descriptor of each, by inode."""
+    return {
+        int(target[8:-1]): number for number, target in _open() if target.startswith("socket:[")
+    }
+
+
+def _open() -> list[tuple[int, str]]:
     found = []
     for file in _OPEN_FILES.iterdir():
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            target = str(file.readlink())
-            if target.startswith("socket:["):
-                found.append((int(target[8:-1]), int(file.name)))
+            found.append((int(file.name), str(file.readlink())))
     return found

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 60
 _rescued = Rescued()
-_known_links: set[int] = set()
-"""Connections that this process had before it joined the others."""
+_listeners: set[int] = set()
+"""What peers connect to for collectives, by inode."""
 
 
 def break_off() -> None:
     """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
-    coordinator = int(distributed.global_state.coordinator_address.rpartition(":")[2])
-    links.shut_but(_known_links, {coordinator})
+    links.shut_beside(_listeners)
 
 
 def leave() -> None:
@@ -70,10 +69,11 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
         This rank's own devices.
     """
     _configure(wiring)
-    _known_links.update(links.connections())
+    before = links.listening()
     _join(wiring)
     strategy = PjRTStrategy()
     _prove_collectives(strategy.mesh)
+    _listeners.update(links.listening() - before)
     state.current().strategies["pjrt"] = strategy
     state.current().broken.discard("pjrt")
     state.current().memory.device_bytes = device_bytes
