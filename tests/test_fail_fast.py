@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nbdist
-from nbdist.records import Output, StepOptions
+from nbdist.cluster.launch import repeat_until
+from nbdist.records import Output, Rows, StepOptions
 from nbdist.telemetry.kept import kept
 from tests import clusters
 
@@ -31,7 +32,7 @@ kept = {"a": 1}
 def numbers(bad=-1, wait_s=0.0, at=5):
     for i in range(1000):
         if i == at and rank == bad:
-            if not wait_s: raise ValueError("a bug of the user's")
+            if not wait_s: raise ValueError(f"a bug of the user's at {time.time()}")
             print("hanging", flush=True)
             time.sleep(wait_s)
         yield np.float32(i)
@@ -118,10 +119,9 @@ def test_one_that_raises_ends_the_cell_at_once_for_all(
     cluster.run(SETUP[strategy], strategy=strategy)
     pids = [worker.pid for worker in cluster.workers()]
     cluster.run(f"from functools import partial\nbroken = partial(numbers, {bad}, at=300)")
-    began = time.monotonic()
     with pytest.raises(nbdist.CellError, match=f"ValueError on rank {bad}@") as error:
         cluster.run(STEP[strategy], step=steps("broken"), strategy=strategy)
-    assert time.monotonic() - began < ENDS_S + 2  # with the steps before it, one compiled
+    assert time.time() - float(error.value.evalue.split()[-1]) < ENDS_S
     assert not any("still running" in note for note in error.value.notes)
     assert any("made anew before the next cell" in note for note in error.value.notes)
     check_it_goes_on(cluster, strategy)
@@ -320,8 +320,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with clusters.cluster(hosts=2, framework="jax") as running:
         with pytest.raises(nbdist.CellError, match="ValueError"):
             running.run(cell)
-        while running.workers()[0].state == "busy":
-            time.sleep(0.1)
+        assert repeat_until(lambda: running.workers()[0].state == "idle", 20)
         run = running.run("import sys\nrank, 'tensorflow' in sys.modules")
         assert run.results == {0: "(0, False)", 1: "(1, False)"}
         assert "they are there again" in capsys.readouterr().out
@@ -338,10 +337,20 @@ def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
     assert re.fullmatch(r"nbdist: rank 1@\S+ says nothing in the cell; its process runs.*", told[0])
 
 
-def test_a_frozen_rank_is_named_and_the_others_are_freed(cluster: nbdist.Cluster) -> None:
+def test_a_frozen_rank_is_named_and_the_others_are_freed(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     pid = cluster.workers()[1].pid
-    threading.Timer(2.0, os.kill, (pid, signal.SIGSTOP)).start()
+    take, reported = cluster._runner.hear, threading.Event()
+
+    def hear(record: Speech) -> None:
+        take(record)
+        if isinstance(record, Rows) and not reported.is_set():
+            reported.set()
+            os.kill(pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(cluster._runner, "hear", hear)
     try:
         with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* was stopped by a signal after"):
             cluster.run(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import nbdist
+from nbdist.cluster.launch import repeat_until
 from nbdist.errors import CellError, PreemptedError
 from nbdist.records import Saving
 from tests import clusters, training
@@ -22,8 +25,12 @@ if TYPE_CHECKING:
 
     from nbdist.result import Run
 
-RANKS = 3
+FULL = pytest.mark.full
+RANKS, LAST = 3, training.STEPS
 EVERY = 5
+STEPS_BEFORE = ("step-00000005", "step-00000010")
+"""What may be the newest after step 12: the last one is written meanwhile, or was."""
+
 HEALED_S = 30.0
 """A heal takes two to four seconds here; these machines are busy."""
 
@@ -98,11 +105,11 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
     ("rank", "step"),
     [
         (RANKS - 1, 12),
-        pytest.param(0, 17, marks=pytest.mark.full),
-        pytest.param(0, 1, marks=pytest.mark.full),
-        pytest.param(RANKS - 1, 1, marks=pytest.mark.full),
-        pytest.param(0, training.STEPS, marks=pytest.mark.full),
-        pytest.param(RANKS - 1, training.STEPS, marks=pytest.mark.full),
+        pytest.param(0, 17, marks=FULL),
+        pytest.param(0, 1, marks=FULL),
+        pytest.param(RANKS - 1, 1, marks=FULL),
+        pytest.param(0, LAST, marks=FULL),
+        pytest.param(RANKS - 1, LAST, marks=FULL),
     ],
 )
 def test_a_rank_that_is_killed_is_replaced(
@@ -115,11 +122,11 @@ def test_a_rank_that_is_killed_is_replaced(
     assert run.heals[0].step <= step
 
 
-@pytest.mark.full  # test_fail_fast.py finds a frozen one
+@FULL  # test_fail_fast.py finds a frozen one
 @training.forms("pjrt step")
 @pytest.mark.parametrize(
     ("rank", "step"),
-    [(0, 12), *(pytest.param(r, s, marks=pytest.mark.full) for r, s in ((RANKS - 1, 1), (0, 24)))],
+    [(0, 12), *(pytest.param(r, s, marks=FULL) for r, s in ((RANKS - 1, 1), (0, 24)))],
 )
 def test_a_rank_that_is_frozen_is_replaced(
     trial: Trial, undisturbed: str, rank: int, step: int
@@ -128,9 +135,9 @@ def test_a_rank_that_is_frozen_is_replaced(
     trial.check(trial.run(), undisturbed)
 
 
-@pytest.mark.full  # test_fail_fast.py breaks off one that hangs
+@FULL  # test_fail_fast.py breaks off one that hangs
 @training.forms("mirrored step")
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
 def test_a_rank_that_leaves_the_others_waiting_is_replaced(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
@@ -139,10 +146,32 @@ def test_a_rank_that_leaves_the_others_waiting_is_replaced(
 
 
 @training.forms("pjrt step")
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
-def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: int) -> None:
+@pytest.mark.parametrize("what", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=FULL)])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
+def test_a_rank_that_is_gone_between_cells_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, what: signal.Signals
+) -> None:
+    engines = trial.cluster._crew.engines
+    os.kill(engines.pids()[rank], what)
+    assert repeat_until(lambda: rank in engines.dead() or engines.frozen(rank), HEALED_S)
+    run = trial.run()
+    trial.check(run, undisturbed)
+    assert run.heals[0].step == 0
+
+
+@training.forms("pjrt step")
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [
+        (RANKS - 1, 12),
+        *(pytest.param(r, s, marks=FULL) for r, s in ((0, 12), (RANKS - 1, 1), (0, LAST))),
+    ],
+)
+def test_a_bug_of_the_users_is_not_healed(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
     """The cell fails, what was saved is there, and the next cell goes on from it."""
-    trial.fault(RAISE, rank, 12)
+    trial.fault(RAISE, rank, step)
     with pytest.raises(CellError, match=f"ValueError on rank {rank}@"):
         trial.run()
     trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
@@ -151,7 +180,7 @@ def test_a_bug_of_the_users_is_not_healed(trial: Trial, undisturbed: str, rank: 
 
 
 @training.forms("mirrored fit")
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
 def test_a_rank_that_is_told_to_end_has_all_saved(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
@@ -167,7 +196,7 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
 
 
 @training.forms("pjrt step")
-@pytest.mark.parametrize("rank", [0, pytest.param(RANKS - 1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rank", [0, pytest.param(RANKS - 1, marks=FULL)])
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
@@ -183,6 +212,22 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     assert run.heals[0].step in (10, 15)
 
 
+@FULL  # test_checkpoint_faults.py fills one
+@training.forms()
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
+def test_a_disk_that_is_full_stops_nothing(trial: Trial, undisturbed: str, rank: int) -> None:
+    """A rank's files may not grow any more; the checkpoint before stays the newest."""
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, {})"
+    trial.cluster.run("import resource")
+    trial.fault(limit.format("(100, resource.RLIM_INFINITY)"), rank, 12)
+    run = trial.run()
+    trial.cluster.run(limit.format("2 * (resource.RLIM_INFINITY,)"))
+    assert not run.heals
+    assert trial.form.digest_of(trial.cluster) == undisturbed
+    assert max(path.name for path in trial.folder.glob("step-*")) in STEPS_BEFORE
+    assert any("was not saved" in note.text for note in run.notes)
+
+
 @pytest.fixture(scope="module")
 def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
     """What is behind it may be killed."""
@@ -191,7 +236,7 @@ def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
 
 
 @training.forms()
-@pytest.mark.full  # kills what `make test` would have to start again; test_cluster.py kills both
+@FULL  # kills what `make test` would have to start again; test_cluster.py kills both
 @pytest.mark.parametrize("part", ["controller", "seed"])
 def test_a_run_goes_on_without_what_started_it(
     alone: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path, part: str
@@ -204,7 +249,7 @@ def test_a_run_goes_on_without_what_started_it(
     trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
 
 
-@pytest.mark.full  # TensorFlow is imported once more
+@FULL  # TensorFlow is imported once more
 def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(tmp_path: Path) -> None:
     """Its collectives are broken from there on, and are of no use to the run."""
     with nbdist.Cluster(hosts=RANKS, spares=1) as both:
