@@ -223,9 +223,14 @@ class CellWatch:
         """The cell ends with this error."""
         self._status, self._error, self._failed = "failed", str(error), None
 
-    def interrupted(self) -> None:
-        """The cell ends with an interrupt, or a second Stop."""
+    def interrupted(self) -> list[int]:
+        """The cell ends with an interrupt, or a second Stop.
+
+        Returns:
+            The ranks that are still in steps that were broken off: they heed nothing.
+        """
         self._status, self._error = "stopped" if self._stops else "interrupted", ""
+        return sorted(self.running) if self._has_steps else []
 
     def _watch(self) -> None:
         """Show the cell until all ranks are done, or one has failed."""

@@ -52,6 +52,7 @@ class Runner:
 
     Attributes:
         number: of the last cell that was sent; they count from 1.
+        stuck: the ranks that are left in steps which were broken off: only their end helps.
         last_run: the cell that ran last, also when it failed.
     """
 
@@ -65,6 +66,7 @@ class Runner:
         self._settings = settings
         self._healer = Healer(crew, journal, estate, self._run_again, settings.replace_wait_s)
         self._watches: tuple[CellWatch, ...] = ()
+        self.stuck: list[int] = []
 
     @property
     def is_halfway(self) -> bool:
@@ -98,7 +100,7 @@ class Runner:
 
     def forget(self) -> None:
         """The engines are others: nobody is in a cell any more."""
-        self._watches = ()
+        self._watches, self.stuck = (), []
 
     def run(
         self, cell: CellUnderWay, view: View, live: LiveRun, host_of: Mapping[int, str]
@@ -193,9 +195,12 @@ class Runner:
             left = True
             raise
         except KeyboardInterrupt:
-            watch.interrupted()
+            self.stuck = watch.interrupted()
             if self.is_halfway:
                 task.view.say(f"interrupted while workers were replaced: {_HALFWAY}")
+            elif self.stuck:
+                named = labels.ranks(self.stuck)
+                task.view.say(f"rank {named} heeds nothing: it is killed, and all workers are new")
             raise
         finally:
             with interrupt_held():

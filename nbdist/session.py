@@ -301,6 +301,8 @@ class Cluster:
                 with interrupt_held():
                     self._held.settle()
                     self._journal.add_cell(self._held.estate.estate.last, self.last_run, failed)
+            if self._runner.stuck:
+                self.restart()
         self._crew.engines.warm_spares(setup.load, self._journal.imports())
 
     @property

@@ -283,6 +283,34 @@ def test_the_second_interrupt_breaks_a_hung_collective(
     check_it_goes_on(cluster, strategy)
 
 
+def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
+    cluster: nbdist.Cluster, when_it_hangs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C code that no signal reaches, and that is no collective."""
+    cluster.run(
+        f"{SETUP['pjrt']}\nimport ctypes, signal\ndef deaf():\n    for i in range(1000):\n"
+        "        if i == 24 and rank == 1:\n            print('hanging', flush=True)\n"
+        "            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        "            ctypes.CDLL(None).sleep(600)\n        yield np.float32(i)",
+        strategy="pjrt",
+    )
+    pids = {worker.pid for worker in cluster.workers()}
+    interrupts: list[float] = []
+
+    def interrupt() -> None:
+        interrupts.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when_it_hangs(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP["pjrt"], step=steps("deaf"), strategy="pjrt")
+    assert time.monotonic() - interrupts[1] < 30.0
+    assert "rank 1 heeds nothing: it is killed" in capsys.readouterr().err
+    assert not pids & {worker.pid for worker in cluster.workers()}
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    check_it_goes_on(cluster, "pjrt")
+
+
 @pytest.mark.full  # it is the interrupt, by another way
 def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_hangs: Any) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
