@@ -1,7 +1,7 @@
 """Runs every fault on real workers and writes what came of it into docs/reliability.md.
 
-`python -m tools.fault_matrix [PYTEST ARGUMENT...]`: half an hour, or what the arguments choose
-(`-k 'not hundred'`). The table is made of this one run.
+`python -m tools.fault_matrix [PYTEST ARGUMENT...]`: three quarters of an hour, or what the arguments
+choose (`-k 'not random'`). The table is made of this one run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reliability.md"
 REPORT = ROOT / "build" / "faults.xml"
-TESTS = tuple(
-    f"tests/test_{name}.py" for name in ("healing", "shrink", "checkpoint_faults", "chaos")
-)
+FAULTS = ("healing", "shrink", "checkpoint_faults", "owner_faults", "broken_heals", "chaos")
+TESTS = tuple(f"tests/test_{name}.py" for name in FAULTS)
 TITLE = "## The fault matrix"
 
 
