@@ -1,7 +1,7 @@
 """Runs every fault on real workers and writes what came of it into docs/reliability.md.
 
-`python -m tools.fault_matrix [PYTEST ARGUMENT...]`: three quarters of an hour, or what the arguments
-choose (`-k 'not random'`). The table is made of this one run.
+`python -m tools.fault_matrix [PYTEST ARGUMENT...]`: three quarters of an hour, or what the
+arguments choose (`-k 'not random'`). The table is made of this one run.
 """
 
 from __future__ import annotations
