@@ -105,7 +105,9 @@ class Spoiled:
 def _fit(name: str, spoil: str) -> Spoiled:
     form = training.FORMS[name]
     cell = form.cell.replace("callbacks=[At()]", "callbacks=[At(), Spoils()]")
-    return Spoiled(form, spoil + CALLBACK, r"model: sequential\S*/dense\S*/kernel", cell)
+    return Spoiled(
+        form, spoil + CALLBACK, r"model( of the fit)?: sequential\S*/dense\S*/kernel", cell
+    )
 
 
 _PJRT = training.FORMS["pjrt step"]
@@ -113,7 +115,7 @@ SPOILED = {
     "mirrored step": Spoiled(
         training.FORMS["mirrored step"],
         SPOIL_MIRRORED + BATCHES,
-        r"model: sequential\S*/dense\S*/kernel",
+        r"model( of the fit)?: sequential\S*/dense\S*/kernel",
     ),
     # What should be one number on all devices is another on each.
     "pjrt step": Spoiled(

@@ -82,7 +82,7 @@ class Form:
     Attributes:
         strategy: it runs under.
         setup: the cell that makes everything.
-        cell: the cell that trains. It calls `meet(step)` before each step, where it can.
+        cell: the cell that trains. It calls `at(step)` before each step, where it can.
         digest: an expression.
         is_step: the cell is the body of a step.
     """

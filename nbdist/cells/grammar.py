@@ -11,6 +11,7 @@ from typing import Literal
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from nbdist.cells.journal import CellNames, names_of
 from nbdist.cells.program import compile_step
 from nbdist.errors import UsageError
 from nbdist.records import (
@@ -65,6 +66,8 @@ def parse_cell(
     numbered = f"# {header or 'the head of the cell'}\n{source}" if header or step else source
     planning = step.planning if step is not None and not step.data else None
     step = None if planning is not None else step
+    names = CellNames() if saving is None or step is not None else names_of(numbered)
+    makes = tuple(name for name in names.binds if name not in names.reads)
     _check_options(step, strategy, precision, guard, saving)
     return CellRequest(
         number=number,
@@ -75,6 +78,8 @@ def parse_cell(
         precision=precision,
         step=None if step is None else _step_request(numbered, step, strategy),
         saving=saving,
+        names=(*names.reads, *makes),  # of two for one object, it is called as it was before
+        makes=makes,
         guard=guard,
         planning=planning,
     )

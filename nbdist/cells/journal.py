@@ -109,7 +109,7 @@ def needed(
         ReplayError: something cannot be done again; says what.
     """
     chosen = _chosen(entries, run, world_size)
-    faults = list(_faults(entries, chosen, {*run.reads, *run.binds} - set(saved)))
+    faults = list(_faults(entries, chosen, set(run.reads) - set(saved)))
     if faults:
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]

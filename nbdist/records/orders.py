@@ -156,6 +156,7 @@ class CellRequest(Order, frozen=True):
         precision: what Keras's layers compute in; None leaves it to them.
         saving: how the state of its steps, or of what it fits, is saved; None is not at all.
         names: the names that it reads and binds, where something is to be saved of it.
+        makes: those of them that are its own: what they mean before it binds them is not its.
         replays: it is run again for the names that it binds: what it fits is not trained again.
         seconds: how long the run has gone on before; more than 0 where it is healed.
         guard: steps after which the ranks' states are compared again; 0 is never.
@@ -170,6 +171,7 @@ class CellRequest(Order, frozen=True):
     step: StepRequest | None = None
     saving: Saving | None = None
     names: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
     replays: bool = False
     seconds: float = 0.0
     guard: int = GUARD_STEPS

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from nbdist.worker.checkpoint_folder import (
     Checkpoint,
     Draft,
     Manifest,
+    Own,
     Position,
     pack,
     prepare,
@@ -61,20 +62,6 @@ _ATTEMPTS = 2**31
 
 _MARGIN = 1.1
 """A checkpoint takes a little more than its arrays."""
-
-
-class Own(NamedTuple):
-    """What was each rank's own, as a rank takes it up; there may be more or fewer than there were.
-
-    Attributes:
-        values: of the rank that had its place; of the last one where none had.
-        is_new: none had.
-        orphans: of ranks whose places are no more, which rank 0 takes up.
-    """
-
-    values: dict[str, np.ndarray]
-    is_new: bool
-    orphans: tuple[dict[str, np.ndarray], ...]
 
 
 class State(Protocol):

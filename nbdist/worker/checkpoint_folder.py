@@ -18,7 +18,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,6 +75,20 @@ class Manifest(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     nbdist: str
     parts: tuple[str, ...]
+
+
+class Own(NamedTuple):
+    """What was each rank's own, as a rank takes it up; there may be more or fewer than there were.
+
+    Attributes:
+        values: of the rank that had its place; of the last one where none had.
+        is_new: none had.
+        orphans: of ranks whose places are no more, which rank 0 takes up.
+    """
+
+    values: dict[str, np.ndarray]
+    is_new: bool
+    orphans: tuple[dict[str, np.ndarray], ...]
 
 
 class Checkpoint:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from nbdist.worker.checkpoint import Own
+    from nbdist.worker.checkpoint_folder import Own
 
 
 class Holder(Protocol):

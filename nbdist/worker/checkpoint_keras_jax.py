@@ -8,6 +8,7 @@ import keras
 
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
 from nbdist.worker.keras_alike import flags
+from nbdist.worker.keras_optimizers import optimizers_of
 from nbdist.worker.reach import names_in, of_kinds
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> JaxSt
     """The model, its optimizer and metrics, and the Keras objects that a cell's names lead to."""
     owners = of_kinds(names, namespace, _KINDS)
     if not any(owner is model for owner in owners.values()):
-        owners = {"model": model, **owners}
-    owners["optimizer of the fit"] = model.optimizer
+        owners = {"model of the fit": model, **owners}
+    owners |= optimizers_of(owners)
     return JaxState(_Variables(owners, model), names_in(owners))
 
 

@@ -24,6 +24,7 @@ from nbdist.errors import StepError
 from nbdist.worker.digest import of_facts
 from nbdist.worker.keras_alike import flags
 from nbdist.worker.keras_objects import WITH_VARIABLES
+from nbdist.worker.keras_optimizers import optimizers_of
 from nbdist.worker.mirrored_alike import Alike
 from nbdist.worker.reach import names_in, of_kinds
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from nbdist.worker.checkpoint import Own
+    from nbdist.worker.checkpoint_folder import Own
     from nbdist.worker.digest import Digest
 
 _FILE = "state"
@@ -41,10 +42,12 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> Tenso
     """The model, its optimizer and metrics, and the Keras objects that a cell's names lead to."""
     roots = of_kinds(names, namespace, (*WITH_VARIABLES, tf.Variable, keras.Variable))
     if not any(root is model for root in roots.values()):
-        roots = {"model": model, **roots}
-    alike = {**roots, "optimizer of the fit": model.optimizer}
+        roots = {"model of the fit": model, **roots}
+    with model.distribute_strategy.scope():
+        alike = {**roots, **optimizers_of(roots)}
     facts = flags(alike)
-    extra = [*model.optimizer.variables, *model.metrics_variables]
+    extra = [v for value in alike.values() for v in getattr(value, "variables", ())]
+    extra += model.metrics_variables
     return TensorFlowState(roots, extra, alike=Alike(alike), facts=lambda: facts)
 
 

@@ -195,7 +195,7 @@ def state_of(worker: Worker, model: Any) -> State:
     if keras.backend.backend() == "jax":
         from nbdist.worker import checkpoint_keras_jax
 
-        return checkpoint_keras_jax.of_fit(model, worker.names, namespace)
+        return checkpoint_keras_jax.of_fit(model, worker.names.bound(), namespace)
     from nbdist.worker import checkpoint_tensorflow
 
-    return checkpoint_tensorflow.of_fit(model, worker.names, namespace)
+    return checkpoint_tensorflow.of_fit(model, worker.names.bound(), namespace)

@@ -42,8 +42,9 @@ def of_kinds(
 
 
 def names_in(paths: Iterable[str]) -> tuple[str, ...]:
-    """The names that paths such as `losses['a']` begin with."""
-    return tuple(dict.fromkeys(path.partition("[")[0] for path in paths))
+    """The names that paths such as `losses['a']` begin with; words of our own are none."""
+    names = dict.fromkeys(path.partition("[")[0] for path in paths)
+    return tuple(name for name in names if name.isidentifier())
 
 
 def _names_in(code: CodeType) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.records import Columns, Metrics, Note
 from nbdist.worker.memory import MemoryGauge
+from nbdist.worker.names import NamesOfCell
 from nbdist.worker.output import DescriptorTap, LogTap, RankDisplayPublisher, RankStream
 from nbdist.worker.probe import Probe
 from nbdist.worker.sheets import Sheets
@@ -70,7 +71,7 @@ class Worker:
         self.ended: CellEnded | None = None
         self.ending = contextlib.ExitStack()
         self.saving: Saving | None = None
-        self.names: tuple[str, ...] = ()
+        self.names = NamesOfCell()
         self.replays = False
         self.fits: CellCheckpoints | None = None
         self.guard = 0
@@ -98,7 +99,8 @@ class Worker:
 
     def begin_cell(self, request: CellRequest) -> None:
         self.cell = request.number
-        self.saving, self.names = request.saving, request.names
+        self.saving = request.saving
+        self.names = NamesOfCell(request.names, request.makes)
         self.replays, self.guard = request.replays, request.guard
         self.unfinished = False
         self.fits = None

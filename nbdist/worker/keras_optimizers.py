@@ -1,0 +1,25 @@
+"""The optimizers of models, which Keras builds at the first `fit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def optimizers_of(owners: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of compiled models, by words that lead to them; to be asked in the strategy's scope.
+
+    They are built: a run that goes on passes over the fits that were done, which would.
+    """
+    found = {}
+    for name, owner in owners.items():
+        optimizer = getattr(owner, "optimizer", None) if isinstance(owner, keras.Model) else None
+        if optimizer is not None and owner.built:
+            if not optimizer.built:
+                optimizer.build(owner.trainable_variables)
+            found[f"optimizer of {name}"] = optimizer
+    return found

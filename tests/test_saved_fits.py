@@ -1,0 +1,157 @@
+"""What a cell fits is saved whatever it is called, and however many fits there are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nbdist.errors import CellError, RanksLostError
+from nbdist.records import Output, Saving
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+    from nbdist.records import Speech
+
+STRATEGY = {"jax": "pjrt", "tensorflow": "mirrored"}
+SETUP = """
+import hashlib, os, signal, time
+import numpy as np, keras
+keras.utils.set_random_seed(7)
+x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+def built():
+    with strategy.scope():
+        net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        net.compile(keras.optimizers.Adam(0.01), "mse")
+    return net
+class At(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        at(self.model.name, epoch)
+def at(name, epoch):
+    pass
+def digest(*nets):
+    arrays = [v.numpy() for net in nets for v in (*net.variables, *net.optimizer.variables)]
+    return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()[:16]
+first, other = built(), built()
+"""
+CELL = """
+first.fit(x, y, batch_size=12, epochs=3, verbose=0, shuffle=False, callbacks=[At()])
+last = other
+last.fit(x, y, batch_size=12, epochs=4, verbose=0, shuffle=False, callbacks=[At()])
+"""
+KILLS = """
+def at(name, epoch):
+    if rank == 1 and name == other.name and epoch == 2 and not os.path.exists({mark!r}):
+        open({mark!r}, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module", params=["jax", pytest.param("tensorflow", marks=pytest.mark.full)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework=request.param) as running:
+        yield running
+
+
+def strategy_of(cluster: nbdist.Cluster) -> str:
+    return STRATEGY[cluster.request.frameworks[0]]
+
+
+def digest_of(cluster: nbdist.Cluster) -> dict[int, str]:
+    return cluster.run("digest(first, other)", strategy=strategy_of(cluster)).results
+
+
+def test_a_cell_with_two_fits_is_healed_in_the_second(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    strategy = strategy_of(cluster)
+    cluster.run(SETUP, strategy=strategy)
+    cluster.run(CELL, strategy=strategy)
+    undisturbed = digest_of(cluster)
+    cluster.run(SETUP + KILLS.format(mark=str(tmp_path / "mark")), strategy=strategy)
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
+    run = cluster.run(CELL, strategy=strategy, saving=saving)
+    assert [heal.ranks for heal in run.heals] == [(1,)]
+    assert digest_of(cluster) == undisturbed
+    again = Saving(folder=saving.folder, every_steps=3, resume=True)
+    run = cluster.run(CELL, strategy=strategy, saving=again)  # `last` is there, from before
+    assert not run.heals
+    assert digest_of(cluster) == undisturbed
+
+
+@pytest.mark.full  # the names are found as above
+def test_a_model_that_an_earlier_cell_trained_is_healed(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The checkpoint has it, under the name that the cell knows."""
+    strategy, digests = strategy_of(cluster), []
+    for kills in (False, True):
+        cluster.run(SETUP, strategy=strategy)
+        cluster.run("other.fit(x, y, batch_size=12, epochs=1, verbose=0)", strategy=strategy)
+        if kills:
+            cluster.run(KILLS.format(mark=str(tmp_path / "mark")), once=True)
+        saving = Saving(folder=str(tmp_path / str(kills)), every_steps=3)
+        run = cluster.run(CELL.replace("last", "other"), strategy=strategy, saving=saving)
+        digests.append(digest_of(cluster))
+        assert len(run.heals) == int(kills)
+    assert digests[0] == digests[1]
+
+
+def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    strategy = strategy_of(cluster)
+    cluster.run(SETUP + KILLS.format(mark=str(tmp_path / "mark")), strategy=strategy, once=True)
+    with pytest.raises(RanksLostError, match=r"rank 1@.* died") as error:
+        cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
+    (note,) = error.value.__notes__
+    assert "It could not be healed: [" in note
+    assert "is marked --once" in note
+    cluster.restart()
+
+
+def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
+    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was to end: nobody is replaced, and nothing is trained on."""
+    strategy = strategy_of(cluster)
+    dies = (
+        "def at(name, epoch):\n    if rank == 1 and epoch == 1:\n"
+        "        print('there', flush=True)\n        time.sleep(1.5)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    cluster.run(f"{SETUP}\n{dies}", strategy=strategy)
+    take, heard = cluster._runner.hear, threading.Event()
+
+    def hear(record: Speech) -> None:
+        take(record)
+        if isinstance(record, Output) and "there" in record.text and not heard.is_set():
+            heard.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(cluster._runner, "hear", hear)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
+    assert heard.is_set()
+    assert not cluster.last_run.heals
+    cluster.restart()
+    assert len(cluster.run("rank").results) == 2
+
+
+@pytest.mark.full
+def test_a_model_that_never_fitted_has_no_checkpoint_to_go_on_from(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Fresh workers, and `--resume` before the set-up: it is named what is missing, once."""
+    cluster.restart()
+    pids = {worker.pid for worker in cluster.workers()}
+    saving = Saving(str(tmp_path / "kept"), every_steps=3, resume=True)
+    with pytest.raises(CellError, match="NameError"):
+        cluster.run(CELL, strategy=strategy_of(cluster), saving=saving)
+    assert {worker.pid for worker in cluster.workers()} == pids
