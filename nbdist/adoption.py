@@ -86,3 +86,5 @@ def take_up(estate: Estate, crew: Crew) -> None:
     crew.hellos = {hello.rank: hello for hello in estate.hellos}
     crew.engines.take_over(estate.books, controllers, answers=there)
     crew.collectives.take_over(estate.collectives)
+    if estate.cell is not None and estate.cell.detached:
+        crew.detach(on=True)

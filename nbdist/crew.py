@@ -52,6 +52,7 @@ class Crew:
         self._grace_s = settings.return_grace_s
         self._role = seed.role
         self.hellos: dict[int, WorkerHello] = {}
+        self._detached = False
         self.engines = Engines(request, folder, settings.start_timeout_s, seed)
         self.collectives = Collectives(request, self.engines)
         self._sockets = contextlib.ExitStack()
@@ -71,6 +72,11 @@ class Crew:
     @property
     def world_size(self) -> int:
         return self.engines.world_size
+
+    def detach(self, *, on: bool) -> None:
+        """Whether engines outlive this process, and those that come in their place."""
+        self._detached = on
+        self.engines.detach(on=on)
 
     def close_sockets(self) -> None:
         """Nobody is heard any more, once what has come is taken in. May be called twice."""
@@ -108,6 +114,7 @@ class Crew:
         else:
             phases.run("old workers ended", self.engines.stop)
             self.engines = self._new_engines()
+            self.engines.detach(on=self._detached)
             self.engines.places = tuple(places)
             self.start(phases)
 

@@ -54,20 +54,27 @@ def root(first: CellEnded | None, ended: Iterable[CellEnded]) -> CellEnded | Non
 
 
 def lost_error(
-    dead: Sequence[int], running: Collection[int], step: int, words: str
+    dead: Sequence[int],
+    host_of: Mapping[int, str],
+    running: Collection[int],
+    step: int,
+    words: str,
 ) -> RanksLostError:
     """Of ranks that died in the cell.
 
     Args:
         dead: which.
+        host_of: the host of each rank of the cell.
         running: those that are in it still, and heed nothing.
         step: the last one that the first of them began; 0 is none.
         words: the first one's last.
     """
     where = f"after step {step}" if step else "in the cell"
+    hosts = {host_of[rank] for rank in dead}
+    named = labels.ranks(dead) + (f"@{hosts.pop()}" if len(hosts) == 1 else "")
     return RanksLostError(
         sorted({*dead, *running}),
-        f"rank {labels.ranks(dead)} died {where}",
+        f"rank {named} died {where}",
         ": type %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
     )
 

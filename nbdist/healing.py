@@ -12,7 +12,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.errors import NbdistError, ReplayError, StartError
+from nbdist.errors import NbdistError, ReplayError, StartError, WorkerError
 from nbdist.records import Loss
 from nbdist.views import labels
 from nbdist.views.start import StartView
@@ -64,13 +64,13 @@ class Healer:
         self._run = run
         self._wait_s = wait_s
 
-    def can_heal(self, request: CellRequest, saved: Sequence[str]) -> bool:
-        """Whether what the run uses can be made again; see `heal`."""
+    def can_make(self, names: Sequence[str], request: CellRequest, saved: Sequence[str]) -> bool:
+        """Whether a heal of the run would make these names again; see `heal`."""
         try:
-            self._journal.needed(request, saved, self._crew.world_size)
+            entries = self._journal.needed(request, saved, self._crew.world_size)
         except ReplayError:
             return False
-        return True
+        return {name for entry in entries for name in entry.names.binds}.issuperset(names)
 
     def heal(self, lost: RanksLostError, request: CellRequest, saved: Sequence[str]) -> None:
         """Have all ranks again, or as many as there can be, wired, with what the run uses.
@@ -117,7 +117,7 @@ class Healer:
         for tries in itertools.count(1):
             try:
                 self._crew.restart(phases, places)
-            except StartError:
+            except (StartError, WorkerError):
                 dead = self._crew.engines.dead()
                 if not dead or time.monotonic() > deadline:
                     raise

@@ -132,7 +132,7 @@ class Holding:
         self.estate.settle(**of_crew(self.crew))
         if cell is not None and cell.detached:
             with contextlib.suppress(StartError):  # the seed is gone, and all with it
-                self.crew.engines.detach(on=False)
+                self.crew.detach(on=False)
 
     def restart(self) -> None:
         """Replace every engine by a fresh one, where `engines.can_restart()`."""

@@ -29,6 +29,8 @@ def keep(cluster: Cluster, idle_s: float) -> None:
         return
     except NbdistError as error:  # the run's directory has it
         _log.warning("the cell ended: %s", error)
+    except KeyboardInterrupt:  # as a Stop in a page ends it
+        _log.info("the cell was stopped")
     deadline = time.monotonic() + idle_s
     while cluster.is_whole and time.monotonic() < deadline:
         if cluster.is_wanted:

@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.cluster.watch import Vitals
-from nbdist.errors import LeftError
+from nbdist.errors import LeftError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
 from nbdist.failure import cell_error, lost_error, preempted_error, root, stuck_error
+from nbdist.held import interrupt_held
 from nbdist.records import (
     SOON,
     Beat,
@@ -181,7 +182,8 @@ class CellWatch:
                 rank = min(self._preempted)
                 raise preempted_error(self._name(rank), self._after(rank), saves=self._saves)
         except KeyboardInterrupt:
-            self._ending.end(self._settings.interrupt_grace_s)
+            with interrupt_held():  # an impatient one more would leave ranks unasked
+                self._ending.end(self._settings.interrupt_grace_s)
             raise
         except LeftError:
             self._left = True
@@ -208,7 +210,7 @@ class CellWatch:
 
     def _look_for(self, *, stopping: bool) -> None:
         """Ask who is still in the cell: what ranks said while nobody heard it may be lost."""
-        self._stops = self._live.stops_requested()
+        self._stops = int(stopping)  # what was asked while nobody was there is still to be done
         for rank in sorted(self.running - set(self._engines.dead())):
             self._ending.order(StillThere(number=self._number), [rank])
         if stopping:
@@ -259,7 +261,10 @@ class CellWatch:
         """
         if self._has_steps and not self._stopping_at:
             self._ask_to_stop()
-            self._watch()
+            try:
+                self._watch()
+            except RanksLostError as lost:  # it was to end: nobody is replaced
+                self._view.say(str(lost))
 
     def how_it_ended(self) -> tuple[RunStatus, str]:
         """And with which error, in a line."""
@@ -353,7 +358,8 @@ class CellWatch:
             self._live.lost(dead)
             self._ending.end(self._settings.interrupt_grace_s, at_once=True)
             words = self._engines.last_words(dead[0], lines=5)
-            raise lost_error(dead, self.running, self._vitals.step(dead[0]), words)
+            step = self._vitals.step(dead[0])
+            raise lost_error(dead, self._host_of, self.running, step, words)
 
     def _dead(self) -> list[int]:
         """The ranks of the cell that are dead, and have not said that they had ended it."""

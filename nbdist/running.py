@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from nbdist.adoption import controllers_of, of_crew
-from nbdist.errors import LeftError, NbdistError, RanksLostError, WorkerError
+from nbdist.errors import (
+    LeftError,
+    NbdistError,
+    RanksLostError,
+    ReplayError,
+    StartError,
+    WorkerError,
+)
 from nbdist.healing import Healer
 from nbdist.heals import Heals
 from nbdist.held import interrupt_held
@@ -122,6 +129,7 @@ class Runner:
         saving = cell.request.saving
         if saving is not None and saving.resume:
             heals.saved = names_in(Path(saving.folder))
+            self._estate.opened(heals.saved)
         task = Task(cell, view, live, host_of, recorder, heals)
         watch = self._watch(task)
         sending = self._sending(task, watch, cell.request)
@@ -195,10 +203,11 @@ class Runner:
             left = True
             raise
         except KeyboardInterrupt:
-            self.stuck = watch.interrupted()
+            stuck = watch.interrupted()
             if self.is_halfway:
                 task.view.say(f"interrupted while workers were replaced: {_HALFWAY}")
-            elif self.stuck:
+            elif stuck:
+                self.stuck = stuck
                 named = labels.ranks(self.stuck)
                 task.view.say(f"rank {named} heeds nothing: it is killed, and all workers are new")
             raise
@@ -226,7 +235,7 @@ class Runner:
             self._require_all(request)
             self._estate.sent(sent, **of_crew(self._crew))
             if task.cell.detached:
-                self._crew.engines.detach(on=True)
+                self._crew.detach(on=True)
             if sent.saving is not None:
                 self._crew.engines.warm_spares(setup.load, _READS_CHECKPOINTS)
             watch.follow(sent, self._crew.dispatcher.send)
@@ -247,10 +256,10 @@ class Runner:
 
         A step that failed may have taken its arrays along.
         """
-        if not saved or self.gone():
+        if not saved or self.gone() or not self._crew.engines.can_restart():
             return
         gone = sorted({*itertools.chain(*self._crew.engines.apply(transfer.missing, saved))})
-        if gone and self._healer.can_heal(request, saved):
+        if gone and self._healer.can_make(gone, request, saved):
             names = ", ".join(f"`{name}`" for name in gone)
             raise RanksLostError((), f"{names} went with a step that failed")
 
@@ -286,7 +295,7 @@ class Runner:
                 raise
             except NbdistError as error:
                 dead = self._crew.engines.dead()
-                if not dead:
+                if not dead or isinstance(error, (ReplayError, StartError)):
                     lost.add_note(f"It could not be healed: {error}")
                     raise lost from error
                 named = f"rank {labels.ranks(dead)} died while it was healed"

@@ -168,7 +168,8 @@ for i in range(100):
 
 def test_a_rank_that_dies_ends_the_cell(cluster: nbdist.Cluster) -> None:
     with pytest.raises(
-        nbdist.WorkerError, match=r"rank 1 died in the cell.*%dist_restart.*\n.*killed \(SIGKILL\)"
+        nbdist.WorkerError,
+        match=r"rank 1@.* died in the cell.*%dist_restart.*\n.*killed \(SIGKILL\)",
     ):
         cluster.run("import os, time\nif rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)")
     assert [worker.state for worker in cluster.workers()] == ["idle", "dead", "idle"]

@@ -184,6 +184,25 @@ def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
 
 
 @pytest.mark.full  # of what a keeper does, the first test sees the most
+def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
+    tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
+) -> None:
+    with Kernel() as first:
+        first.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
+        cell = (
+            "import time\nanswer = 42\nreport(loss=1.0)\nfor _ in range(6000):\n    time.sleep(0.1)"
+        )
+        first.send(f"%%dist_run --detach\n{cell}")
+        before = until(lambda state, _: state.status == "running")
+        os.kill(pid_of(first), signal.SIGKILL)
+    until(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
+    kept(tmp_path / "runs")[0].ask_to_stop()
+    until(lambda state, _: state.is_over)
+    with nbdist.attach() as cluster:
+        assert cluster.pull(["answer"])[1]["answer"] == 42
+
+
+@pytest.mark.full  # of what a keeper does, the first test sees the most
 def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -204,6 +223,7 @@ def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
     cluster.stop()
 
 
+@pytest.mark.full  # tests/cluster/test_seed.py kills an owner, too
 def test_without_detach_the_workers_end_with_their_folder(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -13,7 +13,7 @@ import pytest
 
 import nbdist
 from nbdist.cluster.launch import repeat_until
-from nbdist.records import Output, Rows, StepOptions
+from nbdist.records import Beat, Output, StepOptions
 from nbdist.telemetry.kept import kept
 from tests import clusters
 
@@ -374,7 +374,7 @@ def test_a_frozen_rank_is_named_and_the_others_are_freed(
 
     def hear(record: Speech) -> None:
         take(record)
-        if isinstance(record, Rows) and not reported.is_set():
+        if isinstance(record, Beat) and record.step and not reported.is_set():
             reported.set()
             os.kill(pid, signal.SIGSTOP)
 

@@ -118,7 +118,7 @@ def test_a_rank_that_is_killed_is_replaced(
     trial.fault(KILL, rank, step)
     run = trial.run()
     trial.check(run, undisturbed)
-    assert run.heals[0].ranks == (rank,)
+    assert rank in run.heals[0].ranks  # one that heeds nothing in time is lost with it
     assert run.heals[0].step <= step
 
 
@@ -146,7 +146,13 @@ def test_a_rank_that_leaves_the_others_waiting_is_replaced(
 
 
 @training.forms("pjrt step")
-@pytest.mark.parametrize("what", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=FULL)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=FULL),
+    ],
+)
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
 def test_a_rank_that_is_gone_between_cells_is_replaced(
     trial: Trial, undisturbed: str, rank: int, what: signal.Signals

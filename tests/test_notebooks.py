@@ -97,7 +97,7 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
     """A worker of it dies, and it comes to the same bits; it goes on later."""
     outputs = executed("03_healing.ipynb", tmp_path)
     text = "\n".join(outputs)
-    assert re.search(r"healed: rank 2 died after step \d+, went on after step \d+", text)
+    assert re.search(r"healed: rank 2@\S+ died after step \d+, went on after step \d+", text)
     digests = re.findall(r"\[0-2@\S+\] Out: '(\w{16})'", text)
     assert len(digests) == 2
     assert len(set(digests)) == 1

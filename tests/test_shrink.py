@@ -30,7 +30,10 @@ FORMS = {  # each replica draws its own dropout under the mirrored strategy: wit
 }
 
 
-@pytest.fixture(scope="module", params=["pjrt step", "mirrored step"])
+@pytest.fixture(
+    scope="module",
+    params=["pjrt step", pytest.param("mirrored step", marks=pytest.mark.full)],
+)  # what is counted below shrinks under mirrored, too
 def form(request: pytest.FixtureRequest) -> training.Form:
     return FORMS[request.param]
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reliability.md"
 REPORT = ROOT / "build" / "faults.xml"
-FAULTS = ("healing", "shrink", "checkpoint_faults", "owner_faults", "broken_heals", "chaos")
+FAULTS = ("healing", "saved_fits", "shrink", "checkpoint_faults", "owner_faults")
+FAULTS += ("broken_heals", "chaos")
 TESTS = tuple(f"tests/test_{name}.py" for name in FAULTS)
 TITLE = "## The fault matrix"
 

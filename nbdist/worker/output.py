@@ -138,6 +138,7 @@ _NATIVE = re.compile(r"[IWE]\d{4} [\d:.]+ ")
 _NOISE = re.compile(
     r"I\d{4} [\d:.]+ |WARNING: All log messages before absl::InitializeLog|"
     r"[WE]\d{4} [\d:.]+ +\d+ util\.cc:\d+\] (Not handling type|oneDNN supports DT_)|"
+    r"[WE]\d{4} [\d:.]+ +\d+ dataset\.cc:\d+\] Input of Generator|"
     r"[WE]\d{4} [\d:.]+ +\d+ (ring_\w+|base_collective_executor|local_rendezvous)\.cc:|"
     r"Additional GRPC error information from remote target |:UNKNOWN:Error received from peer|"
     r"The error could be from a previous operation\. Restart your program|\t \[\[\{\{node |"

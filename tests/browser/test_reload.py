@@ -191,6 +191,7 @@ def check_picture(page: Page, lab: Lab, index: int) -> None:
     assert data[RUN_MIME]["over"]
 
 
+@pytest.mark.full  # test_live_run.py stops one, and the first test here brings one back
 def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
     start(shown, STEPS)
     view(shown, STEPS).get_by_role("img").first.wait_for()
