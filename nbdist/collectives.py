@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from nbdist.cluster.engines import Engines
-    from nbdist.records import ClusterRequest, Device, StrategyName
+    from nbdist.records import Bench, ClusterRequest, Device, StrategyName
     from nbdist.views.start import StartView
 
 LOST: dict[StrategyName, str] = {
@@ -50,6 +50,7 @@ class Collectives:
         devices: of each rank; those of the framework that was wired last.
         broken: strategies whose collectives were broken off; they are wired again before the
             next cell.
+        bench: what was measured of JAX's devices; None where nothing was.
     """
 
     def __init__(self, request: ClusterRequest, engines: Engines) -> None:
@@ -58,6 +59,7 @@ class Collectives:
         self.strategies = strategies_of(request)
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
+        self.bench: Bench | None = None
         self._rebuilds = 0
         self._heals = 0
 
@@ -68,12 +70,13 @@ class Collectives:
             broken=tuple(self.broken),
             rebuilds=self._rebuilds,
             heals=self._heals,
+            bench=self.bench,
         )
 
     def take_over(self, books: CollectiveBooks) -> None:
         """Use what another process has wired."""
         self.devices, self.broken = dict(books.devices), set(books.broken)
-        self._rebuilds, self._heals = books.rebuilds, books.heals
+        self._rebuilds, self._heals, self.bench = books.rebuilds, books.heals, books.bench
 
     def wire(self, phases: StartView) -> None:
         """Wire every framework that the cluster has."""
@@ -116,6 +119,8 @@ class Collectives:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
             lost.update(*self._engines.apply(setup.put_back_pjrt))
             self._engines.apply(setup.forget, tuple(lost))
+            used = set[int]().union(*self._engines.apply(setup.peer_ports))
+            self._engines.coordinators.end_unused(used)
             self.broken.discard("pjrt")
         told += [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
         return ", ".join(told)
@@ -129,9 +134,11 @@ class Collectives:
         return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
 
     def _wire_pjrt(self) -> str:
-        address = self._engines.start_coordinator()
+        address = self._engines.coordinators.start(
+            self._engines.world_size, self._engines.timeout_s
+        )
         virtual = 0 if host_rules.visible_gpus() else self._request.devices_per_host
-        wired = wiring.pjrt(address, self._engines.world_size, virtual)
+        wired = wiring.pjrt(address, self._engines.world_size, virtual, self.bench)
         devices = self._engines.apply(setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
         return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"

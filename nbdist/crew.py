@@ -124,7 +124,9 @@ class Crew:
         phases.run("connected", self.engines.connect)
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
+        former, ranks = self.collectives.bench, len(self.collectives.devices)
         self.collectives = Collectives(self._request, self.engines)
+        self.collectives.bench = former if ranks == self.world_size else None
         self.collectives.wire(phases)
 
     def replace(self, ranks: Sequence[int]) -> str:

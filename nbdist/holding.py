@@ -12,6 +12,7 @@ from nbdist.cluster.engines import start_seed
 from nbdist.cluster.launch import SeedProcess
 from nbdist.cluster.seat import KEEPER, KERNEL
 from nbdist.crew import Crew
+from nbdist.devices import look
 from nbdist.errors import StartError
 from nbdist.former import reopen, run_of
 from nbdist.journal import Journal
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from nbdist.live import LiveRun
     from nbdist.records import CellUnderWay, ClusterRequest, Estate, Speech, WorkerState
     from nbdist.settings import Settings
+    from nbdist.views.devices import DevicesPicture
 
 
 class Holding:
@@ -133,6 +135,12 @@ class Holding:
         if cell is not None and cell.detached:
             with contextlib.suppress(StartError):  # the seed is gone, and all with it
                 self.crew.detach(on=False)
+
+    def devices(self, *, bench: bool) -> DevicesPicture:
+        """See `devices.look`; what is measured is known to whoever comes after this process."""
+        picture = look(self.crew, bench=bench)
+        self.estate.update(**of_crew(self.crew))
+        return picture
 
     def restart(self) -> None:
         """Replace every engine by a fresh one, where `engines.can_restart()`."""

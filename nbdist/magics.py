@@ -343,6 +343,18 @@ class DistMagics(Magics):
         display(self._cluster("%dist_show").show(*args.names))
 
     @magic_arguments()
+    @argument(
+        "--bench",
+        action="store_true",
+        help="Measure products, memory and links under JAX; steps are planned with that.",
+    )
+    @line_magic
+    def dist_devices(self, line: str) -> None:
+        """Show the devices of all workers, and the links between them."""
+        args = parse_argstring(self.dist_devices, line)
+        show_once(self._cluster("%dist_devices").devices(bench=args.bench))
+
+    @magic_arguments()
     @argument("run", nargs="?", help="The run's id; all runs if left out.")
     @line_magic
     def dist_tensorboard(self, line: str) -> None:

@@ -258,7 +258,11 @@ class Runner:
         """
         if not saved or self.gone() or not self._crew.engines.can_restart():
             return
-        gone = sorted({*itertools.chain(*self._crew.engines.apply(transfer.missing, saved))})
+        try:
+            lacking = self._crew.engines.apply(transfer.missing, saved)
+        except WorkerError:  # who died meanwhile is found next
+            return
+        gone = sorted({*itertools.chain(*lacking)})
         if gone and self._healer.can_make(gone, request, saved):
             names = ", ".join(f"`{name}`" for name in gone)
             raise RanksLostError((), f"{names} went with a step that failed")

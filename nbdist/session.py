@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from nbdist.live import LiveRun
     from nbdist.records import WorkerState
+    from nbdist.views.devices import DevicesPicture
     from nbdist.views.placement import PlacementPicture
     from nbdist.views.workers import StatusPicture
 
@@ -383,6 +384,11 @@ class Cluster:
     def status(self) -> StatusPicture:
         """The workers as a picture."""
         return status(self.workers())
+
+    def devices(self, *, bench: bool = False) -> DevicesPicture:
+        """The devices of all ranks; with `bench` measured, and steps planned with that."""
+        self._runner.refuse_unready(self._chosen(None))
+        return self._held.devices(bench=bench)
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote in cells, and the end of what its engine wrote beside them."""

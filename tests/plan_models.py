@@ -143,6 +143,17 @@ def frozen_table(rows: int) -> Model:
     return traced(step, shapes[0], shapes[1], jax.ShapeDtypeStruct((4096,), jnp.int32))
 
 
+def regression(rows: int) -> Model:
+    """A step with little to compute for each of its rows, of 1,024 columns."""
+
+    def step(weights: Any, _: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(weights)
+        return loss, weights - 0.1 * grads
+
+    shape = jax.ShapeDtypeStruct((1024, 1), jnp.float32)
+    return traced(step, shape, (), jax.ShapeDtypeStruct((rows, 1024), jnp.float32))
+
+
 def table(rows: int) -> Model:
     """A step of a table of 16 columns and that many rows, of shapes alone."""
 

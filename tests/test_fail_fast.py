@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import nbdist
@@ -69,6 +70,9 @@ with strategy.scope():
 model.fit(np.ones((960, 4)), np.ones(960), batch_size=12, callbacks=[Bug()])
 """,
 }
+SPARE = 3
+"""Threads and files that come and go."""
+
 AGAIN_S = 2.2
 """Two pages may ask for the same Stop within 2 s."""
 STRATEGIES = pytest.mark.parametrize("strategy", list(SETUP))
@@ -237,6 +241,7 @@ def test_workers_that_were_wired_often_are_replaced(
     assert not {worker.pid for worker in cluster.workers()} & {*pids}
 
 
+@pytest.mark.full  # a step raises above
 def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["mirrored"], strategy="mirrored")
     with pytest.raises(nbdist.CellError, match="ValueError on rank 1@") as error:
@@ -309,6 +314,27 @@ def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
     assert not pids & {worker.pid for worker in cluster.workers()}
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     check_it_goes_on(cluster, "pjrt")
+
+
+@pytest.mark.full  # a minute
+def test_twenty_rebuilds_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
+    """Of JAX, in the same processes: files, sockets, threads, shared memory, services."""
+    count = (
+        "import os\n[len(os.listdir(where)) for where in "
+        "('/proc/self/fd', '/proc/self/task', '/dev/shm')]"
+    )
+    cluster.run(f"{SETUP['pjrt']}\nfrom functools import partial", strategy="pjrt")
+    seed = psutil.Process(cluster.workers()[0].pid).parent()
+    assert seed is not None
+    found = []
+    for _ in range(20):
+        cluster.run("broken = partial(numbers, 1, at=3)\nvariable = jnp.zeros(())", strategy="pjrt")
+        with pytest.raises(nbdist.CellError, match="ValueError on rank"):
+            cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+        results = sorted(cluster.run(count).results.items())
+        there = [int(n) for _, said in results for n in re.findall(r"\d+", said)]
+        found.append((len(seed.children()), *there))
+    assert all(late <= early + SPARE for early, late in zip(found[2], found[-1], strict=True))
 
 
 @pytest.mark.full  # it is the interrupt, by another way

@@ -100,7 +100,7 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
     return Trial(cluster, form, tmp_path)
 
 
-@training.forms("mirrored step", "pjrt step")
+@training.forms("pjrt step")  # test_shrink.py has a heal under mirrored
 @pytest.mark.parametrize(
     ("rank", "step"),
     [

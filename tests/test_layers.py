@@ -23,6 +23,7 @@ COMPOSERS = {
     "held",
     "collectives",
     "crew",
+    "devices",
     "healing",
     "heals",
     "journal",

@@ -14,9 +14,8 @@ import psutil
 
 from nbdist.cluster import environment, hosts
 from nbdist.cluster.controller import Controller
+from nbdist.cluster.coordinators import Coordinators
 from nbdist.cluster.launch import (
-    COORDINATOR,
-    COORDINATOR_TARGET,
     SeedEngineSetLauncher,
     SeedProcess,
     engine_name,
@@ -44,7 +43,6 @@ ENGINE_ARGS = (
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 _KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
 """Engines with a framework import it where it is installed; TensorFlow does by itself."""
-_LOOPBACK = "127.0.0.1"
 _NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
 
 
@@ -79,6 +77,7 @@ class Engines:
             its place's. Those who begin anew may be fewer.
         timeout_s: bound on what engines are asked.
         controller: ipyparallel's.
+        coordinators: JAX's.
     """
 
     def __init__(
@@ -87,6 +86,7 @@ class Engines:
         self.request = request
         self.places = tuple(range(request.hosts))
         self.controller = Controller(folder, seed)
+        self.coordinators = Coordinators(seed)
         self._folder = folder
         self.timeout_s = timeout_s
         self._seed = seed
@@ -261,27 +261,9 @@ class Engines:
         running = self._seed.pids()
         return [place for place, name in self._spares.items() if name in running]
 
-    def start_coordinator(self) -> str:
-        """Start a JAX coordination service in a process of its own.
-
-        An earlier one stays: arrays that somebody still holds hold a client of it, whose process
-        would end with its service.
-
-        Returns:
-            Its address, host:port.
-        """
-        mark = self._seed.count()
-        args = {"host": _LOOPBACK, "world_size": self.world_size}
-        self._seed.spawn(f"{COORDINATOR}{mark}", COORDINATOR_TARGET, args, {})
-        address: str = self._seed.wait_event("coordinator", self.timeout_s, since=mark)["address"]
-        return address
-
     def restart(self) -> None:
         """Kill every engine; `launch` and `connect` come next."""
-        coordinators = [name for name in self._seed.pids() if name.startswith(COORDINATOR)]
-        for name in coordinators:
-            self._seed.signal(name, signal.SIGKILL)
-        self._seed.wait_gone(coordinators, self.timeout_s)
+        self.coordinators.end(self.timeout_s)
         self.controller.cluster.stop_engines_sync()
         self._former_ids |= set(self.controller.client.ids) | set(self._engine_ids.values())
         self._engine_ids = {}

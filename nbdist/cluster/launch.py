@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from nbdist.cluster.seat import Event, Peer
 
 ENGINE_TARGET = "nbdist.worker.engine:main"
-COORDINATOR_TARGET = "nbdist.worker.coordinator:main"
-COORDINATOR, _OF_RANK, _SPARE = "coordinator", "rank-", "spare-"
+_OF_RANK, _SPARE = "rank-", "spare-"
 _END_TIMEOUT_S = 10.0
 _BEGIN_TIMEOUT_S = 60.0
 

@@ -10,7 +10,7 @@ from nbdist.records import MirroredWiring, PjrtWiring
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.records import Communication
+    from nbdist.records import Bench, Communication
 
 
 def mirrored(addresses: Sequence[str], communication: Communication) -> dict[int, MirroredWiring]:
@@ -30,15 +30,24 @@ def mirrored(addresses: Sequence[str], communication: Communication) -> dict[int
     }
 
 
-def pjrt(address: str, world_size: int, cpu_devices: int) -> dict[int, PjrtWiring]:
+def pjrt(
+    address: str, world_size: int, cpu_devices: int, bench: Bench | None
+) -> dict[int, PjrtWiring]:
     """What each JAX process needs to join the others.
 
     Args:
         address: host:port of the coordination service.
         world_size: number of processes.
         cpu_devices: virtual CPU devices of each; 0 leaves it to JAX.
+        bench: what was measured of the devices, if it was.
     """
     return {
-        rank: PjrtWiring(address=address, rank=rank, world_size=world_size, cpu_devices=cpu_devices)
+        rank: PjrtWiring(
+            address=address,
+            rank=rank,
+            world_size=world_size,
+            cpu_devices=cpu_devices,
+            bench=bench,
+        )
         for rank in range(world_size)
     }

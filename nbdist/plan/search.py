@@ -244,7 +244,7 @@ def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
         tensors=tensors,
         memory=best.memory,
         time=best.time,
-        warnings=warnings_of(laid, best.time),
+        warnings=warnings_of(laid, best.time, target.topology),
         runners_up=tuple(_why(best, other) for other in others[:SHOWN]),
         notes=(*model.notes, *target.topology.assumed),
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbdist.plan.hardware import host_of
 from nbdist.records import DATA
 
 if TYPE_CHECKING:
     from nbdist.plan.layout import Laid
-    from nbdist.records import PlannedTime
+    from nbdist.records import PlannedTime, Topology
 
 FEW_ROWS = 4
 """Samples on a device below which its units are mostly idle."""
@@ -17,7 +18,12 @@ MUCH_TRAFFIC = 0.20
 """Of a step, the share of collectives from which on they are worth a word."""
 
 
-def warnings_of(laid: Laid, time: PlannedTime) -> tuple[str, ...]:
+MUCH_INPUT = 1e9
+"""Bytes a second that a host has to have of the batches, from which on reading them may be what a
+step waits for: what one process reads and copies, at best. Assumed."""
+
+
+def warnings_of(laid: Laid, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
     """In whole sentences."""
     found = []
     each = laid.model.rows / laid.layout.axes[DATA]
@@ -29,4 +35,17 @@ def warnings_of(laid: Laid, time: PlannedTime) -> tuple[str, ...]:
         found.append(
             f"{share:.0%} of a step is spent in collectives, most of it over {slowest.level}"
         )
+    fed = _fed(laid, time, topology)
+    if fed > MUCH_INPUT:
+        found.append(
+            f"each host has to have {fed / 1e9:.1f} GB/s of batches, more than a process usually "
+            "reads: type --prefetch auto"
+        )
     return tuple(found)
+
+
+def _fed(laid: Laid, time: PlannedTime, topology: Topology) -> float:
+    """Bytes of the batches a second, on each host; each reads its devices' part."""
+    batch = sum(t.value.nbytes for t in laid.model.tensors if t.role == "batch")
+    on_host = min(topology.devices, host_of(topology.chip).devices)
+    return batch * on_host / topology.devices / time.step if time.step else 0.0

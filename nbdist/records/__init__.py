@@ -133,7 +133,16 @@ from nbdist.records.said import (
     Where,
 )
 from nbdist.records.speech import Speech
-from nbdist.records.topology import Chip, Extent, Level, Link, LocalDevices, Topology
+from nbdist.records.topology import (
+    Bench,
+    Chip,
+    Extent,
+    Level,
+    Link,
+    LocalDevices,
+    Product,
+    Topology,
+)
 
 __all__ = [
     "BAD_MESSAGE",
@@ -156,6 +165,7 @@ __all__ = [
     "WATCHDOG",
     "AnyServerMessage",
     "Beat",
+    "Bench",
     "BreakOff",
     "CaughtUp",
     "CellEnded",
@@ -217,6 +227,7 @@ __all__ = [
     "Planning",
     "Precision",
     "Preempted",
+    "Product",
     "Profiled",
     "RankStatus",
     "Rate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nbdist.records.base import Communication, Framework, Record
+from nbdist.records.topology import Bench
 
 
 class ClusterRequest(Record, frozen=True):
@@ -141,9 +142,11 @@ class PjrtWiring(Record, frozen=True):
     Attributes:
         address: host:port of the coordination service, which no rank hosts.
         cpu_devices: virtual CPU devices of this rank; 0 leaves it to JAX.
+        bench: what was measured of these devices; None where nothing was.
     """
 
     address: str
     rank: int
     world_size: int
     cpu_devices: int
+    bench: Bench | None = None

@@ -8,6 +8,7 @@ from nbdist.records.base import Record, StrategyName
 from nbdist.records.cluster import ClusterRequest, Device, Door, EngineBooks, WorkerHello
 from nbdist.records.kept import Writer
 from nbdist.records.orders import CellRequest
+from nbdist.records.topology import Bench
 
 
 class CellUnderWay(Record, frozen=True):
@@ -44,12 +45,14 @@ class CollectiveBooks(Record, frozen=True):
         broken: strategies whose collectives were broken off.
         rebuilds: how often TensorFlow's were made anew in these processes.
         heals: how often ranks were replaced among others that stayed.
+        bench: what was measured of JAX's devices; None where nothing was.
     """
 
     devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
     broken: tuple[StrategyName, ...] = ()
     rebuilds: int = 0
     heals: int = 0
+    bench: Bench | None = None
 
 
 class Loss(Record, frozen=True):

@@ -80,6 +80,36 @@ class Link(Record, frozen=True):
     alone_bytes_per_s: float | None = None
 
 
+class Product(Record, frozen=True):
+    """What a device reached in products of square matrices, while all others did the same.
+
+    Attributes:
+        dtype: of both matrices and of the product.
+        size: rows and columns of each.
+        flops: operations a second; of the slowest device.
+    """
+
+    dtype: str
+    size: int
+    flops: float
+
+
+class Bench(Record, frozen=True):
+    """What was measured of a cluster's devices, all at work at once; of each the slowest.
+
+    Attributes:
+        devices: how many there were.
+        products: by type and size.
+        bytes_per_s: read and written in copies within a device's memory.
+        links: of each level that joins some, what all-reduces over it reached.
+    """
+
+    devices: int
+    products: tuple[Product, ...]
+    bytes_per_s: float
+    links: dict[str, Link]
+
+
 class LocalDevices(Record, frozen=True):
     """What one process says of the devices that it drives, all of one kind.
 

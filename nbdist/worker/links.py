@@ -27,6 +27,11 @@ def listening() -> set[int]:
     return {inode for inode, number in _sockets().items() if _of_tcp(number, _listens)}
 
 
+def peer_ports() -> set[int]:
+    """The ports at the other ends of the TCP connections that there are now."""
+    return {_of_tcp(number, _peer_port) for number in _sockets().values()} - {0}
+
+
 def shut_beside(listeners: set[int]) -> int:
     """Shut down every connection that is waited for together with one of these.
 
@@ -41,22 +46,28 @@ def shut_beside(listeners: set[int]) -> int:
     return sum(_of_tcp(sockets[inode], _shut) for inode in watched & sockets.keys())
 
 
-def _listens(link: socket.socket) -> bool:
-    return bool(link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(link: socket.socket) -> int:
+    return link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
-def _shut(link: socket.socket) -> bool:
-    link.getpeername()  # raises where it listens, or is not connected
+def _peer_port(link: socket.socket) -> int:
+    """Raises where it listens, or is not connected."""
+    port: int = link.getpeername()[1]
+    return port
+
+
+def _shut(link: socket.socket) -> int:
+    _peer_port(link)
     link.shutdown(socket.SHUT_RDWR)
-    return True
+    return 1
 
 
-def _of_tcp(number: int, ask: Callable[[socket.socket], bool]) -> bool:
-    """The answer of a TCP socket, by its descriptor; of all else it is no."""
+def _of_tcp(number: int, ask: Callable[[socket.socket], int]) -> int:
+    """The answer of a TCP socket, by its descriptor; of all else it is 0."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
         if link.type == socket.SOCK_STREAM and link.family in (socket.AF_INET, socket.AF_INET6):
             return ask(link)
-    return False
+    return 0
 
 
 def _polls() -> list[set[int]]:

@@ -72,6 +72,7 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
     before = links.listening()
     _join(wiring)
     strategy = PjRTStrategy()
+    strategy.take_bench(wiring.bench)
     _prove_collectives(strategy.mesh)
     _listeners.update(links.listening() - before)
     state.current().strategies["pjrt"] = strategy

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from nbdist.plan.cost import Target
+    from nbdist.records import Bench
 
 
 class PjRTStrategy:
@@ -51,13 +52,28 @@ class PjRTStrategy:
         self._placement = Placement(self.mesh)
         self._runner = Runner(self.mesh)
         self._laid: dict[int, weakref.ref[jax.Array]] = {}
+        self._bench: Bench | None = None
 
     @functools.cached_property
     def target(self) -> Target:
-        """What steps are planned for; every process has to ask for the first time."""
-        from nbdist.worker.planning import live_target
+        """What steps are planned for; every process has to ask for the first time.
 
-        return live_target()
+        Devices that are in no table, as those of a plugin that nobody knows, are measured then.
+        """
+        from nbdist.plan.hardware import find
+        from nbdist.worker.planning import live_target, local_devices
+
+        said = local_devices()
+        if self._bench is None and find(said[0].kind) is None:
+            from nbdist.worker.device_bench import measure
+
+            self._bench = measure(self, said)
+        return live_target(said, self._bench)
+
+    def take_bench(self, bench: Bench | None) -> None:
+        """Plan from here on with what was measured of these devices."""
+        self._bench = bench
+        self.__dict__.pop("target", None)
 
     def note_laid(self, arrays: Iterable[jax.Array]) -> None:
         """A plan has laid these arrays out: a later one may do so anew."""

@@ -12,6 +12,7 @@ import jax
 import msgspec
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
+from nbdist.plan.benched import benched_chip, benched_links
 from nbdist.plan.cost import Target
 from nbdist.plan.defaults import calibration_of
 from nbdist.plan.search import plan
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from nbdist.plan.model import Role
-    from nbdist.records import Plan, Planning, Spec
+    from nbdist.records import Bench, Plan, Planning, Spec
     from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 _MB = 2**20
@@ -111,16 +112,34 @@ def over(mesh: Mesh | AbstractMesh) -> Iterator[None]:
         yield
 
 
-def live_target() -> Target:
-    """The devices of all processes; every process has to ask."""
+def live_target(said: list[LocalDevices], bench: Bench | None) -> Target:
+    """The devices of all processes.
+
+    Args:
+        said: what each process drives.
+        bench: what was measured of them; None leaves it to tables.
+
+    Raises:
+        PlanError: they are no topology; see `plan.topology_live`.
+    """
+    chip = benched_chip(bench, said[0]) if bench else None
+    topology = live(said, chip=chip, links=benched_links(bench, chip) if bench and chip else None)
+    cautious = said[0].platform == "cpu"
+    return Target(topology, calibration_of(topology.chip), cautious=cautious)
+
+
+def local_devices() -> list[LocalDevices]:
+    """What each process drives; every process has to ask."""
     own = _own_devices()
     hosts = processes.agree([zlib.crc32(own.host.encode()), (own.memory_bytes or 0) // _MB])
-    said = [
-        msgspec.structs.replace(own, host=f"{host:08x}", memory_bytes=int(megabytes) * _MB or None)
-        for host, megabytes in hosts
-    ]
-    topology = live(_shared_out(said))
-    return Target(topology, calibration_of(topology.chip), cautious=own.platform == "cpu")
+    return _shared_out(
+        [
+            msgspec.structs.replace(
+                own, host=f"{host:08x}", memory_bytes=int(megabytes) * _MB or None
+            )
+            for host, megabytes in hosts
+        ]
+    )
 
 
 def _own_devices() -> LocalDevices:

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.records import RANK_VARIABLE, WorkerHello
-from nbdist.worker import loop, state, watchdog
+from nbdist.worker import links, loop, state, watchdog
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ def put_back_pjrt() -> tuple[str, ...]:
     from nbdist.worker import pjrt
 
     return pjrt.put_back()
+
+
+def peer_ports() -> set[int]:
+    """The ports that this process is connected to."""
+    return links.peer_ports()
 
 
 def forget(names: tuple[str, ...]) -> None:

@@ -14,7 +14,15 @@ from nbdist.plan.memory import MARGIN
 from nbdist.plan.search import layouts, plan
 from nbdist.records import DATA, MODEL, Plan, PlannedTensor, Planning
 from tests import references
-from tests.plan_models import engines, frozen_table, hardware, model_of_program, table, transformer
+from tests.plan_models import (
+    engines,
+    frozen_table,
+    hardware,
+    model_of_program,
+    regression,
+    table,
+    transformer,
+)
 from tests.plan_programs import BATCH, PROGRAMS
 
 FAST, SLOW = "4 hosts x 8 A100-80GB", "32 hosts x 1 A100-80GB, 10 Gbps"
@@ -74,6 +82,14 @@ def test_a_large_table_is_replicated_only_where_that_is_asked_for(on: str) -> No
     asked = {DATA: target.topology.devices, "zero": 0}
     whole = plan(frozen_table(TABLE // 10), target, Planning(budget=budget, fixed=asked))
     assert not any(whole.tensors[1].spec)
+
+
+def test_batches_that_no_process_reads_so_fast_are_told_of() -> None:
+    """268 MB of them in less than a millisecond; tokens are no such thing."""
+    said = plan(regression(1 << 16), hardware("8xH100"), Planning()).warnings
+    words = r"each host has to have [\d,.]+ GB/s of batches, .* --prefetch auto"
+    assert any(re.fullmatch(words, line) for line in said)
+    assert not plan(wide(4096, 2, 64), hardware("8xA100"), Planning()).warnings
 
 
 def test_a_large_table_that_cannot_be_cut_is_told_of() -> None:

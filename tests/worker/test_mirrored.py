@@ -60,6 +60,7 @@ def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: s
             close(ours, theirs)
 
 
+@pytest.mark.full  # as the notebook of the tour does
 def test_fit_shows_each_epoch_with_each_workers_loss(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,7 @@ def variables(model):
 """
 
 
+@pytest.mark.full
 def test_keras_models_train_on() -> None:
     in_a_process(
         KERAS

@@ -1,0 +1,44 @@
+"""The devices of a cluster: what they are, and what they reach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.errors import UsageError
+from nbdist.views.devices import DevicesPicture
+from nbdist.worker import looking
+
+if TYPE_CHECKING:
+    from nbdist.crew import Crew
+
+_BENCH_S = 300.0
+_NO_JAX = (
+    "--bench measures JAX's devices, and these workers have none: type %dist_start with "
+    "--framework jax"
+)
+
+
+def look(crew: Crew, *, bench: bool) -> DevicesPicture:
+    """The devices of all ranks, and the links between them.
+
+    Args:
+        crew: the ranks; none is in a cell.
+        bench: they are measured first, and steps are planned with that from here on.
+
+    Raises:
+        UsageError: they have no JAX to measure them with.
+        WorkerError: a rank failed, or died.
+    """
+    has_jax = "pjrt" in crew.collectives.strategies
+    if bench and not has_jax:
+        raise UsageError(_NO_JAX)
+    if bench:
+        with crew.engines.within(_BENCH_S):
+            crew.collectives.bench = crew.engines.apply(looking.bench)[0]
+    topology = crew.engines.apply(looking.topology)[0] if has_jax else None
+    return DevicesPicture(
+        workers=crew.states((), measure=False),
+        topology=None if isinstance(topology, str) else topology,
+        fault=topology if isinstance(topology, str) else "",
+        bench=crew.collectives.bench,
+    )

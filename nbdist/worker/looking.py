@@ -1,0 +1,31 @@
+"""What the session asks of ranks about their devices, by ipyparallel's `apply`, of all at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.errors import PlanError
+from nbdist.worker import state
+
+if TYPE_CHECKING:
+    from nbdist.records import Bench, Topology
+
+
+def topology() -> Topology | str:
+    """What steps are planned for; why nothing can be, where nobody knows the devices."""
+    try:
+        found: Topology = state.current().strategies["pjrt"].target.topology
+    except PlanError as error:
+        return str(error)
+    return found
+
+
+def bench() -> Bench:
+    """Measure the devices, and plan with that from here on."""
+    from nbdist.worker.device_bench import measure
+    from nbdist.worker.planning import local_devices
+
+    strategy = state.current().strategies["pjrt"]
+    found = measure(strategy, local_devices())
+    strategy.take_bench(found)
+    return found

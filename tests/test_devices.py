@@ -1,0 +1,105 @@
+"""The devices of a cluster, as they are shown and measured, and what is planned with that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nbdist
+from nbdist.errors import UsageError
+from nbdist.records import StepOptions
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STEP = "loss = (batch @ w).mean()\nw = w + 1"
+SETUP = "import numpy as np, jax.numpy as jnp\nw = jnp.ones((64, 64))\nxs = np.ones((32, 64), 'f')"
+PLUGIN = """
+import jax
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax, xla_client
+
+def initialize():
+    _jax.Device.device_kind = property(lambda device: "Zorn 1")
+    xla_bridge.register_backend_factory("zorn", client, priority=500, fail_quietly=False)
+
+def client():
+    shared = distributed.global_state
+    return xla_client.make_cpu_client(
+        asynchronous=True,
+        distributed_client=shared.client,
+        node_id=shared.process_id,
+        num_nodes=shared.num_processes,
+        collectives=_jax.make_gloo_tcp_collectives(distributed_client=shared.client),
+    )
+"""
+"""A third party's, as far as JAX can see; its devices are CPUs that call themselves otherwise."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+        yield running
+
+
+def step(cluster: nbdist.Cluster) -> nbdist.Run:
+    cluster.run(SETUP, strategy="pjrt")
+    return cluster.run(STEP, strategy="pjrt", step=StepOptions(data="xs", batch=16))
+
+
+def test_they_are_shown_with_what_links_them(cluster: nbdist.Cluster) -> None:
+    picture = cluster.devices()
+    text = "\n".join(picture.lines())
+    assert text.startswith("nbdist: 4 devices of 2 workers on 1 host\n")
+    assert text.count("from tables") == 2
+    assert "%dist_devices --bench measures them" in text
+    assert "<table" in picture.html()
+    assert picture.bench is None
+
+
+def test_what_is_measured_is_planned_with(cluster: nbdist.Cluster) -> None:
+    picture = cluster.devices(bench=True)
+    bench = picture.bench
+    assert bench is not None
+    assert bench.devices == 4
+    assert {product.dtype for product in bench.products} == {"float32", "bfloat16", "float16"}
+    assert all(product.flops > 1e6 for product in bench.products)
+    assert 1e8 < bench.bytes_per_s < 1e13
+    assert bench.links.keys() == {"process", "host"}
+    for link in bench.links.values():
+        assert 0 < link.latency_s < 1
+        assert 1e5 < link.bytes_per_s < 1e13
+    text = "\n".join(picture.lines())
+    assert "GFLOP/s" in text
+    assert "from tables" not in text
+    plan = step(cluster).plan
+    assert plan is not None
+    assert not [note for note in plan.notes if "not measured" in note]
+    cluster.restart()
+    assert cluster.devices().bench == bench
+
+
+@pytest.mark.full  # TensorFlow is imported once more
+def test_without_jax_they_are_shown_and_not_measured() -> None:
+    with clusters.cluster(hosts=1, framework="tensorflow") as running:
+        text = "\n".join(running.devices().lines())
+        assert text.startswith("nbdist: 1 device of 1 worker on 1 host\n")
+        assert "from tables" not in text
+        with pytest.raises(UsageError, match="--bench measures JAX's devices"):
+            running.devices(bench=True)
+
+
+@pytest.mark.full  # another preloaded parent, as it is another environment
+def test_devices_of_a_plugin_that_nobody_knows_are_measured_first(tmp_path: Path) -> None:
+    package = tmp_path / "jax_plugins" / "zorn"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(PLUGIN)
+    env = {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "zorn"}
+    with nbdist.Cluster(hosts=2, framework="jax", env=env) as running:
+        plan = step(running).plan
+        assert plan is not None
+        assert "Zorn 1" in plan.on
+        assert "probed: reached by microbenchmarks" in "\n".join(running.devices().lines())
