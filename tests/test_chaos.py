@@ -121,20 +121,20 @@ def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "most"),
+    ("form", "most", "epochs"),
     [
-        ("pjrt step", 6),
-        pytest.param("mirrored step", KILLS, marks=pytest.mark.full),
-        pytest.param("pjrt step", KILLS, marks=pytest.mark.full),
+        ("pjrt step", 6, 15),
+        pytest.param("mirrored step", KILLS, EPOCHS, marks=pytest.mark.full),
+        pytest.param("pjrt step", KILLS, EPOCHS, marks=pytest.mark.full),
     ],
     indirect=["form"],
 )
 def test_random_kills_leave_no_trace(
-    cluster: nbdist.Cluster, form: training.Form, most: int, tmp_path: Path
+    cluster: nbdist.Cluster, form: training.Form, most: int, epochs: int, tmp_path: Path
 ) -> None:
     """The same bits, each step once; processes, threads, files and memory are what they were."""
     set_up(cluster, form, 0.0)
-    calm = form.run(cluster, epochs=EPOCHS, data="batches")
+    calm = form.run(cluster, epochs=epochs, data="batches")
     digest = form.digest_of(cluster)
     process = psutil.Process()
     children = len(process.children(recursive=True))
@@ -147,7 +147,7 @@ def test_random_kills_leave_no_trace(
         saving = Saving(folder=str(folder), every_steps=7)
         with Killer(cluster, number, folder, most - kills) as killer:
             run = form.run(
-                cluster, epochs=EPOCHS, data="batches", saving=saving, max_heals=10 * most
+                cluster, epochs=epochs, data="batches", saving=saving, max_heals=10 * most
             )
         kills += killer.kills
         assert form.digest_of(cluster) == digest

@@ -223,6 +223,7 @@ def test_what_breaking_off_makes_libraries_say_is_not_shown(
     assert "abort" in cluster.logs(0).lower()
 
 
+@pytest.mark.full
 def test_workers_that_were_wired_often_are_replaced(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,6 +381,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         assert "they are there again" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

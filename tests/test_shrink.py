@@ -139,6 +139,7 @@ def test_what_the_lost_worker_had_counted_is_not_lost(
     assert said == {rank: str(float(total)) for rank in range(2)}
 
 
+@pytest.mark.full
 def test_without_it_a_worker_is_waited_for(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:

@@ -51,6 +51,8 @@ def _section() -> str:
 
 def _rows() -> Iterator[str]:
     for case in ElementTree.parse(REPORT).iter("testcase"):  # noqa: S314 - pytest wrote it
+        if "name" not in case.attrib:  # it was under way when all was ended
+            continue
         name, _, where = case.attrib["name"].partition("[")
         words = name.removeprefix("test_").replace("_", " ")
         failed = case.find("failure") is not None or case.find("error") is not None

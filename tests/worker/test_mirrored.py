@@ -80,6 +80,7 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
         assert "val_accuracy" in of_epoch[0].shared
 
 
+@pytest.mark.full
 def test_a_last_batch_that_keras_weighs_wrongly_is_named(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +194,7 @@ def test_wiring_is_the_same_for_all_but_the_index() -> None:
         "cluster": {"worker": ["a:1", "b:2"]},
         "task": {"type": "worker", "index": 1},
     }
-    joined = wiring.pjrt("h:9", 2, cpu_devices=4)
+    joined = wiring.pjrt("h:9", 2, cpu_devices=4, bench=None)
     assert [(w.rank, w.world_size) for w in joined.values()] == [(0, 2), (1, 2)]
     assert {(w.address, w.cpu_devices) for w in joined.values()} == {("h:9", 4)}
 
