@@ -43,7 +43,7 @@ def benched_chip(bench: Bench, own: LocalDevices) -> Chip:
         known,
         flops={**known.flops, **flops},
         bytes_per_s=bench.bytes_per_s / reaches.memory_efficiency,
-        source=f"{known.source}; products and copies {_SOURCE}",
+        source=f"products and copies {_SOURCE}; the rest {known.source}",
     )
 
 
