@@ -16,6 +16,7 @@ import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbdist import takeover
 from tests import clusters, training
 from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
@@ -48,6 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         repeated = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=repeated)
         items[:] = [item for item in items if item not in repeated]
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Apart from the clusters of other tests, which this process has; a failure leaves nothing."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path / "runs"))
+    yield
+    takeover.stop_all()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,12 +14,11 @@ import pytest
 import nbdist
 from nbdist.cluster.launch import repeat_until
 from nbdist.records import Saving, StepOptions
-from nbdist.takeover import stop_all
 from nbdist.telemetry.kept import kept
 from tests.kernels import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from nbdist.records import RunState
@@ -42,14 +41,7 @@ LOSSES = np.cumsum(np.arange(STEPS) % 7) * 3 / 64
 
 BOUND_S = 60.0
 
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Apart from the clusters of other tests, which this process has; a failure leaves nothing."""
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path / "runs"))
-    yield
-    stop_all()
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def until(folder: Path, done: Callable[[RunState, int], bool]) -> RunState:

@@ -71,14 +71,7 @@ print("PIDS", json.dumps(pids), flush=True)
 sys.stdin.read()
 """
 
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Apart from the clusters of other tests, which this process has; a failure leaves nothing."""
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path / "runs"))
-    yield
-    stop_all()
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.fixture
@@ -252,6 +245,7 @@ def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         with nbdist.attach() as cluster:
+            cluster.follow()  # that the cell had ended may not have been written yet
             assert cluster.pull(["answer"])[1]["answer"] == 42
             assert cluster.run("answer + rank").results == {0: "42", 1: "43"}
     assert not await_ends(family, 10)

@@ -13,7 +13,6 @@ import pytest
 
 import nbdist
 from nbdist.cluster.launch import repeat_until
-from nbdist.takeover import stop_all
 from nbdist.telemetry.kept import kept
 from tests import training
 
@@ -42,16 +41,10 @@ cluster.run(
 form.run(cluster, data="batches", saving=Saving(folder=folder + "/kept", every_steps=5))
 """
 
-pytestmark = pytest.mark.full  # test_broken_heals.py and test_coming_back.py kill kernels
-
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Apart from the clusters of other tests, which this process has; a failure leaves nothing."""
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path / "runs"))
-    yield
-    stop_all()
+pytestmark = [
+    pytest.mark.usefixtures("own_folders"),
+    pytest.mark.full,  # test_broken_heals.py and test_coming_back.py kill kernels
+]
 
 
 @contextlib.contextmanager
