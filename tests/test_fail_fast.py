@@ -107,6 +107,18 @@ def steps(data: str, count: int = 0) -> StepOptions:
     return StepOptions(data=data, batch=6, steps=count)
 
 
+def interrupted(when_it_hangs: Callable[[Callable[[], None]], None]) -> list[float]:
+    """Has the notebook interrupted then; the times at which it was."""
+    times: list[float] = []
+
+    def interrupt() -> None:
+        times.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when_it_hangs(interrupt)
+    return times
+
+
 def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
     """The next cells run, on the same processes; what is no framework's is still there."""
     cluster.run(SETUP[strategy].replace("kept = ", "made = "), strategy=strategy)
@@ -275,13 +287,7 @@ def test_the_second_interrupt_breaks_a_hung_collective(
     cluster.run(SETUP[strategy], strategy=strategy)
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
     cluster.run("import signal\nmask = signal.pthread_sigmask", ranks="0")
-    interrupts: list[float] = []
-
-    def interrupt() -> None:
-        interrupts.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    when_it_hangs(interrupt)
+    interrupts = interrupted(when_it_hangs)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy)
     assert len(interrupts) == 2
@@ -301,13 +307,7 @@ def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
         strategy="pjrt",
     )
     pids = {worker.pid for worker in cluster.workers()}
-    interrupts: list[float] = []
-
-    def interrupt() -> None:
-        interrupts.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    when_it_hangs(interrupt)
+    interrupts = interrupted(when_it_hangs)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(STEP["pjrt"], step=steps("deaf"), strategy="pjrt")
     assert time.monotonic() - interrupts[1] < 30.0

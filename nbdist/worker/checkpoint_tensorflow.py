@@ -46,7 +46,7 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> Tenso
     with model.distribute_strategy.scope():
         alike = {**roots, **optimizers_of(roots)}
     facts = flags(alike)
-    extra = [v for value in alike.values() for v in getattr(value, "variables", ())]
+    extra = [variable for value in alike.values() for variable in _variables(value)]
     extra += model.metrics_variables
     return TensorFlowState(roots, extra, alike=Alike(alike), facts=lambda: facts)
 
