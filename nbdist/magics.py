@@ -174,7 +174,7 @@ class DistMagics(Magics):
         cluster = self._cluster("%%dist_run")
         _check_name(args.output)
         step = step_options(args)
-        if step is not None:
+        if step is not None and step.data:
             self._bring(cluster, step.data)
         before = cluster.last_run
         try:

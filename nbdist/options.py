@@ -43,11 +43,11 @@ _STEP_OPTIONS = (
     "profile",
 )
 _PLANNING_OPTIONS = ("plan", "budget", "fix")
-"""With those above: of `%%dist_run`, those that need `--data`."""
+"""Of `%%dist_run`: those above need `--data`, and these say, without, how a `fit` is laid out."""
 
 
 def step_options(args: Any) -> StepOptions | None:
-    """What `%%dist_run --data` asks for; options that need `--data` are refused without.
+    """What `%%dist_run` asks for of a step, or without data of what the cell fits.
 
     Raises:
         UsageError: an option is wrong, or needs another.
@@ -59,12 +59,14 @@ def step_options(args: Any) -> StepOptions | None:
         if (value := typed.get(name)) is not None and value is not False
     }
     if args.data is None:
-        if given:
-            idle = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        planned = given.keys() & _PLANNING_OPTIONS
+        if given.keys() - planned:
+            words = (f"--{name.replace('_', '-')}" for name in given if name not in planned)
+            idle = ", ".join(words)
             fit = "; what `fit` is given is read ahead by .prefetch(tf.data.AUTOTUNE)"
             hint = fit if "prefetch" in given else ""
             raise UsageError(f"{idle} without --data: name the data set of the step{hint}")
-        return None
+        return StepOptions(data="", planning=_planning(args)) if planned else None
     if "bucket" in given:
         given["bucket"] = parse_bucket(given["bucket"])
     if "prefetch" in given:

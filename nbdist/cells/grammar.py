@@ -21,6 +21,7 @@ from nbdist.records import (
     CellRequest,
     ClusterRequest,
     Framework,
+    Planning,
     Precision,
     Saving,
     StepOptions,
@@ -64,11 +65,12 @@ def parse_cell(
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
     numbered = f"# {header or 'the head of the cell'}\n{source}" if header or step else source
-    planning = step.planning if step is not None and not step.data else None
-    step = None if planning is not None else step
+    planning = Planning()
+    if step is not None and not step.data:
+        planning, step = step.planning, None
     names = CellNames() if saving is None or step is not None else names_of(numbered)
     makes = tuple(name for name in names.binds if name not in names.reads)
-    _check_options(step, strategy, precision, guard, saving)
+    _check_options(step, strategy, precision, guard, saving, planning)
     return CellRequest(
         number=number,
         source=numbered,
@@ -91,9 +93,12 @@ def _check_options(
     precision: Precision | None,
     guard: int,
     saving: Saving | None,
+    planning: Planning,
 ) -> None:
     """Raises UsageError that names every option that is wrong."""
     faults = [f"--guard {guard}: type a number from 0"] if guard < 0 else []
+    if planning != Planning() and strategy != "pjrt":
+        faults.append("--plan, --budget, --fix: what is fitted is laid out under --strategy pjrt")
     if step is not None:
         faults += _faults_of_step(step, strategy, precision)
         if step.scale_lr and saving is not None and saving.shrink:

@@ -160,7 +160,7 @@ class CellRequest(Order, frozen=True):
         replays: it is run again for the names that it binds: what it fits is not trained again.
         seconds: how long the run has gone on before; more than 0 where it is healed.
         guard: steps after which the ranks' states are compared again; 0 is never.
-        planning: what the cell fits is only planned, so.
+        planning: what is asked of the layout of what the cell fits, under pjrt.
     """
 
     source: str
@@ -175,10 +175,10 @@ class CellRequest(Order, frozen=True):
     replays: bool = False
     seconds: float = 0.0
     guard: int = GUARD_STEPS
-    planning: Planning | None = None
+    planning: Planning = Planning()
 
     @property
     def is_plan(self) -> bool:
         """Whether it is only planned, and nothing is trained."""
         of_step = self.step is not None and self.step.options.planning.only
-        return of_step or self.planning is not None
+        return of_step or self.planning.only

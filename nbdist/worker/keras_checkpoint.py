@@ -139,6 +139,8 @@ class FitSaver:
         if not self._restored:
             self._restored = True
             self._open()
+            if not self.at.batches:
+                self._model.reset_metrics()  # they may be those of the validation before
 
     def due(self, step: int) -> bool:
         """Whether the state after so many batches of the cell is to be saved."""

@@ -1,7 +1,8 @@
 """Files of a Keras model that is trained by several JAX processes: rank 0 writes, others wait.
 
 Keras on JAX would have every process write the same file at once. Nothing meets: rank 0 alone may
-save, too. A rank that goes on finds the file whole, if it sees the same file system.
+save, too, unless variables are cut, which all ranks have to bring together. A rank that goes on
+finds the file whole, if it sees the same file system.
 `tests/worker/test_keras_jax.py` fails when Keras does this itself.
 """
 
@@ -16,7 +17,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 from nbdist.errors import StrategyError
-from nbdist.worker import keras_jax_patch, processes
+from nbdist.worker import keras_jax_patch, keras_laid, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +45,11 @@ def _by_chief(write: Callable[..., Any]) -> Callable[..., Any]:
             return write(model, filepath, *args, **kwargs)
         _saved[str(filepath)] += 1
         key = f"nbdist/saved/{_saved[str(filepath)]}/{filepath}"
-        if jax.process_index() == 0:
-            write(model, filepath, *args, **kwargs)
+        is_chief = jax.process_index() == 0
+        with keras_laid.read_by_all(model, keep=is_chief):
+            if is_chief:
+                write(model, filepath, *args, **kwargs)
+        if is_chief:
             processes.announce(key)
         elif not processes.await_announced(key, _WAIT_S):
             raise StrategyError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import msgspec
-from keras.src.backend.jax import trainer as keras_trainer
+from keras.src.backend.jax.trainer import JAXTrainer
 
 from nbdist.worker.keras_jax_patch import PATCHED_SERIES
 from nbdist.worker.keras_times import TimedFunction
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
 
     from nbdist.worker.keras_times import Took
 
-_make_train_upstream = keras_trainer.JAXTrainer.make_train_function
 
-
+@functools.cache
 def apply() -> None:
     """Time every train function that is made from here on."""
-    if keras.__version__.startswith(PATCHED_SERIES):
-        keras_trainer.JAXTrainer.make_train_function = _make_train_function
+    if not keras.__version__.startswith(PATCHED_SERIES):
+        return
+    make_train = JAXTrainer.make_train_function
 
+    def make_train_function(self: Any, force: bool = False) -> None:
+        made = self.train_function is None or force
+        make_train(self, force)
+        if made:
+            self.train_function = TimedFunction(functools.partial(_call, self.train_function))
 
-def _make_train_function(self: Any, force: bool = False) -> None:
-    made = self.train_function is None or force
-    _make_train_upstream(self, force)
-    if made:
-        self.train_function = TimedFunction(functools.partial(_call, self.train_function))
+    JAXTrainer.make_train_function = make_train_function
 
 
 def _call(function: Callable[..., Any], state: Any, batches: Iterator[Any]) -> tuple[Any, Took]:

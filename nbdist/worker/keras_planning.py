@@ -1,4 +1,4 @@
-"""What a cell fits with Keras on JAX, planned: the cell ends with its first `fit`.
+"""What a cell fits with Keras on JAX, planned; where it is only planned, its first `fit` ends it.
 
 The model is built as `fit` builds it, with the optimizer and the metrics, and its own `train_step`
 is traced: a model that overrides it is planned as it is.
@@ -19,10 +19,11 @@ from nbdist.records import Planned
 from nbdist.worker.planning import batch_inputs, mesh_to_trace, over, plan_of, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     from nbdist.plan.model import Role
     from nbdist.records import Plan, Planning
+    from nbdist.worker.pjrt_strategy import PjRTStrategy
     from nbdist.worker.state import Worker
 
 _NO_FIT = (
@@ -58,7 +59,10 @@ def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
         _build_upstream(model, iterator, data_batch)
         fault = None
         try:
-            plan = _plan(model, _first(iterator), wishes, worker)
+            strategy = worker.strategies["pjrt"]
+            carried = tuple([v.value for v in group] for group in groups_of(model).values())
+            batch = _first(iterator)
+            plan = plan_of_fit(model, model.train_step, carried, batch, wishes, strategy)
         except Exception as error:  # noqa: BLE001 - raised again, where the cell has no part in it
             fault = error
         else:
@@ -91,38 +95,63 @@ def _first(iterator: Any) -> Any:
     return found[0] if isinstance(found, (list, tuple)) else next(found)
 
 
-def _plan(model: Any, batch: Any, wishes: Planning, worker: Worker) -> Plan:
-    strategy = worker.strategies["pjrt"]
+def plan_of_fit(
+    model: Any,
+    step: Callable[..., Any],
+    carried: tuple[list[Any], ...],
+    batch: Any,
+    wishes: Planning,
+    strategy: PjRTStrategy,
+) -> Plan:
+    """How what a model's train function carries is laid out.
+
+    Args:
+        model: it is built.
+        step: of what it carries and a batch.
+        carried: the values of `groups_of`.
+        batch: arrays, or their outlines.
+        wishes: what is asked of the plan.
+        strategy: its devices.
+
+    Raises:
+        PlanError: it fits on the devices in no way.
+    """
     mesh = mesh_to_trace(wishes, strategy.mesh)
     everywhere = jax.NamedSharding(mesh, jax.P())
 
     def outline(array: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=everywhere)
+        kind = jax.typeof(array)
+        return jax.ShapeDtypeStruct(
+            kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
+        )
 
-    groups = {
-        "model": model.trainable_variables,
-        "model, not trained": model.non_trainable_variables,
-        "optimizer": model.optimizer.variables,
-        "metrics": model.metrics_variables,
-    }
-    state = tuple([outline(variable.value) for variable in group] for group in groups.values())
-    data = jax.tree.map(outline, batch)
+    outlines = jax.tree.map(outline, (carried, batch))
     with over(mesh):
-        traced = jax.jit(model.train_step).trace(state, data).jaxpr
-    inputs: list[tuple[str, Role]] = [(path, "carried") for path in _paths(groups)]
+        traced = jax.jit(step).trace(*outlines).jaxpr
+    inputs: list[tuple[str, Role]] = [(path, "carried") for path in paths(model)]
     named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
     inputs += batch_inputs(named)
     return plan_of(traced, inputs, target_of(wishes, strategy), wishes, {})
 
 
-def _paths(groups: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+def groups_of(model: Any) -> dict[str, list[Any]]:
+    """The variables that Keras has a train function carry, in its order."""
+    return {
+        "model": model.trainable_variables,
+        "model, not trained": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+
+
+def paths(model: Any) -> Iterator[str]:
     """`model.dense.kernel`, as Keras calls variables; of several called so, all are numbered."""
-    paths = [
+    named = [
         f"{name}.{variable.path.replace('/', '.')}"
-        for name, group in groups.items()
+        for name, group in groups_of(model).items()
         for variable in group
     ]
-    often, seen = Counter(paths), Counter[str]()
-    for path in paths:
+    often, seen = Counter(named), Counter[str]()
+    for path in named:
         yield f"{path}[{seen[path]}]" if often[path] > 1 else path
         seen[path] += 1

@@ -29,9 +29,10 @@ def apply() -> None:
     keras.callbacks.CallbackList.__init__ = _init_with_report
     keras_checkpoint.apply()
     if keras.backend.backend() == "jax":
-        from nbdist.worker import keras_jax_times
+        from nbdist.worker import keras_jax_times, keras_laid
 
-        keras_jax_times.apply()
+        keras_laid.apply()
+        keras_jax_times.apply()  # of what is laid out
 
 
 def _init_with_report(

@@ -118,7 +118,7 @@ class _Cell:
 
     def _planned(self) -> contextlib.AbstractContextManager[None]:
         """Within it, what is fitted is only planned, where that was asked for."""
-        if self._request.planning is None:
+        if not self._request.planning.only:
             return contextlib.nullcontext()
         from nbdist.worker.keras_planning import instead_of_fit
 
@@ -224,10 +224,9 @@ class _Cell:
     def _end(self, error: BaseException | None) -> None:
         _interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        failure = None if error is None else self._describe(error)
-        if failure is not None:
-            ends = _ENDS.get(self._request.strategy, ())
-            self._worker.unfinished |= any(words in failure.evalue for words in ends)
+        failed = error is not None and self._of_collectives(error)
+        failure = None if error is None else self._describe(error, follows=failed)
+        self._worker.unfinished |= failed
         self._worker.end_cell(error)
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
@@ -240,13 +239,19 @@ class _Cell:
         self._worker.ended = ended
         self._worker.say(ended, urgent=True)
 
-    def _describe(self, error: BaseException) -> Failure:
+    def _of_collectives(self, error: BaseException) -> bool:
+        """Whether it says that collectives have failed: somewhere else something has."""
+        text = _message(error)
+        return any(words in text for words in _ENDS.get(self._request.strategy, ()))
+
+    def _describe(self, error: BaseException, *, follows: bool) -> Failure:
         own = _users_own(error.__traceback__)
         if isinstance(error, NbdistError):  # it says what to type: our own frames would not help
             return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
-        if self._worker.broken or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        follows = follows or bool(self._worker.broken)
+        if follows or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
             lines = [line.rstrip() for line in traceback.format_tb(own)]  # nobody may read it
-            return _failure(error, lines, own, follows=bool(self._worker.broken))
+            return _failure(error, lines, own, follows=follows)
         try:
             lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
         except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises

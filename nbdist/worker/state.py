@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbdist.records import Columns, Metrics, Note
+from nbdist.records import Columns, Metrics, Note, Planning
 from nbdist.worker.memory import MemoryGauge
 from nbdist.worker.names import NamesOfCell
 from nbdist.worker.output import DescriptorTap, LogTap, RankDisplayPublisher, RankStream
@@ -53,6 +53,7 @@ class Worker:
         names: what the cell reads and binds, where something is to be saved of it.
         replays: the cell is run again for the names that it binds: nothing is trained.
         fits: the checkpoints of the cell's fits; None before the first.
+        planning: what is asked of the layout of what the cell fits.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
     """
 
@@ -74,6 +75,7 @@ class Worker:
         self.names = NamesOfCell()
         self.replays = False
         self.fits: CellCheckpoints | None = None
+        self.planning = Planning()
         self.guard = 0
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
@@ -102,6 +104,7 @@ class Worker:
         self.saving = request.saving
         self.names = NamesOfCell(request.names, request.makes)
         self.replays, self.guard = request.replays, request.guard
+        self.planning = request.planning
         self.unfinished = False
         self.fits = None
         self.batches = self.step = self.tested = 0

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from nbdist.cells.grammar import parse_cell
 from nbdist.cells.planning import parse_budget, parse_fixed, read_plan
 from nbdist.errors import UsageError
+from nbdist.records import Planning, StepOptions
 from tests import plans
 
 if TYPE_CHECKING:
@@ -80,3 +82,13 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, 
         path.write_text(content)
     with pytest.raises(UsageError, match=f"--plan .*my.json.*{says}"):
         read_plan(str(path))
+
+
+def test_what_is_fitted_is_laid_out_under_pjrt_alone() -> None:
+    asked = StepOptions(data="", planning=Planning(budget=1))
+    with pytest.raises(UsageError, match="laid out under --strategy pjrt"):
+        parse_cell("model.fit(x)", number=1, label=1, strategy="mirrored", step=asked)
+    request = parse_cell("model.fit(x)", number=1, label=1, strategy="pjrt", step=asked)
+    assert request.step is None
+    assert request.planning.budget == 1
+    assert not request.is_plan

@@ -1,0 +1,194 @@
+"""Keras models on JAX that are laid out as it was planned train as on one device."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from nbdist.errors import CellError
+from nbdist.records import DATA, MODEL, Planning, Saving, StepOptions
+from tests import clusters, references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+    from nbdist.result import Run
+
+HOSTS, PER_HOST = 2, 2
+DEVICES = HOSTS * PER_HOST
+
+DATA_SETS = """
+import numpy as np
+rng = np.random.default_rng(3)
+x = rng.normal(size=(56, 16)).astype("float32")
+y = (x @ rng.normal(size=16) > 0).astype("float32")[:, None]
+"""
+MODEL_ = """
+import keras
+keras.utils.set_random_seed(5)
+model = keras.Sequential([
+    keras.Input((16,)),
+    keras.layers.Dense(128, activation="relu"),
+    keras.layers.BatchNormalization(),
+    keras.layers.Dense(128, activation="relu"),
+    keras.layers.Dense(1, activation="sigmoid"),
+])
+model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["mae"])
+"""
+FIT = """
+history = model.fit(
+    x, y, batch_size=16, epochs=3, shuffle=False, verbose=0, validation_data=(x[:24], y[:24]))
+"""
+LOSSES = "[round(float(v), 7) for name in sorted(history.history) for v in history.history[name]]"
+PLAIN = f"""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+{DATA_SETS}
+{MODEL_}
+{FIT}
+outcome = dict(
+    losses={LOSSES},
+    weights=[w.tolist() for w in model.get_weights()],
+    predicted=model.predict(x[:10], verbose=0).tolist(),
+)
+"""
+FITS = [(2, 2, 1), (4, 1, 0), (1, 4, 0), (4, 1, 3)]
+SEVERAL = f"""
+{MODEL_}
+outcome["several"] = []
+for _ in range({len(FITS)}):
+    {FIT.strip()}
+    outcome["several"] += {LOSSES} + model.evaluate(x, y, verbose=0)
+"""
+LIE = "{v.path: str(v.value.sharding.spec) for v in (*model.variables, *model.optimizer.variables)}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=HOSTS, framework="jax", devices_per_host=PER_HOST) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[float]]:
+    return references.plainly({"keras": PLAIN + SEVERAL})["keras"]
+
+
+def fitted(cluster: nbdist.Cluster, planning: Planning, cell: str = FIT) -> Run:
+    step = StepOptions(data="", planning=planning)
+    return cluster.run(cell, strategy="pjrt", step=step)
+
+
+def losses_of(run: Run) -> list[float]:
+    return [m.shared["loss"] for m in run.metrics if m.rank == 0]
+
+
+def same(cluster: nbdist.Cluster, text: str) -> object:
+    """What all ranks say, which is the same."""
+    said = set(cluster.run(text, strategy="pjrt").results.values())
+    assert len(said) == 1
+    return ast.literal_eval(said.pop())
+
+
+@pytest.mark.parametrize("degrees", [(4, 1, 0), (4, 1, 3), (2, 2, 0), (2, 2, 1), (1, 4, 0)])
+def test_a_fit_learns_as_on_one_device(
+    cluster: nbdist.Cluster, plain: dict[str, list[float]], degrees: tuple[int, int, int]
+) -> None:
+    data, model, zero = degrees
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
+    assert run.plan is not None
+    assert run.plan.axes == {DATA: data, MODEL: model}
+    np.testing.assert_allclose(same(cluster, LOSSES), plain["losses"], rtol=1e-4, atol=1e-6)
+    weights = same(cluster, "[w.tolist() for w in model.get_weights()]")
+    for own, wanted in zip(weights, plain["weights"], strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-5)
+    predicted = same(cluster, "model.predict(x[:10], verbose=0).tolist()")
+    np.testing.assert_allclose(predicted, plain["predicted"], rtol=1e-3, atol=1e-5)
+    lie = same(cluster, LIE)
+    assert any("model" in spec for spec in lie.values()) == (model > 1)
+    assert any("data" in spec for spec in lie.values()) == (zero > 0)
+    assert run.compiled is not None
+    assert run.compiled.arguments == run.plan.memory.arguments
+
+
+SAVE = """
+import pathlib
+folder = pathlib.Path({folder!r})
+model.save(folder / "model.keras")
+model.save_weights(folder / "model.weights.h5")
+again = keras.models.load_model(folder / "model.keras")
+kept = [(a == b).all() for a, b in zip(model.get_weights(), again.get_weights(), strict=True)]
+optimizer = [(np.array(a) == np.array(b)).all() for a, b in zip(
+    model.optimizer.variables, again.optimizer.variables, strict=True)]
+before = model.get_weights()
+model.set_weights([w + 1 for w in before])
+model.load_weights(folder / "model.weights.h5")
+back = [(a == b).all() for a, b in zip(model.get_weights(), before, strict=True)]
+len(kept), all(kept), len(optimizer), all(optimizer), all(back)
+"""
+
+
+def test_a_model_that_is_cut_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """No rank has all of it; rank 0 writes."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    fitted(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
+    assert same(cluster, SAVE.format(folder=str(tmp_path))) == (10, True, 18, True, True)
+    assert any("model" in spec for spec in same(cluster, LIE).values())
+
+
+def test_what_another_cell_asks_for_lays_the_model_out_anew(
+    cluster: nbdist.Cluster, plain: dict[str, list[float]]
+) -> None:
+    """It goes on from where it was; evaluations follow it."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    losses: list[float] = []
+    for data, model, zero in FITS:
+        run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
+        assert run.plan is not None
+        assert run.plan.axes == {DATA: data, MODEL: model}
+        losses += same(cluster, LOSSES)
+        losses += same(cluster, "model.evaluate(x, y, verbose=0)")
+    np.testing.assert_allclose(losses, plain["several"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) -> None:
+    """Every run tells what was foretold, and every cell says its plan."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    for _ in range(2):
+        run = cluster.run(FIT, strategy="pjrt")
+        assert run.plan is not None
+        assert run.plan.axes == {DATA: DEVICES, MODEL: 1}
+        assert run.plan.rows == 16
+
+
+def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
+    """The model is as it was."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    with pytest.raises(CellError, match="fits nowhere"):
+        fitted(cluster, Planning(budget=1000))
+    fitted(cluster, Planning())
+
+
+def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The same numbers as without the break."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    planning = Planning(fixed={MODEL: 2, "zero": 3})
+    whole = losses_of(fitted(cluster, planning))
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    step = StepOptions(data="", planning=planning)
+    saving = Saving(folder=str(tmp_path), every_steps=3)
+    first = cluster.run(
+        FIT.replace("epochs=3", "epochs=2"), strategy="pjrt", step=step, saving=saving
+    )
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=3, resume=True)
+    second = cluster.run(FIT, strategy="pjrt", step=step, saving=saving)
+    assert losses_of(first) + losses_of(second) == whole
