@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,12 @@ OVERHEAD_STEPS, OVERHEAD_RUNS = 225, 16
 EVERY = 50
 
 DEATH = """
-import os, signal, threading, time
+import os, pathlib, signal, threading, time
 from nbdist.worker import state
 def die(step):
     while state.current().step < step:
         time.sleep(0.001)
+    pathlib.Path({note!r}).write_text(str(state.current().seconds()))
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == world_size - 1:
     threading.Thread(target=die, args=(60,), daemon=True).start()
@@ -139,14 +141,14 @@ def _heal(strategy: str, spares: int) -> Case:
 
 
 def _lost_s(cluster: nbdist.Cluster, strategy: str, folder: str) -> float:
-    """From the last step before the death to the first one after it."""
+    """From the death, on the clock that the ranks have in common, to the end of the next step."""
+    note = Path(f"{folder}-died")
     cluster.run(SIZE.data() + SIZE.model(strategy), strategy=strategy)
-    cluster.run(DEATH, once=True)
+    cluster.run(DEATH.format(note=str(note)), once=True)
     run = _train(cluster, strategy, SIZE, 100, Saving(folder=folder, every_steps=EVERY))
-    (heal,) = run.heals
-    ends = sorted(m.time_s for m in run.metrics if m.rank == 0 and m.step > 0)
-    before = max(end for end in ends if end < heal.time_s - heal.lost_s + 0.05)
-    return min(end for end in ends if end > heal.time_s) - before
+    assert len(run.heals) == 1
+    died_s = float(note.read_text())
+    return min(m.time_s for m in run.metrics if m.rank == 0 and m.time_s > died_s) - died_s
 
 
 def _train(

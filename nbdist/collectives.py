@@ -138,7 +138,8 @@ class Collectives:
             self._engines.world_size, self._engines.timeout_s
         )
         virtual = 0 if host_rules.visible_gpus() else self._request.devices_per_host
-        wired = wiring.pjrt(address, self._engines.world_size, virtual, self.bench)
+        compiled = str(self._engines.folder / "compiled")
+        wired = wiring.pjrt(address, self._engines.world_size, virtual, compiled, self.bench)
         devices = self._engines.apply(setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
         return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"

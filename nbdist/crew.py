@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from nbdist.cluster import hosts
@@ -14,13 +15,17 @@ from nbdist.telemetry.stream import Receiver
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from nbdist.cluster.launch import SeedProcess
     from nbdist.records import ClusterRequest, Estate, Speech
     from nbdist.settings import Settings
     from nbdist.views.start import StartView
+
+
+_BEGINS_S = 5.0
+"""Within it, ranks that were replaced make the next step, as a rule."""
 
 
 class Crew:
@@ -56,6 +61,9 @@ class Crew:
         self.engines = Engines(request, folder, settings.start_timeout_s, seed)
         self.collectives = Collectives(request, self.engines)
         self._sockets = contextlib.ExitStack()
+        self._modules: dict[str, None] = {}
+        self._warm: set[int] = set()  # of spares, the places of those that import these
+        self._hurries_until = 0.0
 
     def open(self, hear: Callable[[Speech], None], former: Estate | None = None) -> None:
         """Begin to hear the ranks.
@@ -97,7 +105,7 @@ class Crew:
         phases.run("framework loaded", self.engines.await_imports)
         self._bring_up(phases)
 
-    def restart(self, phases: StartView, places: Sequence[int]) -> None:
+    def restart(self, phases: StartView, places: Sequence[int], *, in_haste: bool = False) -> None:
         """Replace every engine by a fresh one.
 
         The frameworks are not imported again, unless the parent that has imported them, or the
@@ -106,7 +114,9 @@ class Crew:
         Args:
             phases: shows how it goes.
             places: of the ranks from here on: see `Engines`.
+            in_haste: a run waits for it: spares come later.
         """
+        self._hurries_until = time.monotonic() + _BEGINS_S if in_haste else 0.0
         if self.engines.can_restart():
             phases.run("old workers ended", self.engines.restart)
             self.engines.places = tuple(places)
@@ -121,6 +131,8 @@ class Crew:
     def _bring_up(self, phases: StartView) -> None:
         """From forked engines to ranks that have answered."""
         phases.run("launched", self.engines.launch)
+        self._warm.clear()
+        self.tend_spares()
         phases.run("connected", self.engines.connect)
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
@@ -135,6 +147,7 @@ class Crew:
         Returns:
             Which, in words.
         """
+        self._hurries_until = time.monotonic() + _BEGINS_S
         spares = self.engines.replace(ranks)
         for rank in spares:
             self.engines.apply(setup.take_place, *self.engines.own(rank), ranks=[rank])
@@ -142,6 +155,25 @@ class Crew:
         pids = self.engines.pids()
         named = (f"rank {rank} is pid {pids[rank]}" for rank in ranks)
         return ", ".join(named) + (", spare" if spares else "")
+
+    def warm_spares(self, modules: Iterable[str]) -> None:
+        """Have spares import what ranks have imported; they are not waited for."""
+        fresh = dict.fromkeys(modules).keys() - self._modules.keys()
+        if fresh:
+            self._modules |= dict.fromkeys(sorted(fresh))
+            self._warm.clear()
+        if self._modules:
+            asked = self.engines.ask_spares(setup.load, tuple(self._modules), but=self._warm)
+            self._warm |= asked
+
+    def tend_spares(self) -> None:
+        """Have as many as were asked for; to be called now and then.
+
+        Ranks that begin again have the cores for themselves at first.
+        """
+        if time.monotonic() > self._hurries_until:
+            self.engines.fork_spares()
+            self.warm_spares(())
 
     def _meet(self, ranks: Sequence[int]) -> str:
         frameworks = self._request.frameworks

@@ -116,7 +116,7 @@ class Healer:
         places = self._crew.engines.places
         for tries in itertools.count(1):
             try:
-                self._crew.restart(phases, places)
+                self._crew.restart(phases, places, in_haste=True)
             except (StartError, WorkerError):
                 dead = self._crew.engines.dead()
                 if not dead or time.monotonic() > deadline:

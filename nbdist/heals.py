@@ -35,7 +35,6 @@ class Heals:
     Attributes:
         saved: names whose values its checkpoints have.
         has_opened: the checkpoints in its folder are its own.
-        began: when the run did, by `time.monotonic`.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Heals:
     ) -> None:
         self.saved: tuple[str, ...] = ()
         self.has_opened = False
-        self.began = time.monotonic()
+        self._began: float | None = None  # when the workers' clocks did, by `time.monotonic`
         self._recorder = recorder
         self._live = live
         self._view = view
@@ -64,17 +63,20 @@ class Heals:
     def take_over(self, cell: CellUnderWay, former: Former) -> None:
         """Go on with the account of another process."""
         self.saved, self.has_opened = cell.saved, bool(cell.saved)
-        self.began -= former.age_s
-        self._at = [self.began + heal.time_s for heal in former.heals]
+        self._began = time.monotonic() - former.age_s
+        self._at = [self._began + heal.time_s for heal in former.heals]
 
     def begin(self, lost: RanksLostError) -> None:
         """These ranks are about to be replaced."""
         self._live.healing(lost.reason)
         self._view.healing(lost.reason)
 
-    def resume(self) -> float:
-        """Ranks begin again: seconds since the run began, from which they count on."""
-        self._resumed_s = time.monotonic() - self.began
+    def begin_steps(self) -> float:
+        """Ranks are about to begin, or to begin again: from how many seconds on they count."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        self._resumed_s = now - self._began
         return self._resumed_s
 
     def may_begin(self, lost: RanksLostError) -> bool:

@@ -82,7 +82,7 @@ class CellWatch:
         self.running: set[int] = set()
         self._number = number
         self._host_of = task.host_of
-        self._engines = engines = crew.engines
+        self._engines, self._tend = crew.engines, crew.tend_spares
         self._view = task.view
         self._live = task.live
         self._settings = settings
@@ -90,7 +90,7 @@ class CellWatch:
         self._recorder = task.recorder
         self._opened = task.heals.opened
         self._vitals = Vitals(task.host_of, task.cell.hang_after_s)
-        self._ending = Escalation(number, self.running, engines, collectives, self._show_for)
+        self._ending = Escalation(number, self.running, crew.engines, collectives, self._show_for)
         self._detached = task.cell.detached
         self._left = False
         self._repeats = Repeats()
@@ -241,6 +241,7 @@ class CellWatch:
             if self._engines.is_wanted:
                 raise LeftError
             self._check_alive()
+            self._tend()
             self._check_progress()
             self._check_stop()
             if self._preempted and not self._stopping_at:

@@ -28,7 +28,7 @@ from nbdist.task import Task
 from nbdist.unkept import UnkeptRun
 from nbdist.views import labels
 from nbdist.views.silent import SilentView
-from nbdist.worker import setup, transfer
+from nbdist.worker import transfer
 from nbdist.worker.checkpoint_folder import names_in
 
 if TYPE_CHECKING:
@@ -237,8 +237,9 @@ class Runner:
             if task.cell.detached:
                 self._crew.detach(on=True)
             if sent.saving is not None:
-                self._crew.engines.warm_spares(setup.load, _READS_CHECKPOINTS)
-            watch.follow(sent, self._crew.dispatcher.send)
+                self._crew.warm_spares(_READS_CHECKPOINTS)
+            now = structs.replace(sent, seconds=task.heals.begin_steps())
+            watch.follow(now, self._crew.dispatcher.send)
 
         return follow
 
@@ -305,7 +306,7 @@ class Runner:
                 named = f"rank {labels.ranks(dead)} died while it was healed"
                 lost = RanksLostError(dead, named, ": type %dist_restart for new workers")
         saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
-        return structs.replace(request, saving=saving, seconds=heals.resume())
+        return structs.replace(request, saving=saving)
 
     def _shrunk(self, task: Task) -> Task:
         """With the ranks that there are now, where they are fewer."""

@@ -28,7 +28,7 @@ from nbdist.result import Run
 from nbdist.settings import Settings
 from nbdist.views.start import StartView
 from nbdist.views.workers import status
-from nbdist.worker import setup, transfer
+from nbdist.worker import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -304,7 +304,7 @@ class Cluster:
                     self._journal.add_cell(self._held.estate.estate.last, self.last_run, failed)
             if self._runner.stuck:
                 self.restart()
-        self._crew.engines.warm_spares(setup.load, self._journal.imports())
+        self._crew.warm_spares(self._journal.imports())
 
     @property
     def last_run(self) -> Run:

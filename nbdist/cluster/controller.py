@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONTROLLER_ARGS = (
-    "--HeartMonitor.period=250",  # an engine is registered at its first beat
-    "--HeartMonitor.max_heartmonitor_misses=40",
+    "--HeartMonitor.period=100",  # an engine is registered a beat after its first
+    "--HeartMonitor.max_heartmonitor_misses=100",
     # A busy machine answers late; the defaults (5 s and 10 s) then lose engines for good:
     # https://github.com/ipython/ipyparallel/issues/700
     "--IPController.registration_timeout=300",

@@ -31,16 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest
+    from nbdist.records import ClusterRequest, Framework
 
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
-    "--IPEngine.max_heartbeat_misses=40",
+    "--IPEngine.max_heartbeat_misses=100",
     "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
     "--log-level=WARN",
 )
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
+_STEPS: dict[Framework, tuple[str, ...]] = {
+    "tensorflow": ("nbdist.worker.mirrored", "nbdist.worker.mirrored_step"),
+    "jax": ("nbdist.worker.pjrt", "nbdist.worker.pjrt_step"),
+}
 _KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
 """Engines with a framework import it where it is installed; TensorFlow does by itself."""
 _NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
@@ -57,10 +61,10 @@ def start_seed(
         grace_s: how long it waits for another owner when this process has died.
         role: this process's.
     """
-    frameworks = [*request.frameworks, *(_KERAS if request.frameworks else ())]
-    return SeedProcess.start(
-        [*frameworks, *PRELOADED], environment.shared(request), folder, grace_s, role
-    )
+    modules = [*request.frameworks, *(_KERAS if request.frameworks else ()), *PRELOADED]
+    for framework in request.frameworks:
+        modules += _STEPS[framework]
+    return SeedProcess.start(modules, environment.shared(request), folder, grace_s, role)
 
 
 class Engines:
@@ -75,6 +79,7 @@ class Engines:
     Attributes:
         places: of the ranks, among the hosts that were asked for: what a rank has of a machine is
             its place's. Those who begin anew may be fewer.
+        folder: the cluster's.
         timeout_s: bound on what engines are asked.
         controller: ipyparallel's.
         coordinators: JAX's.
@@ -87,7 +92,7 @@ class Engines:
         self.places = tuple(range(request.hosts))
         self.controller = Controller(folder, seed)
         self.coordinators = Coordinators(seed)
-        self._folder = folder
+        self.folder = folder
         self.timeout_s = timeout_s
         self._seed = seed
         self._names: dict[int, str] = {}
@@ -136,7 +141,7 @@ class Engines:
         )
 
     def _engine_args(self) -> list[str]:
-        return [*ENGINE_ARGS, f"--ProfileDir.location={self._folder}"]
+        return [*ENGINE_ARGS, f"--ProfileDir.location={self.folder}"]
 
     def await_imports(self) -> str:
         """Wait until the seed has imported the frameworks."""
@@ -156,12 +161,14 @@ class Engines:
             engine_args=self._engine_args(),
         )
         self._spares.clear()
-        for _ in range(self.request.spares):
-            self._fork_spare()
         return f"pids {' '.join(map(str, self.pids().values()))}"
 
+    def fork_spares(self) -> None:
+        """As many as were asked for, with those that there are; they are not waited for."""
+        while len(self._spares) < self.request.spares and self.can_restart():
+            self._fork_spare()
+
     def _fork_spare(self) -> None:
-        """One more engine that waits for a rank; it is not waited for."""
         env = environment.of_spare(self._spares_made)
         name = self._spares[int(env[RANK_VARIABLE])] = spare_name(self._spares_made)
         self._spares_made += 1
@@ -207,7 +214,7 @@ class Engines:
     def replace(self, ranks: Sequence[int]) -> list[int]:
         """Put other engines in the place of those of these ranks, which are killed if need be.
 
-        Spares first; as many as were taken are forked anew. The others keep theirs.
+        Spares first: see `fork_spares` for others in their place. The other ranks keep theirs.
 
         Returns:
             The ranks that have a spare now, which was forked for none.
@@ -228,7 +235,6 @@ class Engines:
         self._learn([*taken.values(), *forked])
         for rank, place in taken.items():
             self._engine_ids[rank] = self._engine_ids.pop(place)
-            self._fork_spare()
         return list(taken)
 
     def own(self, rank: int) -> tuple[dict[str, str], tuple[int, ...]]:
@@ -248,13 +254,22 @@ class Engines:
         """How many engines wait to take a place."""
         return len(self._live_spares())
 
-    def warm_spares(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have the spares call a function; they are not waited for."""
-        spares = self._live_spares()
-        if spares and self.can_restart():
-            self._ask_places()
-            for place in self._engine_ids.keys() & spares:
-                self.controller.client[self._engine_ids[place]].apply_async(function, *args)
+    def ask_spares(
+        self, function: Callable[..., Any], *args: Any, but: Collection[int] = ()
+    ) -> set[int]:
+        """Have spares call a function; they are not waited for.
+
+        Returns:
+            The places of those that were asked: not `but`, and none that has not registered yet.
+        """
+        spares = set(self._live_spares()).difference(but)
+        if not spares or not self.can_restart():
+            return set()
+        self._ask_places()
+        asked = spares & self._engine_ids.keys()
+        for place in asked:
+            self.controller.client[self._engine_ids[place]].apply_async(function, *args)
+        return asked
 
     def _live_spares(self) -> list[int]:
         """The places of spares that run."""

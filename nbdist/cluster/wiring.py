@@ -31,7 +31,7 @@ def mirrored(addresses: Sequence[str], communication: Communication) -> dict[int
 
 
 def pjrt(
-    address: str, world_size: int, cpu_devices: int, bench: Bench | None
+    address: str, world_size: int, cpu_devices: int, compiled: str, bench: Bench | None
 ) -> dict[int, PjrtWiring]:
     """What each JAX process needs to join the others.
 
@@ -39,6 +39,7 @@ def pjrt(
         address: host:port of the coordination service.
         world_size: number of processes.
         cpu_devices: virtual CPU devices of each; 0 leaves it to JAX.
+        compiled: a folder for what they compile.
         bench: what was measured of the devices, if it was.
     """
     return {
@@ -47,6 +48,7 @@ def pjrt(
             rank=rank,
             world_size=world_size,
             cpu_devices=cpu_devices,
+            compiled=compiled,
             bench=bench,
         )
         for rank in range(world_size)

@@ -142,6 +142,7 @@ class PjrtWiring(Record, frozen=True):
     Attributes:
         address: host:port of the coordination service, which no rank hosts.
         cpu_devices: virtual CPU devices of this rank; 0 leaves it to JAX.
+        compiled: the folder for what was compiled; it need not be there.
         bench: what was measured of these devices; None where nothing was.
     """
 
@@ -149,4 +150,5 @@ class PjrtWiring(Record, frozen=True):
     rank: int
     world_size: int
     cpu_devices: int
+    compiled: str
     bench: Bench | None = None

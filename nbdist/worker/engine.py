@@ -13,6 +13,8 @@ from nbdist.worker import ipykernel_patch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ipykernel_patch.import_without_debugger()  # before the seed forks
+
 
 def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> None:
     """Run an engine until it is told to stop.

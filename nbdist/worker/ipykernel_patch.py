@@ -1,4 +1,4 @@
-"""Two things that ipykernel does to an engine, and must not.
+"""Three things that ipykernel does to an engine, and must not.
 
 **A top-level `await` hangs the engine for ever.** `IPythonKernel.do_execute` compares the current
 thread with `shell_channel_thread.parent_thread` to decide whether SIGINT may cancel the cell.
@@ -11,12 +11,16 @@ KeyboardInterrupt wherever the engine happens to be: a signal that arrives just 
 code has ended unwinds ipykernel itself. Our cells take
 SIGINT in the user's code and nowhere else (`worker/loop.py`), so the handler stays out.
 
+**An engine imports a debugger**, a third of a second each time; nobody can reach it there.
+
 Seen with ipykernel 7.4.0 and ipyparallel 9.2.0; `tests/worker/test_ipykernel_patch.py` fails when
-either is no longer needed.
+one is no longer needed.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 
 import ipykernel
@@ -42,3 +46,14 @@ def apply() -> None:
         IPythonParallelKernel.shell_channel_thread = _MainThreadOnly()
         IPythonParallelKernel.pre_handler_hook = lambda _kernel: None
         IPythonParallelKernel.post_handler_hook = lambda _kernel: None
+
+
+def import_without_debugger() -> None:
+    """Import what engines have of ipykernel's as if there were no debugpy; users still have it."""
+    if "debugpy.server" in sys.modules:
+        return
+    sys.modules["debugpy.server"] = None  # type: ignore[assignment]  # Python's word for "not there"
+    try:
+        importlib.import_module("ipykernel.debugger")
+    finally:
+        del sys.modules["debugpy.server"]

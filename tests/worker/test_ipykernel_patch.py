@@ -88,3 +88,11 @@ def test_other_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(vars(ipykernel_patch.IPythonParallelKernel))
     ipykernel_patch.apply()
     assert dict(vars(ipykernel_patch.IPythonParallelKernel)) == before
+
+
+def test_an_engine_imports_no_debugger(cluster: nbdist.Cluster) -> None:
+    """It takes a third of a second of each start; a user who wants one has it."""
+    run = cluster.run("import sys\nany(m.startswith(('debugpy', '_pydev')) for m in sys.modules)")
+    assert set(run.results.values()) == {"False"}
+    run = cluster.run("from debugpy.server import api\napi.__name__")
+    assert set(run.results.values()) == {"'debugpy.server.api'"}

@@ -1,0 +1,79 @@
+"""What JAX has compiled is kept in a folder of the cluster, for whoever compiles the same again.
+
+That is a rank that takes the place of another, one whose collectives were made anew, and all after
+a restart. JAX's own persistent cache does it, but leaves writing to process 0 while, on CPUs, each
+process looks under a name of its own; and a process that is killed while it writes leaves a file
+that nobody can read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax._src import compilation_cache, compiler
+from jax._src.compilation_cache_interface import CacheInterface
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PATCHED_SERIES = "0.10."
+_log = logging.getLogger(__name__)
+
+
+def keep_in(folder: str) -> None:
+    """Keep what is compiled from here on in this folder, unless the user has named another.
+
+    It must be nobody else's: what is read from it is run.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    if not jax.__version__.startswith(PATCHED_SERIES):
+        _log.warning("JAX %s compiles anew in every worker that is replaced", jax.__version__)
+        return
+    compilation_cache.get_file_cache = _open
+    compiler._cache_write = _write
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Folder(CacheInterface):  # type: ignore[misc]
+    """A file for each program, which is there as a whole or not at all.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir(mode=0o700, exist_ok=True)
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            return (self._path / key).read_bytes()
+        except OSError:
+            return None
+
+    def put(self, key: str, value: bytes) -> None:
+        draft = self._path / f"{key}.{os.getpid()}"
+        draft.write_bytes(value)
+        draft.replace(self._path / key)
+
+
+def _open(path: str) -> tuple[CacheInterface, str]:
+    return Folder(Path(path)), path
+
+
+def _write(
+    key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]
+) -> None:
+    if callbacks:  # a function of this process is in it
+        return
+    try:
+        compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+    except Exception as error:  # noqa: BLE001 - no disk, or it cannot be written down: it is compiled anew
+        _log.info("%s is not kept: %s", name, error)
