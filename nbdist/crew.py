@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _BEGINS_S = 5.0
 """Within it, ranks that were replaced make the next step, as a rule."""
 
+_ALONE = (
+    "ipyparallel's controller has died: the cell goes on, for it does not pass through it; what "
+    "needs it is refused from here on, until you type %dist_restart"
+)
+
 
 class Crew:
     """Engines and what ties them to the notebook.
@@ -64,6 +69,7 @@ class Crew:
         self._modules: dict[str, None] = {}
         self._warm: set[int] = set()  # of spares, the places of those that import these
         self._hurries_until = 0.0
+        self._has_controller = True
 
     def open(self, hear: Callable[[Speech], None], former: Estate | None = None) -> None:
         """Begin to hear the ranks.
@@ -132,7 +138,8 @@ class Crew:
         """From forked engines to ranks that have answered."""
         phases.run("launched", self.engines.launch)
         self._warm.clear()
-        self.tend_spares()
+        self._has_controller = True
+        self._tend_spares()
         phases.run("connected", self.engines.connect)
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
@@ -166,11 +173,19 @@ class Crew:
             asked = self.engines.ask_spares(setup.load, tuple(self._modules), but=self._warm)
             self._warm |= asked
 
-    def tend_spares(self) -> None:
-        """Have as many as were asked for; to be called now and then.
+    def tend(self, say: Callable[[str], None]) -> None:
+        """Look after what is beside the ranks; to be called now and then while they are at work.
 
-        Ranks that begin again have the cores for themselves at first.
+        Args:
+            say: tells who watches them.
         """
+        self._tend_spares()
+        if self._has_controller and not self.engines.controller.runs:
+            self._has_controller = False
+            say(_ALONE)
+
+    def _tend_spares(self) -> None:
+        """Have as many as were asked for. Who begins again has the cores for itself at first."""
         if time.monotonic() > self._hurries_until:
             self.engines.fork_spares()
             self.warm_spares(())

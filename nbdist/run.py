@@ -82,7 +82,7 @@ class CellWatch:
         self.running: set[int] = set()
         self._number = number
         self._host_of = task.host_of
-        self._engines, self._tend = crew.engines, crew.tend_spares
+        self._engines, self._tend = crew.engines, crew.tend
         self._view = task.view
         self._live = task.live
         self._settings = settings
@@ -241,7 +241,7 @@ class CellWatch:
             if self._engines.is_wanted:
                 raise LeftError
             self._check_alive()
-            self._tend()
+            self._tend(self._view.say)
             self._check_progress()
             self._check_stop()
             if self._preempted and not self._stopping_at:

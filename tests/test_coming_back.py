@@ -318,7 +318,9 @@ def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.full  # test_cluster.py kills one between cells
-def test_a_controller_that_is_killed_in_a_run_does_not_touch_it() -> None:
+def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
         cluster.run(SETUP["jax"])
         controller = psutil.Process(cluster._crew.engines.controller.pids[0])
@@ -327,6 +329,7 @@ def test_a_controller_that_is_killed_in_a_run_does_not_touch_it() -> None:
         let_go()
         step = nbdist.records.StepOptions(data="train", steps=STEPS)
         np.testing.assert_array_equal(cluster.run(STEP["jax"], step=step).loss, LOSSES)
+        assert capsys.readouterr().err.count("controller has died: the cell goes on") == 1
         assert not cluster.is_whole
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}

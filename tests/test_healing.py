@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FULL = pytest.mark.full
 RANKS, LAST = 3, training.STEPS
 EVERY = 5
-STEPS_BEFORE = ("step-00000005", "step-00000010")
-"""What may be the newest after step 12: the last one is written meanwhile, or was."""
+WHENEVER = [1, 12, LAST]
+"""The first step, one between, the last."""
 
 HEALED_S = 30.0
 """A heal takes two to four seconds here; these machines are busy."""
@@ -137,11 +137,12 @@ def test_a_rank_that_is_frozen_is_replaced(
 
 @FULL  # test_fail_fast.py breaks off one that hangs
 @training.forms("mirrored step")
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
+@pytest.mark.parametrize("step", WHENEVER)
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
 def test_a_rank_that_leaves_the_others_waiting_is_replaced(
-    trial: Trial, undisturbed: str, rank: int
+    trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
-    trial.fault(HANG, rank, 12)
+    trial.fault(HANG, rank, step)
     trial.check(trial.run(hang_after_s=3), undisturbed)
 
 
@@ -202,35 +203,46 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
 
 
 @training.forms("pjrt step")
-@pytest.mark.parametrize("rank", [0, pytest.param(RANKS - 1, marks=FULL)])
+@pytest.mark.parametrize(
+    ("rank", "save"),
+    [
+        (0, 15),
+        *(pytest.param(0, save, marks=FULL) for save in (5, LAST)),
+        *(pytest.param(RANKS - 1, save, marks=FULL) for save in (5, 15, LAST)),
+    ],
+)
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
-    trial: Trial, undisturbed: str, rank: int
+    trial: Trial, undisturbed: str, rank: int, save: int
 ) -> None:
     """It is killed as soon as it has begun to write the next one."""
-    part = str(trial.folder / ".step-00000015.part-*" / f"rank-{rank}.msgpack")
+    part = str(trial.folder / f".step-{save:08}.part-*" / f"rank-{rank}.msgpack")
     trial.cluster.run(
         f"import glob, threading\ndef die():\n    while not glob.glob({part!r}):\n"
         f"        time.sleep(0.0002)\n    {KILL}"
     )
-    trial.fault("threading.Thread(target=die, daemon=True).start()", rank, 12)
+    trial.fault("threading.Thread(target=die, daemon=True).start()", rank, save - 3)
     run = trial.run()
     trial.check(run, undisturbed)
-    assert run.heals[0].step in (10, 15)
+    assert run.heals[0].step in (*range(0, save, EVERY)[-1:], save)
 
 
 @FULL  # test_checkpoint_faults.py fills one
 @training.forms()
+@pytest.mark.parametrize("step", WHENEVER)
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
-def test_a_disk_that_is_full_stops_nothing(trial: Trial, undisturbed: str, rank: int) -> None:
+def test_a_disk_that_is_full_stops_nothing(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
     """A rank's files may not grow any more; the checkpoint before stays the newest."""
     limit = "resource.setrlimit(resource.RLIMIT_FSIZE, {})"
     trial.cluster.run("import resource")
-    trial.fault(limit.format("(100, resource.RLIM_INFINITY)"), rank, 12)
+    trial.fault(limit.format("(100, resource.RLIM_INFINITY)"), rank, step)
     run = trial.run()
     trial.cluster.run(limit.format("2 * (resource.RLIM_INFINITY,)"))
     assert not run.heals
     assert trial.form.digest_of(trial.cluster) == undisturbed
-    assert max(path.name for path in trial.folder.glob("step-*")) in STEPS_BEFORE
+    newest = max((int(path.name[5:]) for path in trial.folder.glob("step-*")), default=0)
+    assert newest in range(0, step, EVERY)[-2:]  # the last was being written, or had been
     assert any("was not saved" in note.text for note in run.notes)
 
 
@@ -243,15 +255,21 @@ def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
 
 @training.forms()
 @FULL  # kills what `make test` would have to start again; test_cluster.py kills both
+@pytest.mark.parametrize("step", WHENEVER)
 @pytest.mark.parametrize("part", ["controller", "seed"])
 def test_a_run_goes_on_without_what_started_it(
-    alone: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path, part: str
+    alone: nbdist.Cluster,
+    form: training.Form,
+    undisturbed: str,
+    tmp_path: Path,
+    part: str,
+    step: int,
 ) -> None:
     """Cells do not pass through the controller; without the seed, all is started anew."""
     trial = Trial(alone, form, tmp_path)
     engines = alone._crew.engines
     pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
-    trial.fault(f"os.kill({pid}, signal.SIGKILL)", 0, 12)
+    trial.fault(f"os.kill({pid}, signal.SIGKILL)", 0, step)
     trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
 
 

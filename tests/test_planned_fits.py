@@ -192,3 +192,58 @@ def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
     saving = Saving(folder=str(tmp_path), every_steps=3, resume=True)
     second = cluster.run(FIT, strategy="pjrt", step=step, saving=saving)
     assert losses_of(first) + losses_of(second) == whole
+
+
+BORN = """
+import keras, jax
+import numpy as np
+from nbdist.worker import keras_jax
+usual, keras_jax.LARGE = keras_jax.LARGE, 1 << 16
+try:
+    keras.utils.set_random_seed({seed})
+    model = keras.Sequential([
+        keras.Input((4,), dtype="int32"),
+        keras.layers.Embedding(8192, 16),
+        keras.layers.Flatten(),
+        keras.layers.Dense(512),
+        keras.layers.Dense(1),
+    ])
+finally:
+    keras_jax.LARGE = usual
+model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+x = np.random.default_rng(1).integers(0, 8192, (32, 4)).astype("int32")
+y = np.ones((32, 1), "float32")
+table = model.layers[0].embeddings
+"""
+BORN_FIT = """
+losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False).history["loss"]
+"""
+PLAINLY_BORN = f"""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+{BORN.format(seed=7).replace("from nbdist.worker import keras_jax", "class keras_jax: LARGE = 0")}
+outcome = dict(drawn=np.asarray(table).sum(axis=1).tolist()[::64])
+{BORN_FIT}
+outcome["losses"] = losses
+"""
+PARTS = "{part.data.shape for part in table.value.addressable_shards}"
+
+
+def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
+    """No device has all of it, and its values are those of one device."""
+    plainly = references.plainly({"born": PLAINLY_BORN})["born"]
+    cluster.run(BORN.format(seed=7), strategy="pjrt")
+    assert same(cluster, PARTS) == {(8192 // DEVICES, 16)}
+    drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
+    assert drawn == plainly["drawn"]
+    run = fitted(cluster, Planning(fixed={"zero": 3}), BORN_FIT)
+    assert run.plan is not None
+    assert same(cluster, PARTS) == {(8192 // DEVICES, 16)}
+    np.testing.assert_allclose(same(cluster, "losses"), plainly["losses"], rtol=1e-5)
+
+
+def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cluster) -> None:
+    cluster.run(BORN.format(seed="7 + rank"), strategy="pjrt")
+    drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
+    cluster.run(BORN.format(seed=7), strategy="pjrt")
+    assert same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]") == drawn

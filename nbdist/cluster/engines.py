@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
-    "--IPEngine.max_heartbeat_misses=100",
+    "--IPEngine.max_heartbeat_misses=50",  # each of 0.1 + 0.5 s
     "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
     "--log-level=WARN",
 )

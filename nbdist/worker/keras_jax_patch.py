@@ -209,13 +209,32 @@ def _initialize_with_initializer(self: Any, initializer: Any) -> None:
     """Drawn as this process's own, and given out by `_distribute_tensor`.
 
     What is computed in the scope of a mesh looks like one array of all processes, whatever is in
-    each part.
+    each part. A variable that is cut is drawn in parts, where all draw alike.
     """
     if current() is None or jax.process_count() == 1:
         _initialize_upstream(self, initializer)
         return
     self._initialize_layout()
-    self._initialize(np.asarray(initializer(self._shape, dtype=self._dtype)))
+    sharding = getattr(self._layout, "backend_layout", self._layout)
+    if sharding.is_fully_replicated or not _seed_alike(initializer):
+        self._initialize(np.asarray(initializer(self._shape, dtype=self._dtype)))
+        return
+    draw = functools.partial(initializer, self._shape, dtype=self._dtype)
+    self._value = jax.jit(draw, out_shardings=sharding)()
+
+
+def _seed_alike(initializer: Any) -> bool:
+    """Give process 0's seed to an initializer of Keras's.
+
+    Returns:
+        Whether it has one that all know: what draws from a generator would change that.
+    """
+    seed = getattr(initializer, "seed", 0)
+    if not isinstance(initializer, keras.initializers.Initializer) or not isinstance(seed, int):
+        return False
+    if hasattr(initializer, "seed"):
+        initializer.seed = int(processes.agree([seed])[0][0])
+    return True
 
 
 def _clear_session(free_memory: bool = True) -> None:
