@@ -100,8 +100,9 @@ class CellWatch:
         self._preempted: set[int] = set()
         self._saves = False
         self._over = False
-        self._is_step = False
-        self._has_steps = False
+        self._is_step = self._has_steps = task.cell.request.step is not None
+        if self._is_step:
+            self._vitals.begin_steps()  # the first batch may never come
         self._stopping_at = 0.0
         self._stops = 0
         self._status: RunStatus = "finished"
@@ -137,7 +138,6 @@ class CellWatch:
 
     def expect(self, request: CellRequest, former: Former, ranks: Iterable[int]) -> None:
         """These ranks are in the cell, which another process has sent."""
-        self._is_step = request.step is not None
         self.running.update(ranks)
         for rows in former.reports:
             self._repeats.note(rows)
@@ -164,8 +164,6 @@ class CellWatch:
 
     def _follow(self, request: CellRequest, send: Send, begin: Callable[[], None]) -> None:
         self._ending.begin(send, request.strategy)
-        self._is_step = request.step is not None
-        self._has_steps |= self._is_step
         self._saves = request.saving is not None
         try:
             begin()
