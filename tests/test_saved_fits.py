@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from nbdist.errors import CellError, RanksLostError
 from nbdist.records import Output, Saving
@@ -155,3 +157,30 @@ def test_a_model_that_never_fitted_has_no_checkpoint_to_go_on_from(
     with pytest.raises(CellError, match="NameError"):
         cluster.run(CELL, strategy=strategy_of(cluster), saving=saving)
     assert {worker.pid for worker in cluster.workers()} == pids
+
+
+VALIDATED = """
+losses = first.fit(
+    x, y, batch_size=12, epochs={epochs}, validation_data=(3 * x, y), verbose=0, shuffle=False
+).history["loss"]
+losses
+"""
+
+
+def test_an_epoch_that_is_gone_on_with_counts_its_own_batches(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """What Keras's metrics held at the end of the fit before was of its validation."""
+    strategy = strategy_of(cluster)
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
+    said = []
+    for epochs, how in (
+        (3, None),
+        (2, saving),
+        (3, structs.replace(saving, resume=True)),
+    ):
+        cluster.run(SETUP, strategy=strategy)
+        run = cluster.run(VALIDATED.format(epochs=epochs), strategy=strategy, saving=how)
+        said.append(ast.literal_eval(run.results[0]))
+    whole, begun, gone_on = said
+    assert [*begun, *gone_on] == whole
