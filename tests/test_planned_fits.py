@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -247,3 +248,20 @@ def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cl
     drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
     cluster.run(BORN.format(seed=7), strategy="pjrt")
     assert same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]") == drawn
+
+
+def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Of 56 samples, the last of four batches has 8."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=3)
+    cell = "model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)"
+    cluster.run(cell, strategy="pjrt", saving=saving)
+    for path in tmp_path.glob("step-*4"):
+        shutil.rmtree(path)
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=3, resume=True)
+    run = cluster.run(cell, strategy="pjrt", saving=saving)
+    assert run.plan is not None
+    assert run.plan.rows == 16

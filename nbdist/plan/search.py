@@ -310,5 +310,6 @@ def _too_large(candidates: list[_Candidate]) -> str:
 
 
 def gib(nbytes: float) -> str:
-    """`46.3 GiB`."""
-    return f"{nbytes / 2**30:,.3g} GiB"
+    """`46.3 GiB`; of less than one, `12.5 MiB`."""
+    unit, scale = ("GiB", 2**30) if nbytes >= 2**30 else ("MiB", 2**20)
+    return f"{nbytes / scale:,.3g} {unit}"

@@ -36,7 +36,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from nbdist.errors import StrategyError
 from nbdist.worker import processes
-from nbdist.worker.distributed_data import DistributedDataset
+from nbdist.worker.distributed_data import DistributedDataset, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,6 +115,7 @@ def _get_distributed_iterator(self: Any, distribution: Any) -> Iterator[Tree]:
     batches = self.data_adapter.get_jax_iterator()
     first = list(itertools.islice(batches, 1))
     _refuse_different(first)
+    placement.rows = max(map(rows_of, first), default=0)
     for batch in itertools.chain(first, batches):
         yield placement.place(placement.cut_global(batch))
 

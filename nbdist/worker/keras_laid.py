@@ -105,7 +105,8 @@ class _Training:
         """Put every variable, and what is carried in its place, where a plan has it."""
         model = self._model
         strategy = state.current().strategies["pjrt"]
-        self._plan = plan_of_fit(model, self._step, carried, batch, asked, strategy)
+        whole = _full(batch)
+        self._plan = plan_of_fit(model, self._step, carried, whole, asked, strategy)
         self._asked, self._lowered = asked, Lowered(self._plan, strategy.mesh)
         self._executables.clear()
         model.test_function = model.predict_function = None  # they are for the old layout
@@ -153,6 +154,23 @@ class _Training:
         """Keras's step; what it carries keeps its types."""
         logs, after = self._model.train_step(carried, batch)
         return logs, jax.tree.map(_typed_as, after, carried)
+
+
+def _full(batch: Any) -> Any:
+    """The batch with as many rows as the first of its data has: a run that goes on may begin later.
+
+    It is to be laid out as it was.
+    """
+    placement = keras_jax_patch.current()
+    rows = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=0)
+    if placement is None or rows >= placement.rows:
+        return batch
+
+    def larger(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = (placement.rows, *leaf.shape[1:]) if leaf.shape[:1] == (rows,) else leaf.shape
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(larger, batch)
 
 
 @contextlib.contextmanager
