@@ -10,6 +10,7 @@ from nbdist.cluster import hosts
 from nbdist.cluster.dispatch import Dispatcher
 from nbdist.cluster.engines import Engines, start_seed
 from nbdist.collectives import Collectives
+from nbdist.held import interrupt_held
 from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
 from nbdist.telemetry.stream import Receiver
 from nbdist.worker import setup
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _BEGINS_S = 5.0
 """Within it, ranks that were replaced make the next step, as a rule."""
+
+_TEND_S = 1.0
 
 _ALONE = (
     "ipyparallel's controller has died: the cell goes on, for it does not pass through it; what "
@@ -70,6 +73,7 @@ class Crew:
         self._warm: set[int] = set()  # of spares, the places of those that import these
         self._hurries_until = 0.0
         self._has_controller = True
+        self._tended_at = 0.0
 
     def open(self, hear: Callable[[Speech], None], former: Estate | None = None) -> None:
         """Begin to hear the ranks.
@@ -179,8 +183,14 @@ class Crew:
         Args:
             say: tells who watches them.
         """
-        self._tend_spares()
-        if self._has_controller and not self.engines.controller.runs:
+        now = time.monotonic()
+        if now < self._tended_at + _TEND_S:
+            return
+        self._tended_at = now
+        with interrupt_held():  # an engine that is half forked is nobody's
+            self._tend_spares()
+            runs = self.engines.controller.runs
+        if self._has_controller and not runs:
             self._has_controller = False
             say(_ALONE)
 

@@ -33,6 +33,7 @@ def apply() -> None:
         return
     make_train = JAXTrainer.make_train_function
 
+    @functools.wraps(make_train)
     def make_train_function(self: Any, force: bool = False) -> None:
         made = self.train_function is None or force
         make_train(self, force)

@@ -200,10 +200,9 @@ ours = Trainer.make_train_function
 Trainer.make_train_function = keras_clock._make_train_upstream
 """,
     "jax": """
-from nbdist.worker import keras_jax_times
 from keras.src.backend.jax.trainer import JAXTrainer as Trainer
 ours = Trainer.make_train_function
-Trainer.make_train_function = keras_jax_times._make_train_upstream
+Trainer.make_train_function = ours.__wrapped__
 """,
 }
 
