@@ -271,6 +271,8 @@ def test_a_run_goes_on_without_what_started_it(
     step: int,
 ) -> None:
     """Cells do not pass through the controller; without the seed, all is started anew."""
+    if not alone.is_whole:  # after the controller of the test before
+        alone.restart()
     trial = Trial(alone, form, tmp_path)
     engines = alone._crew.engines
     pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
