@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,16 @@ _BEGINS_S = 5.0
 """Within it, ranks that were replaced make the next step, as a rule."""
 
 _TEND_S = 1.0
+_SPARES_S = 2.0
+"""How long a cell waits for the answer of spares; they may be asked again."""
 
 _ALONE = (
     "ipyparallel's controller has died: the cell goes on, for it does not pass through it; what "
     "needs it is refused from here on, until you type %dist_restart"
 )
+
+
+_log = logging.getLogger(__name__)
 
 
 class Crew:
@@ -188,7 +194,11 @@ class Crew:
             return
         self._tended_at = now
         with interrupt_held():  # an engine that is half forked is nobody's
-            self._tend_spares()
+            try:
+                with self.engines.within(_SPARES_S):
+                    self._tend_spares()
+            except Exception as error:  # noqa: BLE001 - whatever becomes of spares, the cell goes on
+                _log.warning("spares were not looked after: %s", error)
             runs = self.engines.controller.runs
         if self._has_controller and not runs:
             self._has_controller = False

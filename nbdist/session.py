@@ -242,9 +242,8 @@ class Cluster:
         """
         chosen = self._chosen(ranks)
         if step is not None and len(chosen) < self.world_size:
-            raise UsageError(
-                f"--ranks {ranks} with --data: a step runs on all ranks; leave one out"
-            )
+            given = "--data" if step.data else "a plan"
+            raise UsageError(f"--ranks {ranks} with {given}: that is for all ranks; leave one out")
         scope = choose_strategy(strategy, self.request)
         request = parse_cell(
             cell,

@@ -66,6 +66,7 @@ for _ in range({len(FITS)}):
     {FIT.strip()}
     outcome["several"] += {LOSSES} + model.evaluate(x, y, verbose=0)
 """
+WEIGHTS = "[w.tolist() for w in model.get_weights()]"
 LIE = "{v.path: str(v.value.sharding.spec) for v in (*model.variables, *model.optimizer.variables)}"
 
 
@@ -106,7 +107,7 @@ def test_a_fit_learns_as_on_one_device(
     assert run.plan is not None
     assert run.plan.axes == {DATA: data, MODEL: model}
     np.testing.assert_allclose(same(cluster, LOSSES), plain["losses"], rtol=1e-4, atol=1e-6)
-    weights = same(cluster, "[w.tolist() for w in model.get_weights()]")
+    weights = same(cluster, WEIGHTS)
     for own, wanted in zip(weights, plain["weights"], strict=True):
         np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-5)
     predicted = same(cluster, "model.predict(x[:10], verbose=0).tolist()")
@@ -171,9 +172,11 @@ def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) ->
 def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
     """The model is as it was."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    whole = losses_of(fitted(cluster, Planning()))
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     with pytest.raises(CellError, match="fits nowhere"):
         fitted(cluster, Planning(budget=1000))
-    fitted(cluster, Planning())
+    assert losses_of(fitted(cluster, Planning())) == whole
 
 
 def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
@@ -265,3 +268,93 @@ def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
     run = cluster.run(cell, strategy="pjrt", saving=saving)
     assert run.plan is not None
     assert run.plan.rows == 16
+
+
+def test_a_generator_that_raises_takes_nothing_along(cluster: nbdist.Cluster) -> None:
+    """Keras has taken the values away by then."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    before = same(cluster, WEIGHTS)
+    raising = "def broken():\n    raise ValueError('no data')\n    yield x, y\n"
+    with pytest.raises(CellError, match="no data"):
+        fitted(cluster, Planning(fixed={MODEL: 2}), f"{raising}model.fit(broken(), verbose=0)")
+    assert same(cluster, WEIGHTS) == before
+
+
+SHARED = """
+base = keras.Sequential([keras.Input((16,)), keras.layers.Dense(128), keras.layers.Dense(64)])
+base.add(keras.layers.Dense(1))
+base.compile(keras.optimizers.Adam(0.01), "mse")
+other = keras.Sequential([base, keras.layers.Activation("sigmoid")])
+other.compile(keras.optimizers.Adam(0.01), "mse")
+def fits(model):
+    return model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]
+"""
+IN_TURN = ("fits(base)", "fits(other)", "fits(base)", "fits(other)")
+PLAIN_SHARED = f"""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+{DATA_SETS}{MODEL_}{SHARED}
+outcome = [{", ".join(IN_TURN)}]
+"""
+
+
+def test_models_that_share_layers_are_laid_out_in_turn(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Each fit finds the shared layers where the one before has left them."""
+    wanted = references.plainly({"shared": PLAIN_SHARED})["shared"]
+    cluster.run(DATA_SETS + MODEL_ + SHARED, strategy="pjrt")
+    plans = {}, {"zero": 3}, {}, {MODEL: 2, "zero": 1}
+    for fixed, fit, losses in zip(plans, IN_TURN, wanted, strict=True):
+        run = fitted(cluster, Planning(fixed=fixed), fit)
+        assert run.plan is not None
+        found = ast.literal_eval(run.results[0])
+        np.testing.assert_allclose(found, losses, rtol=1e-3, atol=1e-6)
+    path = str(tmp_path / "other.keras")
+    assert same(cluster, SAVED.format(path=path)) == [True]
+
+
+SAVED = """
+other.save({path!r})
+again = keras.models.load_model({path!r})
+[all((a == b).all() for a, b in zip(other.get_weights(), again.get_weights(), strict=True))]
+"""
+
+
+def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None:
+    """It would wait for the others for ever."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    fitted(cluster, Planning(fixed={"zero": 3}))
+    with pytest.raises(CellError, match="is cut over the ranks, and this one asks for all of it"):
+        cluster.run("model.get_weights()", ranks="0")
+
+
+def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
+    """Single batches, several steps in a call, layers that are frozen, a model compiled again."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    planning = Planning(fixed={MODEL: 2})
+    run = fitted(cluster, planning, "[float(l) for l in model.train_on_batch(x[:16], y[:16])]")
+    assert run.plan is not None
+    again = (
+        "model.layers[0].trainable = False\n"
+        "frozen = model.layers[0].get_weights()[0]\n"
+        "model.compile(keras.optimizers.Adam(0.01), 'binary_crossentropy', steps_per_execution=2)\n"
+        "model.fit(x, y, batch_size=16, epochs=2, verbose=0)\n"
+        "bool((frozen == model.layers[0].get_weights()[0]).all()), int(model.optimizer.iterations)"
+    )
+    run = fitted(cluster, planning, again)
+    assert set(run.results.values()) == {"(True, 8)"}
+    assert run.plan is not None
+    assert run.plan.axes == {DATA: 2, MODEL: 2}
+
+
+def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) -> None:
+    """Keras calls its variables otherwise each time."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    given = fitted(cluster, Planning(fixed={MODEL: 2})).plan
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    run = fitted(cluster, Planning(given=given))
+    assert run.plan is not None
+    assert given is not None
+    assert [t.spec for t in run.plan.tensors] == [t.spec for t in given.tensors]
+    assert run.plan.axes == {DATA: 2, MODEL: 2}

@@ -165,6 +165,8 @@ class Engines:
 
     def fork_spares(self) -> None:
         """As many as were asked for, with those that there are; they are not waited for."""
+        there, known = self._live_spares(), self._engine_ids
+        self._spares = {p: n for p, n in self._spares.items() if p in there or p not in known}
         while len(self._spares) < self.request.spares and self.can_restart():
             self._fork_spare()
 

@@ -359,7 +359,7 @@ class Beat(Said, frozen=True):
 
     Attributes:
         step: the last one that it began; 0 is none.
-        tested: batches that `evaluate` and `predict` went through.
+        tested: batches that it went through without training on them.
     """
 
     step: int

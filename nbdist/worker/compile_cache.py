@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PATCHED_SERIES = "0.10."
+_open_upstream = compilation_cache.get_file_cache
+_write_upstream = compiler._cache_write
+_folder = ""
 _log = logging.getLogger(__name__)
 
 
@@ -34,15 +38,17 @@ def keep_in(folder: str) -> None:
     if not jax.__version__.startswith(PATCHED_SERIES):
         _log.warning("JAX %s compiles anew in every worker that is replaced", jax.__version__)
         return
+    global _folder  # noqa: PLW0603 - JAX has one cache
+    _folder = folder
     compilation_cache.get_file_cache = _open
     compiler._cache_write = _write
     jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Folder(CacheInterface):  # type: ignore[misc]
     """A file for each program, which is there as a whole or not at all.
+
+    A folder that the user names later is JAX's own affair, from the next program on.
 
     Args:
         path: the folder.
@@ -53,24 +59,37 @@ class Folder(CacheInterface):  # type: ignore[misc]
         path.mkdir(mode=0o700, exist_ok=True)
 
     def get(self, key: str) -> bytes | None:
+        if not _is_used():
+            compilation_cache.reset_cache()
+            return None
         try:
             return (self._path / key).read_bytes()
         except OSError:
             return None
 
     def put(self, key: str, value: bytes) -> None:
-        draft = self._path / f"{key}.{os.getpid()}"
-        draft.write_bytes(value)
-        draft.replace(self._path / key)
+        draft = self._path / f"{key}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            draft.write_bytes(value)
+            draft.replace(self._path / key)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
-def _open(path: str) -> tuple[CacheInterface, str]:
-    return Folder(Path(path)), path
+def _is_used() -> bool:
+    return bool(jax.config.jax_compilation_cache_dir == _folder)
+
+
+def _open(path: str) -> tuple[CacheInterface, str] | None:
+    return (Folder(Path(path)), path) if _is_used() else _open_upstream(path)
 
 
 def _write(
     key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]
 ) -> None:
+    if not _is_used():
+        _write_upstream(key, seconds, name, backend, executable, callbacks)
+        return
     if callbacks:  # a function of this process is in it
         return
     try:

@@ -78,13 +78,9 @@ class Placement:
 
     Args:
         mesh: over devices of all processes, process by process, each having as many.
-
-    Attributes:
-        rows: of the first batch that Keras was last given of some data; later ones may have fewer.
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.rows = 0
         self.by_row = jax.NamedSharding(mesh, jax.P("data"))
         self.whole = jax.NamedSharding(mesh, jax.P())
         self.local_devices = len(mesh.local_devices)

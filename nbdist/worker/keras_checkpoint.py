@@ -7,6 +7,7 @@ the one under way had had: they are read, in the same order, and not trained on.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -41,20 +42,15 @@ def _enumerate_from(self: Any) -> Iterator[Any]:
     saver = _passing.pop()
     for _ in range(saver.at.epoch):
         for _, _, data in _enumerate_upstream(self):
-            if not _pass_over(data, self.steps_per_execution):
+            if not saver.pass_over(data, self.steps_per_execution):
                 break
     for first, last, data in _enumerate_upstream(self):
         if first < saver.at.batches:
-            _pass_over(data, self.steps_per_execution)
+            saver.pass_over(data, self.steps_per_execution)
             continue
         saver.restore()
         yield first, last, data
     saver.restore()
-
-
-def _pass_over(data: Iterator[Any], batches: int) -> bool:
-    """Whether there were so many."""
-    return all(next(data, None) is not None for _ in range(batches))
 
 
 class CellCheckpoints:
@@ -103,6 +99,7 @@ class FitSaver:
         self._cell = worker.fits = worker.fits or CellCheckpoints(worker)
         self._cell.fits += 1
         self._restored = True
+        worker.passed_rows = 0
         self.at = Position(
             step=worker.batches, epoch=0, batches=0, fit=self._cell.fits, earlier=worker.epochs
         )
@@ -133,6 +130,15 @@ class FitSaver:
         passed = self.at.batches if not self._restored else 0
         self._epoch = epoch
         return passed
+
+    def pass_over(self, data: Iterator[Any], batches: int) -> bool:
+        """Whether there were so many."""
+        passed = list(itertools.islice(data, batches))
+        self._worker.tested += len(passed)  # it is not standing still
+        if passed and keras.backend.backend() == "jax":
+            rows = (leaf.shape[0] for leaf in keras.tree.flatten(passed[0]) if leaf.ndim)
+            self._worker.passed_rows = max(self._worker.passed_rows, *rows)
+        return len(passed) == batches
 
     def restore(self) -> None:
         """Take the checkpoint's values, once."""

@@ -30,13 +30,14 @@ import numpy as np
 from keras.src.backend.jax import core as keras_core
 from keras.src.backend.jax import distribution_lib
 from keras.src.backend.jax import trainer as keras_trainer
+from keras.src.initializers.random_initializers import RandomInitializer
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from nbdist.errors import StrategyError
 from nbdist.worker import processes
-from nbdist.worker.distributed_data import DistributedDataset, rows_of
+from nbdist.worker.distributed_data import DistributedDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +45,12 @@ if TYPE_CHECKING:
     from nbdist.worker.distributed_data import Placement, Tree
 
 PATCHED_SERIES = "3.15."
+_CONSTANT = (
+    keras.initializers.Zeros,
+    keras.initializers.Ones,
+    keras.initializers.Constant,
+)
+_BITS = 0xFFFFFFFF
 _log = logging.getLogger(__name__)
 _distribute_data_upstream = keras_trainer._distribute_data
 _iterator_upstream = keras_trainer.JAXEpochIterator._get_distributed_iterator
@@ -115,7 +122,6 @@ def _get_distributed_iterator(self: Any, distribution: Any) -> Iterator[Tree]:
     batches = self.data_adapter.get_jax_iterator()
     first = list(itertools.islice(batches, 1))
     _refuse_different(first)
-    placement.rows = max(map(rows_of, first), default=0)
     for batch in itertools.chain(first, batches):
         yield placement.place(placement.cut_global(batch))
 
@@ -228,13 +234,14 @@ def _seed_alike(initializer: Any) -> bool:
     """Give process 0's seed to an initializer of Keras's.
 
     Returns:
-        Whether it has one that all know: what draws from a generator would change that.
+        Whether all draw the same then: what draws from a generator, or by itself, may not.
     """
-    seed = getattr(initializer, "seed", 0)
-    if not isinstance(initializer, keras.initializers.Initializer) or not isinstance(seed, int):
+    if type(initializer) in _CONSTANT:
+        return True
+    seed = getattr(initializer, "seed", None)
+    if not isinstance(initializer, RandomInitializer) or not isinstance(seed, int):
         return False
-    if hasattr(initializer, "seed"):
-        initializer.seed = int(processes.agree([seed])[0][0])
+    initializer.seed = int(processes.agree([seed & _BITS])[0][0])
     return True
 
 

@@ -14,16 +14,19 @@ import contextlib
 import functools
 import itertools
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from keras.src.backend.config import is_nnx_enabled
 from keras.src.backend.jax import distribution_lib
 from keras.src.backend.jax.core import JaxVariable
 from keras.src.backend.jax.trainer import JAXTrainer
 
+from nbdist.errors import StrategyError
 from nbdist.records import Compiled, Planned, Planning
 from nbdist.worker import keras_jax_patch, state
 from nbdist.worker.keras_planning import groups_of, paths, plan_of_fit
@@ -33,7 +36,7 @@ from nbdist.worker.lowered import Lowered
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from jax.sharding import Mesh
+    from jax.sharding import Mesh, NamedSharding
 
     from nbdist.records import Plan
     from nbdist.worker.distributed_data import Tree
@@ -42,8 +45,8 @@ State = tuple[list[Any], ...]
 """What Keras has its step carry: the trained, the others, the optimizer's, the metrics'."""
 
 _array_upstream = JaxVariable.__array__
-_read: dict[int, np.ndarray] = {}
-"""Values of variables that are cut, while rank 0 writes them, by the variable's id."""
+_read: dict[int, np.ndarray] | None = None
+"""Values of variables that are cut, by the variable's id, while rank 0 writes them; else None."""
 
 
 @functools.cache
@@ -57,8 +60,13 @@ def apply() -> None:
         if self.train_function is not None and not force:
             return
         make_train(self, force)
-        if _is_planned(self):
-            self.train_function = _Training(self)
+        if keras_jax_patch.current() is None:
+            return
+        if self.jit_compile and not self.run_eagerly and not is_nnx_enabled():
+            self.train_function = _Training(self, self.train_function)
+        elif state.current().planning != Planning():
+            text = "the model is not compiled (jit_compile, run_eagerly), and so not laid out"
+            state.current().note("compiled", text, warning=True)
 
     JAXTrainer.make_train_function = make_train_function
     for name in ("test", "predict"):
@@ -66,9 +74,24 @@ def apply() -> None:
     JaxVariable.__array__ = _array
 
 
-def _is_planned(model: Any) -> bool:
-    compiles = model.jit_compile and not model.run_eagerly and not is_nnx_enabled()
-    return compiles and keras_jax_patch.current() is not None
+class _Layout:
+    """A plan of a model, and the step compiled for it.
+
+    Args:
+        plan: the plan.
+        mesh: the strategy's.
+        wanted: how each of the variables is to lie.
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh, model: Any) -> None:
+        self.plan = plan
+        self.lowered = Lowered(plan, mesh)
+        words = iter(paths(model))
+        self.wanted = [
+            [self.lowered.sharding(next(words)) for _ in group]
+            for group in groups_of(model).values()
+        ]
+        self.executables: dict[Any, Callable[..., Any]] = {}
 
 
 class _Training:
@@ -76,63 +99,99 @@ class _Training:
 
     Args:
         model: it is built, with its optimizer and metrics.
+        upstream: Keras's own, which leaves every variable where it is.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, upstream: Callable[..., Any]) -> None:
         self._model = model
+        self._upstream = upstream
         self._function = model._make_function(self._make)
         self._step = self._pure  # one object: JAX keeps traces by it
-        self._executables: dict[Any, Callable[..., Any]] = {}
-        self._asked = Planning()
+        self._asked: Planning | None = None
+        self._layout: _Layout | None = None
         self._told = 0
-        self._plan: Plan | None = None
-        self._lowered: Lowered
+        self._last: Callable[[], Any] = lambda: None
 
     def __call__(self, carried: State, batches: Iterator[Any]) -> Any:
         worker = state.current()
-        if self._plan is None or worker.planning != self._asked:
-            first = next(batches)
-            batches = itertools.chain((first,), batches)
-            with _kept(self._model, carried):
-                carried = self._lay_out(carried, first, worker.planning)
-        if self._told != worker.cell and worker.rank == 0:
-            assert self._plan is not None
-            worker.say(Planned(plan=self._plan, **worker.said()))
-        self._told = worker.cell
-        return self._function(carried, batches)
+        held = tuple(map(list, carried))
+        try:
+            if worker.planning != self._asked:
+                first = next(batches)
+                batches = itertools.chain((first,), batches)
+                self._layout = self._planned(held, first, worker.planning)
+                self._asked = worker.planning
+            if self._layout is None:
+                return self._upstream(carried, batches)
+            self._tell(self._layout.plan)
+            if _newest(carried) is not self._last():  # it is not what the step before has made
+                self._move(held, self._layout)
+                carried = held
+            logs, after = self._function(carried, batches)
+        except BaseException:
+            self._give_back(held)
+            raise
+        self._last = weakref.ref(_newest(after))
+        return logs, after
 
-    def _lay_out(self, carried: State, batch: Any, asked: Planning) -> State:
-        """Put every variable, and what is carried in its place, where a plan has it."""
-        model = self._model
+    def _planned(self, carried: State, batch: Any, asked: Planning) -> _Layout | None:
+        """None where nothing was asked for, and no plan can be made: all have all, as ever."""
         strategy = state.current().strategies["pjrt"]
-        whole = _full(batch)
-        self._plan = plan_of_fit(model, self._step, carried, whole, asked, strategy)
-        self._asked, self._lowered = asked, Lowered(self._plan, strategy.mesh)
-        self._executables.clear()
-        model.test_function = model.predict_function = None  # they are for the old layout
-        words = iter(paths(model))
-        return tuple(
-            [
-                _move(variable, array, self._lowered.sharding(next(words)))
-                for variable, array in zip(group, arrays, strict=True)
-            ]
-            for group, arrays in zip(groups_of(model).values(), carried, strict=True)
-        )
+        batch = _full(batch)
+        try:
+            plan = plan_of_fit(self._model, self._step, carried, batch, asked, strategy)
+        except Exception as error:
+            if asked != Planning():
+                raise
+            text = f"every device has all of the model, for it was not planned: {error}"
+            state.current().note("compiled", text, warning=True)
+            return None
+        # Those are for another layout.
+        self._model.test_function = self._model.predict_function = None
+        return _Layout(plan, strategy.mesh, self._model)
+
+    def _tell(self, plan: Plan) -> None:
+        """Each cell has its plan."""
+        worker = state.current()
+        if self._told != worker.cell and worker.rank == 0:
+            worker.say(Planned(plan=plan, **worker.said()))
+        self._told = worker.cell
+
+    def _move(self, carried: State, layout: _Layout) -> None:
+        """Put what Keras has given, of variables that may lie anywhere, where it is to lie."""
+        before = [array for arrays in carried for array in arrays]
+        seen: set[int] = set()
+        groups = groups_of(self._model).values()
+        for group, arrays, wanted in zip(groups, carried, layout.wanted, strict=True):
+            for index, sharding in enumerate(wanted):
+                arrays[index] = _moved(group[index], arrays[index], sharding, seen)
+        for array in before:
+            if id(array) not in seen and not array.is_deleted():
+                array.delete()  # it makes room; the step would take it along anyway
+
+    def _give_back(self, carried: State) -> None:
+        """The variables have their values again: Keras has taken them away before the step."""
+        for group, arrays in zip(groups_of(self._model).values(), carried, strict=True):
+            for variable, array in zip(group, arrays, strict=True):
+                if variable._value is None and not array.is_deleted():
+                    variable._value = array
 
     def _make(self, carried: State, batch: Any) -> Any:
-        batch = _over(self._lowered.mesh, batch)
+        layout = self._layout
+        assert layout is not None
+        batch = _over(layout.lowered.mesh, batch)
         leaves, structure = jax.tree.flatten(batch)
         kind = structure, *((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
-        if kind not in self._executables:
-            self._executables[kind] = self._compiled(carried, batch)
-        return self._executables[kind](carried, batch)
+        if kind not in layout.executables:
+            layout.executables[kind] = self._compiled(layout, carried, batch)
+        return layout.executables[kind](carried, batch)
 
-    def _compiled(self, carried: State, batch: Any) -> Callable[..., Any]:
-        lowered, worker = self._lowered, state.current()
+    def _compiled(self, layout: _Layout, carried: State, batch: Any) -> Callable[..., Any]:
+        lowered, worker = layout.lowered, state.current()
         step = jax.jit(
             lowered.over(self._step),
             donate_argnums=0,
-            out_shardings=(lowered.replicated, jax.tree.map(lambda a: a.sharding, carried)),
+            out_shardings=(lowered.replicated, tuple(layout.wanted)),
         )
         began = time.perf_counter()
         with lowered.scope():
@@ -153,53 +212,46 @@ class _Training:
     def _pure(self, carried: State, batch: Any) -> tuple[Any, State]:
         """Keras's step; what it carries keeps its types."""
         logs, after = self._model.train_step(carried, batch)
-        return logs, jax.tree.map(_typed_as, after, carried)
+        return logs, jax.tree.map(_typed_as, tuple(map(list, after)), carried)
+
+
+def _newest(carried: State) -> Any:
+    """An array that Keras makes anew where it has put the state back: that of the last metric."""
+    return carried[-1][-1]
+
+
+def _moved(variable: Any, array: jax.Array, sharding: NamedSharding, seen: set[int]) -> jax.Array:
+    """The variable's array where it is to lie, and nobody else's: the step takes it along."""
+    own = jax.process_count() > 1 and array.is_fully_addressable  # of a model made out of the scope
+    moved = distribution_lib.distribute_tensor(array, sharding) if own else placed(array, sharding)
+    variable._layout = sharding
+    if id(moved) in seen:
+        moved = moved.copy()
+    if variable._value is not None:
+        variable._value = moved
+    seen.add(id(moved))
+    return moved
 
 
 def _full(batch: Any) -> Any:
-    """The batch with as many rows as the first of its data has: a run that goes on may begin later.
+    """The batch with as many rows as one that a run that goes on has passed over.
 
-    It is to be laid out as it was.
+    It is to be laid out as it was, and may begin with the last batch of an epoch.
     """
-    placement = keras_jax_patch.current()
+    passed = state.current().passed_rows
     rows = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=0)
-    if placement is None or rows >= placement.rows:
+    if rows >= passed:
         return batch
 
     def larger(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        shape = (placement.rows, *leaf.shape[1:]) if leaf.shape[:1] == (rows,) else leaf.shape
+        shape = (passed, *leaf.shape[1:]) if leaf.shape[:1] == (rows,) else leaf.shape
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     return jax.tree.map(larger, batch)
 
 
-@contextlib.contextmanager
-def _kept(model: Any, carried: State) -> Iterator[None]:
-    """The variables have their values back where it fails: Keras has taken them away."""
-    try:
-        yield
-    except BaseException:
-        for group, arrays in zip(groups_of(model).values(), carried, strict=True):
-            for variable, array in zip(group, arrays, strict=True):
-                if variable._value is None and not array.is_deleted():
-                    variable._value = array
-        raise
-
-
 def _typed_as(new: Any, old: Any) -> Any:
     return jnp.asarray(new, old.dtype)
-
-
-def _move(variable: Any, array: jax.Array, sharding: jax.NamedSharding) -> jax.Array:
-    """The variable's array elsewhere. The old one makes room: the step would take it anyway."""
-    own = jax.process_count() > 1 and array.is_fully_addressable  # of a model made out of the scope
-    moved = distribution_lib.distribute_tensor(array, sharding) if own else placed(array, sharding)
-    variable._layout = sharding
-    if variable._value is not None:
-        variable._value = moved
-    if moved is not array:
-        array.delete()
-    return moved
 
 
 def _follow(maker: str, name: str) -> None:
@@ -233,7 +285,8 @@ def _over(mesh: Mesh, batch: Tree) -> Tree:
     """The same rows on the same devices, by the axes of another mesh."""
 
     def over(array: jax.Array) -> jax.Array:
-        if not isinstance(array, jax.Array) or array.sharding.mesh == mesh:
+        laid = isinstance(array, jax.Array) and isinstance(array.sharding, jax.NamedSharding)
+        if not laid or array.sharding.mesh == mesh:
             return array
         spec = jax.P() if array.is_fully_replicated else jax.P(mesh.axis_names)
         parts = [part.data for part in array.addressable_shards]
@@ -245,13 +298,22 @@ def _over(mesh: Mesh, batch: Tree) -> Tree:
 
 
 def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """A variable as NumPy's array; all ranks have to ask for one that is cut."""
+    """A variable as NumPy's array; all ranks have to ask for one that is cut.
+
+    Raises:
+        StrategyError: it is cut, and this rank asks alone.
+    """
     value = self._value
-    if id(self) in _read:
+    if not isinstance(value, jax.Array) or not _is_spread(value):
+        return _array_upstream(self, dtype)
+    if _read is not None and id(self) in _read:
         return np.array(_read[id(self)], dtype, copy=copy)
-    if isinstance(value, jax.Array) and _is_spread(value):
-        return np.array(gathered(self.value), dtype, copy=copy)
-    return _array_upstream(self, dtype)
+    if _read is not None or keras_jax_patch.current() is None:
+        raise StrategyError(
+            f"`{self.path}` is cut over the ranks, and this one asks for all of it alone: read it "
+            "on all ranks, in a --strategy pjrt cell"
+        )
+    return np.array(gathered(self.value), dtype, copy=copy)
 
 
 def _is_spread(array: jax.Array) -> bool:
@@ -264,17 +326,24 @@ def read_by_all(model: Any, *, keep: bool) -> Iterator[None]:
     """Within it, this process alone can read what is cut; all ranks have to enter.
 
     Args:
-        model: whose variables and optimizer are read.
+        model: whose variables and optimizers are read, and those of the models within it.
         keep: whether this is a process that reads.
     """
-    variables = [*model.variables, *getattr(vars(model).get("optimizer"), "variables", ())]
-    spread = [v for v in variables if v._value is not None and _is_spread(v._value)]
-    try:
-        for variable in spread:
-            whole = gathered(variable._value)
+    global _read  # noqa: PLW0603 - what reads is Keras's own
+    variables = {id(variable): variable for variable in model.variables}
+    for layer in model._flatten_layers():
+        for part in vars(layer).values():
+            if isinstance(part, keras.optimizers.Optimizer):
+                variables |= {id(variable): variable for variable in part.variables}
+    there = {key: v._value for key, v in variables.items() if v._value is not None}
+    values: dict[int, np.ndarray] = {}
+    for key, value in there.items():
+        if _is_spread(value):
+            whole = gathered(value)
             if keep:
-                _read[id(variable)] = np.asarray(whole)
+                values[key] = np.asarray(whole)
+    _read = values
+    try:
         yield
     finally:
-        for variable in spread:
-            _read.pop(id(variable), None)
+        _read = None

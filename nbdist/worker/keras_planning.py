@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import jax
+import msgspec
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
@@ -128,10 +129,23 @@ def plan_of_fit(
     outlines = jax.tree.map(outline, (carried, batch))
     with over(mesh):
         traced = jax.jit(step).trace(*outlines).jaxpr
-    inputs: list[tuple[str, Role]] = [(path, "carried") for path in paths(model)]
+    names = list(paths(model))
+    inputs: list[tuple[str, Role]] = [(path, "carried") for path in names]
     named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
     inputs += batch_inputs(named)
+    wishes = msgspec.structs.replace(wishes, given=_named(wishes.given, names))
     return plan_of(traced, inputs, target_of(wishes, strategy), wishes, {})
+
+
+def _named(given: Plan | None, names: list[str]) -> Plan | None:
+    """A plan by the names that Keras has for variables now: it counts on, model by model."""
+    if given is None or len(given.tensors) < len(names):
+        return given
+    own = [
+        msgspec.structs.replace(tensor, path=name)
+        for tensor, name in zip(given.tensors, names, strict=False)
+    ]
+    return msgspec.structs.replace(given, tensors=(*own, *given.tensors[len(names) :]))
 
 
 def groups_of(model: Any) -> dict[str, list[Any]]:

@@ -93,13 +93,19 @@ class Feed:
         source: the data.
         options: of the step.
         note: says a line about the run.
+        passed: is told of each batch that is left out: nobody stands still.
     """
 
     def __init__(
-        self, source: Source, options: StepOptions, note: Callable[[NoteTopic, str], None]
+        self,
+        source: Source,
+        options: StepOptions,
+        note: Callable[[NoteTopic, str], None],
+        passed: Callable[[], None],
     ) -> None:
         self._source = source
         self._note = note
+        self._passed = passed
         self._auto = options.prefetch == "auto"
         self._room = 0 if options.prefetch == "auto" else options.prefetch
         self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)
@@ -119,7 +125,9 @@ class Feed:
             limit: how many are needed; below 0, all.
             first: how many are left out at the beginning.
         """
-        batches: Iterator[Batch] = itertools.islice(self._source.epoch(number, cut), first, None)
+        batches: Iterator[Batch] = iter(self._source.epoch(number, cut))
+        for _ in itertools.islice(batches, first):
+            self._passed()
         ahead: Ahead | None = None
         taken = 0
         began = time.perf_counter()

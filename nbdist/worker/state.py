@@ -42,7 +42,7 @@ class Worker:
         hurry: from here on, no interrupt of this cell is put off.
         batches: how many batches `fit` has gone through in this cell.
         step: the last step that was begun in this cell; 0 is none.
-        tested: how many batches `evaluate` and `predict` have gone through in this cell.
+        tested: how many batches this cell has gone through without training on them.
         broken: the strategies whose collectives were broken off.
         preempted: the process was told to end, and does so after the cell.
         unfinished: the cell has left steps under way.
@@ -53,6 +53,7 @@ class Worker:
         names: what the cell reads and binds, where something is to be saved of it.
         replays: the cell is run again for the names that it binds: nothing is trained.
         fits: the checkpoints of the cell's fits; None before the first.
+        passed_rows: of the batches that a `fit` which goes on has passed over; 0 is none.
         planning: what is asked of the layout of what the cell fits.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
     """
@@ -76,6 +77,7 @@ class Worker:
         self.replays = False
         self.fits: CellCheckpoints | None = None
         self.planning = Planning()
+        self.passed_rows = 0
         self.guard = 0
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))

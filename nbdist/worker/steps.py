@@ -118,7 +118,7 @@ class _Loop:
         self._stepper = stepper
         self._source = source
         self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
-        self._feed = Feed(source, options, worker.note)
+        self._feed = Feed(source, options, worker.note, self._pass_over)
         self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
         self._checkpoints = checkpoints(
             saving, worker, batch=options.batch, common=source.common, gather=stepper.gather
@@ -159,14 +159,18 @@ class _Loop:
         if options.steps:
             self._left = max(0, options.steps - self._at.step)
         for number in range(1, self._at.epoch) if not self._source.by_number else ():
-            for _ in self._source.epoch(number, self._cut):
-                pass  # the order of an epoch depends on those before
+            for _ in self._source.epoch(number, self._cut):  # an epoch's order depends on these
+                self._pass_over()
         for number in range(self._at.epoch, options.epochs + 1):
             if not self._left or not self._epoch(number):
                 break
         if not self._begun:  # all had been done before
             self._begin(next(iter(self._source.epoch(1, self._cut))))
         self._save()
+
+    def _pass_over(self) -> None:
+        """A batch that was trained on before: the rank makes no step, and stands not still."""
+        self._worker.tested += 1
 
     def _epoch(self, number: int) -> bool:
         """Make an epoch's steps; False once there is no step left to make."""

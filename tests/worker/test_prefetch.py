@@ -32,7 +32,7 @@ def feed(data: Any, said: list[str] | None = None, **options: Any) -> Feed:
     chosen = StepOptions(data="data", **options)
     source = open_source(data, chosen, rank=0, ranks=1, gather=lambda n: n[None])
     notes = [] if said is None else said
-    return Feed(source, chosen, lambda topic, text: notes.append(f"{topic}: {text}"))
+    return Feed(source, chosen, lambda topic, text: notes.append(f"{topic}: {text}"), int)
 
 
 def made(batches: Iterator[tuple[Batch, float]]) -> list[np.ndarray]:
@@ -132,7 +132,7 @@ def test_data_that_ranks_read_together_are_left_as_they_are() -> None:
     said: list[str] = []
     source = Parts(lambda: iter([np.ones((2, 1))] * 5), 0, "by file", gather)
     options = StepOptions(data="data", prefetch=4)
-    together = Feed(source, options, lambda topic, text: said.append(f"{topic}: {text}"))
+    together = Feed(source, options, lambda topic, text: said.append(f"{topic}: {text}"), int)
     assert len(made(together.epoch(1, CUT, -1))) == 5
     assert asked == {threading.current_thread().name}
     assert said == ["starved: --prefetch 4: left out, as ranks read their parts together"]
