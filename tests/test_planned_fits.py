@@ -97,7 +97,14 @@ def same(cluster: nbdist.Cluster, text: str) -> object:
     return ast.literal_eval(said.pop())
 
 
-@pytest.mark.parametrize("degrees", [(4, 1, 0), (4, 1, 3), (2, 2, 0), (2, 2, 1), (1, 4, 0)])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        (4, 1, 3),
+        (2, 2, 1),
+        *(pytest.param(d, marks=pytest.mark.full) for d in ((4, 1, 0), (2, 2, 0), (1, 4, 0))),
+    ],
+)
 def test_a_fit_learns_as_on_one_device(
     cluster: nbdist.Cluster, plain: dict[str, list[float]], degrees: tuple[int, int, int]
 ) -> None:
@@ -144,6 +151,7 @@ def test_a_model_that_is_cut_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_pa
     assert any("model" in spec for spec in same(cluster, LIE).values())
 
 
+@pytest.mark.full  # models that share layers are laid out in turn, too
 def test_what_another_cell_asks_for_lays_the_model_out_anew(
     cluster: nbdist.Cluster, plain: dict[str, list[float]]
 ) -> None:
@@ -246,6 +254,7 @@ def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
     np.testing.assert_allclose(same(cluster, "losses"), plainly["losses"], rtol=1e-5)
 
 
+@pytest.mark.full  # `test_keras_jax.py` seeds ranks differently
 def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cluster) -> None:
     cluster.run(BORN.format(seed="7 + rank"), strategy="pjrt")
     drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
