@@ -30,7 +30,7 @@ from nbdist.errors import StrategyError
 from nbdist.records import Compiled, Planned, Planning
 from nbdist.worker import keras_jax_patch, state
 from nbdist.worker.keras_planning import groups_of, paths, plan_of_fit
-from nbdist.worker.leaves import gathered, placed
+from nbdist.worker.leaves import gathered, is_spread, placed
 from nbdist.worker.lowered import Lowered
 
 if TYPE_CHECKING:
@@ -80,7 +80,12 @@ class _Layout:
     Args:
         plan: the plan.
         mesh: the strategy's.
-        wanted: how each of the variables is to lie.
+        model: whose plan it is.
+
+    Attributes:
+        lowered: the plan on live devices.
+        wanted: how each of the variables is to lie, group by group.
+        executables: the step, by the kind of batch.
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, model: Any) -> None:
@@ -304,7 +309,7 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
         StrategyError: it is cut, and this rank asks alone.
     """
     value = self._value
-    if not isinstance(value, jax.Array) or not _is_spread(value):
+    if not isinstance(value, jax.Array) or not is_spread(value):
         return _array_upstream(self, dtype)
     if _read is not None and id(self) in _read:
         return np.array(_read[id(self)], dtype, copy=copy)
@@ -314,11 +319,6 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
             "on all ranks, in a --strategy pjrt cell"
         )
     return np.array(gathered(self.value), dtype, copy=copy)
-
-
-def _is_spread(array: jax.Array) -> bool:
-    """Whether no process has all of it."""
-    return not (array.is_fully_addressable or array.is_fully_replicated)
 
 
 @contextlib.contextmanager
@@ -338,7 +338,7 @@ def read_by_all(model: Any, *, keep: bool) -> Iterator[None]:
     there = {key: v._value for key, v in variables.items() if v._value is not None}
     values: dict[int, np.ndarray] = {}
     for key, value in there.items():
-        if _is_spread(value):
+        if is_spread(value):
             whole = gathered(value)
             if keep:
                 values[key] = np.asarray(whole)

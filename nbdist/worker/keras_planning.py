@@ -17,7 +17,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 
 from nbdist.errors import StepError
 from nbdist.records import Planned
-from nbdist.worker.planning import batch_inputs, mesh_to_trace, over, plan_of, target_of
+from nbdist.worker.planning import batch_inputs, mesh_to_trace, outline, over, plan_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,15 +118,7 @@ def plan_of_fit(
         PlanError: it fits on the devices in no way.
     """
     mesh = mesh_to_trace(wishes, strategy.mesh)
-    everywhere = jax.NamedSharding(mesh, jax.P())
-
-    def outline(array: Any) -> jax.ShapeDtypeStruct:
-        kind = jax.typeof(array)
-        return jax.ShapeDtypeStruct(
-            kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
-        )
-
-    outlines = jax.tree.map(outline, (carried, batch))
+    outlines = jax.tree.map(lambda array: outline(array, mesh), (carried, batch))
     with over(mesh):
         traced = jax.jit(step).trace(*outlines).jaxpr
     names = list(paths(model))

@@ -157,10 +157,15 @@ def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 def gathered(array: jax.Array) -> jax.Array:
     """The array whole on every device, where it is cut over processes; all ranks have to."""
-    if array.is_fully_addressable or array.is_fully_replicated:
+    if not is_spread(array):
         return array
     everywhere = jax.NamedSharding(array.sharding.mesh, jax.P())
     return jax.jit(lambda whole: whole, out_shardings=everywhere)(array)
+
+
+def is_spread(array: jax.Array) -> bool:
+    """Whether no process has all of it."""
+    return not (array.is_fully_addressable or array.is_fully_replicated)
 
 
 def is_own(leaf: Any) -> bool:

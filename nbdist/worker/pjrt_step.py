@@ -24,7 +24,7 @@ from nbdist.worker.leaves import as_data, is_own, placed
 from nbdist.worker.lowered import Lowered, is_cut, is_over, spec_of
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
-from nbdist.worker.planning import batch_inputs, mesh_to_trace, over, plan_of, target_of
+from nbdist.worker.planning import batch_inputs, mesh_to_trace, outline, over, plan_of, target_of
 from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
@@ -250,12 +250,7 @@ class PjrtStep:
                 return traced.jaxpr
 
     def _outline(self, array: Any) -> jax.ShapeDtypeStruct:
-        """An array of its shape and type, everywhere: one trace serves the plan and the step."""
-        kind = jax.typeof(array)
-        everywhere = jax.NamedSharding(self._traced_for, jax.P())
-        return jax.ShapeDtypeStruct(
-            kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
-        )
+        return outline(array, self._traced_for)
 
     def _planned(self, traced: Any, batch: Any) -> Plan:
         inputs: list[tuple[str, Role]] = [

@@ -101,6 +101,15 @@ def mesh_to_trace(wishes: Planning, live: Mesh) -> Mesh | AbstractMesh:
     return AbstractMesh((devices,), (DATA,), axis_types=(AxisType.Auto,))
 
 
+def outline(array: Any, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
+    """An array of its shape and type, everywhere: one trace serves the plan and the step."""
+    kind = jax.typeof(array)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    return jax.ShapeDtypeStruct(
+        kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
+    )
+
+
 @contextlib.contextmanager
 def over(mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Within it, a step is traced for these devices; live ones are set by their strategy."""
