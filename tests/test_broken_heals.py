@@ -84,7 +84,8 @@ def check_the_end() -> None:
     with nbdist.attach() as cluster:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert [heal.ranks for heal in run.heals] == [(1,)]
+        (heal,) = run.heals
+        assert 1 in heal.ranks  # rank 0 with it, where it heeded nothing by then
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
 
 

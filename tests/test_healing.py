@@ -276,7 +276,8 @@ def test_a_run_goes_on_without_what_started_it(
     trial = Trial(alone, form, tmp_path)
     engines = alone._crew.engines
     pid = engines._seed.pid if part == "seed" else engines.controller.pids[0]
-    trial.fault(f"os.kill({pid}, signal.SIGKILL)", 0, step)
+    wait = "time.sleep(60)" if part == "seed" else "None"  # for its own end, also in the last step
+    trial.fault(f"[os.kill({pid}, signal.SIGKILL), {wait}]", 0, step)
     trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
 
 

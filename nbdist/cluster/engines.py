@@ -204,14 +204,15 @@ class Engines:
             raise StartError(f"{count} of {len(places)} engines registered in {self.timeout_s:g} s")
 
     def _ask_places(self) -> None:
-        """Ask engines that have registered, and are new, which place they have."""
+        """Ask engines that have registered, and are new, for their places; the dead have none."""
         fresh = sorted(
             set(self.controller.client.ids) - self._former_ids - set(self._engine_ids.values())
         )
         if fresh:
             asked = self.controller.client[fresh].apply_async(os.getenv, RANK_VARIABLE)
-            self._await(asked, ())
-            self._engine_ids |= dict(zip(map(int, asked.get()), fresh, strict=True))
+            self._await(asked, self.raise_for_dead)
+            answers = zip(asked.get(return_exceptions=True), fresh, strict=True)
+            self._engine_ids |= {int(a): engine for a, engine in answers if isinstance(a, str)}
 
     def replace(self, ranks: Sequence[int]) -> list[int]:
         """Put other engines in the place of those of these ranks, which are killed if need be.
@@ -358,17 +359,17 @@ class Engines:
         chosen = list(range(self.world_size)) if ranks is None else list(ranks)
         return self._gather(self._view(chosen).apply_async(function, *args), chosen)
 
-    def _await(self, answer: Any, ranks: Sequence[int]) -> None:
+    def _await(self, answer: Any, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + self.timeout_s
         while not answer.wait(0.1):
-            self.refuse_dead(ranks)
+            check()
             if not self.can_restart():
                 raise WorkerError(_NO_CONTROLLER)
             if time.monotonic() > deadline:
                 raise WorkerError(f"no answer from the engines within {self.timeout_s:g} s")
 
     def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
-        self._await(answer, ranks)
+        self._await(answer, lambda: self.refuse_dead(ranks))
         outcomes = list(answer.get(return_exceptions=True))
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, ipyparallel.RemoteError):

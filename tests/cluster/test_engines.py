@@ -6,16 +6,18 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nbdist.cluster import engines as engines_module
 from nbdist.cluster.engines import Engines, start_seed
+from nbdist.cluster.launch import repeat_until
 from nbdist.errors import StartError
 from nbdist.records import ClusterRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FREEZE_S = 7.0  # longer than the 5 s for which an engine waits by default
@@ -90,5 +92,37 @@ def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
             engines.restart()
         assert min(engines._former_ids) < 2
         assert max(engines._former_ids) >= 4
+    finally:
+        engines.stop()
+
+
+def test_an_engine_that_dies_before_it_says_its_place_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has registered, and is asked: only its death says that there will be no answer."""
+    engines = new_engines(tmp_path, hosts=2)
+    ask, wait = engines._ask_places, engines._await
+
+    def asks_a_deaf_one() -> None:
+        if engines.controller.client.ids and not killed:
+            os.kill(engines.pids()[1], signal.SIGSTOP)
+        ask()
+
+    def kills_it(answer: Any, check: Callable[[], None]) -> None:
+        if not killed:
+            killed.append(engines.pids()[1])
+            os.kill(killed[0], signal.SIGKILL)
+        wait(answer, check)
+
+    killed: list[int] = []
+    try:
+        engines.controller.start()
+        engines.await_imports()
+        engines.launch()
+        assert repeat_until(lambda: len(engines.controller.client.ids) == 2, 25)
+        monkeypatch.setattr(engines, "_ask_places", asks_a_deaf_one)
+        monkeypatch.setattr(engines, "_await", kills_it)
+        with pytest.raises(StartError, match="rank 1 died while it was started"):
+            engines.connect()
     finally:
         engines.stop()
