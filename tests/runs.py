@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.records import Columns, Heal, Metrics, Rows, RunState, RunWorker
-from nbdist.telemetry.kept import find
+from nbdist.telemetry.kept import find, kept
 from nbdist.telemetry.processes import this_process
 from nbdist.telemetry.rundir import RunDirectory, new_id
 
@@ -21,9 +21,20 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    import nbdist
     from nbdist.telemetry.kept import KeptRun
 
 LOSS = Columns(own=("loss",))
+
+
+def latest(cluster: nbdist.Cluster) -> KeptRun:
+    """The run that it began last."""
+    return kept(cluster.settings.runs_path)[0]
+
+
+def ids(cluster: nbdist.Cluster) -> set[str]:
+    """Of all runs that are kept."""
+    return {run.id for run in kept(cluster.settings.runs_path)}
 
 
 def new_state(**changes: object) -> RunState:
