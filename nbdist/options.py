@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PLANNING = (
     argument("--plan", metavar="FILE", help="Lay the step out as this plan says, under pjrt."),
     argument("--budget", metavar="40GB", help="Memory that a plan may take on each device."),
-    argument("--fix", metavar="tensor=2", help="What of a plan is given: data, tensor, zero."),
+    argument("--fix", metavar="tensor=2", help="What is given: data, tensor, zero, remat, micro."),
 )
 
 
@@ -94,8 +94,10 @@ def _unquoted(text: str | None) -> str:
 
 
 def _planning(args: Any) -> Planning:
+    fixed, remat = parse_fixed(args.fix)
     return Planning(
         budget=parse_budget(args.budget),
-        fixed=parse_fixed(args.fix),
+        fixed=fixed,
+        remat=remat,
         given=read_plan(args.plan),
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nbdist.plan.search import layouts
+from nbdist.plan.steps import REMATS
 from nbdist.records import DATA, MODEL, Planning, StepOptions
 from tests import clusters, references
 from tests.plan_models import engines, model_of_program
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
-    from nbdist.records import Plan, PlannedTensor
+    from nbdist.records import Plan, PlannedTensor, Remat
 
 DEVICES = 8
 HOSTS = 1, 2, 4
@@ -32,9 +33,18 @@ class Degrees(NamedTuple):
     data: int
     model: int
     zero: int
+    remat: Remat = ""
+    micro: int = 1
 
     def __str__(self) -> str:
-        return "-".join(map(str, self))
+        more = [self.remat] * bool(self.remat) + [f"micro{self.micro}"] * (self.micro > 1)
+        return "-".join(map(str, (*self[:3], *more)))
+
+    @property
+    def planning(self) -> Planning:
+        """A plan of these alone."""
+        fixed = {DATA: self.data, MODEL: self.model, "zero": self.zero, "micro": self.micro}
+        return Planning(fixed=fixed, remat=self.remat)
 
 
 APART = "depthwise CNN"
@@ -45,6 +55,11 @@ LAYOUTS = [
     for data in (8, 4, 2, 1)
     for zero in ((0, 1, 3) if data > 1 else (0,))
 ]
+LAYOUTS += [
+    Degrees(*degrees, *more)
+    for degrees in ((8, 1, 0), (4, 2, 3), (1, 8, 0))
+    for more in (*((remat,) for remat in REMATS[1:]), ("", 2), ("full", 2))
+]
 
 
 def possible(name: str) -> list[Degrees]:
@@ -54,12 +69,12 @@ def possible(name: str) -> list[Degrees]:
 QUICK = {
     (1, "CNN", Degrees(4, 2, 3)),
     (1, "depthwise CNN", Degrees(1, 8, 0)),
-    (1, "transformer", Degrees(2, 4, 3)),
-    (1, "tied transformer", Degrees(1, 8, 0)),
+    (1, "transformer", Degrees(4, 2, 3, "full")),
+    (1, "tied transformer", Degrees(1, 8, 0, "selective")),
     (1, "experts", Degrees(4, 2, 1)),
-    (1, "LSTM", Degrees(2, 4, 0)),
+    (1, "LSTM", Degrees(4, 2, 3, "", 2)),
     (1, "recommender", Degrees(8, 1, 3)),
-    (1, "U-Net", Degrees(4, 2, 3)),
+    (1, "U-Net", Degrees(4, 2, 3, "full")),
     (4, "CNN", Degrees(2, 4, 1)),
 }
 """Workers, model and layout; the rest is for `make test-full`."""
@@ -99,18 +114,17 @@ def test_a_layout_trains_as_one_device_does(
 ) -> None:
     program = PROGRAMS[name]
     cluster.run(program.setup, strategy="pjrt")
-    planning = Planning(fixed=degrees._asdict())
     run = cluster.run(
         program.step,
         strategy="pjrt",
-        step=StepOptions(data="train", batch=BATCH, planning=planning),
+        step=StepOptions(data="train", batch=BATCH, planning=degrees.planning),
     )
     losses = references.reported(run)["loss"]
     assert len(losses) == STEPS
     np.testing.assert_allclose(losses, by_hand()[name], rtol=1e-5)
     assert run.plan is not None
     assert run.plan.axes == {DATA: degrees.data, MODEL: degrees.model}
-    assert run.plan.zero == degrees.zero
+    assert (run.plan.zero, run.plan.remat, run.plan.micro) == degrees[2:]
     assert any(MODEL in axes for t in carried(run.plan) for axes in t.spec) == (degrees.model > 1)
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
@@ -123,7 +137,8 @@ def test_a_layout_trains_as_one_device_does(
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_these_are_all_that_the_search_may_return(hosts: int, name: str) -> None:
     found = layouts(model_of_program(name), engines(hosts, DEVICES // hosts), Planning())
-    assert [Degrees(layout.data, layout.model, layout.zero) for layout in found] == possible(name)
+    plain = [degrees for degrees in possible(name) if degrees[3:] == ("", 1)]
+    assert [Degrees(layout.data, layout.model, layout.zero) for layout in found] == plain
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
@@ -131,8 +146,7 @@ def test_what_is_carried_is_laid_out_anew_for_another_plan(cluster: nbdist.Clust
     program = PROGRAMS["MLP"]
     cluster.run(program.setup, strategy="pjrt")
     for degrees in (Degrees(8, 1, 3), Degrees(2, 4, 0), Degrees(8, 1, 0)):
-        planning = Planning(fixed=degrees._asdict())
-        options = StepOptions(data="train", batch=BATCH, planning=planning)
+        options = StepOptions(data="train", batch=BATCH, planning=degrees.planning)
         run = cluster.run(program.step, strategy="pjrt", step=options)
         assert run.plan is not None
         assert run.compiled is not None
@@ -196,7 +210,7 @@ def test_memory_is_exact_whatever_a_step_is_given(
 ) -> None:
     """Small types, random keys, what is not read or not changed, batches that 8 does not divide."""
     cluster.run(ODD_SETUP, strategy="pjrt")
-    options = StepOptions(data="train", batch=batch, planning=Planning(fixed=degrees._asdict()))
+    options = StepOptions(data="train", batch=batch, planning=degrees.planning)
     run = cluster.run(ODD_STEP, strategy="pjrt", step=options)
     assert run.plan is not None
     assert run.compiled is not None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.errors import CellError
+from nbdist.plan.steps import REMATS
 from nbdist.records import DATA, MODEL, Planning, Saving, StepOptions
 from tests import clusters, references
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import nbdist
+    from nbdist.records import Remat
     from nbdist.result import Run
 
 HOSTS, PER_HOST = 2, 2
@@ -98,21 +100,29 @@ def same(cluster: nbdist.Cluster, text: str) -> object:
 
 
 @pytest.mark.parametrize(
-    "degrees",
+    ("degrees", "remat"),
     [
-        (4, 1, 3),
-        (2, 2, 1),
-        *(pytest.param(d, marks=pytest.mark.full) for d in ((4, 1, 0), (2, 2, 0), (1, 4, 0))),
+        ((4, 1, 3), ""),
+        ((2, 2, 1), "full"),
+        *(
+            pytest.param(degrees, remat, marks=pytest.mark.full)
+            for degrees in ((4, 1, 0), (2, 2, 0), (1, 4, 0))
+            for remat in REMATS
+        ),
     ],
 )
 def test_a_fit_learns_as_on_one_device(
-    cluster: nbdist.Cluster, plain: dict[str, list[float]], degrees: tuple[int, int, int]
+    cluster: nbdist.Cluster,
+    plain: dict[str, list[float]],
+    degrees: tuple[int, int, int],
+    remat: Remat,
 ) -> None:
     data, model, zero = degrees
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
+    run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}, remat=remat))
     assert run.plan is not None
     assert run.plan.axes == {DATA: data, MODEL: model}
+    assert run.plan.remat == remat
     np.testing.assert_allclose(same(cluster, LOSSES), plain["losses"], rtol=1e-4, atol=1e-6)
     weights = same(cluster, WEIGHTS)
     for own, wanted in zip(weights, plain["weights"], strict=True):
@@ -367,3 +377,30 @@ def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) 
     assert given is not None
     assert [t.spec for t in run.plan.tensors] == [t.spec for t in given.tensors]
     assert run.plan.axes == {DATA: 2, MODEL: 2}
+
+
+def test_what_is_asked_of_a_cell_that_fits_nothing_is_told(cluster: nbdist.Cluster) -> None:
+    run = fitted(cluster, Planning(fixed={MODEL: 2}), "1 + 1")
+    assert {note.text for note in run.notes} == {
+        "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
+    }
+
+
+DROPPED = MODEL_.replace("BatchNormalization()", "Dropout(0.3)")
+
+
+def test_a_fit_in_microbatches_learns_as_with_whole_batches(cluster: nbdist.Cluster) -> None:
+    said = []
+    for micro in (1, 2):
+        cluster.run(DATA_SETS + DROPPED, strategy="pjrt")
+        run = fitted(cluster, Planning(fixed={DATA: 4, "micro": micro}))
+        assert run.plan is not None
+        assert run.plan.micro == micro
+        said.append(same(cluster, LOSSES))
+    np.testing.assert_allclose(said[1], said[0], rtol=1e-5)
+
+
+def test_a_batch_that_is_normalised_as_a_whole_has_no_microbatches(cluster: nbdist.Cluster) -> None:
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    with pytest.raises(CellError, match=r"no microbatches: .* the sum over all rows for each"):
+        fitted(cluster, Planning(fixed={"micro": 2}))

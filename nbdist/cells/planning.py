@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import DATA, MODEL, Plan
+from nbdist.records import DATA, MODEL, Plan, Remat
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _AXES = {"data": DATA, "dp": DATA, "tensor": MODEL, "tp": MODEL, "model": MODEL, "zero": "zero"}
+_AXES |= {"micro": "micro"}
 _LEVELS = (0, 1, 3)
+_REMATS: dict[str, Remat] = {"none": "", "selective": "selective", "full": "full"}
 
 
 def parse_budget(text: str | None) -> int:
@@ -35,27 +37,33 @@ def parse_budget(text: str | None) -> int:
     return nbytes
 
 
-def parse_fixed(text: str | None) -> dict[str, int]:
-    """Sizes by axis, as `tensor=4,zero=3` says.
+def parse_fixed(text: str | None) -> tuple[dict[str, int], Remat | None]:
+    """Sizes by axis, as `tensor=4,zero=3` says, and what is made again, as `remat=full` does.
 
     Raises:
         UsageError: a word is none; every fault is named.
     """
     fixed: dict[str, int] = {}
+    remat: Remat | None = None
     faults = []
     for word in (text or "").split(",") if text is not None else ():
         name, _, value = (part.strip() for part in word.partition("="))
-        if name not in _AXES:
-            faults.append(f"{name or word!r} is none of {', '.join(_AXES)}")
+        if name == "remat":
+            if value not in _REMATS or remat is not None:
+                faults.append(f"remat={value}: it is one of {', '.join(_REMATS)}, once")
+            remat = _REMATS.get(value)
+        elif name not in _AXES:
+            faults.append(f"{name or word!r} is none of {', '.join((*_AXES, 'remat'))}")
         elif not value.isdecimal() or (name != "zero" and not int(value)):
-            faults.append(f"{name}={value} is no number of devices")
+            what = "parts" if name == "micro" else "devices"
+            faults.append(f"{name}={value} is no number of {what}")
         elif name == "zero" and int(value) not in _LEVELS:
             faults.append(f"zero={value}: ZeRO is 0, 1 or 3")
         elif fixed.setdefault(_AXES[name], int(value)) != int(value):
             faults.append(f"{name} is given twice")
     if faults:
         raise UsageError(f"--fix {text}: {'; '.join(faults)}; type --fix tensor=4,zero=3")
-    return fixed
+    return fixed, remat
 
 
 def read_plan(path: str | None) -> Plan | None:

@@ -51,7 +51,11 @@ class _Bill:
 
 
 def time_of(
-    laid: Laid, program: tuple[Op, ...], target: Target, extents: dict[str, Extent]
+    laid: Laid,
+    program: tuple[Op, ...],
+    target: Target,
+    extents: dict[str, Extent],
+    useful: tuple[Op, ...],
 ) -> PlannedTime:
     """Seconds of one step.
 
@@ -60,6 +64,7 @@ def time_of(
         program: its operations, fused.
         target: the hardware.
         extents: how each mesh axis lies in the topology.
+        useful: the operations without those that are made again, for the model's utilisation.
     """
     cost = Cost(laid, target, extents)
     bill = cost.bill(program)
@@ -79,7 +84,7 @@ def time_of(
             for axis, seconds in bill.axes.items()
             if seconds
         ),
-        mfu=_least_s(laid.model.ops, topology) / step if step else 0.0,
+        mfu=_least_s(useful, topology) / step if step else 0.0,
     )
 
 
@@ -139,7 +144,7 @@ class Cost:
                 bill.collectives[prod(self._extents[axis])] += times
 
     def _add_data(self, bill: _Bill) -> None:
-        """Gradients over the data axis; under ZeRO-3 parameters are gathered twice as well."""
+        """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""
         laid, extent = self._laid, self._extents[DATA]
         topology, calibration = self._target.topology, self._target.calibration
         if laid.layout.data == 1:
@@ -148,13 +153,14 @@ class Cost:
             bill.axes[DATA] += all_reduce_s(bill.gradients, extent, topology, calibration)
             bill.bytes[DATA] += bill.gradients
             return
+        micro = laid.layout.micro
         wholes = [laid.bytes_of(t.value) for t in laid.model.tensors if laid.is_gathered(t)]
         bill.axes[DATA] += reduce_scatter_s(bill.gradients, extent, topology, calibration)
         bill.axes[DATA] += sum(
-            2 * all_gather_s(whole, extent, topology, calibration) for whole in wholes
+            2 * micro * all_gather_s(whole, extent, topology, calibration) for whole in wholes
         )
-        bill.bytes[DATA] += bill.gradients / 2 + sum(wholes)
-        bill.collectives[prod(extent)] += 2 * len(wholes)
+        bill.bytes[DATA] += bill.gradients / 2 + micro * sum(wholes)
+        bill.collectives[prod(extent)] += 2 * micro * len(wholes)
 
     def _product(self, op: Op) -> tuple[int, int, int, int]:
         """Batch, m, n and k of a product, on each device."""

@@ -32,7 +32,8 @@ def laid_as(given: Plan, model: Model, devices: int) -> Laid:
         for group, axes in zip(tensor.value.groups, specs.get(tensor.path, ()), strict=False)
         if MODEL in axes
     }
-    layout = Layout(given.axes[DATA], given.axes[MODEL], frozenset(split), given.zero)
+    data, tensor = given.axes[DATA], given.axes[MODEL]
+    layout = Layout(data, tensor, frozenset(split), given.zero, given.remat, given.micro)
     return Laid(model, layout, states_of(model), specs)
 
 
@@ -43,8 +44,9 @@ def _faults(given: Plan, model: Model, devices: int) -> Iterator[str]:
     sizes = " x ".join(f"{axis} {size}" for axis, size in given.axes.items())
     if math.prod(given.axes.values()) != devices or min(given.axes.values()) < 1:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
-    elif model.rows % given.axes[DATA]:
-        yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}"
+    elif model.rows % (given.axes[DATA] * given.micro):
+        parts = f" and gone through in {given.micro}" if given.micro > 1 else ""
+        yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"
     if model.apart and min(given.axes.values()) > 1:
         yield f"{sizes} cuts both the batch and the model: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nbdist.plan.model import Model, Op, Tensor, Value
-    from nbdist.records import Spec, Zero
+    from nbdist.records import Remat, Spec, Zero
 
 SMALLEST = 2**11
 """Elements of an array that is worth cutting over the data axis: gathering a smaller one costs a
@@ -32,12 +32,16 @@ class Layout:
         model: devices that share the model.
         split: groups that are cut over `model`.
         zero: what is cut over `data` beside the batch.
+        remat: which activations are made again.
+        micro: in how many parts the batch is gone through.
     """
 
     data: int
     model: int
     split: frozenset[int] = frozenset()
     zero: Zero = 0
+    remat: Remat = ""
+    micro: int = 1
 
     @property
     def axes(self) -> dict[str, int]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.assign import split_for
 from nbdist.plan.cost import time_of
-from nbdist.plan.fusion import fused
 from nbdist.plan.given import laid_as
-from nbdist.plan.layout import Laid, Layout, states_of
+from nbdist.plan.layout import Laid, Layout
 from nbdist.plan.memory import MARGIN, memory_of
+from nbdist.plan.steps import LARGE, REMATS, Steps
 from nbdist.plan.topology import describe, extents
 from nbdist.plan.warn import warnings_of
-from nbdist.records import MODEL, Plan, PlannedTensor, RunnerUp, title_of
+from nbdist.records import DATA, MODEL, Plan, PlannedTensor, RunnerUp, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from nbdist.plan.cost import Target
     from nbdist.plan.model import Model, Op, Tensor
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
         PlannedMemory,
         PlannedTime,
         Planning,
+        Remat,
         Spec,
         Topology,
         Zero,
@@ -35,10 +39,6 @@ SHOWN = 5
 """Plans that were not chosen and are told of."""
 
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
-
-LARGE = 10**9
-"""Entries of a table from which on not every device has all of it, unless that is asked for: few of
-its rows are read in a step, and it mostly grows."""
 
 
 @dataclass(frozen=True)
@@ -62,49 +62,83 @@ class _Candidate:
 
     @property
     def title(self) -> str:
-        return title_of(self.laid.layout.axes, self.laid.layout.zero)
+        layout = self.laid.layout
+        return title_of(layout.axes, layout.zero, layout.micro, layout.remat)
 
     @property
-    def rank(self) -> tuple[bool, float, int, int]:
-        """Products are cut within hosts if at all; faster is better, then what cuts less."""
+    def keeps_too_much(self) -> bool:
+        """Whether it would fit with fewer activations."""
+        return not self.fits and self.memory.total - self.memory.activations < self.memory.available
+
+    @property
+    def rank(self) -> tuple[bool, float, int, int, int, int]:
+        """Products are cut within hosts if at all; faster is better, then what changes less."""
+        step = float(f"{self.time.step:.3g}")
+        return bool(self.strained), step, *self.changes
+
+    @property
+    def changes(self) -> tuple[int, int, int, int]:
+        """What it makes of a step on one device."""
         layout = self.laid.layout
-        return bool(self.strained), float(f"{self.time.step:.3g}"), layout.model, layout.zero
+        return layout.model, REMATS.index(layout.remat), layout.micro, layout.zero
 
 
 def plan(
-    model: Model,
+    step: Steps | Model,
     target: Target,
     wishes: Planning,
     pinned: Mapping[str, Spec] | None = None,
-    refused: Collection[str] = (),
 ) -> Plan:
     """The fastest layout that fits.
 
     Args:
-        model: the step.
+        step: the step; where activations can be made again, with these ways.
         target: the hardware.
         wishes: what is asked of it.
         pinned: arrays that stay as their user has cut them, by path.
-        refused: titles of those that are not wanted.
 
     Raises:
         PlanError: none fits, or none is as was asked for.
     """
+    return plans(step, target, wishes, pinned, most=1)[0]
+
+
+def plans(
+    step: Steps | Model,
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec] | None = None,
+    *,
+    most: int,
+) -> list[Plan]:
+    """The fastest layouts that fit, the best first, each with those that come after it.
+
+    Args:
+        step: as in `plan`.
+        target: as in `plan`.
+        wishes: as in `plan`.
+        pinned: as in `plan`.
+        most: how many at most; one at least is there.
+
+    Raises:
+        PlanError: none fits, or none is as was asked for.
+    """
+    steps = step if isinstance(step, Steps) else Steps(step)
+    model = steps.plain
     if wishes.given is not None:
-        return _taken(wishes.given, model, target, wishes)
+        return [_taken(wishes.given, steps, target, wishes)]
     if target.cautious and not wishes.only:
-        simplest = next(
-            _laid_out(_bare(model, target, wishes), model, target, wishes, pinned), None
-        )
+        bare = _bare(model, target, wishes)
+        simplest = next(_laid_out(bare, steps, target, wishes, pinned), None)
         if simplest is not None and simplest.fits and simplest.copied is None:
-            return _plan(simplest, [], target)  # as would come out, without weighing all others
-    candidates = sorted(_candidates(model, target, wishes, pinned), key=lambda c: c.rank)
+            return [_plan(simplest, [], target)]  # as would come out, without weighing all others
+    candidates = sorted(_candidates(steps, target, wishes, pinned), key=lambda c: c.rank)
     if not candidates:
         raise PlanError(_none(model, target, wishes))
-    fitting = [c for c in candidates if c.fits and c.title not in refused]
+    fitting = [c for c in candidates if c.fits]
     if not fitting:
-        raise PlanError(_too_large(candidates))
-    if not wishes.fixed and target.topology.devices > 1:
+        raise PlanError("\n".join((_too_large(candidates), *steps.notes)))
+    if not wishes.fixed.keys() - {"micro"} and target.topology.devices > 1:
         whole, fitting = fitting[0], [c for c in fitting if c.copied is None]
         if not fitting:
             raise PlanError(
@@ -112,75 +146,133 @@ def plan(
                 "would be whole on every device: ask for that with --fix tensor=1"
             )
     if target.cautious:
-        fitting.sort(key=lambda c: (c.laid.layout.model, c.laid.layout.zero))
-    best = fitting[0]
-    others = [c for c in candidates if c is not best and c.title not in refused]
-    return _plan(best, others, target)
+        fitting.sort(key=lambda c: c.changes)
+    best = fitting[:most]
+    after = [[c for c in candidates if c not in best[: place + 1]] for place in range(len(best))]
+    made = (_plan(found, others, target) for found, others in zip(best, after, strict=True))
+    return [msgspec.structs.replace(p, notes=(*p.notes, *steps.notes)) for p in made]
 
 
 def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...]:
     """Those among which the search chooses, whether they fit or not."""
-    return tuple(candidate.laid.layout for candidate in _candidates(model, target, wishes, None))
+    found = _candidates(Steps(model), target, wishes, None)
+    return tuple(candidate.laid.layout for candidate in found)
 
 
 def _candidates(
-    model: Model, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None
+    steps: Steps, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None
 ) -> Iterator[_Candidate]:
     """A batch that cannot be cut is computed by all, where there is no other way."""
-    found = list(_laid_out(_bare(model, target, wishes), model, target, wishes, pinned))
+    bare = _bare(steps.plain, target, wishes)
+    found = list(_laid_out(bare, steps, target, wishes, pinned))
     whole = (
         Layout(target.topology.devices, 1, zero=zero)
         for zero in LEVELS
         if not found and not wishes.fixed
     )
-    yield from found or _laid_out(whole, model, target, wishes, pinned)
+    yield from found or _laid_out(whole, steps, target, wishes, pinned)
 
 
 def _laid_out(
     bares: Iterable[Layout],
-    model: Model,
+    steps: Steps,
     target: Target,
     wishes: Planning,
     pinned: Mapping[str, Spec] | None,
 ) -> Iterator[_Candidate]:
-    program, states = fused(model.ops, model.results), states_of(model)
-    large = _large_tables(model, program)
-    topology = target.topology
-    budget = wishes.budget or topology.chip.memory_bytes
-    given = (1 - MARGIN) * budget
+    """What keeps too much comes again, in ways that keep less."""
     for bare in bares:
-        lie = extents(bare.axes, topology)
-        split: frozenset[int] | None = frozenset()
-        if bare.model > 1:
-            split = split_for(model, program, bare, states, target, lie, given, large)
-        if not split and bare.model > 1:
-            continue
-        layout = Layout(bare.data, bare.model, split or frozenset(), bare.zero)
-        laid = Laid(model, layout, states, pinned)
-        yield _priced(laid, program, target, budget, large)
+        kept: list[_Candidate] = []
+        for remat in _remats(steps, target) if wishes.remat is None else (wishes.remat,):
+            found = _laid(replace(bare, remat=remat), steps, target, wishes, pinned)
+            if found is not None:
+                yield found
+                kept.append(found)
+            if found is None or not found.keeps_too_much:
+                break
+        if kept and kept[0].keeps_too_much and "micro" not in wishes.fixed:
+            for whole in dict.fromkeys((0, len(kept) - 1)):
+                yield from _in_parts(kept[whole], steps, target, wishes, pinned)
 
 
-def _taken(given: Plan, model: Model, target: Target, wishes: Planning) -> Plan:
+def _in_parts(
+    whole: _Candidate,
+    steps: Steps,
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec] | None,
+) -> Iterator[_Candidate]:
+    """The same in the fewest microbatches that fit, if it does not fit in one."""
+    memory, layout = whole.memory, whole.laid.layout
+    if whole.fits or steps.whole or steps.is_fixed:
+        return
+    room = memory.available - (memory.total - memory.activations)
+    parts = 2 ** math.ceil(math.log2(memory.activations / room))
+    rows = steps.plain.rows // layout.data
+    for micro in (parts, 2 * parts):
+        if rows % micro:
+            return
+        bare = replace(layout, split=frozenset(), micro=micro)
+        try:
+            found = _laid(bare, steps, target, wishes, pinned)
+        except PlanError as error:
+            steps.whole = str(error)
+            return
+        if found is None:
+            return
+        yield found
+        if found.fits:
+            return
+
+
+def _remats(steps: Steps, target: Target) -> tuple[Remat, ...]:
+    """XLA for CPUs takes the barriers out, and finds what is made again where it was."""
+    return steps.remats[:1] if target.topology.chip.platform == "cpu" else steps.remats
+
+
+def _laid(
+    bare: Layout,
+    steps: Steps,
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec] | None,
+) -> _Candidate | None:
+    """With what the model's axis cuts; None where there is nothing to cut."""
+    step, topology = steps.of(bare), target.topology
+    budget = wishes.budget or topology.chip.memory_bytes
+    layout = bare
+    if bare.model > 1:
+        lie, given = extents(bare.axes, topology), (1 - MARGIN) * budget
+        split = split_for(
+            step.model, step.program, bare, step.states, target, lie, given, step.large
+        )
+        if not split:
+            return None
+        layout = replace(bare, split=split)
+    laid = Laid(step.model, layout, step.states, pinned)
+    return _priced(laid, steps, target, budget)
+
+
+def _taken(given: Plan, steps: Steps, target: Target, wishes: Planning) -> Plan:
     """A plan that was given, priced anew."""
-    laid = laid_as(given, model, target.topology.devices)
+    bare = Layout(1, 1, remat=given.remat, micro=given.micro)
+    laid = laid_as(given, steps.of(bare).model, target.topology.devices)
     budget = wishes.budget or target.topology.chip.memory_bytes
-    program = fused(model.ops, model.results)
-    found = _priced(laid, program, target, budget, _large_tables(model, program))
+    found = _priced(laid, steps, target, budget)
     if not found.fits:
         raise PlanError(_too_large([found]))
     return _plan(found, [], target)
 
 
-def _priced(
-    laid: Laid, program: tuple[Op, ...], target: Target, budget: int, large: list[Tensor]
-) -> _Candidate:
+def _priced(laid: Laid, steps: Steps, target: Target, budget: int) -> _Candidate:
+    step = steps.of(laid.layout)
     lie = extents(laid.layout.axes, target.topology)
     return _Candidate(
         laid,
-        memory_of(laid, program, budget),
-        time_of(laid, program, target, lie),
-        _strained(laid, program, target.topology, lie[MODEL]),
-        _copied(laid, large),
+        memory_of(laid, step.program, budget),
+        time_of(laid, step.program, target, lie, steps.plain.ops),
+        _strained(laid, step.program, target.topology, lie[MODEL]),
+        _copied(laid, step.large),
     )
 
 
@@ -197,12 +289,6 @@ def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Exte
     return crossed[-1] if crossed and laid.cuts_products(program) else ""
 
 
-def _large_tables(model: Model, program: tuple[Op, ...]) -> list[Tensor]:
-    """Of what rows are looked up in."""
-    tables = {op.ins[0].number for op in program if op.kind == "lookup"}
-    return [t for t in model.tensors if t.value.number in tables and t.value.size > LARGE]
-
-
 def _copied(laid: Laid, large: list[Tensor]) -> str | None:
     """The first large table that every device has all of."""
     whole = (t.path for t in large if laid.device_bytes(t) == t.value.nbytes)
@@ -211,16 +297,16 @@ def _copied(laid: Laid, large: list[Tensor]) -> str | None:
 
 def _bare(model: Model, target: Target, wishes: Planning) -> Iterator[Layout]:
     """Sizes of axes that are possible, with nothing cut over the model's yet."""
-    devices = target.topology.devices
+    devices, micro = target.topology.devices, wishes.fixed.get("micro", 1)
     largest = max((group.divisor for group in model.groups), default=1)
     for size in range(1, min(devices, largest) + 1):
         data = devices // size
-        if devices % size or model.rows % data or (model.apart and 1 < size < devices):
+        if devices % size or model.rows % (data * micro) or (model.apart and 1 < size < devices):
             continue
         for zero in LEVELS if data > 1 else LEVELS[:1]:
-            asked = {"data": data, "model": size, "zero": zero} | wishes.fixed
-            if asked == {"data": data, "model": size, "zero": zero}:
-                yield Layout(data, size, zero=zero)
+            own = {DATA: data, MODEL: size, "zero": zero, "micro": micro}
+            if own | wishes.fixed == own:
+                yield Layout(data, size, zero=zero, micro=micro)
 
 
 def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
@@ -239,6 +325,8 @@ def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
     return Plan(
         axes=laid.layout.axes,
         zero=laid.layout.zero,
+        remat=laid.layout.remat,
+        micro=laid.layout.micro,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,
@@ -300,11 +388,8 @@ def _too_large(candidates: list[_Candidate]) -> str:
     if memory.activations:
         part = max(0.0, 1 - over / memory.activations)
         rows = int(least.laid.model.rows * part)
-        lines.append(
-            f"  - a global batch of {rows}"
-            if rows
-            else "  - activations that are made again: jax.checkpoint around each layer"
-        )
+        if rows:
+            lines.append(f"  - a global batch of {rows}")
     lines.append("  - parameters and state in bfloat16, which takes half as much of them")
     return "\n".join(lines)
 

@@ -17,6 +17,11 @@ Zero = Literal[0, 1, 3]
 parameters too (ZeRO-3, fully sharded)."""
 
 
+Remat = Literal["", "selective", "full"]
+"""What the backward pass makes again, in place of keeping it: nothing; all but what products and
+convolutions with parameters make; all but what goes from one stretch of layers into the next."""
+
+
 class PlannedTensor(Record, frozen=True):
     """An array that the step is given.
 
@@ -124,12 +129,18 @@ class Verified(Record, frozen=True):
 
 
 class RunnerUp(Record, frozen=True):
-    """A plan that was not chosen, and why."""
+    """A plan that was not chosen, and why.
+
+    Attributes:
+        compiled_bytes: what it takes of each device, as the hardware's compiler says; 0 where that
+            was not asked, or refuses it.
+    """
 
     title: str
     step_s: float
     device_bytes: int
     why: str
+    compiled_bytes: int = 0
 
 
 class Plan(Record, frozen=True):
@@ -142,6 +153,8 @@ class Plan(Record, frozen=True):
         on: the hardware in words.
         notes: what could not be looked into, and what was assumed.
         verified: by the hardware's compiler; None where it was not asked.
+        remat: which activations are made again.
+        micro: in how many parts each device goes through its part of the batch.
     """
 
     axes: dict[str, int]
@@ -155,6 +168,8 @@ class Plan(Record, frozen=True):
     runners_up: tuple[RunnerUp, ...] = ()
     notes: tuple[str, ...] = ()
     verified: Verified | None = None
+    remat: Remat = ""
+    micro: int = 1
 
     @property
     def devices(self) -> int:
@@ -162,15 +177,17 @@ class Plan(Record, frozen=True):
 
     @property
     def title(self) -> str:
-        """As in `data 4 x tensor 2, ZeRO-3`."""
-        return title_of(self.axes, self.zero)
+        """As in `data 4 x tensor 2, ZeRO-3, 2 microbatches, full remat`."""
+        return title_of(self.axes, self.zero, self.micro, self.remat)
 
 
-def title_of(axes: dict[str, int], zero: Zero) -> str:
+def title_of(axes: dict[str, int], zero: Zero, micro: int, remat: Remat) -> str:
     """A layout in a few words."""
     words = {DATA: "data", MODEL: "tensor"}
     parts = [f"{words[axis]} {size}" for axis, size in axes.items() if size > 1]
-    return " x ".join(parts or ["one device"]) + (f", ZeRO-{zero}" if zero else "")
+    more = [f"ZeRO-{zero}"] * bool(zero) + [f"{micro} microbatches"] * (micro > 1)
+    more += [f"{remat} remat"] * bool(remat)
+    return ", ".join([" x ".join(parts or ["one device"]), *more])
 
 
 class Planning(Record, frozen=True):
@@ -178,7 +195,8 @@ class Planning(Record, frozen=True):
 
     Attributes:
         budget: bytes that may be taken on each device; 0 is all there is.
-        fixed: sizes of axes, and `zero`, that are given.
+        fixed: sizes of axes, `zero` and `micro`, that are given.
+        remat: which activations are made again; None leaves it open.
         given: a plan that is to be taken as it is.
         on: hardware to plan for in place of what is there; nothing is run then.
         only: nothing is run.
@@ -191,6 +209,7 @@ class Planning(Record, frozen=True):
     on: str = ""
     only: bool = False
     verify: bool = False
+    remat: Remat | None = None
 
 
 DATA, MODEL = "data", "model"

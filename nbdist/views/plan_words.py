@@ -15,7 +15,7 @@ from nbdist.views.plan_tensors import ROLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.records import Layout, PlacedArray, Placement, Plan
+    from nbdist.records import Layout, PlacedArray, Placement, Plan, RunnerUp
     from nbdist.views.placement_tree import Row
 
 FREE = "free"
@@ -26,6 +26,10 @@ RUNNERS_UP = ("instead", "step", "each device", "why not")
 _ZERO = {
     1: "the optimizer's state is cut too (ZeRO-1)",
     3: "the optimizer's state and parameters are cut too, these gathered for use (ZeRO-3)",
+}
+_REMAT = {
+    "selective": "the backward pass makes again what is no product with parameters",
+    "full": "the backward pass makes again all but what goes into each stretch of layers",
 }
 _ROUNDING = 1e-6
 """Of a step: what seconds may differ by and be the same."""
@@ -66,7 +70,7 @@ def memory(plan: Plan) -> str:
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """What is said of a plan as its step begins: nothing where all is on every device, as ever."""
-    if plan.zero or plan.axes[MODEL] > 1:
+    if plan.zero or plan.remat or plan.micro > 1 or plan.axes[MODEL] > 1:
         yield f"laid out as {plan.title}: {memory(plan)} on each device"
         yield from plan.warnings
 
@@ -104,11 +108,17 @@ def verified(plan: Plan) -> Iterator[str]:
 
 
 def degrees(plan: Plan) -> list[tuple[str, str, str]]:
-    """The axes that cut: name, size, and what each cuts."""
+    """The axes that cut: name, size, and what each cuts; and what is made again."""
     said = {DATA: _data, MODEL: _model}
-    return [
-        (axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1
-    ] or [("none", "1", "one device holds all of it")]
+    found = [(axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1]
+    found = found or [("none", "1", "one device holds all of it")]
+    if plan.micro > 1:
+        rows = plan.rows / plan.axes[DATA] / plan.micro
+        what = f"parts of {rows:,.4g} samples are gone through one after another, and summed"
+        found.append(("microbatches", f"{plan.micro:,}", what))
+    if plan.remat:
+        found.append(("remat", plan.remat, _REMAT[plan.remat]))
+    return found
 
 
 def _data(plan: Plan) -> str:
@@ -178,9 +188,14 @@ EXACT = "parameters, state and batch are exact; gradients, activations and secon
 
 def runners_up(plan: Plan) -> list[list[str]]:
     return [
-        [other.title, labels.brief(other.step_s), labels.binary(other.device_bytes), other.why]
+        [other.title, labels.brief(other.step_s), _each(other), other.why]
         for other in plan.runners_up
     ]
+
+
+def _each(other: RunnerUp) -> str:
+    compiled = f", compiled {labels.binary(other.compiled_bytes)}" if other.compiled_bytes else ""
+    return f"{labels.binary(other.device_bytes)}{compiled}"
 
 
 def label(array: PlacedArray) -> str:

@@ -29,17 +29,7 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
     """
     build = _Builder()
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    values = [
-        build.new(var.aval, path)
-        for var, (path, _) in zip(closed.jaxpr.invars, inputs, strict=True)
-    ]
-    rows = [
-        value.groups[0]
-        for value, (_, role) in zip(values, inputs, strict=True)
-        if role == "batch" and value.sizes
-    ]
-    for group in rows[1:]:
-        build.dims.tie(rows[0], group)
+    values, _ = build.given(closed.jaxpr.invars, inputs)
     needed = [value for value, is_used in zip(values, used, strict=True) if is_used]
     results = build.inline(jaxpr, needed)
     tensors = [
@@ -49,16 +39,55 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
     return build.finish(tensors, results)
 
 
+def of_rows(closed: Any, inputs: Sequence[tuple[str, Role]]) -> dict[Any, tuple[int, ...]]:
+    """The variables of a step that have dimensions of the batch's, and which these are.
+
+    Args:
+        closed: its jaxpr, in which each variable is set in one place.
+        inputs: of each of its inputs, the path and the role.
+    """
+    build = _Builder()
+    values, rows = build.given(closed.jaxpr.invars, inputs)
+    build.inline(closed.jaxpr, values)
+    batch = {build.dims.find(group) for group in rows if group >= 0}
+    found = {
+        var: tuple(
+            dim
+            for dim, group in enumerate(value.groups)
+            if group >= 0 and build.dims.find(group) in batch
+        )
+        for var, value in build.known.items()
+    }
+    return {var: dims for var, dims in found.items() if dims}
+
+
 class _Builder:
     """Values, ties and operations, as the program is gone through."""
 
     def __init__(self) -> None:
         self.dims = Dims()
+        self.known: dict[Any, Value] = {}
         self._ops: list[Op] = []
         self._count = 0
         self._name = ""
         self._notes: dict[str, None] = {}
         self._apart = ""
+
+    def given(
+        self, variables: Sequence[Any], inputs: Sequence[tuple[str, Role]]
+    ) -> tuple[list[Value], list[int]]:
+        """What the step is given, and the dimensions of rows, which are tied."""
+        values = [
+            self.new(var.aval, path) for var, (path, _) in zip(variables, inputs, strict=True)
+        ]
+        rows = [
+            value.groups[0]
+            for value, (_, role) in zip(values, inputs, strict=True)
+            if role == "batch" and value.sizes
+        ]
+        for group in rows[1:]:
+            self.dims.tie(rows[0], group)
+        return values, rows
 
     def new(self, aval: Any, name: str = "") -> Value:
         sizes = tuple(aval.shape)
@@ -89,7 +118,7 @@ class _Builder:
         self._apart = why
 
     def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
-        """Its equations become this program's."""
+        """Its equations become this program's; `known` has its variables."""
         closed = jaxpr if isinstance(jaxpr, Jaxpr) else jaxpr.jaxpr
         known: dict[Any, Value] = dict(zip(closed.invars, args, strict=True))
         for var in closed.constvars:
@@ -107,6 +136,7 @@ class _Builder:
             else:
                 outs = RULES.get(eqn.primitive.name, unknown)(self, eqn, ins)
             known.update(zip(eqn.outvars, outs, strict=True))
+        self.known |= known
         return [value(atom) for atom in closed.outvars]
 
     def loop(self, jaxpr: Any, args: list[Value], times: int) -> list[Value]:

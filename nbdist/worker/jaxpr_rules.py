@@ -316,7 +316,7 @@ def _tie_all(build: Builder, a: Sequence[int], b: Sequence[int]) -> None:
         build.dims.tie(x, y)
 
 
-_ELEMENTWISE = """
+ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
 clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv
 erfc exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le le_to
@@ -327,7 +327,7 @@ sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
 """.split()  # noqa: SIM905 - three lines a screen, not ninety
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduced("axes"),
@@ -335,7 +335,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("argmax", "argmin", "reduce_xor"), _reduced("axes")),
     "reduce": _reduced("dimensions"),
     **dict.fromkeys(("slice", "dynamic_slice", "dynamic_update_slice", "pad"), _sized),
-    **dict.fromkeys(("concatenate", "split"), _sized),
+    **dict.fromkeys(("concatenate", "split", "tile"), _sized),
     **dict.fromkeys(
         ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"),
         _scatter,

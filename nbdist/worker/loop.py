@@ -19,7 +19,7 @@ import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
-from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, StopAfter
+from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
 from nbdist.worker import state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
@@ -112,6 +112,7 @@ class _Cell:
         if step is None:
             with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
                 self._run_once()
+                self._check_fitted()
         else:
             with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
                 self._run_steps(step, stop)
@@ -130,6 +131,13 @@ class _Cell:
         if program.value is not None:
             self._show(eval(program.value, self._shell.user_ns))  # noqa: S307
         self._shell.events.trigger("post_execute")
+
+    def _check_fitted(self) -> None:
+        """Say that what was asked of a layout was in vain."""
+        asked = self._request.planning
+        if asked != Planning() and not asked.only and not self._worker.batches:
+            text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
+            self._worker.note("compiled", text, warning=True)
 
     async def run_async(self) -> None:
         with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):

@@ -10,6 +10,7 @@ import jax
 from nbdist.records import DATA, MODEL
 from nbdist.worker.data import map_arrays
 from nbdist.worker.leaves import Spread
+from nbdist.worker.rewritten import rewriting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,7 @@ class Lowered:
             rows = DATA, MODEL
             self.mesh = jax.sharding.Mesh(devices, rows, axis_types=auto)
         self._is_split = model > 1
+        self._remat, self._micro = plan.remat, plan.micro
         self.replicated = jax.NamedSharding(self.mesh, jax.P())
         self._specs = {tensor.path: tensor.spec for tensor in plan.tensors}
         self._by_row = Spread(jax.NamedSharding(self.mesh, jax.P(rows)))
@@ -62,6 +64,8 @@ class Lowered:
 
     def over(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step, of which the last argument is a batch as it comes to the devices."""
+        if self._remat or self._micro > 1:
+            step = rewriting(step, self._remat, self._micro)
         if not self._is_split:
             return step
 

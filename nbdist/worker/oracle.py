@@ -18,21 +18,23 @@ import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.compilers import PACKAGES, compiler_target
-from nbdist.plan.search import gib, plan
+from nbdist.plan.search import gib, plans
 from nbdist.records import DATA, MODEL, RunnerUp
 from nbdist.worker.compiling import REFUSED, Job, Outcome, partition
 from nbdist.worker.lowered import by_data
+from nbdist.worker.rewritten import rewritten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nbdist.plan.compilers import CompilerTarget
     from nbdist.plan.cost import Target
-    from nbdist.plan.model import Model, Role
+    from nbdist.plan.model import Role
+    from nbdist.plan.steps import Steps
     from nbdist.records import Plan, Planning, Spec
 
 MOST = 3
-"""Plans that are compiled, the best first."""
+"""Plans that are compiled."""
 
 _COMPILE_S = 600.0
 _ENVIRONMENT = {
@@ -46,17 +48,19 @@ _ENVIRONMENT = {
 def verified_plan(
     traced: Any,
     inputs: Sequence[tuple[str, Role]],
-    model: Model,
+    steps: Steps,
     target: Target,
     wishes: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
     """The fastest layout that fits, and that the compiler makes fit.
 
+    The best ones are compiled side by side.
+
     Args:
         traced: the step's jaxpr, closed.
         inputs: the path and the role of each of its inputs.
-        model: the same step, as it is planned.
+        steps: the same step, as it is planned.
         target: the hardware.
         wishes: what is asked of the plan.
         pinned: arrays that stay as their user has cut them, by path.
@@ -66,40 +70,46 @@ def verified_plan(
     """
     compiler = compiler_target(target.topology)
     _check_there(compiler, target)
-    refused: list[RunnerUp] = []
-    while len(refused) < MOST:
-        try:
-            found = plan(model, target, wishes, pinned, [one.title for one in refused])
-        except PlanError:
-            if refused:  # no other fits
-                break
-            raise
-        outcome = _compile(_job(traced, inputs, found, compiler))
-        verified = outcome.verified
-        if verified is not None and verified.total <= found.memory.available:
-            others = (*refused, *found.runners_up)
-            return msgspec.structs.replace(found, verified=verified, runners_up=others)
-        refused.append(_refused(found, outcome))
-        if wishes.given is not None:
-            break
+    best = plans(steps, target, wishes, pinned, most=MOST)
+    with ThreadPoolExecutor(os.cpu_count(), "nbdist-compile") as pool:
+        jobs = (_job(traced, inputs, found, compiler) for found in best)
+        outcomes = list(pool.map(_compile, jobs))
+    for place, (found, outcome) in enumerate(zip(best, outcomes, strict=True)):
+        if outcome.verified is not None and outcome.verified.total <= found.memory.available:
+            before = [_refused(*pair) for pair in zip(best[:place], outcomes, strict=False)]
+            sizes = {
+                one.title: other.verified.total
+                for one, other in zip(best, outcomes, strict=True)
+                if other.verified is not None
+            }
+            after = (
+                msgspec.structs.replace(one, compiled_bytes=sizes.get(one.title, 0))
+                for one in found.runners_up
+            )
+            runners_up = (*before, *after)
+            return msgspec.structs.replace(found, verified=outcome.verified, runners_up=runners_up)
+    refused = (_refused(*pair) for pair in zip(best, outcomes, strict=True))
     told = "; ".join(f"{one.title}: {one.why}" for one in refused)
     raise PlanError(f"the compiler makes none of the best plans fit: {told}")
 
 
 def _refused(found: Plan, outcome: Outcome) -> RunnerUp:
     """Raises PlanError where that is not for want of memory."""
+    total = 0
     if outcome.verified is not None:
         total = outcome.verified.total
         why = f"compiled, it takes {gib(total)}, and there are {gib(found.memory.available)}"
     elif REFUSED in outcome.error:
-        total, why = (
-            0,
-            f"the compiler refuses it: {outcome.error.partition(REFUSED)[2].strip(': ')}",
-        )
+        why = f"the compiler refuses it: {outcome.error.partition(REFUSED)[2].strip(': ')}"
     else:
         raise PlanError(f"the plan {found.title} cannot be compiled: {outcome.error}")
-    why = why.splitlines()[0]
-    return RunnerUp(title=found.title, step_s=found.time.step, device_bytes=total, why=why)
+    return RunnerUp(
+        title=found.title,
+        step_s=found.time.step,
+        device_bytes=found.memory.total,
+        why=why.splitlines()[0],
+        compiled_bytes=total,
+    )
 
 
 def _check_there(compiler: CompilerTarget, target: Target) -> None:
@@ -115,6 +125,7 @@ def _job(
     traced: Any, inputs: Sequence[tuple[str, Role]], found: Plan, compiler: CompilerTarget
 ) -> Job:
     """The step, lowered for a mesh that is none yet."""
+    traced = rewritten(traced, inputs, found.remat, found.micro)
     mesh = jax.sharding.AbstractMesh(
         tuple(found.axes.values()),
         tuple(found.axes),

@@ -16,19 +16,21 @@ from nbdist.plan.benched import benched_chip, benched_links
 from nbdist.plan.cost import Target
 from nbdist.plan.defaults import calibration_of
 from nbdist.plan.search import plan
+from nbdist.plan.steps import Steps
 from nbdist.plan.topology import parse
 from nbdist.plan.topology_live import live
 from nbdist.records import DATA, LocalDevices
 from nbdist.worker import processes
 from nbdist.worker.jaxpr_model import model_of
+from nbdist.worker.rewritten import rewritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from jax.sharding import Mesh
 
-    from nbdist.plan.model import Role
-    from nbdist.records import Bench, Plan, Planning, Spec
+    from nbdist.plan.model import Model, Role
+    from nbdist.records import Bench, Plan, Planning, Remat, Spec
     from nbdist.worker.pjrt_strategy import PjRTStrategy
 
 _MB = 2**20
@@ -53,12 +55,16 @@ def plan_of(
     Raises:
         PlanError: it fits nowhere, or not as it was asked for.
     """
-    model = model_of(traced, inputs)
+
+    def again(remat: Remat, micro: int) -> Model:
+        return model_of(rewritten(traced, inputs, remat, micro), inputs)
+
+    steps = Steps(model_of(traced, inputs), again)
     if wishes.verify and jax.process_index() == 0:
         from nbdist.worker.oracle import verified_plan
 
-        return verified_plan(traced, inputs, model, target, wishes, pinned)
-    return plan(model, target, wishes, pinned)
+        return verified_plan(traced, inputs, steps, target, wishes, pinned)
+    return plan(steps, target, wishes, pinned)
 
 
 def named_target(text: str) -> Target:

@@ -45,18 +45,27 @@ def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
         ("tensor=4", {"model": 4}),
         ("tp=4, dp=2,zero=3", {"model": 4, "data": 2, "zero": 3}),
         ("zero=0", {"zero": 0}),
+        ("micro=4", {"micro": 4}),
         ("tp=4,model=4", {"model": 4}),
     ],
 )
 def test_what_is_fixed_goes_by_the_fields_names(text: str | None, fixed: dict[str, int]) -> None:
-    assert parse_fixed(text) == fixed
+    assert parse_fixed(text) == (fixed, None)
+
+
+def test_what_is_made_again_is_given_by_a_word() -> None:
+    assert parse_fixed("remat=full,tp=2") == ({"model": 2}, "full")
+    assert parse_fixed("remat=none") == ({}, "")
+    for text in ("remat=most", "remat=full,remat=full", "remat"):
+        with pytest.raises(UsageError, match=r"remat=.*: it is one of none, selective, full, once"):
+            parse_fixed(text)
 
 
 def test_all_faults_of_what_is_fixed_are_named() -> None:
     with pytest.raises(UsageError) as refused:
         parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4")
     for fault in (
-        "'pipe' is none of data, dp, tensor, tp, model, zero",
+        "'pipe' is none of data, dp, tensor, tp, model, zero, micro, remat",
         "tensor=x is no number",
         "zero=2: ZeRO is 0, 1 or 3",
         "data=0 is no number",

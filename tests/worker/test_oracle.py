@@ -16,11 +16,12 @@ from nbdist.plan.topology import parse
 from nbdist.records import Collective, Plan, Planning
 from nbdist.worker import oracle
 from nbdist.worker.compiling import collectives_in
-from nbdist.worker.jaxpr_model import model_of
+from nbdist.worker.planning import plan_of
 from tests import plans
 
 if TYPE_CHECKING:
     from nbdist.plan.model import Role
+    from nbdist.records import Remat
 
 LAYERS = 3
 
@@ -47,8 +48,8 @@ def verified(on: str, *, wide: int = 64, rows: int = 32, **wishes: Any) -> Plan:
     traced = jax.jit(plans.step).trace(params, params, batch, batch).jaxpr
     topology = parse(on)
     target = Target(topology, calibration_of(topology.chip))
-    model = model_of(traced, inputs)
-    return oracle.verified_plan(traced, inputs, model, target, Planning(verify=True, **wishes), {})
+    wishes_ = Planning(verify=True, **wishes)
+    return plan_of(traced, inputs, target, wishes_, {})
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,38 @@ def test_a_plan_that_does_not_fit_when_compiled_is_refused() -> None:
 
 def test_the_next_best_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler for TPUs says that memory is exhausted, and compiles nothing."""
-    compile_ = oracle._compile
-    refusals = iter([oracle.Outcome(error="JaxRuntimeError: RESOURCE_EXHAUSTED: 19.4G of 15.7G")])
-    monkeypatch.setattr(oracle, "_compile", lambda job: next(refusals, None) or compile_(job))
+    compile_, made, job_ = oracle._compile, [], oracle._job
+    refused = oracle.Outcome(error="JaxRuntimeError: RESOURCE_EXHAUSTED: 19.4G of 15.7G")
+
+    def job(*given: Any) -> Any:
+        made.append(job_(*given))
+        return made[-1]
+
+    monkeypatch.setattr(oracle, "_job", job)
+    monkeypatch.setattr(
+        oracle, "_compile", lambda job: refused if job is made[0] else compile_(job)
+    )
     plan = verified("8xCPU")
     assert plan.verified is not None
     first = plan.runners_up[0]
     assert first.why == "the compiler refuses it: 19.4G of 15.7G"
     assert first.title != plan.title
+
+
+def test_the_best_three_are_compiled() -> None:
+    plan = verified("8xCPU")
+    assert plan.verified is not None
+    compiled = [one for one in plan.runners_up if one.compiled_bytes]
+    assert len(compiled) == oracle.MOST - 1
+    assert all(one.compiled_bytes > plan.verified.arguments / 8 for one in compiled)
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
+    plan = verified("8xCPU", fixed={"data": 8, "zero": 0}, remat=how)
+    assert plan.verified is not None
+    assert plan.title == f"data 8, {how} remat"
+    assert plan.verified.arguments == plan.memory.arguments
 
 
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

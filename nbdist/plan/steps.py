@@ -1,0 +1,92 @@
+"""A step as the search lays it out: as it is, or in parts, with activations that are made again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.errors import PlanError
+from nbdist.plan.fusion import fused
+from nbdist.plan.layout import states_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.plan.layout import Layout
+    from nbdist.plan.model import Model, Op, Tensor
+    from nbdist.records import Remat
+
+REMATS: tuple[Remat, ...] = ("", "selective", "full")
+"""From what computes least to what keeps least."""
+
+LARGE = 10**9
+"""Entries of a table from which on not every device has all of it, unless that is asked for: few of
+its rows are read in a step, and it mostly grows."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, and what all its layouts have in common.
+
+    Attributes:
+        program: its operations, fused.
+        states: numbers of the values that are carried and are no parameters.
+        large: tables of more than `LARGE` entries that rows are looked up in.
+    """
+
+    model: Model
+    program: tuple[Op, ...]
+    states: frozenset[int]
+    large: list[Tensor]
+
+
+class Steps:
+    """A step, and the same step with less in memory at a time.
+
+    Args:
+        model: the step.
+        again: makes a model of it in which the backward pass makes activations again, and the batch
+            is gone through in so many parts; None where none can be had.
+    """
+
+    whole = ""
+    """Why its batch cannot be gone through in parts, once that was tried."""
+
+    def __init__(self, model: Model, again: Callable[[Remat, int], Model] | None = None) -> None:
+        self._again = again
+        self._made: dict[tuple[Remat, int], Step] = {("", 1): _step(model)}
+        self.is_fixed = again is None
+        self.remats = REMATS[:1] if self.is_fixed else REMATS
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of a plan of it."""
+        return (self.whole,) if self.whole else ()
+
+    @property
+    def plain(self) -> Model:
+        """The step as it is."""
+        return self._made["", 1].model
+
+    def of(self, layout: Layout) -> Step:
+        """The step as a layout has it.
+
+        Raises:
+            PlanError: no such can be had.
+        """
+        key = layout.remat, layout.micro
+        if key not in self._made:
+            if self._again is None:
+                raise PlanError("it cannot be written anew")
+            try:
+                self._made[key] = _step(self._again(*key))
+            except PlanError as error:
+                raise PlanError(f"no microbatches: {error}") from None
+        return self._made[key]
+
+
+def _step(model: Model) -> Step:
+    program = fused(model.ops, model.results)
+    tables = {op.ins[0].number for op in program if op.kind == "lookup"}
+    large = [t for t in model.tensors if t.value.number in tables and t.value.size > LARGE]
+    return Step(model, program, states_of(model), large)

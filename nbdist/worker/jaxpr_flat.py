@@ -1,0 +1,136 @@
+"""A program without calls: what it calls is part of it, and each variable is set in one place.
+
+So equations can be taken out, and put elsewhere with other names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, new_jaxpr_eqn
+from jax.sharding import Sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_CALLS = {
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), "jaxpr"),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), "call_jaxpr"),
+}
+"""Primitives that are what they call, by the parameter that holds it; rules of derivatives are of
+no use any more."""
+
+
+OPEN = frozenset(("checkpoint", "remat2"))
+"""Primitives that hold a program without constants, in `jaxpr`."""
+
+_BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0].primitive
+
+
+def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, of the same inputs; so are the bodies of its scans and checkpoints."""
+    made = _Flat()
+    outs = made.add(closed, list(closed.jaxpr.invars))
+    jaxpr = closed.jaxpr.replace(constvars=made.constants, eqns=made.eqns, outvars=outs)
+    return ClosedJaxpr(jaxpr, made.values)
+
+
+class _Flat:
+    """Equations, and the constants that they need."""
+
+    def __init__(self) -> None:
+        self.eqns: list[Any] = []
+        self.constants: list[Var] = []
+        self.values: list[Any] = []
+
+    def add(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+        """A program's equations with these for its inputs; what it leaves."""
+        jaxpr, values = (closed.jaxpr, closed.consts) if hasattr(closed, "consts") else (closed, ())
+        known: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
+        for var, value in zip(jaxpr.constvars, values, strict=True):
+            known[var] = self._constant(var, value)
+
+        def now(atom: Any) -> Any:
+            return atom if isinstance(atom, Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            ins = [now(atom) for atom in eqn.invars]
+            called = _called(eqn)
+            if called is not None:
+                outs = self.add(called, ins)
+            else:
+                outs = [_fresh(var) for var in eqn.outvars]
+                self.eqns.append(eqn.replace(invars=ins, outvars=outs, params=_params(eqn)))
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return [now(atom) for atom in jaxpr.outvars]
+
+    def _constant(self, var: Var, value: Any) -> Var:
+        self.constants.append(Var(var.aval))
+        self.values.append(value)
+        return self.constants[-1]
+
+
+def _called(eqn: Any) -> Any:
+    """What an equation is no more than a call of; None where it says more."""
+    name = _CALLS.get(eqn.primitive.name)
+    asked = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if name is None or any(isinstance(sharding, Sharding) for sharding in asked):
+        return None
+    return eqn.params[name]
+
+
+def _params(eqn: Any) -> dict[str, Any]:
+    """Its own, with the program that it holds flat as well, if that needs no constants."""
+    body = eqn.params.get("jaxpr")
+    is_open = eqn.primitive.name in OPEN
+    if not (is_open or eqn.primitive.name == "scan"):
+        return dict(eqn.params)
+    whole = body if is_open else body.jaxpr
+    made = _Flat()
+    ins = [Var(var.aval) for var in whole.invars]
+    outs = made.add(body, ins)
+    if made.constants:
+        return dict(eqn.params)
+    jaxpr = whole.replace(invars=ins, eqns=made.eqns, outvars=outs)
+    return {**eqn.params, "jaxpr": jaxpr if is_open else ClosedJaxpr(jaxpr, [])}
+
+
+def _fresh(var: Var) -> Var:
+    return DropVar(var.aval) if isinstance(var, DropVar) else Var(var.aval)
+
+
+def variables(atoms: Sequence[Any]) -> list[Var]:
+    """Those that are no literals."""
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def renamed(atoms: Sequence[Any], names: Mapping[Var, Any]) -> list[Any]:
+    """With other names for some."""
+    return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]
+
+
+def barrier(ins: list[Var], outs: list[Var], like: Any) -> Any:
+    """An equation after which values are there under other names, none before all are.
+
+    Args:
+        ins: the values.
+        outs: what they are called after it.
+        like: an equation at the same place of the user's source.
+    """
+    return new_jaxpr_eqn(ins, outs, _BARRIER, {}, set(), like.source_info, like.ctx)
+
+
+def is_plain_product(eqn: Any) -> bool:
+    """A convolution, or a product of matrices that is none for each sample apart."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return not any(eqn.params["dimension_numbers"][1])
+    return bool(name == "conv_general_dilated")
+
+
+def nbytes(var: Var) -> int:
+    """Of all of it."""
+    aval: Any = var.aval
+    return int(math.prod(aval.shape)) * int(aval.dtype.itemsize)

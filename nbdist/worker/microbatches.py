@@ -1,0 +1,298 @@
+"""A step that goes through its batch in parts, one after another.
+
+It is done to the step's jaxpr, as in `rematerialise`. What has rows of the batch is made of a part
+of them at a time; what is summed over all rows is summed over the parts (in float32 at least); all
+else is made once, before or after. Each part has every so-manyth row, so that a device has its own
+rows in each of them. The numbers are those of the whole batch, but for the order of the sums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, DropVar, Var, jaxpr_as_fun
+from jax.extend.core import Literal as Constant
+from jax.interpreters import partial_eval
+
+from nbdist.errors import PlanError
+from nbdist.worker.jaxpr_flat import OPEN, flat, renamed, variables
+from nbdist.worker.jaxpr_model import of_rows
+from nbdist.worker.jaxpr_rows import is_added_to_zeros, is_by_row, is_linear, with_fewer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax.extend.core import Jaxpr
+
+    from nbdist.plan.model import Role
+
+Kind = Literal["same", "zero", "rows", "sum", "after"]
+"""Of a value: it is the same for all parts; so, and nothing but zeros; each part has its rows of
+it; it is the sum of what parts have; it is made of such sums."""
+
+
+def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int) -> ClosedJaxpr:
+    """The same step, with a part of the batch in memory at a time.
+
+    Args:
+        closed: its jaxpr.
+        inputs: of each of its inputs, the path and the role.
+        parts: in how many; the batch divides by it.
+
+    Raises:
+        PlanError: a row depends on other rows, or on the sum of all, as in a batch normalisation.
+    """
+    used = [True] * len(closed.jaxpr.outvars)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
+    program = flat(ClosedJaxpr(jaxpr, closed.consts))
+    batch = max(
+        var.aval.shape[0]
+        for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True)
+        if role == "batch" and var.aval.shape
+    )
+    made = _Parted(program, _Rows(of_rows(program, inputs), batch, parts))
+    given = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        for aval in closed.in_avals
+    ]
+    return jax.make_jaxpr(made.run)(*given)
+
+
+class _Rows(NamedTuple):
+    """Where the batch's rows are.
+
+    Attributes:
+        dims: of variables that have some, which dimensions they are.
+        batch: how many there are.
+        parts: in how many parts they are gone through.
+    """
+
+    dims: dict[Var, tuple[int, ...]]
+    batch: int
+    parts: int
+
+    def shape(self, var: Any) -> tuple[int, ...]:
+        """Of what a part has of it."""
+        dims = () if isinstance(var, Constant) else self.dims.get(var, ())
+        sizes = list(var.aval.shape)
+        for dim in dims:
+            if sizes[dim] % self.batch:
+                raise PlanError("rows are put together, or taken apart")
+            sizes[dim] //= self.parts
+        return tuple(sizes)
+
+    def divided(self, array: jax.Array, dims: tuple[int, ...]) -> jax.Array:
+        """By parts, in a dimension before all others."""
+        (dim,) = dims
+        head, tail = array.shape[:dim], array.shape[dim + 1 :]
+        beside = array.shape[dim] // self.batch
+        apart = array.reshape(*head, self.batch // self.parts, self.parts, beside, *tail)
+        first = jnp.moveaxis(apart, dim + 1, 0)
+        return first.reshape(self.parts, *head, self.batch // self.parts * beside, *tail)
+
+    def joined(self, array: jax.Array, dims: tuple[int, ...]) -> jax.Array:
+        """What `divided` has divided."""
+        (dim,) = dims
+        head, tail = array.shape[1 : dim + 1], array.shape[dim + 2 :]
+        beside = array.shape[dim + 1] * self.parts // self.batch
+        apart = array.reshape(self.parts, *head, self.batch // self.parts, beside, *tail)
+        last = jnp.moveaxis(apart, 0, dim + 1)
+        return last.reshape(*head, self.batch * beside, *tail)
+
+    def fewer(self, jaxpr: Jaxpr) -> Jaxpr:
+        """A program, for a part of the rows."""
+        names: dict[Var, Var] = {}
+
+        def made(var: Var) -> Var:
+            if var in self.dims:
+                aval: Any = var.aval
+                names[var] = Var(aval.update(shape=self.shape(var)))
+            return names.get(var, var)
+
+        ins = [made(var) for var in jaxpr.invars]
+        eqns = []
+        for eqn in jaxpr.eqns:
+            shapes = [list(map(self.shape, side)) for side in (eqn.outvars, eqn.invars)]
+            params = with_fewer(eqn, *shapes)
+            if eqn.primitive.name == "scan":
+                body = self.fewer(params["jaxpr"].jaxpr)
+                params["jaxpr"] = ClosedJaxpr(body, params["jaxpr"].consts)
+            elif eqn.primitive.name in OPEN:
+                params["jaxpr"] = self.fewer(params["jaxpr"])
+            given = renamed(eqn.invars, names)
+            eqns.append(
+                eqn.replace(invars=given, outvars=list(map(made, eqn.outvars)), params=params)
+            )
+        return jaxpr.replace(invars=ins, eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+class _Kinds:
+    """What each value of a step is, as the program is gone through.
+
+    Attributes:
+        of: of each variable, its kind.
+        whole: places of what makes rows of nothing, and is made before the parts.
+    """
+
+    def __init__(self, rows: _Rows) -> None:
+        self.of: dict[Var, Kind] = {}
+        self.whole: set[int] = set()
+        self._dims = rows.dims
+
+    def read(self, jaxpr: Jaxpr, kinds: Sequence[Kind], *, inner: bool) -> list[Kind]:
+        """A program with such inputs; what it leaves.
+
+        Raises:
+            PlanError: it cannot be gone through in parts.
+        """
+        self.of |= dict(zip(jaxpr.invars, kinds, strict=True))
+        self.of |= dict.fromkeys(jaxpr.constvars, "same")
+        for place, eqn in enumerate(jaxpr.eqns):
+            ins = list(map(self._kind, eqn.invars))
+            outs = self._outs(eqn, ins)
+            if outs is None:
+                if inner:
+                    raise PlanError(f"{eqn.primitive.name} makes rows in a loop")
+                self.whole.add(place)
+                outs = ["rows"] * len(eqn.outvars)
+            if inner and "after" in outs:
+                raise PlanError(f"{eqn.primitive.name} needs a sum over all rows in a loop")
+            self.of.update(zip(eqn.outvars, outs, strict=True))
+        return list(map(self._kind, jaxpr.outvars))
+
+    def _kind(self, atom: Any) -> Kind:
+        if isinstance(atom, Constant):
+            return "zero" if not atom.aval.shape and atom.val == 0 else "same"
+        return self.of[atom]
+
+    def _outs(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
+        """None where it makes rows of nothing that has them."""
+        name = eqn.primitive.name
+        if "rows" not in ins:
+            return self._without_rows(eqn, ins)
+        if "after" in ins or "sum" in ins:
+            raise PlanError(f"{name} needs the sum over all rows for each of them")
+        if name == "scan":
+            return self._scan(eqn, ins)
+        if name in OPEN:
+            return self.read(eqn.params["jaxpr"], ins, inner=True)
+        if eqn.effects:
+            raise PlanError(f"{name} has effects")
+        if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
+            return ["sum"]
+        if not is_by_row(eqn, self._dims):
+            raise PlanError(f"{name} puts rows together")
+        return ["rows" if var in self._dims else "sum" for var in eqn.outvars]
+
+    def _without_rows(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
+        count = len(eqn.outvars)
+        sums, zeros = ([kind == of for kind in ins] for of in ("sum", "zero"))
+        if "after" in ins or any(sums):
+            is_sum = "after" not in ins and is_linear(eqn, sums, zeros)
+            return ["sum" if is_sum else "after"] * count
+        if any(var in self._dims for var in eqn.outvars):
+            return ["rows"] if eqn.primitive.name == "broadcast_in_dim" else None
+        is_zero = all(zeros) and bool(ins) and is_linear(eqn, zeros, zeros)
+        return ["zero" if is_zero else "same"] * count
+
+    def _scan(self, eqn: Any, ins: list[Kind]) -> list[Kind]:
+        first = eqn.params["num_consts"]
+        second = first + eqn.params["num_carry"]
+        if any(0 in self._dims.get(var, ()) for var in variables(eqn.invars[second:])):
+            raise PlanError("a scan goes over the rows")
+        carry = ins[first:second]
+        while True:
+            given = [*ins[:first], *carry, *ins[second:]]
+            outs = self.read(eqn.params["jaxpr"].jaxpr, given, inner=True)
+            now = [_joined(*pair) for pair in zip(carry, outs, strict=False)]
+            if now == carry:
+                return [*carry, *outs[len(carry) :]]
+            carry = now
+
+
+def _joined(before: Kind, after: Kind) -> Kind:
+    """Of what a scan carries."""
+    if before == after or after == "zero":
+        return before
+    if before == "zero":
+        return after
+    raise PlanError("a scan adds to what is there before it")
+
+
+class _Parted:
+    """A step, in what is made before, of each part, and after."""
+
+    def __init__(self, program: ClosedJaxpr, rows: _Rows) -> None:
+        self._program, self._rows = program, rows
+        jaxpr = program.jaxpr
+        kinds = _Kinds(rows)
+        kinds.read(jaxpr, ["rows" if v in rows.dims else "same" for v in jaxpr.invars], inner=False)
+        self._before: list[Any] = []
+        self._loop: list[Any] = []
+        self._after: list[Any] = []
+        for place, eqn in enumerate(jaxpr.eqns):
+            found = {kinds.of[var] for var in eqn.outvars}
+            where = self._before
+            if "after" in found:
+                where = self._after
+            elif not found.isdisjoint(("rows", "sum")) and place not in kinds.whole:
+                where = self._loop
+            where.append(eqn)
+        inside = {var for eqn in self._loop for var in eqn.outvars}
+        needed = {v for eqn in self._after for v in variables(eqn.invars)}
+        needed |= set(variables(jaxpr.outvars))
+        used = dict.fromkeys(v for e in self._loop for v in variables(e.invars) if v not in inside)
+        self._over = [var for var in used if var in rows.dims]
+        self._constants = [var for var in used if var not in rows.dims]
+        left = [var for eqn in self._loop for var in eqn.outvars if var in needed]
+        self._sums = [var for var in left if kinds.of[var] == "sum"]
+        self._stacked = [var for var in left if kinds.of[var] == "rows"]
+        if any(len(rows.dims[var]) > 1 for var in (*self._over, *self._stacked)):
+            raise PlanError("rows meet all rows")
+
+    def run(self, *args: Any) -> list[Any]:
+        """The step."""
+        jaxpr, rows = self._program.jaxpr, self._rows
+        there: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
+        there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
+        self._make(self._before, there)
+        body = jaxpr.replace(
+            constvars=[],
+            invars=[*self._constants, *self._over],
+            eqns=self._loop,
+            outvars=[*self._sums, *self._stacked],
+        )
+        part = jaxpr_as_fun(ClosedJaxpr(rows.fewer(body), []))
+        constants = [there[var] for var in self._constants]
+
+        def one(total: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            outs = part(*constants, *slices)
+            pairs = zip(total, outs, strict=False)
+            return [t + new.astype(t.dtype) for t, new in pairs], outs[len(total) :]
+
+        zeros = [jnp.zeros(var.aval.shape, _wide(var.aval.dtype)) for var in self._sums]
+        given = [rows.divided(there[var], rows.dims[var]) for var in self._over]
+        sums, stacked = jax.lax.scan(one, zeros, given)
+        there |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
+        pairs = zip(self._stacked, stacked, strict=True)
+        there |= {var: rows.joined(array, rows.dims[var]) for var, array in pairs}
+        self._make(self._after, there)
+        return [v.val if isinstance(v, Constant) else there[v] for v in jaxpr.outvars]
+
+    def _make(self, eqns: list[Any], there: dict[Var, Any]) -> None:
+        made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
+        own = set(made)
+        given = dict.fromkeys(v for e in eqns for v in variables(e.invars) if v not in own)
+        jaxpr = self._program.jaxpr.replace(
+            constvars=[], invars=list(given), eqns=eqns, outvars=made
+        )
+        values = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*(there[var] for var in given))
+        there.update(zip(made, values, strict=True))
+
+
+def _wide(dtype: Any) -> Any:
+    """What sums of parts are kept in."""
+    half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < jnp.dtype("float32").itemsize
+    return jnp.dtype("float32") if half else dtype

@@ -1,0 +1,174 @@
+"""Batches that are gone through in parts: the numbers of the whole batch, or a reason why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.plan.search import plan
+from nbdist.records import Planning
+from nbdist.worker.rewritten import rewriting, rewritten
+from tests.plan_models import engines
+from tests.plan_programs import PROGRAMS
+from tests.worker.test_rematerialise import (
+    WIDTH,
+    dropped_out,
+    given,
+    one_step,
+    scanned,
+    step_of,
+    steps_of,
+    traced,
+    unrolled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import Remat
+
+REFUSED = {
+    "depthwise CNN": "conv_general_dilated puts rows together",
+    "experts": "add_any needs the sum over all rows",
+}
+"""Of the eight models, those whose rows depend on others, and how it is said."""
+
+
+def checkpointed(params: Any, x: Any) -> Any:
+    for layer in params:
+        x = jax.checkpoint(lambda x, layer: unrolled([layer], x))(x, layer)
+    return x
+
+
+def in_bfloat16(params: Any, x: Any) -> Any:
+    return unrolled(*jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))).astype(x.dtype)
+
+
+def same(one: Any, other: Any, rtol: float = 1e-5) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("forward", [unrolled, scanned, dropped_out, checkpointed])
+def test_numbers_are_those_of_the_whole_batch(forward: Callable[..., Any], remat: Remat) -> None:
+    step = step_of(forward)
+    same(jax.jit(rewriting(step, remat, 4))(*given()), jax.jit(step)(*given()))
+
+
+def test_sums_of_parts_are_kept_in_float32() -> None:
+    step = step_of(in_bfloat16)
+    whole, parts = (jax.jit(s)(*given()) for s in (step, rewriting(step, "", 16)))
+    same(whole, parts, rtol=2e-2)
+    program = str(jax.make_jaxpr(rewriting(step, "", 16))(*given()))
+    assert "scan" in program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_model_trains_as_with_the_whole_batch(name: str) -> None:
+    program = PROGRAMS[name]
+
+    def trained(micro: int) -> float:
+        space: dict[str, Any] = {}
+        exec(program.setup, space)
+        return one_step(program, space, "", micro)
+
+    if name in REFUSED:
+        with pytest.raises(PlanError, match=REFUSED[name]):
+            trained(4)
+    else:
+        assert trained(4) == pytest.approx(trained(1), rel=1e-5)
+
+
+def test_what_each_row_has_is_there_in_its_order() -> None:
+    def step(weights: Any, batch: Any) -> Any:
+        rows, labels = batch
+        out = rows @ weights
+        named = jnp.take_along_axis(out, labels[:, None], axis=1)[:, 0]
+        return jnp.sum(named), jnp.stack([named, named**2]), out.argmax(-1)
+
+    rng = np.random.default_rng(2)
+    batch = np.float32(rng.normal(size=(12, 5))), rng.integers(0, 7, 12).astype(np.int32)
+    weights = np.float32(rng.normal(size=(5, 7)))
+    same(jax.jit(rewriting(step, "", 4))(weights, batch), jax.jit(step)(weights, batch))
+
+
+def test_a_table_has_the_gradients_of_all_its_rows() -> None:
+    def step(table: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda table: jnp.mean(jnp.tanh(table[batch]) ** 2))(table)
+        return table - grads, jnp.sqrt(jnp.sum(grads**2))
+
+    table = np.float32(np.random.default_rng(3).normal(size=(9, 4)))
+    batch = np.array([1, 1, 5, 0, 8, 5, 1, 2], np.int32)
+    same(jax.jit(rewriting(step, "", 4))(table, batch), jax.jit(step)(table, batch))
+
+
+def test_fewer_rows_are_gone_through_in_fewer_parts() -> None:
+    step, (params, batch) = step_of(unrolled), given()
+    for rows in (6, 7):
+        few = jax.tree.map(lambda array: array[:rows], batch)  # noqa: B023
+        same(jax.jit(rewriting(step, "", 4))(params, few), jax.jit(step)(params, few))
+
+
+def normalised(x: Any) -> Any:
+    return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (normalised, "sub needs the sum over all rows for each of them"),
+        (lambda x: x @ x.T, "rows"),
+        (lambda x: jnp.sort(x, axis=0), "sort puts rows together"),
+        (lambda x: x - jax.lax.stop_gradient(x.max(0)), "reduce_max puts rows together"),
+        (lambda x: jnp.roll(x, 1, axis=0), "puts rows together"),
+        (lambda x: x.reshape(-1, 2, WIDTH).sum(1), "rows are put together, or taken apart"),
+        (lambda x: jnp.cumsum(x, axis=0), "cumsum puts rows together"),
+        (lambda x: x[jnp.argsort(x[:, 0])], "puts rows together"),
+        (lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x), "for each of them"),
+        (lambda x: jax.lax.map(jnp.tanh, x), "a scan goes over the rows"),
+        (lambda x: x[::2], "puts rows together"),
+        (lambda x: jnp.flip(x, 0), "rev puts rows together"),
+    ],
+)
+def test_rows_that_depend_on_others_are_refused(function: Callable[..., Any], says: str) -> None:
+    def step(weights: Any, batch: Any) -> Any:
+        return jax.grad(lambda weights: jnp.sum(function(batch @ weights) ** 2))(weights)
+
+    weights = jnp.eye(WIDTH)
+    closed, inputs = traced(step, weights, given()[1][0])
+    with pytest.raises(PlanError, match=says):
+        rewritten(closed, inputs, "", 4)
+
+
+def test_what_takes_too_much_is_gone_through_in_parts() -> None:
+    """Also on CPUs; where it cannot be, the plan that does not fit says why."""
+    closed, inputs = traced(step_of(unrolled), *given())
+    target = engines(1, 1)
+    whole = plan(steps_of(closed, inputs), target, Planning())
+    taken = whole.memory.total - whole.memory.margin
+    tight = plan(
+        steps_of(closed, inputs), target, Planning(budget=taken - whole.memory.activations // 4)
+    )
+    assert whole.micro == 1
+    assert tight.micro > 1
+    assert tight.title == f"one device, {tight.micro} microbatches"
+    assert tight.memory.activations < whole.memory.activations / 1.5
+
+
+def test_why_a_batch_stays_whole_is_said() -> None:
+    closed, inputs = traced(step_of(lambda p, x: normalised(unrolled(p, x))), *given())
+    steps, target = steps_of(closed, inputs), engines(1, 1)
+    whole = plan(steps, target, Planning())
+    with pytest.raises(PlanError, match=r"no microbatches: .* needs the sum over all rows"):
+        plan(steps, target, Planning(fixed={"micro": 4}))
+    budget = whole.memory.total - whole.memory.margin - whole.memory.activations // 4
+    with pytest.raises(PlanError, match=r"(?s)the step fits nowhere.*\nno microbatches: sub needs"):
+        plan(steps, target, Planning(budget=budget))
