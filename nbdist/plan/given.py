@@ -44,6 +44,8 @@ def _faults(given: Plan, model: Model, devices: int) -> Iterator[str]:
     sizes = " x ".join(f"{axis} {size}" for axis, size in given.axes.items())
     if math.prod(given.axes.values()) != devices or min(given.axes.values()) < 1:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
+    elif given.micro < 1:
+        yield f"micro is {given.micro}: a batch is gone through in 1 part or more"
     elif model.rows % (given.axes[DATA] * given.micro):
         parts = f" and gone through in {given.micro}" if given.micro > 1 else ""
         yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"

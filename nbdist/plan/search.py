@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Plans that were not chosen and are told of."""
+
+_TRIES = 3
+"""Numbers of microbatches that are tried, from what would be enough if nothing else took more."""
 
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
@@ -204,14 +207,12 @@ def _in_parts(
 ) -> Iterator[_Candidate]:
     """The same in the fewest microbatches that fit, if it does not fit in one."""
     memory, layout = whole.memory, whole.laid.layout
-    if whole.fits or steps.whole or steps.is_fixed:
+    if not whole.keeps_too_much or steps.whole or steps.is_fixed:
         return
-    room = memory.available - (memory.total - memory.activations)
-    parts = 2 ** math.ceil(math.log2(memory.activations / room))
+    least = memory.activations / (memory.available - (memory.total - memory.activations))
     rows = steps.plain.rows // layout.data
-    for micro in (parts, 2 * parts):
-        if rows % micro:
-            return
+    enough = (parts for parts in range(2, rows + 1) if not rows % parts and parts >= least)
+    for micro in itertools.islice(enough, _TRIES):
         bare = replace(layout, split=frozenset(), micro=micro)
         try:
             found = _laid(bare, steps, target, wishes, pinned)
@@ -366,8 +367,8 @@ def _none(model: Model, target: Target, wishes: Planning) -> str:
     apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
     return (
         f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply to "
-        f"{devices}, data divides the batch of {model.rows}, and the model has dimensions that can "
-        f"be cut so often{apart}"
+        f"{devices}, data (times micro) divides the batch of {model.rows}, and the model has "
+        f"dimensions that can be cut so often{apart}"
     )
 
 

@@ -19,7 +19,13 @@ from jax.interpreters import partial_eval
 from nbdist.errors import PlanError
 from nbdist.worker.jaxpr_flat import OPEN, flat, renamed, variables
 from nbdist.worker.jaxpr_model import of_rows
-from nbdist.worker.jaxpr_rows import is_added_to_zeros, is_by_row, is_linear, with_fewer
+from nbdist.worker.jaxpr_rows import (
+    is_added_to_zeros,
+    is_by_row,
+    is_linear,
+    is_sum_over_rows,
+    with_fewer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 Kind = Literal["same", "zero", "rows", "sum", "after"]
 """Of a value: it is the same for all parts; so, and nothing but zeros; each part has its rows of
 it; it is the sum of what parts have; it is made of such sums."""
+
+Where = Literal["before", "loop", "after"]
 
 
 def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int) -> ClosedJaxpr:
@@ -47,12 +55,11 @@ def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int
     used = [True] * len(closed.jaxpr.outvars)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
     program = flat(ClosedJaxpr(jaxpr, closed.consts))
-    batch = max(
-        var.aval.shape[0]
-        for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True)
-        if role == "batch" and var.aval.shape
-    )
-    made = _Parted(program, _Rows(of_rows(program, inputs), batch, parts))
+    data = [
+        var for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True) if role == "batch"
+    ]
+    batch = max(var.aval.shape[0] for var in data if var.aval.shape)
+    made = _Parted(program, _Rows(of_rows(program, inputs), batch, parts), set(data))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
@@ -76,6 +83,8 @@ class _Rows(NamedTuple):
     def shape(self, var: Any) -> tuple[int, ...]:
         """Of what a part has of it."""
         dims = () if isinstance(var, Constant) else self.dims.get(var, ())
+        if len(dims) > 1:
+            raise PlanError("rows meet all rows")
         sizes = list(var.aval.shape)
         for dim in dims:
             if sizes[dim] % self.batch:
@@ -133,32 +142,76 @@ class _Kinds:
 
     Attributes:
         of: of each variable, its kind.
-        whole: places of what makes rows of nothing, and is made before the parts.
+        where: of each of the step's operations, if it is made before the parts, in them, or after.
     """
 
     def __init__(self, rows: _Rows) -> None:
         self.of: dict[Var, Kind] = {}
-        self.whole: set[int] = set()
+        self.where: list[Where] = []
         self._dims = rows.dims
 
-    def read(self, jaxpr: Jaxpr, kinds: Sequence[Kind], *, inner: bool) -> list[Kind]:
-        """A program with such inputs; what it leaves.
+    def read_step(self, jaxpr: Jaxpr, data: set[Var]) -> None:
+        """The step.
+
+        Args:
+            jaxpr: its program.
+            data: those of its inputs that are the batch's. What is made of them and of constants
+                alone, and is no row, is made of all of them before the parts: the count of a mask.
+
+        Raises:
+            PlanError: it cannot be gone through in parts.
+        """
+        given = (*jaxpr.invars, *jaxpr.constvars)
+        self.of |= {var: "rows" if var in self._dims else "same" for var in given}
+        known = {*data, *jaxpr.constvars}
+        for eqn in jaxpr.eqns:
+            ins = list(map(self._kind, eqn.invars))
+            whole = not eqn.effects and known.issuperset(variables(eqn.invars))
+            known.update(eqn.outvars if whole else ())
+            outs, where = self._placed(eqn, ins, whole=whole)
+            self.of.update(zip(eqn.outvars, outs, strict=True))
+            self.where.append(where)
+
+    def _placed(self, eqn: Any, ins: list[Kind], *, whole: bool) -> tuple[list[Kind], Where]:
+        """What an operation of the step leaves, and where it is made.
+
+        Args:
+            eqn: the operation.
+            ins: of its inputs.
+            whole: whether it can be made of the whole batch at little cost.
+        """
+        first: list[Kind] = ["rows" if var in self._dims else "same" for var in eqn.outvars]
+        if whole and "rows" in ins and "rows" not in first:
+            return first, "before"
+        try:
+            outs = self._outs(eqn, ins)
+        except PlanError:
+            if not whole:
+                raise
+            return first, "before"
+        if outs is None:
+            return first, "before"
+        if {"rows", "sum"} & {*outs} or "rows" in ins:
+            return ["after" if kind in ("same", "zero") else kind for kind in outs], "loop"
+        return outs, "after" if {"sum", "after"} & {*ins} else "before"
+
+    def read(self, jaxpr: Jaxpr, kinds: Sequence[Kind]) -> list[Kind]:
+        """A program within the step, with such inputs; what it leaves.
 
         Raises:
             PlanError: it cannot be gone through in parts.
         """
         self.of |= dict(zip(jaxpr.invars, kinds, strict=True))
-        self.of |= dict.fromkeys(jaxpr.constvars, "same")
-        for place, eqn in enumerate(jaxpr.eqns):
-            ins = list(map(self._kind, eqn.invars))
-            outs = self._outs(eqn, ins)
+        self.of |= {var: "rows" if var in self._dims else "same" for var in jaxpr.constvars}
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            if eqn.effects:
+                raise PlanError(f"{name} has effects in a loop")
+            outs = self._outs(eqn, list(map(self._kind, eqn.invars)))
             if outs is None:
-                if inner:
-                    raise PlanError(f"{eqn.primitive.name} makes rows in a loop")
-                self.whole.add(place)
-                outs = ["rows"] * len(eqn.outvars)
-            if inner and "after" in outs:
-                raise PlanError(f"{eqn.primitive.name} needs a sum over all rows in a loop")
+                raise PlanError(f"{name} makes rows in a loop")
+            if "after" in outs:
+                raise PlanError(f"{name} needs a sum over all rows in a loop")
             self.of.update(zip(eqn.outvars, outs, strict=True))
         return list(map(self._kind, jaxpr.outvars))
 
@@ -177,22 +230,25 @@ class _Kinds:
         if name == "scan":
             return self._scan(eqn, ins)
         if name in OPEN:
-            return self.read(eqn.params["jaxpr"], ins, inner=True)
+            return self.read(eqn.params["jaxpr"], ins)
         if eqn.effects:
             raise PlanError(f"{name} has effects")
+        if name == "optimization_barrier":
+            return ins
         if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
             return ["sum"]
-        if not is_by_row(eqn, self._dims):
+        has_rows = [var in self._dims for var in eqn.outvars]
+        if not (is_by_row(eqn, self._dims) if all(has_rows) else is_sum_over_rows(eqn, self._dims)):
             raise PlanError(f"{name} puts rows together")
-        return ["rows" if var in self._dims else "sum" for var in eqn.outvars]
+        return ["rows" if has else "sum" for has in has_rows]
 
     def _without_rows(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
-        count = len(eqn.outvars)
+        count, makes_rows = len(eqn.outvars), any(var in self._dims for var in eqn.outvars)
         sums, zeros = ([kind == of for kind in ins] for of in ("sum", "zero"))
         if "after" in ins or any(sums):
-            is_sum = "after" not in ins and is_linear(eqn, sums, zeros)
-            return ["sum" if is_sum else "after"] * count
-        if any(var in self._dims for var in eqn.outvars):
+            is_sum = not ("after" in ins or makes_rows or eqn.effects)
+            return ["sum" if is_sum and is_linear(eqn, sums, zeros) else "after"] * count
+        if makes_rows:
             return ["rows"] if eqn.primitive.name == "broadcast_in_dim" else None
         is_zero = all(zeros) and bool(ins) and is_linear(eqn, zeros, zeros)
         return ["zero" if is_zero else "same"] * count
@@ -205,7 +261,7 @@ class _Kinds:
         carry = ins[first:second]
         while True:
             given = [*ins[:first], *carry, *ins[second:]]
-            outs = self.read(eqn.params["jaxpr"].jaxpr, given, inner=True)
+            outs = self.read(eqn.params["jaxpr"].jaxpr, given)
             now = [_joined(*pair) for pair in zip(carry, outs, strict=False)]
             if now == carry:
                 return [*carry, *outs[len(carry) :]]
@@ -222,24 +278,22 @@ def _joined(before: Kind, after: Kind) -> Kind:
 
 
 class _Parted:
-    """A step, in what is made before, of each part, and after."""
+    """A step, in what is made before, of each part, and after.
 
-    def __init__(self, program: ClosedJaxpr, rows: _Rows) -> None:
+    Args:
+        program: the step, flat.
+        rows: where the batch's rows are.
+        data: its inputs that are the batch's.
+    """
+
+    def __init__(self, program: ClosedJaxpr, rows: _Rows, data: set[Var]) -> None:
         self._program, self._rows = program, rows
         jaxpr = program.jaxpr
         kinds = _Kinds(rows)
-        kinds.read(jaxpr, ["rows" if v in rows.dims else "same" for v in jaxpr.invars], inner=False)
-        self._before: list[Any] = []
-        self._loop: list[Any] = []
-        self._after: list[Any] = []
-        for place, eqn in enumerate(jaxpr.eqns):
-            found = {kinds.of[var] for var in eqn.outvars}
-            where = self._before
-            if "after" in found:
-                where = self._after
-            elif not found.isdisjoint(("rows", "sum")) and place not in kinds.whole:
-                where = self._loop
-            where.append(eqn)
+        kinds.read_step(jaxpr, data)
+        at = list(zip(jaxpr.eqns, kinds.where, strict=True))
+        self._loop, self._after = ([e for e, where in at if where == w] for w in ("loop", "after"))
+        self._before = _with_makers(jaxpr.eqns, [e for e, where in at if where == "before"])
         inside = {var for eqn in self._loop for var in eqn.outvars}
         needed = {v for eqn in self._after for v in variables(eqn.invars)}
         needed |= set(variables(jaxpr.outvars))
@@ -249,8 +303,7 @@ class _Parted:
         left = [var for eqn in self._loop for var in eqn.outvars if var in needed]
         self._sums = [var for var in left if kinds.of[var] == "sum"]
         self._stacked = [var for var in left if kinds.of[var] == "rows"]
-        if any(len(rows.dims[var]) > 1 for var in (*self._over, *self._stacked)):
-            raise PlanError("rows meet all rows")
+        self._last = [var for var in left if kinds.of[var] == "after"]
 
     def run(self, *args: Any) -> list[Any]:
         """The step."""
@@ -262,7 +315,7 @@ class _Parted:
             constvars=[],
             invars=[*self._constants, *self._over],
             eqns=self._loop,
-            outvars=[*self._sums, *self._stacked],
+            outvars=[*self._sums, *self._stacked, *self._last],
         )
         part = jaxpr_as_fun(ClosedJaxpr(rows.fewer(body), []))
         constants = [there[var] for var in self._constants]
@@ -274,10 +327,10 @@ class _Parted:
 
         zeros = [jnp.zeros(var.aval.shape, _wide(var.aval.dtype)) for var in self._sums]
         given = [rows.divided(there[var], rows.dims[var]) for var in self._over]
-        sums, stacked = jax.lax.scan(one, zeros, given)
+        sums, stacked = jax.lax.scan(one, zeros, given, length=rows.parts)
         there |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
-        pairs = zip(self._stacked, stacked, strict=True)
-        there |= {var: rows.joined(array, rows.dims[var]) for var, array in pairs}
+        pairs = zip((*self._stacked, *self._last), stacked, strict=True)
+        there |= {v: rows.joined(s, rows.dims[v]) if v in rows.dims else s[-1] for v, s in pairs}
         self._make(self._after, there)
         return [v.val if isinstance(v, Constant) else there[v] for v in jaxpr.outvars]
 
@@ -290,6 +343,17 @@ class _Parted:
         )
         values = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*(there[var] for var in given))
         there.update(zip(made, values, strict=True))
+
+
+def _with_makers(eqns: list[Any], wanted: list[Any]) -> list[Any]:
+    """Some operations of a program, and those that they need the results of, in their order."""
+    open_ = {var for eqn in wanted for var in variables(eqn.invars)}
+    ids, found = {id(eqn) for eqn in wanted}, []
+    for eqn in reversed(eqns):
+        if id(eqn) in ids or not open_.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            open_.update(variables(eqn.invars))
+    return found[::-1]
 
 
 def _wide(dtype: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,7 +14,7 @@ from nbdist.errors import PlanError
 from nbdist.plan.search import plan
 from nbdist.records import Planning
 from nbdist.worker.rewritten import rewriting, rewritten
-from tests.plan_models import engines
+from tests.plan_models import engines, hardware
 from tests.plan_programs import PROGRAMS
 from tests.worker.test_rematerialise import (
     WIDTH,
@@ -172,3 +173,139 @@ def test_why_a_batch_stays_whole_is_said() -> None:
     budget = whole.memory.total - whole.memory.margin - whole.memory.activations // 4
     with pytest.raises(PlanError, match=r"(?s)the step fits nowhere.*\nno microbatches: sub needs"):
         plan(steps, target, Planning(budget=budget))
+
+
+def rows_of(*shape: int) -> Any:
+    return np.float32(np.random.default_rng(sum(shape)).normal(size=shape))
+
+
+def through_barrier(w: Any, x: Any) -> Any:
+    x, w = jax.lax.optimization_barrier((x, w))
+    return jnp.sum(x @ w)
+
+
+def noise_of_a_branch(w: Any, x: Any) -> Any:
+    noise, other = jax.lax.cond(
+        w[0, 0] > 0,
+        lambda: (jnp.ones((8, 5)), jnp.arange(5.0)),
+        lambda: (jnp.zeros((8, 5)), jnp.ones(5)),
+    )
+    return ((x + noise) @ w).mean(), other.sum()
+
+
+def masked(w: Any, x: Any) -> Any:
+    mask = jnp.arange(8) < x[0, 0] + 6
+
+    def loss_of(w: Any) -> Any:
+        return jnp.mean((x @ w).sum(-1) ** 2, where=mask)
+
+    return jax.value_and_grad(loss_of)(w)
+
+
+def weighted(w: Any, x: Any) -> Any:
+    weights = jnp.abs(x[:, 0])
+    return jax.grad(lambda w: (((x @ w) ** 2).sum(-1) * weights).sum() / weights.sum())(w)
+
+
+def key_of_a_scan(w: Any, x: Any) -> Any:
+    def layer(carry: Any, _: Any) -> Any:
+        key, h = carry
+        return (jax.random.fold_in(key, 1), jnp.tanh(h @ w @ w.T)), None
+
+    (key, h), _ = jax.lax.scan(layer, (jax.random.key(3), x), None, length=3)
+    return (h**2).mean(), jax.random.key_data(key)
+
+
+LATE = rows_of(8, 5)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        noise_of_a_branch,
+        masked,
+        weighted,
+        key_of_a_scan,
+        lambda w, x: (x @ w > 0).sum() // 3,
+        lambda w, x: (x @ w).sum(0).at[jnp.array([0, 7])].get(mode="fill", fill_value=7.0),
+        lambda w, x: ((x + LATE) @ w).sum(),
+        lambda w, x: LATE @ (w @ jnp.mean(x @ w, 0)),
+        lambda w, x: (LATE * jnp.mean(x @ w)).sum(),
+        lambda w, x: w.sum() + x.shape[0],
+        lambda w, x: jnp.mean(((x - x.mean(0)) / x.std(0)) @ w),
+        lambda w, x: jnp.sort(x, axis=0)[0].sum() + jnp.mean(x @ w),
+    ],
+)
+def test_what_looks_like_a_sum_is_right_all_the_same(step: Callable[..., Any]) -> None:
+    """Each of them came out wrong once, or not at all."""
+    w, x = rows_of(5, 3), rows_of(8, 5)
+    same(jax.jit(rewriting(step, "", 4))(w, x), jax.jit(step)(w, x))
+
+
+def all_pairs(w: Any, x: Any) -> Any:
+    h = (x @ w).sum(-1)
+    a, b = jnp.meshgrid(h, h)
+    return jnp.exp(-((a - b) ** 2)).mean()
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (all_pairs, "rows"),
+        (through_barrier, "dot_general needs"),
+        (
+            lambda w, x: jax.lax.scan(
+                lambda h, _: (jax.debug.print("{}", h.sum()) or jnp.tanh(h), None), x, None, 2
+            )[0].sum(),
+            "debug_print has effects in a loop|debug_callback has effects in a loop",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused(step: Callable[..., Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        jax.jit(rewriting(step, "", 4))(rows_of(5, 3), rows_of(8, 5))
+
+
+def test_a_loss_is_printed_once_and_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    def step(w: Any, x: Any) -> Any:
+        loss = jnp.sum(x @ w)
+        jax.debug.print("loss {:.3f}", loss)
+        return loss
+
+    w, x = rows_of(5, 3), rows_of(8, 5)
+    loss = float(jax.jit(rewriting(step, "", 4))(w, x))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split("\n")[:2] == [f"loss {loss:.3f}", ""]
+
+
+def test_any_number_of_parts_that_divides_the_batch_is_tried() -> None:
+    params, (x, y) = given()
+    many = np.concatenate([x, x])[:100]
+    closed, inputs = traced(step_of(unrolled), params, (many, np.concatenate([y, y])[:100]))
+    whole = plan(steps_of(closed, inputs), engines(1, 1), Planning()).memory
+    for part in (2, 4):
+        budget = whole.total - whole.margin - whole.activations * part // 10
+        found = plan(steps_of(closed, inputs), engines(1, 1), Planning(budget=budget))
+        assert 100 % found.micro == 0
+        assert found.micro > 1
+
+
+def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
+    """Where the worst moment is not one of activations, there is nothing to gain of parts."""
+
+    def step(state: Any, batch: Any) -> Any:
+        params, momentum = state
+        loss, grads = jax.value_and_grad(
+            lambda p: jnp.mean((unrolled(p, batch[0]) - batch[1]) ** 2)
+        )(params)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        return loss, (jax.tree.map(lambda p, m: p - 0.1 * m / norm, params, momentum), momentum)
+
+    params, batch = given()
+    closed, inputs = traced(step, (params, params), batch)
+    for budget in range(1_200_000, 2_400_000, 100_000):
+        with contextlib.suppress(PlanError):
+            assert plan(steps_of(closed, inputs), hardware("4xA100"), Planning(budget=budget))
+    found = plan(steps_of(closed, inputs), hardware("4xA100"), Planning(budget=1_800_000))
+    assert found.memory.total <= 1_800_000
