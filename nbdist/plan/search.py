@@ -256,7 +256,7 @@ def _laid(
 
 def _taken(given: Plan, steps: Steps, target: Target, wishes: Planning) -> Plan:
     """A plan that was given, priced anew."""
-    bare = Layout(1, 1, remat=given.remat, micro=given.micro)
+    bare = Layout(1, 1, remat=given.remat, micro=max(1, given.micro))
     laid = laid_as(given, steps.of(bare).model, target.topology.devices)
     budget = wishes.budget or target.topology.chip.memory_bytes
     found = _priced(laid, steps, target, budget)
@@ -364,10 +364,11 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
 def _none(model: Model, target: Target, wishes: Planning) -> str:
     asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
     devices = target.topology.devices
+    rows = "data times micro" if "micro" in wishes.fixed else "data"
     apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
     return (
         f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply to "
-        f"{devices}, data (times micro) divides the batch of {model.rows}, and the model has "
+        f"{devices}, {rows} divides the batch of {model.rows}, and the model has "
         f"dimensions that can be cut so often{apart}"
     )
 

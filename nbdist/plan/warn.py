@@ -28,7 +28,8 @@ def warnings_of(laid: Laid, time: PlannedTime, topology: Topology) -> tuple[str,
     found = []
     each = laid.model.rows / laid.layout.axes[DATA]
     if each <= FEW_ROWS and laid.layout.data > 1:
-        found.append(f"each device has {each:.0f} samples of a batch of {laid.model.rows}")
+        samples = "sample" if round(each) == 1 else "samples"
+        found.append(f"each device has {each:.0f} {samples} of a batch of {laid.model.rows}")
     share = time.exposed / time.step if time.step else 0.0
     if share > MUCH_TRAFFIC:
         slowest = max(time.traffic, key=lambda traffic: traffic.seconds)

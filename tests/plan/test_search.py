@@ -263,3 +263,12 @@ def test_tables_may_be_cut_over_slow_links() -> None:
 def test_the_rows_of_a_batch_bound_the_data_axis() -> None:
     found = layouts(model_of_program("MLP"), hardware("32xA100"), Planning())
     assert max(layout.data for layout in found) == BATCH
+
+
+def test_microbatches_have_to_divide_the_batch() -> None:
+    model, target = model_of_program("MLP"), hardware("8xA100")
+    with pytest.raises(PlanError, match=r"asked for \(micro=3\).* data times micro divides the"):
+        plan(model, target, Planning(fixed={"micro": 3}))
+    given = msgspec.structs.replace(plan(model, target, Planning()), micro=0)
+    with pytest.raises(PlanError, match="micro is 0: a batch is gone through in 1 part or more"):
+        plan(model, target, Planning(given=given))
