@@ -14,6 +14,7 @@ from nbdist.plan.cost import time_of
 from nbdist.plan.given import laid_as
 from nbdist.plan.layout import Laid, Layout
 from nbdist.plan.memory import MARGIN, memory_of
+from nbdist.plan.refusal import gib, none_as_asked
 from nbdist.plan.steps import LARGE, REMATS, Steps
 from nbdist.plan.topology import describe, extents
 from nbdist.plan.warn import warnings_of
@@ -137,7 +138,7 @@ def plans(
             return [_plan(simplest, [], target)]  # as would come out, without weighing all others
     candidates = sorted(_candidates(steps, target, wishes, pinned), key=lambda c: c.rank)
     if not candidates:
-        raise PlanError(_none(model, target, wishes))
+        raise PlanError(none_as_asked(model, target, wishes))
     fitting = [c for c in candidates if c.fits]
     if not fitting:
         raise PlanError("\n".join((_too_large(candidates), *steps.notes)))
@@ -361,18 +362,6 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     )
 
 
-def _none(model: Model, target: Target, wishes: Planning) -> str:
-    asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
-    devices = target.topology.devices
-    rows = "data times micro" if "micro" in wishes.fixed else "data"
-    apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
-    return (
-        f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply to "
-        f"{devices}, {rows} divides the batch of {model.rows}, and the model has "
-        f"dimensions that can be cut so often{apart}"
-    )
-
-
 def _too_large(candidates: list[_Candidate]) -> str:
     """By how much, and what would make it fit."""
     least = min(candidates, key=lambda c: c.memory.total)
@@ -394,9 +383,3 @@ def _too_large(candidates: list[_Candidate]) -> str:
             lines.append(f"  - a global batch of {rows}")
     lines.append("  - parameters and state in bfloat16, which takes half as much of them")
     return "\n".join(lines)
-
-
-def gib(nbytes: float) -> str:
-    """`46.3 GiB`; of less than one, `12.5 MiB`."""
-    unit, scale = ("GiB", 2**30) if nbytes >= 2**30 else ("MiB", 2**20)
-    return f"{nbytes / scale:,.3g} {unit}"

@@ -18,7 +18,8 @@ import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.compilers import PACKAGES, compiler_target
-from nbdist.plan.search import gib, plans
+from nbdist.plan.refusal import gib
+from nbdist.plan.search import plans
 from nbdist.records import DATA, MODEL, RunnerUp
 from nbdist.worker.compiling import REFUSED, Job, Outcome, partition
 from nbdist.worker.lowered import by_data

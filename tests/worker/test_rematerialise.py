@@ -114,8 +114,14 @@ def test_numbers_are_those_of_what_is_kept(forward: Callable[..., Any], how: Rem
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("how", REMATS[1:])
+def models(*quick: str) -> pytest.MarkDecorator:
+    """The eight models; those that are not named are for `make test-full`."""
+    marks = {name: () if name in quick else pytest.mark.full for name in PROGRAMS}
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
+
+
+@models("transformer", "CNN", "LSTM")
+@pytest.mark.parametrize("how", ["full", pytest.param("selective", marks=pytest.mark.full)])
 def test_every_model_trains_as_it_does_when_all_is_kept(name: str, how: Remat) -> None:
     losses = {}
     for made in ("", how):
@@ -191,7 +197,8 @@ def test_what_keeps_too_much_is_planned_so_where_it_saves_something() -> None:
     step = steps_of(closed, inputs)
     taken = {how: memory(closed, inputs, how) for how in REMATS}
     for how in REMATS:
-        budget = Planning(budget=int(1.05 * (taken[how].total - taken[how].margin)))
+        available = int(1.05 * (taken[how].total - taken[how].margin))
+        budget = Planning(budget=available, fixed={"micro": 1})
         found = plan(step, hardware("1xA100"), budget)
         assert found.remat == how
         assert found.title == "one device" + f", {how} remat" * bool(how)
