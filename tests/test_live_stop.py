@@ -14,15 +14,12 @@ from nbdist.records import Rows, StepOptions
 from nbdist.telemetry.rundir import RunDirectory
 from tests import clusters
 from tests.runs import ids, latest
+from tests.test_live import OPTIONS, SETUP, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from nbdist.records import Order, Speech
-
-SETUP = "import numpy as np, jax.numpy as jnp\nones = np.ones(64, 'float32')\nweight = jnp.zeros(3)"
-STEP = "weight = weight + batch.mean()\nloss = weight[0]"
-OPTIONS = StepOptions(data="ones", batch=8, epochs=2)
 
 
 @pytest.fixture(scope="module")
