@@ -12,8 +12,12 @@ from nbdist.records import DATA, MODEL, Plan, Remat
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_AXES = {"data": DATA, "dp": DATA, "tensor": MODEL, "tp": MODEL, "model": MODEL, "zero": "zero"}
-_AXES |= {"micro": "micro"}
+_AXES = {
+    **dict.fromkeys(("data", "dp"), DATA),
+    **dict.fromkeys(("tensor", "tp", "model"), MODEL),
+    "zero": "zero",
+    "micro": "micro",
+}
 _LEVELS = (0, 1, 3)
 _REMATS: dict[str, Remat] = {"none": "", "selective": "selective", "full": "full"}
 

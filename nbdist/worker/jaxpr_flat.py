@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, new_jaxpr_eqn
+from jax.interpreters import partial_eval
 from jax.sharding import Sharding
 
 if TYPE_CHECKING:
@@ -30,10 +31,15 @@ _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0].primitive
 
 
 def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, of the same inputs; so are the bodies of its scans and checkpoints."""
+    """The same program, of the same inputs, without what nothing needs.
+
+    So are the bodies of its scans and checkpoints.
+    """
+    used = [True] * len(closed.jaxpr.outvars)
+    needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
     made = _Flat()
-    outs = made.add(closed, list(closed.jaxpr.invars))
-    jaxpr = closed.jaxpr.replace(constvars=made.constants, eqns=made.eqns, outvars=outs)
+    outs = made.add(ClosedJaxpr(needed, closed.consts), list(needed.invars))
+    jaxpr = needed.replace(constvars=made.constants, eqns=made.eqns, outvars=outs)
     return ClosedJaxpr(jaxpr, made.values)
 
 

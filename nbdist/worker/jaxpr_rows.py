@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jax.extend.core import Literal
+
 from nbdist.worker.jaxpr_rules import ELEMENTWISE
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ def with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]], given: Sequence[Any]
 
 
 def _has(var: Any, rows: Rows) -> bool:
-    return var.__class__.__name__ != "Literal" and bool(rows.get(var))
+    return not isinstance(var, Literal) and bool(rows.get(var))
 
 
 def _dims(var: Any, rows: Rows) -> set[int]:

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, DropVar, Var, jaxpr_as_fun
 from jax.extend.core import Literal as Constant
-from jax.interpreters import partial_eval
 
 from nbdist.errors import PlanError
 from nbdist.worker.jaxpr_flat import OPEN, flat, renamed, variables
@@ -52,9 +51,7 @@ def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int
     Raises:
         PlanError: a row depends on other rows, or on the sum of all, as in a batch normalisation.
     """
-    used = [True] * len(closed.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
-    program = flat(ClosedJaxpr(jaxpr, closed.consts))
+    program = flat(closed)
     data = [
         var for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True) if role == "batch"
     ]

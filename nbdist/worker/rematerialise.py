@@ -43,10 +43,8 @@ def rematerialised(
         inputs: of each of its inputs, the path and the role.
         how: what is made again.
     """
-    used = [True] * len(closed.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
-    program = flat(ClosedJaxpr(jaxpr, closed.consts))
-    rows = set(of_rows(program, inputs))
+    program = flat(closed)
+    rows, used = set(of_rows(program, inputs)), [True] * len(closed.jaxpr.outvars)
     left, _ = partial_eval.dce_jaxpr(_again(program.jaxpr, rows, how), used, instantiate=True)
     return ClosedJaxpr(left, program.consts)
 

@@ -18,6 +18,7 @@ from tests.plan_models import engines, hardware
 from tests.plan_programs import PROGRAMS
 from tests.worker.test_rematerialise import (
     WIDTH,
+    checkpointed,
     dropped_out,
     given,
     models,
@@ -39,12 +40,6 @@ REFUSED = {
     "experts": "add_any needs the sum over all rows",
 }
 """Of the eight models, those whose rows depend on others, and how it is said."""
-
-
-def checkpointed(params: Any, x: Any) -> Any:
-    for layer in params:
-        x = jax.checkpoint(lambda x, layer: unrolled([layer], x))(x, layer)
-    return x
 
 
 def in_bfloat16(params: Any, x: Any) -> Any:

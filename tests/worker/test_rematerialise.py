@@ -54,6 +54,12 @@ def unrolled(params: Any, x: Any) -> Any:
     return x
 
 
+def checkpointed(params: Any, x: Any) -> Any:
+    for layer in params:
+        x = jax.checkpoint(block)(x, layer)
+    return x
+
+
 def scanned(params: Any, x: Any) -> Any:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     return jax.lax.scan(lambda x, layer: (block(x, layer), None), x, stacked)[0]
@@ -180,13 +186,8 @@ def products(closed: ClosedJaxpr) -> int:
 def test_cpus_compiler_finds_that_it_was_there_also_of_jaxs_own() -> None:
     """It takes the barriers out before it looks: so on CPUs nothing is saved, nor planned so."""
 
-    def forward(params: Any, x: Any) -> Any:
-        for layer in params:
-            x = jax.checkpoint(block)(x, layer)
-        return x
-
     params, batch = given()
-    steps = [step_of(unrolled), step_of(forward), rewriting(step_of(unrolled), "full", 1)]
+    steps = [step_of(unrolled), step_of(checkpointed), rewriting(step_of(unrolled), "full", 1)]
     programs = [jax.jit(step).lower(params, batch).compile().as_text() for step in steps]
     assert len({program.count(" dot(") for program in programs}) == 1
     assert programs[0].count(" dot(")
@@ -229,13 +230,8 @@ def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_what_the_user_makes_again_already_stays_so() -> None:
-    def forward(params: Any, x: Any) -> Any:
-        for layer in params:
-            x = jax.checkpoint(block)(x, layer)
-        return x
-
     params, batch = given()
-    step = step_of(forward)
+    step = step_of(checkpointed)
     kept, again = (jax.jit(s)(params, batch)[0] for s in (step, rewriting(step, "full", 1)))
     assert float(again) == pytest.approx(float(kept), rel=1e-6)
     closed, inputs = traced(step, params, batch)
