@@ -209,8 +209,7 @@ class KeptLiveRun:
     def tick(self) -> tuple[str, ...]:
         now = time.monotonic()
         if not self._is_healing and now - self._flushed_at >= FLUSH_INTERVAL_S:
-            self._directory.flush()
-            self._flush_shown()
+            self._flush()
             self._flushed_at = now
         if now - self._updated_at < STATE_INTERVAL_S:
             return ()
@@ -263,7 +262,11 @@ class KeptLiveRun:
             self._roster.lost(ranks)
 
     def healing(self, reason: str) -> None:
-        """Rows that are taken from now on stay here until `healed` says which ones they replace."""
+        """Rows that are taken from now on stay here until `healed` says which ones they replace.
+
+        Those before are needed by whoever goes on with a heal that this process does not end.
+        """
+        self._flush()
         self._is_healing = True
         self._analyst.forget()
         with self._lock:
@@ -279,6 +282,10 @@ class KeptLiveRun:
 
     def show(self, text: str) -> None:
         self._shown.append(text)
+
+    def _flush(self) -> None:
+        self._directory.flush()
+        self._flush_shown()
 
     def _flush_shown(self) -> None:
         if self._shown:
