@@ -28,7 +28,7 @@ from benchmarks.bare import MOST_STEPS, PROCESSES
 from benchmarks.models import STEP, Size
 from benchmarks.turns import in_turns, take_turns
 from nbdist.cluster import environment
-from nbdist.records import ClusterRequest, StepOptions
+from nbdist.records import ClusterRequest, Host, StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +108,7 @@ def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
     (`sched_autogroup_enabled`), so that on a busy machine one of two in a session gets half.
     """
     framework: Framework = "tensorflow" if arguments[0] == "mirrored" else "jax"
-    request = ClusterRequest(PROCESSES, (framework,), cpus_per_worker=1)
+    request = ClusterRequest((Host(),) * PROCESSES, (framework,), cpus_per_worker=1)
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.bare", *arguments],
         env={**os.environ, **environment.shared(request)},

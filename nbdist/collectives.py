@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbdist.cells.grammar import strategies_of
-from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import wiring
-from nbdist.records import CollectiveBooks
+from nbdist.records import CollectiveBooks, PjrtWiring
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
@@ -127,19 +126,28 @@ class Collectives:
 
     def _wire_mirrored(self) -> str:
         ports = self._engines.apply(setup.reserve_port)
-        addresses = [f"127.0.0.1:{port}" for port in ports]
+        addresses = [f"{self._engines.places.address(r)}:{port}" for r, port in enumerate(ports)]
         wired = wiring.mirrored(addresses, self._request.communication)
         devices = self._engines.apply(setup.build_mirrored, wired)
         self.devices = dict(enumerate(devices))
         return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
 
     def _wire_pjrt(self) -> str:
-        address = self._engines.coordinators.start(
-            self._engines.world_size, self._engines.timeout_s
-        )
-        virtual = 0 if host_rules.visible_gpus() else self._request.devices_per_host
-        compiled = str(self._engines.folder / "compiled")
-        wired = wiring.pjrt(address, self._engines.world_size, virtual, compiled, self.bench)
+        engines = self._engines
+        port = engines.coordinators.start(engines.world_size, engines.timeout_s)
+        hosts = [engines.places.host(rank) for rank in range(engines.world_size)]
+        wired = {
+            rank: PjrtWiring(
+                service=engines.fleet.service(host, port),
+                address=engines.places.address(rank),
+                rank=rank,
+                world_size=engines.world_size,
+                cpu_devices=engines.places.cpu_devices(rank),
+                compiled=f"{engines.fleet.folder(host)}/compiled",
+                bench=self.bench,
+            )
+            for rank, host in enumerate(hosts)
+        }
         devices = self._engines.apply(setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
         return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"

@@ -7,12 +7,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.cluster import hosts
 from nbdist.cluster.dispatch import Dispatcher
-from nbdist.cluster.engines import Engines, start_seed
+from nbdist.cluster.engines import Engines
+from nbdist.cluster.fleet import Fleet
+from nbdist.cluster.seat import KERNEL
 from nbdist.collectives import Collectives
 from nbdist.held import interrupt_held
-from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
+from nbdist.records import SocketAddress, WorkerHello, WorkerIdentity, WorkerState
 from nbdist.telemetry.stream import Receiver
 from nbdist.worker import setup
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
-    from nbdist.cluster.launch import SeedProcess
-    from nbdist.records import ClusterRequest, Estate, Speech
+    from nbdist.records import ClusterRequest, Door, Estate, Speech
     from nbdist.settings import Settings
     from nbdist.views.start import StartView
 
@@ -42,6 +42,13 @@ _ALONE = (
 _log = logging.getLogger(__name__)
 
 
+def new_fleet(
+    request: ClusterRequest, folder: Path, settings: Settings, role: str = KERNEL
+) -> Fleet:
+    """What engines are forked from; see `Fleet.start`."""
+    return Fleet.start(request, folder, settings.return_grace_s, settings.ssh_config, role)
+
+
 class Crew:
     """Engines and what ties them to the notebook.
 
@@ -49,7 +56,7 @@ class Crew:
         request: what was asked for.
         folder: for connection files and logs; must exist.
         settings: the bounds on waiting.
-        seed: what engines are forked from.
+        fleet: what engines are forked from.
 
     Attributes:
         engines: the processes.
@@ -63,16 +70,14 @@ class Crew:
     dispatcher: Dispatcher
 
     def __init__(
-        self, request: ClusterRequest, folder: Path, settings: Settings, seed: SeedProcess
+        self, request: ClusterRequest, folder: Path, settings: Settings, fleet: Fleet
     ) -> None:
         self._request = request
         self._folder = folder
-        self._timeout_s = settings.start_timeout_s
-        self._grace_s = settings.return_grace_s
-        self._role = seed.role
+        self._settings = settings
         self.hellos: dict[int, WorkerHello] = {}
         self._detached = False
-        self.engines = Engines(request, folder, settings.start_timeout_s, seed)
+        self.engines = Engines(request, folder, settings.start_timeout_s, fleet)
         self.collectives = Collectives(request, self.engines)
         self._sockets = contextlib.ExitStack()
         self._modules: dict[str, None] = {}
@@ -90,7 +95,9 @@ class Crew:
         """
         self.receiver = Receiver(hear, former.stream if former else None)
         self._sockets.callback(self.receiver.close)
-        self.dispatcher = Dispatcher(former.dispatch if former else None)
+        self.dispatcher = Dispatcher(
+            former.dispatch if former else None, is_away=not self._request.is_local
+        )
         self._sockets.callback(self.dispatcher.close)
 
     @property
@@ -112,11 +119,14 @@ class Crew:
         self.engines.leave()
 
     def _new_engines(self) -> Engines:
-        seed = start_seed(self._request, self._folder, self._grace_s, self._role)
-        return Engines(self._request, self._folder, self._timeout_s, seed)
+        role = self.engines.fleet.home.role
+        fleet = new_fleet(self._request, self._folder, self._settings, role)
+        return Engines(self._request, self._folder, self._settings.start_timeout_s, fleet)
 
     def start(self, phases: StartView) -> None:
         """From nothing to ranks that have answered; `close` ends what there is, also halfway."""
+        if not self._request.is_local:
+            phases.run("hosts reached", lambda: self.engines.places.reach(leaves_out=True))
         phases.run("controller", self.engines.controller.start)
         phases.run("framework loaded", self.engines.await_imports)
         self._bring_up(phases)
@@ -129,19 +139,22 @@ class Crew:
 
         Args:
             phases: shows how it goes.
-            places: of the ranks from here on: see `Engines`.
+            places: of the ranks from here on: see `Places`.
             in_haste: a run waits for it: spares come later.
         """
         self._hurries_until = time.monotonic() + _BEGINS_S if in_haste else 0.0
         if self.engines.can_restart():
             phases.run("old workers ended", self.engines.restart)
-            self.engines.places = tuple(places)
+            self.engines.places.numbers = tuple(places)
+            if self.engines.fleet.lost():
+                leaves_out = not in_haste  # else who waits for it says what is done without
+                phases.run("hosts reached", lambda: self.engines.reach(leaves_out=leaves_out))
             self._bring_up(phases)
         else:
             phases.run("old workers ended", self.engines.stop)
             self.engines = self._new_engines()
             self.engines.detach(on=self._detached)
-            self.engines.places = tuple(places)
+            self.engines.places.numbers = tuple(places)
             self.start(phases)
 
     def _bring_up(self, phases: StartView) -> None:
@@ -167,7 +180,7 @@ class Crew:
         self._hurries_until = time.monotonic() + _BEGINS_S
         spares = self.engines.replace(ranks)
         for rank in spares:
-            self.engines.apply(setup.take_place, *self.engines.own(rank), ranks=[rank])
+            self.engines.apply(setup.take_place, *self.engines.places.own()[rank][1:], ranks=[rank])
         self._meet(ranks)
         pids = self.engines.pids()
         named = (f"rank {rank} is pid {pids[rank]}" for rank in ranks)
@@ -210,7 +223,13 @@ class Crew:
             self.engines.fork_spares()
             self.warm_spares(())
 
+    def _address(self, door: Door, rank: int) -> SocketAddress:
+        """Where a rank finds it."""
+        url = self.engines.fleet.url(self.engines.places.host(rank), door.port)
+        return SocketAddress(url=url, server_key=door.public_key)
+
     def _meet(self, ranks: Sequence[int]) -> str:
+        self.engines.fleet.open_doors([self.receiver.door.port, self.dispatcher.door.port])
         frameworks = self._request.frameworks
         hellos = self.engines.apply(setup.hello, frameworks, ranks=ranks)
         self.hellos |= {hello.rank: hello for hello in hellos}
@@ -218,18 +237,19 @@ class Crew:
             rank: WorkerIdentity(
                 rank=rank,
                 world_size=self.world_size,
-                stream=self.receiver.door.address,
-                dispatch=self.dispatcher.door.address,
+                stream=self._address(self.receiver.door, rank),
+                dispatch=self._address(self.dispatcher.door, rank),
             )
             for rank in ranks
         }
         self.engines.apply(setup.become, identities, ranks=ranks)
-        self.dispatcher.meet(identities, self._timeout_s)
+        self.dispatcher.meet(identities, self._settings.start_timeout_s)
         return ", ".join(sorted({hello.host for hello in hellos}))
 
     def states(self, busy: Collection[int], *, measure: bool) -> tuple[WorkerState, ...]:
         """Every rank, as it is now; `busy` are those in a cell."""
         pids, devices = self.engines.pids(), self.collectives.devices
+        memory = self.engines.memory() if measure else {}
         return tuple(
             WorkerState(
                 rank=rank,
@@ -238,7 +258,7 @@ class Crew:
                 versions=hello.versions,
                 devices=devices.get(rank, ()),
                 state="dead" if rank not in pids else "busy" if rank in busy else "idle",
-                memory_bytes=hosts.resident_bytes(hello.pid) if measure and rank in pids else 0,
+                memory_bytes=memory.get(rank, 0),
             )
             for rank, hello in sorted(self.hellos.items())
         )

@@ -59,6 +59,7 @@ def lost_error(
     running: Collection[int],
     step: int,
     words: str,
+    fate: str = "died",
 ) -> RanksLostError:
     """Of ranks that died in the cell.
 
@@ -68,13 +69,14 @@ def lost_error(
         running: those that are in it still, and heed nothing.
         step: the last one that the first of them began; 0 is none.
         words: the first one's last.
+        fate: what became of it.
     """
     where = f"after step {step}" if step else "in the cell"
     hosts = {host_of[rank] for rank in dead}
     named = labels.ranks(dead) + (f"@{hosts.pop()}" if len(hosts) == 1 else "")
     return RanksLostError(
         sorted({*dead, *running}),
-        f"rank {named} died {where}",
+        f"rank {named} {fate} {where}",
         ": type %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
     )
 

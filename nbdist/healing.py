@@ -113,7 +113,7 @@ class Healer:
     def _afresh(self, phases: StartView, *, shrinks: bool) -> None:
         """Fresh engines; those that cannot be started are waited for, or left out."""
         deadline = time.monotonic() + self._wait_s
-        places = self._crew.engines.places
+        places = self._crew.engines.places.numbers
         for tries in itertools.count(1):
             try:
                 self._crew.restart(phases, places, in_haste=True)

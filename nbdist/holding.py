@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Self
 
 from nbdist import live
 from nbdist.adoption import controllers_of, inherit, new_estate, new_folder, of_crew, take_up
-from nbdist.cluster.engines import start_seed
-from nbdist.cluster.launch import SeedProcess
+from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.seat import KEEPER, KERNEL
-from nbdist.crew import Crew
+from nbdist.cluster.seeds import SeedProcess
+from nbdist.crew import Crew, new_fleet
 from nbdist.devices import look
 from nbdist.errors import StartError
 from nbdist.former import reopen, run_of
@@ -69,13 +69,13 @@ class Holding:
         Raises:
             StartError: it failed; whatever had been started is gone.
         """
-        phases = StartView(f"nbdist: starting {request.hosts} workers on this machine")
+        phases = StartView(f"nbdist: starting {_what(request)}")
         with contextlib.ExitStack() as undo, phases:
             folder = new_folder()
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            seed = start_seed(request, folder, settings.return_grace_s)
-            undo.callback(seed.close)
-            crew = Crew(request, folder, settings, seed)
+            fleet = new_fleet(request, folder, settings)
+            undo.callback(fleet.close)
+            crew = Crew(request, folder, settings, fleet)
             undo.callback(crew.close)
 
             def hear(record: Speech) -> None:  # nobody speaks before there are engines
@@ -93,10 +93,13 @@ class Holding:
     def adopt(cls, folder: Path, settings: Settings, *, keeper: bool) -> Self:
         """Take over what another process had; see `Cluster.adopt`."""
         with contextlib.ExitStack() as undo:
-            seed = SeedProcess.take_over(folder, KEEPER if keeper else KERNEL)
-            undo.callback(seed.leave)
+            home = SeedProcess.take_over(folder, KEEPER if keeper else KERNEL)
+            undo.callback(home.leave)
             estate = inherit(folder, keeper=keeper)
-            crew = Crew(estate.request, folder, settings, seed)
+            grace_s = settings.return_grace_s
+            fleet = Fleet(home, estate.request, grace_s, settings.ssh_config)
+            undo.callback(fleet.leave)
+            crew = Crew(estate.request, folder, settings, fleet)
             undo.callback(crew.close_sockets)
             take_up(estate, crew)
             held = cls(folder, crew, estate, settings)
@@ -144,7 +147,7 @@ class Holding:
 
     def restart(self) -> None:
         """Replace every engine by a fresh one, where `engines.can_restart()`."""
-        count = self.estate.estate.request.hosts
+        count = len(self.estate.estate.request.hosts)
         phases = StartView(f"nbdist: restarting {count} workers")
         with contextlib.ExitStack() as undo, phases:
             undo.push(self._ended.pop_all())
@@ -179,6 +182,12 @@ class Holding:
     def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
         """Every rank, as it is now; with `measure`, also the memory that each takes."""
         return self.crew.states(self.runner.busy(), measure=measure)
+
+
+def _what(request: ClusterRequest) -> str:
+    workers = labels.count(len(request.hosts), "worker")
+    hosts = labels.count(len({host.key for host in request.hosts}), "host")
+    return f"{workers} on {'this machine' if request.is_local else hosts}"
 
 
 def new_view(kept: LiveRun, host_of: Mapping[int, str], settings: Settings) -> CellView:

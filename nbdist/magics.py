@@ -12,7 +12,6 @@ from IPython.display import display
 
 from nbdist.board import Boards
 from nbdist.cells.grammar import STRATEGIES, parse_saving, parse_seconds
-from nbdist.cluster import hosts
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
@@ -20,6 +19,7 @@ from nbdist.options import plan_options, planning_arguments, step_options
 from nbdist.plans import planned
 from nbdist.records import GUARD_STEPS
 from nbdist.session import MOST_HEALS, Cluster
+from nbdist.starting import started, starting_arguments
 from nbdist.takeover import attach, offer, stop_all
 from nbdist.views.plan import PlanPicture
 from nbdist.views.surface import show_once
@@ -56,55 +56,18 @@ class DistMagics(Magics):
             )
 
     @magic_arguments()
-    @argument("hosts", nargs="*", help="How many hosts: `4 hosts`, or just `4`.")
-    @argument("-n", "--number", type=int, help="The same as a number.")
-    @argument(
-        "-f",
-        "--framework",
-        choices=hosts.FRAMEWORK_CHOICES,
-        help="What the workers load; all that is installed if left out.",
-    )
-    @argument(
-        "--devices-per-host",
-        type=int,
-        default=0,
-        metavar="K",
-        help="Visible GPUs of each worker, or virtual CPU devices (JAX) where there is no GPU.",
-    )
-    @argument(
-        "--cpus-per-worker", type=int, default=0, metavar="K", help="Cores each worker stays on."
-    )
-    @argument(
-        "--communication",
-        choices=hosts.COMMUNICATION_CHOICES,
-        default="auto",
-        help="TensorFlow's collectives: NCCL where there are GPUs, else rings, if left out.",
-    )
-    @argument(
-        "--spares",
-        type=int,
-        default=0,
-        metavar="K",
-        help="Workers that wait to take the place of one that is lost.",
-    )
-    @argument(
-        "--env", action="append", default=[], metavar="K=V", help="A variable of the workers."
-    )
+    @starting_arguments
     @line_magic
     def dist_start(self, line: str) -> None:
-        """Start workers on this machine, and wait until every one has answered."""
+        """Start workers, one for each host, and wait until every one has answered.
+
+        `4 hosts` are four workers on this machine; `gpu1 gpu2:8 me@gpu3:2222` are hosts that `ssh`
+        reaches, of which the second one gives 8 devices, and the third one listens on port 2222.
+        """
         args = parse_argstring(self.dist_start, line)
         self._refuse_running()
         self._brought = {}
-        self._started = Cluster(
-            hosts=hosts.count_hosts(args.hosts, args.number),
-            framework=args.framework,
-            devices_per_host=args.devices_per_host,
-            cpus_per_worker=args.cpus_per_worker,
-            env=hosts.parse_env(args.env),
-            communication=args.communication,
-            spares=args.spares,
-        )
+        self._started = started(args)
 
     @magic_arguments()
     @argument("-t", "--ranks", help="Ranks to run on, as in 0,2:4, for cells without collectives.")

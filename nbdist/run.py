@@ -72,13 +72,7 @@ class CellWatch:
         running: the ranks that are in the cell; none before it is sent.
     """
 
-    def __init__(
-        self,
-        number: int,
-        task: Task,
-        crew: Crew,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, number: int, task: Task, crew: Crew, settings: Settings) -> None:
         self.running: set[int] = set()
         self._number = number
         self._host_of = task.host_of
@@ -169,6 +163,7 @@ class CellWatch:
             begin()
             self._attend()
             self._failed = self._first_failure()
+            self._await_reachable()
             self._check_alive()  # what it met may be a death: then the others wait in vain
             self._ending.wait(_SAME_MISTAKE_S)
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
@@ -358,7 +353,13 @@ class CellWatch:
             self._ending.end(self._settings.interrupt_grace_s, at_once=True)
             words = self._engines.last_words(dead[0], lines=5)
             step = self._vitals.step(dead[0])
-            raise lost_error(dead, self._host_of, self.running, step, words)
+            fate = self._engines.fate(dead[0])
+            raise lost_error(dead, self._host_of, self.running, step, words, fate)
+
+    def _await_reachable(self) -> None:
+        """A host that cannot be reached is back, or lost, before long."""
+        while any(map(self._engines.unreachable, self.running.difference(self._dead()))):
+            self._show_for(POLL_S)
 
     def _dead(self) -> list[int]:
         """The ranks of the cell that are dead, and have not said that they had ended it."""
@@ -374,8 +375,8 @@ class CellWatch:
         for rank in filter(self._engines.frozen, silent):
             self._give_up(f"{self._name(rank)} was stopped by a signal {self._after(rank)}")
         for rank in self._vitals.newly(silent):
-            since = f"says nothing {self._after(rank)}"
-            self._view.say(f"{self._name(rank)} {since}; its process runs, and is waited for")
+            why = self._engines.why_silent(rank)
+            self._view.say(f"{self._name(rank)} says nothing {self._after(rank)}; {why}")
         still_s = self._vitals.still_s()
         if still_s:
             slow = self._ending.computing()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
 from nbdist.cluster import hosts as host_rules
+from nbdist.cluster import inventory
 from nbdist.collectives import WORN
 from nbdist.errors import LeftError, TransferError, UsageError, WorkerError
 from nbdist.held import interrupt_held
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.live import LiveRun
-    from nbdist.records import WorkerState
+    from nbdist.records import Host, WorkerState
     from nbdist.views.devices import DevicesPicture
     from nbdist.views.placement import PlacementPicture
     from nbdist.views.workers import StatusPicture
@@ -47,16 +48,18 @@ MOST_HEALS = 10
 
 
 class Cluster:
-    """Engines on this machine, one for each host, wired for the frameworks.
+    """Engines, one for each host, wired for the frameworks.
 
     Args:
-        hosts: number of hosts.
+        hosts: their number, all of them on this machine; or hosts that `ssh` reaches, as
+            `gpu1`, `gpu2:8` (devices), `me@gpu3:2222` (a port), or as `Host` records.
         framework: `tensorflow`, `jax` or `both`; left out, all that are installed.
         devices_per_host: virtual CPU devices under JAX, or GPUs of each engine.
         cpus_per_worker: cores that each engine stays on.
         env: further environment of the engines.
         communication: TensorFlow's collectives: `auto`, `ring` or `nccl`.
         spares: engines beside those, which take the place of one that is lost at once.
+        min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
         settings: left out, they are read from the environment.
 
     Attributes:
@@ -70,7 +73,7 @@ class Cluster:
 
     def __init__(
         self,
-        hosts: int,
+        hosts: int | Sequence[str | Host],
         *,
         framework: str | None = None,
         devices_per_host: int = 0,
@@ -78,22 +81,25 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         communication: Communication = "auto",
         spares: int = 0,
+        min_hosts: int = 0,
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings.from_environment()
+        chosen = inventory.of(hosts)
         self.request = ClusterRequest(
-            hosts=hosts,
-            frameworks=host_rules.choose_frameworks(framework),
+            hosts=chosen,
+            frameworks=host_rules.choose_frameworks(framework, chosen),
             devices_per_host=devices_per_host,
             cpus_per_worker=cpus_per_worker,
             env=dict(env or {}),
             communication=communication,
             spares=spares,
+            min_hosts=min_hosts,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._ran: list[str] = []
         self.running = False
-        self._start()
+        self._hold(Holding.start(self.request, self.settings))
 
     def __enter__(self) -> Self:
         return self
@@ -102,9 +108,8 @@ class Cluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return (
-            f"<nbdist.Cluster of {self.world_size} workers: {', '.join(self.request.frameworks)}>"
-        )
+        workers = f"{self.world_size} workers: {', '.join(self.request.frameworks)}"
+        return f"<nbdist.Cluster of {workers}>"
 
     @property
     def world_size(self) -> int:
@@ -112,9 +117,6 @@ class Cluster:
         return self._crew.world_size
 
     # Starting and stopping.
-
-    def _start(self) -> None:
-        self._hold(Holding.start(self.request, self.settings))
 
     def _hold(self, held: Holding) -> None:
         self._held, self._folder = held, held.folder

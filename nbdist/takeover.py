@@ -13,8 +13,8 @@ import psutil
 
 from nbdist.adoption import clusters_folder
 from nbdist.cluster.alive import await_ends
-from nbdist.cluster.launch import SeedProcess
 from nbdist.cluster.seat import KERNEL, SEED_SOCKET, connect
+from nbdist.cluster.seeds import SeedProcess
 from nbdist.errors import OwnedError, StartError, UsageError
 from nbdist.records import CLUSTER_ID, Estate
 from nbdist.session import Cluster
@@ -58,7 +58,7 @@ class Found:
         return False
 
     def __str__(self) -> str:
-        workers = labels.count(self.estate.request.hosts, "worker")
+        workers = labels.count(len(self.estate.request.hosts), "worker")
         cell = self.estate.cell
         doing = f", cell {cell.request.label} under way" if cell else ""
         return f"cluster {self.estate.id} ({workers}{doing})"

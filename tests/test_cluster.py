@@ -202,7 +202,7 @@ def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     engines = alone._crew.engines
     controllers = [psutil.Process(pid) for pid in engines.controller.pids]
     for part in parts:
-        os.kill(engines._seed.pid if part == "seed" else controllers[0].pid, signal.SIGKILL)
+        os.kill(engines.fleet.home.pid if part == "seed" else controllers[0].pid, signal.SIGKILL)
     assert repeat_until(lambda: not engines.can_restart(), 10)
     alone.restart()
     assert alone.run("rank").results == {0: "0"}

@@ -66,7 +66,7 @@ import nbdist, json, sys, time
 cluster = nbdist.Cluster(hosts=2, framework="jax")
 cluster.run("answer = 42")
 engines = cluster._crew.engines
-pids = [*engines.pids().values(), engines._seed.pid, *engines.controller.pids]
+pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
 print("PIDS", json.dumps(pids), flush=True)
 sys.stdin.read()
 """

@@ -39,7 +39,7 @@ COMPOSERS = {
     "holding",
     "unkept",
 }
-FRONT = {"magics", "options", "completion", "keeper", "strategies", "__init__"}
+FRONT = {"magics", "options", "starting", "completion", "keeper", "strategies", "__init__"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},

@@ -43,7 +43,8 @@ def test_a_cell_before_the_start_says_what_to_type(shell: InteractiveShell) -> N
     ("line", "says"),
     [
         ("", "how many hosts"),
-        ("gpu1 gpu2", "unknown hosts 'gpu1 gpu2'"),
+        ("gpu1 gpu$", "unknown host 'gpu\\$'"),
+        ("--hosts no/such/file", "no/such/file cannot be read"),
         ("0", "0 hosts is too few"),
         ("10000 hosts", "10000 hosts need about"),
         ("2 --env NOVALUE", "'NOVALUE': type NAME=VALUE"),

@@ -156,7 +156,7 @@ def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
             raise UsageError(
                 f"--strategy {name} needs {framework}, and the workers run "
                 f"{', '.join(built.values())}: type %dist_stop, then "
-                f"%dist_start {cluster.hosts} hosts --framework both"
+                f"%dist_start {len(cluster.hosts)} hosts --framework both"
             )
     raise UsageError(f"unknown strategy {name!r}: choose from {', '.join(STRATEGIES)}")
 

@@ -11,11 +11,13 @@ import psutil
 from traitlets.config import Config
 
 from nbdist.cluster.alive import await_ends, is_alive
-from nbdist.cluster.launch import SeedEngineSetLauncher, SeedProcess
+from nbdist.cluster.launch import SeedEngineSetLauncher
 from nbdist.errors import StartError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nbdist.cluster.fleet import Fleet
 
 CONTROLLER_ARGS = (
     "--HeartMonitor.period=100",  # an engine is registered a beat after its first
@@ -37,17 +39,17 @@ class Controller:
 
     Args:
         folder: for connection files and logs.
-        seed: to end it when this process is gone.
+        fleet: ends it when this process is gone, and is told of it.
 
     Attributes:
         cluster: ipyparallel's own account of it all.
         client: None where there is no controller.
     """
 
-    def __init__(self, folder: Path, seed: SeedProcess) -> None:
+    def __init__(self, folder: Path, fleet: Fleet) -> None:
         self.client: Any = None
         self._folder = folder
-        self._seed = seed
+        self._fleet = fleet
         self._processes: list[psutil.Process] = []
         self.cluster = ipyparallel.Cluster(
             profile_dir=str(folder),
@@ -82,6 +84,7 @@ class Controller:
             self.client = self.cluster.connect_client_sync()
         except Exception as error:
             raise StartError(f"the controller did not answer: {error}") from error
+        self._fleet.introduce(self._file("engine"))
         return f"pid {process.pid}"
 
     def take_over(self, pids: list[int], *, answers: bool) -> None:
@@ -91,12 +94,15 @@ class Controller:
             pids: its processes that run.
             answers: the controller is the first of these.
         """
-        file = self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
         missing = psutil.NoSuchProcess, OSError, ipyparallel.TimeoutError
         with contextlib.suppress(*missing):
             self._processes = [psutil.Process(pid) for pid in pids]
             if answers:
-                self.client = ipyparallel.Client(str(file), timeout=_CLIENT_S)
+                self.client = ipyparallel.Client(str(self._file("client")), timeout=_CLIENT_S)
+
+    def _file(self, whose: str) -> Path:
+        """How `engine` or `client` reach it."""
+        return self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-{whose}.json"
 
     def guard_schedulers(self) -> None:
         """They are processes of their own, which outlive it when it is killed."""
@@ -106,7 +112,7 @@ class Controller:
                     self._guard(process)
 
     def _guard(self, process: psutil.Process) -> None:
-        self._seed.guard(process.pid)
+        self._fleet.home.guard(process.pid)
         self._processes.append(process)
 
     def new_launcher(self, **own: Any) -> SeedEngineSetLauncher:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from nbdist.cluster.fleet import LOOPBACK
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nbdist.cluster.launch import SeedProcess
+    from nbdist.cluster.fleet import Fleet
 
 _TARGET = "nbdist.worker.coordinator:main"
 _NAME = "coordinator"
-_LOOPBACK = "127.0.0.1"
 
 
 class Coordinators:
@@ -22,26 +23,27 @@ class Coordinators:
     would end with that: so services end once nobody is connected to them.
 
     Args:
-        seed: what they are forked from.
+        fleet: they are on this machine, and engines of all hosts reach them.
     """
 
-    def __init__(self, seed: SeedProcess) -> None:
-        self._seed = seed
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._seed = fleet.home
         self._ports: dict[str, int] = {}
 
-    def start(self, world_size: int, timeout_s: float) -> str:
+    def start(self, world_size: int, timeout_s: float) -> int:
         """One more, for so many processes.
 
         Returns:
-            Its address, host:port.
+            Its port.
         """
         mark = self._seed.count()
         name = f"{_NAME}{mark}"
-        self._seed.spawn(name, _TARGET, {"host": _LOOPBACK, "world_size": world_size}, {})
+        self._seed.spawn(name, _TARGET, {"host": LOOPBACK, "world_size": world_size}, {})
         event = self._seed.wait_event("coordinator", timeout_s, since=mark)
-        address: str = event["address"]
-        self._ports[name] = int(address.rpartition(":")[2])
-        return address
+        port = self._ports[name] = int(event["address"].rpartition(":")[2])
+        self._fleet.open_doors([port])
+        return port
 
     def end_unused(self, ports: Collection[int]) -> None:
         """End those on other ports than these, which nobody waits for."""

@@ -36,12 +36,13 @@ class Dispatcher:
 
     Args:
         door: as the socket was bound before, by another process: the ranks come back to it.
+        is_away: ranks are on other hosts, and come back when a connection is made again.
 
     Attributes:
         door: where engines connect.
     """
 
-    def __init__(self, door: Door | None = None) -> None:
+    def __init__(self, door: Door | None = None, *, is_away: bool = False) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.router_mandatory = True
@@ -49,6 +50,7 @@ class Dispatcher:
         self._socket.linger = 0
         self.door = open_door(self._socket, door)
         self._settled_at = time.monotonic() + COME_BACK_S if door else 0.0
+        self._is_away = is_away
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
         """Wait until these ranks have announced themselves.
@@ -77,11 +79,12 @@ class Dispatcher:
 
     def _send(self, rank: int, frames: list[bytes]) -> None:
         """A rank that has to come back is waited for."""
+        settled_at = time.monotonic() + COME_BACK_S if self._is_away else self._settled_at
         while True:
             try:
                 self._socket.send_multipart(frames)
             except zmq.ZMQError as error:
-                if time.monotonic() > self._settled_at:
+                if time.monotonic() > settled_at:
                     raise WorkerError(
                         f"rank {rank} cannot be reached ({error}): "
                         "type %dist_restart for new workers"

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
-import psutil
 
-from nbdist.cluster import environment, hosts
+from nbdist.cluster import environment
 from nbdist.cluster.controller import Controller
 from nbdist.cluster.coordinators import Coordinators
 from nbdist.cluster.launch import (
     SeedEngineSetLauncher,
-    SeedProcess,
     engine_name,
     is_engine,
     repeat_until,
     spare_name,
 )
-from nbdist.cluster.seat import KERNEL
+from nbdist.cluster.places import Places
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import RANK_VARIABLE, EngineBooks
 
@@ -31,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Framework
+    from nbdist.cluster.fleet import Fleet
+    from nbdist.records import ClusterRequest
 
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
@@ -40,31 +38,7 @@ ENGINE_ARGS = (
     "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
     "--log-level=WARN",
 )
-PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
-_STEPS: dict[Framework, tuple[str, ...]] = {
-    "tensorflow": ("nbdist.worker.mirrored", "nbdist.worker.mirrored_step"),
-    "jax": ("nbdist.worker.pjrt", "nbdist.worker.pjrt_step"),
-}
-_KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
-"""Engines with a framework import it where it is installed; TensorFlow does by itself."""
 _NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
-
-
-def start_seed(
-    request: ClusterRequest, folder: Path, grace_s: float, role: str = KERNEL
-) -> SeedProcess:
-    """Start what engines are forked from: it begins to import their frameworks.
-
-    Args:
-        request: what was asked for.
-        folder: the cluster's, with a folder `log`.
-        grace_s: how long it waits for another owner when this process has died.
-        role: this process's.
-    """
-    modules = [*request.frameworks, *(_KERAS if request.frameworks else ()), *PRELOADED]
-    for framework in request.frameworks:
-        modules += _STEPS[framework]
-    return SeedProcess.start(modules, environment.shared(request), folder, grace_s, role)
 
 
 class Engines:
@@ -74,27 +48,27 @@ class Engines:
         request: what was asked for.
         folder: for connection files and logs; must exist.
         timeout_s: bound on each phase of the start.
-        seed: what engines are forked from: see `start_seed`.
+        fleet: what engines are forked from.
 
     Attributes:
-        places: of the ranks, among the hosts that were asked for: what a rank has of a machine is
-            its place's. Those who begin anew may be fewer.
+        places: of the ranks, among the hosts that were asked for.
         folder: the cluster's.
         timeout_s: bound on what engines are asked.
         controller: ipyparallel's.
         coordinators: JAX's.
+        fleet: what engines are forked from, by host.
     """
 
     def __init__(
-        self, request: ClusterRequest, folder: Path, timeout_s: float, seed: SeedProcess
+        self, request: ClusterRequest, folder: Path, timeout_s: float, fleet: Fleet
     ) -> None:
         self.request = request
-        self.places = tuple(range(request.hosts))
-        self.controller = Controller(folder, seed)
-        self.coordinators = Coordinators(seed)
+        self.places = Places(request, fleet)
+        self.controller = Controller(folder, fleet)
+        self.coordinators = Coordinators(fleet)
+        self.fleet = fleet
         self.folder = folder
         self.timeout_s = timeout_s
-        self._seed = seed
         self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
         self._former_ids: set[int] = set()
@@ -103,7 +77,7 @@ class Engines:
 
     @property
     def world_size(self) -> int:
-        return len(self.places)
+        return len(self.places.numbers)
 
     # Starting.
 
@@ -115,7 +89,8 @@ class Engines:
             former_ids=tuple(self._former_ids),
             spares=dict(self._spares),
             spares_made=self._spares_made,
-            places=self.places,
+            places=self.places.numbers,
+            sown=self.fleet.sown,
         )
 
     def take_over(self, books: EngineBooks, controllers: list[int], *, answers: bool) -> None:
@@ -127,38 +102,48 @@ class Engines:
             answers: the controller is the first of them; without it, cells run, and nothing else.
         """
         self._names, self._engine_ids = dict(books.names), dict(books.ids)
-        self._former_ids, self.places = set(books.former_ids), books.places
+        self._former_ids, self.places.numbers = set(books.former_ids), books.places
         self._spares, self._spares_made = dict(books.spares), books.spares_made
+        self.fleet.take_over(books.sown)
         self.controller.take_over(controllers, answers=answers)
         self._engine_set = "taken"
         self.controller.new_launcher(
             engine_set_id=self._engine_set,
-            engine_args=self._engine_args(),
-            seed=self._seed,
-            names=[name for name in self._seed.pids() if is_engine(name)],
+            engine_args=list(ENGINE_ARGS),
+            fleet=self.fleet,
+            names=[name for name in self.fleet.pids() if is_engine(name)],
+            on=[],
             own_env=[],
             cores=[],
         )
 
-    def _engine_args(self) -> list[str]:
-        return [*ENGINE_ARGS, f"--ProfileDir.location={self.folder}"]
+    def reach(self, *, leaves_out: bool) -> str:
+        """Connect to hosts that were lost, and have what engines are forked from there again."""
+        reached = self.places.reach(leaves_out=leaves_out)
+        self.await_imports()
+        return reached
 
     def await_imports(self) -> str:
-        """Wait until the seed has imported the frameworks."""
-        versions = self._seed.wait_event("ready", self.timeout_s)["versions"]
-        return ", ".join(f"{name} {versions[name]}" for name in self.request.frameworks)
+        """Wait until the seeds have imported the frameworks."""
+        found = self.fleet.await_imports(self.timeout_s)
+        alike = {
+            ", ".join(f"{name} {versions[name]}" for name in self.request.frameworks)
+            for versions in found.values()
+        }
+        return " | ".join(sorted(alike))
 
     def launch(self) -> str:
         """Fork the engines."""
         self._names = {rank: engine_name(rank) for rank in range(self.world_size)}
-        own_env, cores = zip(*self._of_ranks(), strict=True)
+        on, own_env, cores = zip(*self.places.own(), strict=True)
         self._engine_set = self.controller.cluster.start_engines_sync(
             self.world_size,
-            seed=self._seed,
+            fleet=self.fleet,
             names=list(self._names.values()),
+            on=list(on),
             own_env=list(own_env),
             cores=list(cores),
-            engine_args=self._engine_args(),
+            engine_args=list(ENGINE_ARGS),
         )
         self._spares.clear()
         return f"pids {' '.join(map(str, self.pids().values()))}"
@@ -173,8 +158,9 @@ class Engines:
     def _fork_spare(self) -> None:
         env = environment.of_spare(self._spares_made)
         name = self._spares[int(env[RANK_VARIABLE])] = spare_name(self._spares_made)
+        host = self.places.of_spare(self._spares_made)
         self._spares_made += 1
-        self._launcher.fork(name, env, ())
+        self._launcher.fork(name, host, env, ())
 
     @property
     def _launcher(self) -> SeedEngineSetLauncher:
@@ -223,9 +209,7 @@ class Engines:
             The ranks that have a spare now, which was forked for none.
         """
         old = {rank: self._names[rank] for rank in ranks}
-        for name in old.values():
-            self._seed.signal(name, signal.SIGKILL)
-        self._seed.wait_gone(list(old.values()), self.timeout_s)
+        self.fleet.kill(list(old.values()), self.timeout_s)
         for rank in ranks:
             self._former_ids.add(self._engine_ids.pop(rank))
         taken = dict(zip(ranks, self._live_spares(), strict=False))
@@ -233,25 +217,12 @@ class Engines:
         forked = [rank for rank in ranks if rank not in taken]
         for rank in forked:
             self._names[rank] = engine_name(rank)
-            self._launcher.fork(engine_name(rank), *self.own(rank))
+            self._launcher.fork(engine_name(rank), *self.places.own()[rank])
         repeat_until(lambda: not set(self.dead()).intersection(forked), self.timeout_s)
         self._learn([*taken.values(), *forked])
         for rank, place in taken.items():
             self._engine_ids[rank] = self._engine_ids.pop(place)
         return list(taken)
-
-    def own(self, rank: int) -> tuple[dict[str, str], tuple[int, ...]]:
-        """The environment that this rank has by itself, and the cores that it stays on."""
-        return self._of_ranks()[rank]
-
-    def _of_ranks(self) -> list[tuple[dict[str, str], tuple[int, ...]]]:
-        """What is each rank's own; GPUs are looked for, which takes a while."""
-        envs = environment.of_places(self.request)
-        cores = hosts.divide_cores(self.request.hosts, self.request.cpus_per_worker)
-        return [
-            ({**envs[place], RANK_VARIABLE: str(rank)}, cores[place])
-            for rank, place in enumerate(self.places)
-        ]
 
     def spares(self) -> int:
         """How many engines wait to take a place."""
@@ -276,7 +247,7 @@ class Engines:
 
     def _live_spares(self) -> list[int]:
         """The places of spares that run."""
-        running = self._seed.pids()
+        running = self.fleet.pids()
         return [place for place, name in self._spares.items() if name in running]
 
     def restart(self) -> None:
@@ -288,32 +259,32 @@ class Engines:
 
     def stop(self) -> None:
         """End everything; safe at any point of a start, when parts have died, when interrupted."""
-        with contextlib.closing(self._seed):
+        with contextlib.closing(self.fleet):
             self.controller.close()
 
     def leave(self) -> None:
         """Let go of everything; it goes on for another owner."""
         self.controller.close_client()
-        self._seed.leave()
+        self.fleet.leave()
 
     def detach(self, *, on: bool) -> None:
         """Whether engines outlive this process."""
-        self._seed.detach(on=on)
+        self.fleet.detach(on=on)
 
     @property
     def is_wanted(self) -> bool:
         """Whether a notebook asks for the cluster that this process keeps."""
-        return self._seed.is_wanted
+        return self.fleet.home.is_wanted
 
     def can_restart(self) -> bool:
         """Whether what engines are made with still runs: the seed and the controller."""
-        return self._seed.runs() and self.controller.runs
+        return self.fleet.home.runs() and self.controller.runs
 
     # Using.
 
     def pids(self) -> dict[int, int]:
         """The pid of every rank that runs."""
-        running = self._seed.pids()
+        running = self.fleet.pids()
         return {rank: running[name] for rank, name in self._names.items() if name in running}
 
     def dead(self) -> list[int]:
@@ -321,12 +292,28 @@ class Engines:
         running = self.pids()
         return [rank for rank in range(self.world_size) if rank not in running]
 
+    def memory(self) -> dict[int, int]:
+        """How many bytes each rank takes whose host answers."""
+        seen = self.fleet.look()
+        return {rank: seen[name][0] for rank, name in self._names.items() if name in seen}
+
     def frozen(self, rank: int) -> bool:
         """Whether its process was stopped by a signal, and does nothing until it is continued."""
-        try:
-            return bool(psutil.Process(self.pids()[rank]).status() == psutil.STATUS_STOPPED)
-        except (KeyError, psutil.NoSuchProcess):
-            return False
+        return self.fleet.look().get(self._names[rank], (0, False))[1]
+
+    def unreachable(self, rank: int) -> bool:
+        """Whether the connection to its host is gone, for good or for the moment."""
+        return self.places.host(rank) in self.fleet.cut()
+
+    def fate(self, rank: int) -> str:
+        """What became of a rank that is dead."""
+        return "was lost with its host" if self.unreachable(rank) else "died"
+
+    def why_silent(self, rank: int) -> str:
+        """What there is to say of a rank that is not dead, and says nothing."""
+        if self.unreachable(rank):
+            return "its host cannot be reached, and is tried again"
+        return "its process runs, and is waited for"
 
     def raise_for_dead(self) -> None:
         """Raises StartError with the last words of the first rank that died."""
@@ -334,15 +321,15 @@ class Engines:
             raise StartError(f"rank {rank} died while it was started: {self.last_words(rank)}")
 
     def log_tail(self, rank: int) -> str:
-        return self._seed.log_tail(self._names[rank])
+        return self.fleet.log_tail(self._names[rank])
 
     def last_words(self, rank: int, lines: int = 20) -> str:
-        return self._seed.last_words(self._names[rank], lines)
+        return self.fleet.last_words(self._names[rank], lines)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
         """SIGINT: stops Python, not a collective."""
         for rank in ranks:
-            self._seed.signal(self._names[rank], signal.SIGINT)
+            self.fleet.signal(self._names[rank], signal.SIGINT)
 
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None

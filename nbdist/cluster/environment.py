@@ -8,6 +8,8 @@ from nbdist.cluster import hosts
 from nbdist.records import RANK_VARIABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from nbdist.records import ClusterRequest
 
 _THREADS = (
@@ -42,12 +44,22 @@ def of_spare(number: int) -> dict[str, str]:
     return {RANK_VARIABLE: str(FIRST_SPARE + number)}
 
 
-def of_places(request: ClusterRequest) -> list[dict[str, str]]:
-    """What a rank has for itself, by its place."""
-    gpus = hosts.visible_gpus()
-    shares = hosts.divide_gpus(gpus, request.hosts, request.devices_per_host)
-    own: list[dict[str, str]] = [{} for _ in range(request.hosts)]
-    if gpus and _VISIBLE not in request.env:
-        for values, share in zip(own, shares, strict=True):
-            values[_VISIBLE] = ",".join(share)
+def of_places(
+    request: ClusterRequest, gpus: Callable[[str], Sequence[str]]
+) -> list[dict[str, str]]:
+    """What a rank has for itself, by its place.
+
+    Args:
+        request: what was asked for.
+        gpus: the NVIDIA GPUs of a host, by its key.
+    """
+    own: list[dict[str, str]] = [{} for _ in request.hosts]
+    for key in {host.key for host in request.hosts}:
+        places = [place for place, host in enumerate(request.hosts) if host.key == key]
+        there, env = gpus(key), request.hosts[places[0]].env
+        each = request.hosts[places[0]].devices or request.devices_per_host
+        if there and _VISIBLE not in request.env | env:
+            shares = hosts.divide_gpus(there, len(places), each)
+            for place, share in zip(places, shares, strict=True):
+                own[place][_VISIBLE] = ",".join(share)
     return own

@@ -1,16 +1,16 @@
-"""Which hosts were asked for, and what each of their engines may use."""
+"""What may be asked of the machine that engines start on, and what each of them may use."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import psutil
 
+from nbdist.cluster.gpus import visible_gpus
 from nbdist.errors import UsageError
+from nbdist.records import Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,34 +20,16 @@ if TYPE_CHECKING:
 FRAMEWORKS: tuple[Framework, ...] = ("tensorflow", "jax")
 FRAMEWORK_CHOICES = ("tensorflow", "jax", "both")
 COMMUNICATION_CHOICES: tuple[Communication, ...] = ("auto", "ring", "nccl")
-_NVIDIA_SMI_TIMEOUT_S = 10
 
 
-def count_hosts(words: Sequence[str], number: int | None) -> int:
-    """The number of hosts in `4 hosts`, `4` or `-n 4`.
+def choose_frameworks(
+    choice: str | None, chosen: Sequence[Host] = (Host(),)
+) -> tuple[Framework, ...]:
+    """The frameworks to load: those named, or all that are installed on this machine.
 
-    Raises:
-        UsageError: nothing, or something else, was named.
-    """
-    named = [word for word in words if word not in ("host", "hosts")]
-    if number is not None and not named:
-        return number
-    if len(named) == 1 and number is None and named[0].removeprefix("-").isdecimal():
-        return int(named[0])
-    if not named:
-        raise UsageError("how many hosts? Type %dist_start 4 hosts")
-    if number is not None:
-        raise UsageError(
-            f"-n {number} and {' '.join(named)!r} both say which hosts: type one of them"
-        )
-    raise UsageError(
-        f"unknown hosts {' '.join(named)!r}: this version starts engines on this machine only; "
-        "type their number, as in %dist_start 4 hosts"
-    )
-
-
-def choose_frameworks(choice: str | None) -> tuple[Framework, ...]:
-    """The frameworks to load: those named, or all that are installed.
+    Args:
+        choice: one of `FRAMEWORK_CHOICES`.
+        chosen: the hosts; where none is this machine, it need not have them.
 
     Raises:
         UsageError: one is not installed, or there is no such framework.
@@ -61,7 +43,8 @@ def choose_frameworks(choice: str | None) -> tuple[Framework, ...]:
         return tuple(installed)
     wanted = FRAMEWORKS if choice in (None, "both") else tuple(n for n in FRAMEWORKS if n == choice)
     missing = [name for name in wanted if name not in installed]
-    if missing:
+    here = any(not host.name for host in chosen)
+    if missing and (here or choice is None):
         raise UsageError(
             f"{' and '.join(missing)} cannot be imported here: "
             f'type %pip install "nbdist[{",".join(missing)}]"'
@@ -78,7 +61,7 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     faults = [
         f"{name} {value!r}: type a whole number"
         for name, value in (
-            ("hosts", request.hosts),
+            ("min_hosts", request.min_hosts),
             ("devices_per_host", request.devices_per_host),
             ("cpus_per_worker", request.cpus_per_worker),
             ("spares", request.spares),
@@ -93,6 +76,9 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     if faults:
         raise UsageError("\n".join(faults))
     faults += _too_many(request, worker_memory_bytes)
+    here = sum(not host.name for host in request.hosts)
+    if not 0 <= request.min_hosts <= len(request.hosts):
+        faults.append(f"--min-hosts {request.min_hosts}: type 1 to {len(request.hosts)}")
     cores = len(os.sched_getaffinity(0))
     if not 0 <= request.cpus_per_worker <= cores:
         faults.append(
@@ -100,16 +86,16 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
         )
     if request.devices_per_host < 0:
         faults.append(f"--devices-per-host {request.devices_per_host}: type a number from 1")
-    gpus = len(visible_gpus())
+    gpus = len(visible_gpus()) if here else 0
     if request.communication not in COMMUNICATION_CHOICES:
         choices = ", ".join(COMMUNICATION_CHOICES)
         faults.append(f"--communication {request.communication}: choose from {choices}")
-    if request.communication == "nccl" and not gpus:
+    if request.communication == "nccl" and here and not gpus:
         faults.append("--communication nccl needs NVIDIA GPUs, and none is visible: type ring")
-    if gpus and request.hosts * request.devices_per_host > gpus:
+    if gpus and here * request.devices_per_host > gpus:
         faults.append(
-            f"{request.hosts} hosts x --devices-per-host {request.devices_per_host} need "
-            f"{request.hosts * request.devices_per_host} GPUs, and {gpus} are visible"
+            f"{here} hosts x --devices-per-host {request.devices_per_host} need "
+            f"{here * request.devices_per_host} GPUs, and {gpus} are visible"
         )
     if faults:
         raise UsageError("\n".join(faults))
@@ -118,16 +104,15 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
 def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str]:
     memory = psutil.virtual_memory().available
     fitting = max(1, memory // worker_memory_bytes)
-    engines = request.hosts + request.spares
-    if request.hosts < 1:
-        yield f"{request.hosts} hosts is too few: type a number from 1"
-    elif request.spares < 0:
+    engines = sum(not host.name for host in request.hosts) + request.spares * request.is_local
+    if request.spares < 0:
         yield f"--spares {request.spares}: type a number from 0"
     elif engines > fitting:
         spares = f" and {request.spares} spare" if request.spares else ""
+        needed, free = engines * worker_memory_bytes / 1e9, memory / 1e9
         yield (
-            f"{request.hosts} hosts{spares} need about {engines * worker_memory_bytes / 1e9:,.1f} "
-            f"GB here, and {memory / 1e9:,.1f} GB are free: type a number up to {fitting}"
+            f"{len(request.hosts)} hosts{spares} need about {needed:,.1f} GB here, and "
+            f"{free:,.1f} GB are free: type a number up to {fitting}"
         )
 
 
@@ -142,24 +127,6 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
     if bad:
         raise UsageError(f"--env {' '.join(map(repr, bad))}: type NAME=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """The NVIDIA GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is not None:
-        return tuple(word.strip() for word in allowed.split(",") if word.strip() not in ("", "-1"))
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    command = [program, "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ()
-    return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
 
 
 def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, ...]]:
@@ -192,12 +159,3 @@ def divide_cores(hosts: int, each: int) -> list[tuple[int, ...]]:
         tuple(sorted(cores[(rank * each + i) % len(cores)] for i in range(each)))
         for rank in range(hosts)
     ]
-
-
-def resident_bytes(pid: int) -> int:
-    """How much memory a process takes; 0 when it is gone."""
-    try:
-        size: int = psutil.Process(pid).memory_info().rss
-    except psutil.NoSuchProcess:
-        return 0
-    return size

@@ -2,13 +2,17 @@
 
 Whoever connects says so (`own`), as a notebook's kernel or as the keeper; one JSON object a line:
 
-    newcomer → seed                          seed → newcomer
-    {"op": "own", "role"}                    {"event": "owned", "pid", "children", "versions"}
-                                             {"event": "refused", "pid"}
+    newcomer → seed                     seed → newcomer
+    {"op": "own", "role", "key"}        {"event": "owned", "pid", "children", "versions", "gpus"}
+                                        {"event": "refused", "pid"}
 
 A kernel keeps its place until its connection closes; a keeper is asked to leave it to a kernel
 (`{"event": "leave"}`), and is killed where it does not. When the owner goes without a farewell, the
 seat stays free for a while. While the owner's run is detached, a keeper is started to follow it.
+
+An owner on another host comes through ssh, whose connections may be cut without a word to either
+end. So it beats, is gone when it does not, and is known by its key when it comes once more: what
+is left of its former connection is ended then, and so all that went through it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -38,6 +43,9 @@ LEAVE_S = 20.0
 MOST_KEEPERS = 3
 """Keepers that are started one after the other, when each goes, before nobody is waited for."""
 
+SILENCE_S = 10.0
+"""An owner on another host that has said nothing for so long is gone."""
+
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -48,13 +56,14 @@ class Peer:
         role: of a newcomer that has said it.
         process: a descriptor that is readable when the process at the other end has ended, also
             where another one, forked from it, holds the connection; -1 where that is not watched.
+        key: of a newcomer that has said it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
         self.process = -1
-        self.role = ""
+        self.role = self.key = ""
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -108,6 +117,12 @@ class Peer:
         with contextlib.suppress(ProcessLookupError):  # gone: so is its end of the connection
             self.process = os.pidfd_open(self.pid)
 
+    def end_process(self) -> None:
+        """End the process at the other end, which is watched."""
+        if self.process >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self.process, signal.SIGTERM)
+
 
 def listen(path: Path) -> socket.socket:
     """A socket that only this user can connect to."""
@@ -154,6 +169,7 @@ class Seat:
         folder: the cluster's, for the keeper.
         grace_s: how long the seat stays free for a new owner.
         describe: what a new owner is told.
+        is_away: owners are on another host.
 
     Attributes:
         over: the owner has ended it, or nobody has come: everything has to end.
@@ -166,7 +182,11 @@ class Seat:
         folder: Path,
         grace_s: float,
         describe: Callable[[], Event],
+        *,
+        is_away: bool = False,
     ) -> None:
+        self._is_away = is_away
+        self._heard_at = time.monotonic()
         self.over = self.left = False
         self._listener = listener
         self._folder = folder
@@ -197,9 +217,12 @@ class Seat:
 
     def timeout_s(self) -> float | None:
         """How long to wait before `serve` is called in any case; None is for ever."""
+        until = self._deadline
         if self._owner is not None and self._heir is None:
-            return None
-        return max(0.0, self._deadline - time.monotonic())
+            if not self._is_away:
+                return None
+            until = self._heard_at + SILENCE_S
+        return max(0.0, until - time.monotonic())
 
     def serve(self, readable: list[Any]) -> Iterator[Event]:
         """Take in what there is, each only once; yields the owner's orders."""
@@ -236,18 +259,29 @@ class Seat:
         except (EOFError, IndexError):
             guest.close()
             return
-        guest.role = str(order.get("role"))
+        guest.role, guest.key = str(order.get("role")), str(order.get("key", ""))
         if order.get("op") != "own" or guest.role not in (KERNEL, KEEPER):
             guest.close()
         elif self._owner is None and self._heir is None:
+            self._grant(guest)
+        elif self._owner is not None and guest.key and guest.key == self._owner.key:
+            self._cut(self._owner, but=guest.pid)
             self._grant(guest)
         elif self._owner is not None and (self._owner.role, guest.role) == (KEEPER, KERNEL):
             self._wait_for_keeper(guest, self._owner)
         else:
             self._refuse(guest)
 
+    def _cut(self, owner: Peer, but: int = 0) -> None:
+        """End what is left of a connection, and all that goes through it; `but` goes on."""
+        if owner.pid != but:
+            owner.end_process()
+        owner.close()
+        self._owner = None
+
     def _grant(self, peer: Peer) -> None:
         self._owner = peer
+        self._heard_at = time.monotonic()
         peer.watch()
         if peer.role == KERNEL:
             self._keepers = 0
@@ -283,6 +317,7 @@ class Seat:
         except EOFError:
             self._lose(owner)
             return
+        self._heard_at = time.monotonic()
         for order in orders:
             if order["op"] == "farewell":
                 self.over, self.left = True, order["leaves"]
@@ -303,7 +338,8 @@ class Seat:
             self.over = self.left = True
             return
         self._deadline = time.monotonic() + self._grace_s
-        if self._detached and self._keepers < MOST_KEEPERS and self._keeper is None:
+        keeps = self._detached and not self._is_away  # that of another host is there
+        if keeps and self._keepers < MOST_KEEPERS and self._keeper is None:
             self._keepers += 1
             self._keeper = _start_keeper(self._folder)
 
@@ -313,6 +349,11 @@ class Seat:
             self._keeper = None
             if self._owner is None and self._heir is None:
                 self._replace()
+        if self._is_away and self._owner is not None:
+            if time.monotonic() >= self._heard_at + SILENCE_S:
+                self._cut(self._owner)
+                self._replace()
+            return
         late = time.monotonic() >= self._deadline
         if self._heir is not None:
             self._seat_heir(self._heir, late=late)

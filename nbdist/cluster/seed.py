@@ -1,18 +1,22 @@
 """The preloaded parent: imports once, then forks engines that are ready at once.
 
-Run as `python -m nbdist.cluster.seed DESCRIPTOR FOLDER SECONDS MODULE...`. It listens on a socket
-in the cluster's folder, which it is handed, for whoever is to give it orders (`seat.py`). It
-imports the modules, runs no op of theirs and touches no device, then takes orders and tells events,
-one JSON object a line:
+Run as `python -m nbdist.cluster.seed DESCRIPTOR FOLDER SECONDS MODULE...`, and on other hosts by
+`sow.py`. It listens on a socket in the cluster's folder, which it is handed, for whoever is to give
+it orders (`seat.py`). It imports the modules, runs no op of theirs and touches no device, then
+takes orders and tells events, one JSON object a line:
 
     order                                             event
-    {"op": "spawn", "id", "target", "args", "env", "log"}   {"event": "spawned", "id", "pid"}
+    {"op": "spawn", "id", "target", "args", "env"}    {"event": "spawned", "id", "pid"}
     {"op": "signal", "id", "signal"}                  {"event": "signalled", "id"}
+    {"op": "look"}                                    {"event": "seen", "children"}
+    {"op": "tail", "id", "lines"}                     {"event": "tail", "text"}
+    {"op": "unlink", "name"}                          {"event": "unlinked"}
     {"op": "guard", "pid"}
     {"op": "detach", "on"}
+    {"op": "beat"}
     {"op": "farewell", "leaves"}
                                                       {"event": "exited", "id", "pid", "code"}
-                                                      {"event": "ready", "versions"}
+                                                      {"event": "ready", "versions", "gpus"}
                                                       {"event": "failed", "module", "error"}
 
 `target` is "module:function", called in the child with `args` and an `announce` function that
@@ -46,6 +50,8 @@ from typing import Any
 import psutil
 
 from nbdist.cluster.alive import await_ends
+from nbdist.cluster.gpus import visible_gpus
+from nbdist.cluster.logs import log_file, read_tail
 from nbdist.cluster.seat import Event, Seat
 
 _PR_SET_PDEATHSIG = 1
@@ -78,14 +84,18 @@ class Seed:
         listener: where owners connect.
         folder: the cluster's.
         grace_s: how long an owner that died may have no successor.
+        is_away: the owner is on another host.
     """
 
-    def __init__(self, listener: socket.socket, folder: Path, grace_s: float) -> None:
+    def __init__(
+        self, listener: socket.socket, folder: Path, grace_s: float, *, is_away: bool = False
+    ) -> None:
         self._folder = folder
-        self._seat = Seat(listener, folder, grace_s, self._describe)
+        self._seat = Seat(listener, folder, grace_s, self._describe, is_away=is_away)
         self._of_children = _Pipe()
         self._children: dict[str, int] = {}
         self._versions: dict[str, str] = {}
+        self._gpus: tuple[str, ...] = ()
         self._guarded: list[psutil.Process] = []
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -94,7 +104,7 @@ class Seed:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _describe(self) -> Event:
-        return {"children": self._children, "versions": self._versions}
+        return {"children": self._children, "versions": self._versions, "gpus": self._gpus}
 
     def preload(self, modules: list[str]) -> None:
         """Import `modules`; one that fails is reported, and ends the seed."""
@@ -108,7 +118,9 @@ class Seed:
                 raise SystemExit(1) from error
             self._versions[name] = getattr(module, "__version__", "")
         gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
-        self._seat.announce({"event": "ready", "versions": self._versions})
+        self._gpus = visible_gpus()
+        ready = {"event": "ready", "versions": self._versions, "gpus": self._gpus}
+        self._seat.announce(ready)
 
     def serve(self) -> None:
         """Obey orders until all is over; then leave nothing running."""
@@ -138,6 +150,15 @@ class Seed:
             self._spawn(order)
         elif order["op"] == "signal":
             self._signal(order["id"], order["signal"])
+        elif order["op"] == "look":
+            self._seat.announce({"event": "seen", "children": self._look()})
+        elif order["op"] == "tail":
+            text = read_tail(self._folder, order["id"], order["lines"])
+            self._seat.announce({"event": "tail", "text": text})
+        elif order["op"] == "unlink":
+            for path in self._folder.glob(f"{order['name']}:*"):
+                path.unlink(missing_ok=True)
+            self._seat.announce({"event": "unlinked"})
         elif order["op"] == "guard":
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._guarded.append(psutil.Process(order["pid"]))
@@ -161,7 +182,8 @@ class Seed:
             self._seat.close()
             for descriptor in (self._of_children.fileno(), self._wake, self._wake_write):
                 os.close(descriptor)
-            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            path = log_file(self._folder, order["id"])
+            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
@@ -177,6 +199,16 @@ class Seed:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    def _look(self) -> dict[str, tuple[int, bool]]:
+        """Of each child that runs, its memory in bytes, and whether it is frozen."""
+        seen = {}
+        for child, pid in self._children.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                frozen = process.status() == psutil.STATUS_STOPPED
+                seen[child] = process.memory_info().rss, frozen
+        return seen
 
     def _signal(self, child: str, number: int) -> None:
         if child in self._children:

@@ -8,11 +8,42 @@ from nbdist.records.base import Communication, Framework, Record
 from nbdist.records.topology import Bench
 
 
-class ClusterRequest(Record, frozen=True):
-    """A local cluster as asked for.
+class Host(Record, frozen=True):
+    """A host as its user names it, and what is particular to it.
 
     Attributes:
-        hosts: number of engines, one for each host.
+        name: as `ssh` finds it; empty for this machine.
+        user: left to `ssh` where it is empty.
+        port: of its sshd; left to `ssh` where it is 0.
+        devices: GPUs that the engine uses, or virtual CPU devices under JAX; 0 for all there are.
+        python: the program; empty for the one at the same path as here.
+        folder: where the engine works; empty for the same one as here, if there is one.
+        address: to which other hosts connect for collectives; empty for the one where `ssh` found
+            it.
+        env: further environment.
+    """
+
+    name: str = ""
+    user: str = ""
+    port: int = 0
+    devices: int = 0
+    python: str = ""
+    folder: str = ""
+    address: str = ""
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Names it among others; empty for this machine."""
+        user, port = (f"{self.user}@" if self.user else ""), (f":{self.port}" if self.port else "")
+        return f"{user}{self.name}{port}"
+
+
+class ClusterRequest(Record, frozen=True):
+    """A cluster as asked for.
+
+    Attributes:
+        hosts: where each engine is to be.
         frameworks: what the engines load.
         devices_per_host: virtual CPU devices under JAX, or GPUs given to each engine;
             0 leaves it to what is there.
@@ -20,15 +51,22 @@ class ClusterRequest(Record, frozen=True):
         env: further environment of every engine.
         communication: how TensorFlow's collectives are made.
         spares: engines beside those, which take the place of one that is lost.
+        min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
     """
 
-    hosts: int
+    hosts: tuple[Host, ...]
     frameworks: tuple[Framework, ...]
     devices_per_host: int = 0
     cpus_per_worker: int = 0
     env: dict[str, str] = msgspec.field(default_factory=dict)
     communication: Communication = "auto"
     spares: int = 0
+    min_hosts: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all engines are on this machine."""
+        return not any(host.name for host in self.hosts)
 
 
 class Phase(Record, frozen=True):
@@ -59,11 +97,6 @@ class Door(Record, frozen=True):
     public_key: bytes
     secret_key: bytes
 
-    @property
-    def address(self) -> SocketAddress:
-        """What engines are told of it."""
-        return SocketAddress(url=f"tcp://127.0.0.1:{self.port}", server_key=self.public_key)
-
 
 class WorkerIdentity(Record, frozen=True):
     """A rank as it is told who it is, where it speaks to and where its cells come from."""
@@ -72,6 +105,44 @@ class WorkerIdentity(Record, frozen=True):
     world_size: int
     stream: SocketAddress
     dispatch: SocketAddress
+
+
+class Sowing(Record, frozen=True):
+    """What a seed is to be like.
+
+    Attributes:
+        name: of its folder, which must not be there yet.
+        modules: what it imports before it forks.
+        env: environment added to that of the connection.
+        work: the folder it works in; where there is none, the user's own.
+        grace_s: how long it waits for another owner.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    env: dict[str, str]
+    work: str
+    grace_s: float
+
+
+class Sown(Record, frozen=True):
+    """Where a seed is.
+
+    Attributes:
+        folder: its own, open to this user only.
+        host: the name that the host has for itself.
+        address: of this host, to which ssh connected; empty where it does not say.
+        from_address: from which it did.
+        python: the version.
+        work: the folder it works in.
+    """
+
+    folder: str
+    host: str
+    address: str
+    from_address: str
+    python: str
+    work: str
 
 
 class EngineBooks(Record, frozen=True):
@@ -84,6 +155,7 @@ class EngineBooks(Record, frozen=True):
         spares: how the seed calls each spare, by its place.
         spares_made: how many there have been.
         places: of the ranks, among those that were asked for.
+        sown: where the seed of each other host is, by the key of that.
     """
 
     names: dict[int, str] = msgspec.field(default_factory=dict)
@@ -92,6 +164,7 @@ class EngineBooks(Record, frozen=True):
     spares: dict[int, str] = msgspec.field(default_factory=dict)
     spares_made: int = 0
     places: tuple[int, ...] = ()
+    sown: dict[str, Sown] = msgspec.field(default_factory=dict)
 
 
 class WorkerHello(Record, frozen=True):
@@ -140,12 +213,14 @@ class PjrtWiring(Record, frozen=True):
     """What one rank needs to join the JAX processes.
 
     Attributes:
-        address: host:port of the coordination service, which no rank hosts.
+        service: the coordination service, which no rank hosts, as gRPC names it.
+        address: this rank's own, to which others connect.
         cpu_devices: virtual CPU devices of this rank; 0 leaves it to JAX.
         compiled: the folder for what was compiled; it need not be there.
         bench: what was measured of these devices; None where nothing was.
     """
 
+    service: str
     address: str
     rank: int
     world_size: int

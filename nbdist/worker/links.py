@@ -28,8 +28,13 @@ def listening() -> set[int]:
 
 
 def peer_ports() -> set[int]:
-    """The ports at the other ends of the TCP connections that there are now."""
-    return {_of_tcp(number, _peer_port) for number in _sockets().values()} - {0}
+    """The ports at the other ends of the connections that there are now.
+
+    Those of another host's are Unix sockets here, `<path>:<port>`.
+    """
+    numbers = _sockets().values()
+    brought = map(_port_in_name, numbers)
+    return {_of_tcp(number, _peer_port) for number in numbers}.union(brought) - {0}
 
 
 def shut_beside(listeners: set[int]) -> int:
@@ -54,6 +59,15 @@ def _peer_port(link: socket.socket) -> int:
     """Raises where it listens, or is not connected."""
     port: int = link.getpeername()[1]
     return port
+
+
+def _port_in_name(number: int) -> int:
+    """Of a connected Unix socket whose name at the other end has one; else 0."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
+        if link.family == socket.AF_UNIX:
+            port = str(link.getpeername()).rpartition(":")[2]
+            return int(port) if port.isdecimal() else 0
+    return 0
 
 
 def _shut(link: socket.socket) -> int:

@@ -7,6 +7,7 @@ client from aborting the process when a peer dies; the private calls it would ma
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.extend.backend
 import jax.numpy as jnp
-from jax._src import dispatch, distributed
+from jax._src import dispatch, distributed, xla_bridge
 from jax._src.lib import _jax
 
 from nbdist.records import Device
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
+_make_gloo = _jax.make_gloo_tcp_collectives
 _rescued = Rescued()
 _listeners: set[int] = set()
 """What peers connect to for collectives, by inode."""
@@ -109,6 +111,7 @@ def _configure(wiring: PjrtWiring) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _gloo_listens_on(wiring.address)
     if wiring.cpu_devices:
         jax.config.update("jax_num_cpu_devices", wiring.cpu_devices)
     if wiring.cpu_devices > 1:
@@ -116,13 +119,19 @@ def _configure(wiring: PjrtWiring) -> None:
         os.environ["NPROC"] = str(max(16, 4 * wiring.cpu_devices))
 
 
+def _gloo_listens_on(address: str) -> None:
+    """Left to itself, it takes what the host's own name resolves to: 127.0.1.1, on many."""
+    made = functools.partial(_make_gloo, hostname=address)
+    xla_bridge._jax.make_gloo_tcp_collectives = made
+
+
 def _join(wiring: PjrtWiring) -> None:
     shared = distributed.global_state
     shared.process_id = wiring.rank
     shared.num_processes = wiring.world_size
-    shared.coordinator_address = wiring.address
+    shared.coordinator_address = wiring.service
     shared.client = _jax.get_distributed_runtime_client(
-        wiring.address,
+        wiring.service,
         wiring.rank,
         init_timeout=_CONNECT_TIMEOUT_S,
         heartbeat_timeout=HEARTBEAT_TIMEOUT_S,

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nbdist.cluster import engines as engines_module
-from nbdist.cluster.engines import Engines, start_seed
+from nbdist.cluster.engines import Engines
+from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.launch import repeat_until
+from nbdist.cluster.places import Places
 from nbdist.errors import StartError
-from nbdist.records import ClusterRequest
+from nbdist.records import ClusterRequest, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +28,8 @@ FREEZE_S = 7.0  # longer than the 5 s for which an engine waits by default
 def new_engines(folder: Path, hosts: int) -> Engines:
     (folder / "log").mkdir()
     (folder / "security").mkdir()
-    request = ClusterRequest(hosts=hosts, frameworks=())
-    return Engines(request, folder, 25, start_seed(request, folder, grace_s=20))
+    request = ClusterRequest(hosts=(Host(),) * hosts, frameworks=())
+    return Engines(request, folder, 25, Fleet.start(request, folder, grace_s=20))
 
 
 def bring_up(folder: Path, *, freeze: bool) -> list[int]:
@@ -79,8 +81,8 @@ def test_an_engine_that_cannot_start_is_shown_with_its_log(
 def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Engines._of_ranks
-    monkeypatch.setattr(Engines, "_of_ranks", lambda self: real(self)[::-1])
+    real = Places.own
+    monkeypatch.setattr(Places, "own", lambda self: real(self)[::-1])
     engines = new_engines(tmp_path, hosts=2)
     try:
         engines.controller.start()

@@ -8,49 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.cluster import environment, hosts
+from nbdist.cluster import environment, gpus, hosts
 from nbdist.errors import UsageError
-from nbdist.records import ClusterRequest
+from nbdist.records import ClusterRequest, Host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def request(**changes: object) -> ClusterRequest:
-    return ClusterRequest(**{"hosts": 2, "frameworks": ("jax",), **changes})  # type: ignore[arg-type]
+    count = changes.pop("hosts", 2)
+    given = {"hosts": (Host(),) * count, "frameworks": ("jax",), **changes}  # type: ignore[operator]
+    return ClusterRequest(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("words", "number"), [(["4", "hosts"], None), (["4"], None), ([], 4), (["hosts"], 4)]
-)
-def test_three_ways_to_say_four_hosts(words: list[str], number: int | None) -> None:
-    assert hosts.count_hosts(words, number) == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "number", "says"),
-    [
-        ([], None, "how many hosts"),
-        (["gpu1", "gpu2:8"], None, "unknown hosts 'gpu1 gpu2:8'"),
-        (["4"], 3, "-n 3 and '4'"),
-        (["$(reboot)"], None, r"unknown hosts '\$\(reboot\)'"),
-    ],
-)
-def test_unknown_hosts_say_what_to_type(words: list[str], number: int | None, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as error:
-        hosts.count_hosts(words, number)
-    assert "4 hosts" in str(error.value) or "one of them" in str(error.value)
-
-
-@pytest.mark.parametrize("count", [0, -3, 10_000])
-def test_no_hosts_or_far_too_many_are_refused(count: int) -> None:
-    with pytest.raises(UsageError, match=f"{count} hosts .*type a number"):
-        hosts.check(request(hosts=count), 400_000_000)
+def test_far_too_many_hosts_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"10000 hosts .*type a number"):
+        hosts.check(request(hosts=10_000), 400_000_000)
 
 
 def test_all_faults_are_named_at_once() -> None:
     with pytest.raises(UsageError) as error:
-        hosts.check(request(hosts=0, cpus_per_worker=9999, devices_per_host=-1), 1)
+        hosts.check(request(min_hosts=9, cpus_per_worker=9999, devices_per_host=-1), 1)
     assert len(str(error.value).splitlines()) == 3
 
 
@@ -86,11 +65,11 @@ def test_env_words() -> None:
 
 @given(st.integers(0, 16), st.integers(1, 16))
 def test_gpus_are_divided_so_that_no_rank_is_without(count: int, ranks: int) -> None:
-    gpus = [str(i) for i in range(count)]
-    shares = hosts.divide_gpus(gpus, ranks, 0)
+    there = [str(i) for i in range(count)]
+    shares = hosts.divide_gpus(there, ranks, 0)
     assert len(shares) == ranks
     if count >= ranks:
-        assert sorted(g for share in shares for g in share) == sorted(gpus)
+        assert sorted(g for share in shares for g in share) == sorted(there)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     elif count:
         assert all(len(share) == 1 for share in shares)
@@ -107,8 +86,8 @@ def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert hosts.visible_gpus() == ("0", "1", "2", "3")
-    own = environment.of_places(request())
+    assert gpus.visible_gpus() == ("0", "1", "2", "3")
+    own = environment.of_places(request(), lambda _host: gpus.visible_gpus())
     assert [values["CUDA_VISIBLE_DEVICES"] for values in own] == ["0,1", "2,3"]
     with pytest.raises(UsageError, match="need 6 GPUs, and 4 are visible"):
         hosts.check(request(devices_per_host=3), 1)
@@ -116,9 +95,9 @@ def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_only_gpus_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
-    assert hosts.visible_gpus() == ("2", "5")
+    assert gpus.visible_gpus() == ("2", "5")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert hosts.visible_gpus() == ()
+    assert gpus.visible_gpus() == ()
 
 
 def test_the_users_environment_wins() -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from nbdist.cluster.launch import SeedProcess, repeat_until
+from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.seat import KERNEL, SEED_SOCKET
+from nbdist.cluster.seeds import SeedProcess
 from nbdist.errors import OwnedError, StartError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None
 FORKING = """
 import os, sys, time
 from pathlib import Path
-from nbdist.cluster.launch import SeedProcess
+from nbdist.cluster.seeds import SeedProcess
 folder = Path(sys.argv[1])
 (folder / "log").mkdir(parents=True)
 seed = SeedProcess.start(["json"], {}, folder, 0.2)
@@ -211,7 +212,7 @@ def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         import nbdist, json, time
         cluster = nbdist.Cluster(hosts=2, framework="jax")
         engines = cluster._crew.engines
-        pids = [*engines.pids().values(), engines._seed.pid, *engines.controller.pids]
+        pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
         print("PIDS", json.dumps(pids), flush=True)
         time.sleep(600)
     """)

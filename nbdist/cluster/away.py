@@ -1,0 +1,338 @@
+"""The seed of another host, reached over one ssh connection, which is made again when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from nbdist.cluster.seat import SEED_SOCKET, connect
+from nbdist.cluster.seeds import END_TIMEOUT_S, SeedLink
+from nbdist.errors import NbdistError, StartError
+from nbdist.records import Sown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from nbdist.cluster.seat import Event, Peer
+    from nbdist.cluster.ssh import Connection
+    from nbdist.records import Host, Sowing
+
+LOST_S = 5.0
+"""A host whose connection is gone for so long is lost, and its engines count as dead."""
+
+BEAT_S = 1.0
+"""Often enough for the seed's `SILENCE_S`."""
+
+SOCKET_PREFIX = "n"
+_SOW_S = 30.0
+_OWN_S = 10.0
+_AGAIN_S = 0.5
+_TRIES = 2
+_FAREWELL_S = 3.0
+
+
+class AwaySeed(SeedLink):
+    """A running seed on another host; made by `start` or `take_over`.
+
+    Args:
+        host: which.
+        sown: where the seed is.
+        link: the connection, which is open.
+        folder: the cluster's, on this machine, for sockets.
+        name: of this host's among those.
+        role: `KERNEL` or `KEEPER`.
+        guard: has a process ended with the cluster.
+
+    Attributes:
+        host: which.
+        sown: where it is.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        sown: Sown,
+        link: Connection,
+        folder: Path,
+        name: str,
+        role: str,
+        guard: Callable[[int], None],
+    ) -> None:
+        self.host = host
+        self.sown = sown
+        self._link = link
+        self._folder = folder
+        self._name = name
+        self._guard = guard
+        self._ports: set[int] = set()
+        self._connection: dict[str, Any] = {}
+        self._cut_at = 0.0
+        self._closing = threading.Event()
+        super().__init__(self._reach(), role, _OWN_S, key=folder.name)
+        self._current = [self._peer]
+        self._farewell = weakref.finalize(self, _say_farewells, self._current, os.getpid())
+        self._beating = threading.Thread(target=self._beat, name="nbdist-beat", daemon=True)
+        self._beating.start()
+
+    def __str__(self) -> str:
+        return f"the preloaded parent on {self.host.key}"
+
+    @classmethod
+    def take_over(
+        cls,
+        host: Host,
+        sown: Sown,
+        link: Connection,
+        folder: Path,
+        name: str,
+        role: str,
+        guard: Callable[[int], None],
+    ) -> Self:
+        """Own a seed that another process has started.
+
+        Raises:
+            StartError: it cannot be reached.
+        """
+        if not link.is_open():
+            guard(link.open())
+        return cls(host, sown, link, folder, name, role, guard)
+
+    @classmethod
+    def start(
+        cls,
+        host: Host,
+        sowing: Sowing,
+        link: Connection,
+        folder: Path,
+        name: str,
+        role: str,
+        guard: Callable[[int], None],
+    ) -> Self:
+        """Connect to the host, start a seed there, and own it.
+
+        Raises:
+            StartError: that failed; it says why, and what to do.
+        """
+        guard(link.open())
+        try:
+            sown = _sow(host, sowing, link)
+            return cls(host, sown, link, folder, name, role, guard)
+        except BaseException:
+            link.close()
+            raise
+
+    # Where things are, as its engines see them.
+
+    def prefix(self) -> str:
+        """Ports of this machine's are Unix sockets there: `<prefix>:<port>`."""
+        return f"{self.sown.folder}/{SOCKET_PREFIX}"
+
+    def bring(self, ports: Sequence[int]) -> None:
+        """See that its engines reach these ports of this machine."""
+        fresh = sorted(set(ports) - self._ports)
+        if fresh:
+            self._link.bring_there(fresh, self.prefix())
+            self._ports.update(fresh)
+
+    def introduce(self, controller: dict[str, Any]) -> None:
+        """Tell it of ipyparallel's controller, as the controller's file for engines has it."""
+        ports = [
+            port
+            for name, value in controller.items()
+            for port in (value if isinstance(value, list) else [value])
+            if isinstance(port, int) and name != "ssh"
+        ]
+        self.bring(ports)
+        self._connection = {**controller, "interface": f"ipc://{self.prefix()}"}
+
+    def env(self) -> dict[str, str]:
+        """What an engine is told there of the controller, and what the host has for it."""
+        return {
+            "IPP_CONNECTION_INFO": json.dumps(self._connection),
+            "IPP_PROFILE_DIR": self.sown.folder,
+            **self.host.env,
+        }
+
+    def last_words(self, name: str, lines: int) -> str:
+        if not self.runs():
+            return f"{self.host.key} could not be reached for {LOST_S:g} s"
+        return super().last_words(name, lines)
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+            return ""  # nobody would hear the answer
+        try:
+            text: str = self._ask("tail", END_TIMEOUT_S, op="tail", id=name, lines=lines)["text"]
+        except StartError:
+            return ""
+        return text
+
+    # The connection.
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its connection is gone, and is being made again."""
+        return self._cut_at > 0
+
+    def _reach(self) -> Peer:
+        """A connection to the seed over a link that is open."""
+        here = f"{self._name}.sock"
+        with contextlib.suppress(OSError):
+            return connect(self._folder / here)  # it was brought here before
+        self._link.bring_here(f"{self.sown.folder}/{SEED_SOCKET}", here)
+        try:
+            return connect(self._folder / here)
+        except OSError as error:
+            raise StartError(f"its preloaded parent cannot be reached: {error}") from error
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_S):
+            with contextlib.suppress(OSError), self._sending:
+                self._peer.send({"op": "beat"})
+
+    def _order(self, **order: Any) -> None:
+        """While the connection is made again, orders wait for it."""
+        for _ in range(_TRIES):
+            with self._changed:
+                self._changed.wait_for(lambda: not self.is_cut or self._is_over, 2 * LOST_S)
+            peer = self._peer
+            with contextlib.suppress(OSError), self._sending:
+                peer.send(order)
+                return
+            self._await_other(peer)  # the listening thread is about to find out, too
+        raise StartError(f"{self.host.key} cannot be reached")
+
+    def _await_other(self, peer: Peer) -> None:
+        """Wait until the connection to the seed is another one, or there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._peer is not peer, 2 * LOST_S)
+
+    def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(EOFError):
+                while True:
+                    for event in self._peer.read():
+                        self._note(event)
+            if self._closing.is_set() or not self._connect_again():
+                self._note({"event": "ended"})
+                return
+
+    def _connect_again(self) -> bool:
+        """Whether it worked before the host is lost."""
+        self._cut_at = time.monotonic()
+        while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
+            try:
+                self._mend()
+            except NbdistError:
+                self._closing.wait(_AGAIN_S)
+                continue
+            with self._changed:
+                self._cut_at = 0.0
+                self._changed.notify_all()
+            return True
+        return False
+
+    def _mend(self) -> None:
+        """Have a connection to the seed again, and all ports there.
+
+        Raises:
+            StartError: not yet.
+        """
+        fresh = not self._link.is_open()
+        if fresh:
+            self._link.close()
+            self._guard(self._link.open())
+        peer = self._reach()
+        self._own(peer)
+        with self._sending:
+            self._peer.close()
+            self._peer = self._current[0] = peer
+        if fresh:  # sockets that the former connection has left are in the way
+            peer.send({"op": "unlink", "name": SOCKET_PREFIX})
+            self._hear_until("unlinked")
+            ports, self._ports = self._ports, set()
+            self.bring(sorted(ports))
+
+    def _hear_until(self, kind: str) -> None:
+        """On the listening thread: take in events until one of this kind has come."""
+        try:
+            while self._peer.wait(_OWN_S):
+                events = self._peer.read()
+                for event in events:
+                    self._note(event)
+                if any(event["event"] == kind for event in events):
+                    return
+        except EOFError as error:
+            raise StartError("the connection was cut again") from error
+        raise StartError("the preloaded parent does not answer")
+
+    def _take_in(self, owned: Event) -> None:
+        """Children that have ended meanwhile ended unheard."""
+        gone = self._pids.keys() - owned["children"].keys()
+        super()._take_in(owned)
+        self._codes.update(dict.fromkeys(gone, 1))
+
+    def leave(self) -> None:
+        """Go without a farewell: the seed waits for another owner; the connection stays."""
+        self._farewell.detach()
+        self._end()
+
+    def close(self) -> None:
+        """End every child there, then the seed, and the connection.
+
+        A host that cannot be reached does so by itself.
+        """
+        if self._farewell.detach() is None:
+            return
+        self._closing.set()
+        _say_farewells(self._current, os.getpid())
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self.is_cut, _FAREWELL_S)
+        self._link.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._closing.set()
+        self._beating.join()
+        self._end_connection()
+
+
+def _sow(host: Host, sowing: Sowing, link: Connection) -> Sown:
+    python = host.python or sys.executable
+    command = f"exec {python} -m nbdist.cluster.sow"
+    try:
+        output = link.run(command, msgspec.json.encode(sowing), _SOW_S)
+    except StartError as error:
+        raise StartError(_advice(str(error), python)) from None
+    lines = output.strip().splitlines()  # a shell's start-up files may print, too
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=Sown)
+    except msgspec.DecodeError:
+        said = output.decode(errors="replace").strip()[-200:]
+        raise StartError(f"{python} said {said!r} there, and not where the seed is") from None
+
+
+def _advice(said: str, python: str) -> str:
+    """What to do about a program that failed."""
+    last = said.splitlines()[-1] if said else "no word"
+    if "No module named" in said and "nbdist" in last:
+        return f"nbdist is not installed for {python} there: install it, or type --python PATH"
+    if "not found" in last or "No such file" in last or last == "127":
+        return f"there is no {python}: type --python PATH, or name it in hosts.toml"
+    return f"{python} failed there: {last}"
+
+
+def _say_farewells(current: list[Peer], pid: int) -> None:
+    """Said by the owner, not by a process that was forked from it."""
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            current[0].send({"op": "farewell", "leaves": True})

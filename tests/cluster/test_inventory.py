@@ -1,0 +1,256 @@
+"""Hosts as they are typed, and as files list them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.cluster import inventory
+from nbdist.cluster.ssh import Connection
+from nbdist.errors import UsageError
+from nbdist.records import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LAB = """
+[defaults]
+python = "~/envs/train/bin/python"
+env = {OMP_NUM_THREADS = "4"}
+
+[hosts.gpu1]
+devices = 8
+
+[hosts.gpu2]
+host = "me@10.0.0.2:2222"
+address = "192.168.7.2"
+python = "/opt/python"
+folder = "/scratch/my runs"
+env = {NCCL_SOCKET_IFNAME = "ib0"}
+
+[hosts.gpu3]
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts.toml"
+    path.write_text(LAB)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "number"), [(["4", "hosts"], None), (["4"], None), ([], 4), (["hosts"], 4)]
+)
+def test_a_number_is_of_workers_on_this_machine(words: list[str], number: int | None) -> None:
+    assert inventory.choose(words, number) == (Host(),) * 4
+    assert inventory.of(4) == (Host(),) * 4
+
+
+@pytest.mark.parametrize(
+    ("word", "host"),
+    [
+        ("gpu1", Host(name="gpu1")),
+        ("gpu2:8", Host(name="gpu2", devices=8)),
+        ("me@gpu3:2222", Host(name="gpu3", user="me", port=2222)),
+        ("me@gpu3:22:4", Host(name="gpu3", user="me", port=22, devices=4)),
+        ("gpu3:22:4", Host(name="gpu3", port=22, devices=4)),
+        ("a.b-c.example", Host(name="a.b-c.example")),
+        ("10.0.0.7", Host(name="10.0.0.7")),
+        ("[fe80::1]:2", Host(name="fe80::1", devices=2)),
+        ("localhost", Host()),
+        ("localhost:2", Host(devices=2)),
+        ("me@localhost", Host(name="localhost", user="me")),
+    ],
+)
+def test_a_host_as_it_is_typed(word: str, host: Host) -> None:
+    assert inventory.parse_host(word) == host
+    assert inventory.choose([word, "localhost"]) == (host, Host())
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "says"),
+    [
+        ([], None, "how many hosts"),
+        (["hosts"], None, "how many hosts"),
+        (["4"], 3, "-n 3 and '4'"),
+        (["gpu1"], 3, "-n 3 and 'gpu1'"),
+        (["0"], None, "0 hosts is too few"),
+        (["-3"], None, "-3 hosts is too few"),
+        (["4.5"], None, None),
+        (["gpu1:0"], None, "devices from 1"),
+        (["me@gpu1:0"], None, "no port 0"),
+        (["me@gpu1:70000"], None, "no port 70000"),
+        (["me@gpu1:1:2:3"], None, "unknown host"),
+        (["@gpu1"], None, "unknown host"),
+    ],
+)
+def test_what_is_typed_wrongly_is_named(
+    words: list[str], number: int | None, says: str | None
+) -> None:
+    if says is None:  # a name that a host may have
+        assert inventory.choose(words, number) == (Host(name=words[0]),)
+        return
+    with pytest.raises(UsageError, match=says):
+        inventory.choose(words, number)
+
+
+HOSTILE = [
+    "$(reboot)",
+    "`reboot`",
+    "gpu1;reboot",
+    "gpu1\nreboot",
+    "gpu1 reboot",
+    "-oProxyCommand=reboot",
+    "-oProxyCommand=reboot@gpu1",
+    "me@-oProxyCommand=reboot",
+    "--",
+    "gpu1|reboot",
+    "gpu1&",
+    "gpu1>f",
+    "../gpu1",
+    "gpu1\0",
+    "'gpu1'",
+    "gpü",
+]
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_names_that_mean_something_to_a_shell_or_to_ssh_are_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="unknown host"):
+        inventory.parse_host(word)
+    if word != "--":
+        with pytest.raises(UsageError):
+            inventory.choose(["gpu1"], python=word)
+
+
+@given(st.text())
+def test_whatever_is_taken_for_a_host_is_one_word_of_a_command_line(tmp: str) -> None:
+    try:
+        host = inventory.parse_host(tmp)
+    except UsageError:
+        return
+    for word in (host.name, host.user):
+        assert not word.startswith("-")
+        assert all(sign.isascii() and (sign.isalnum() or sign in "._-:") for sign in word)
+
+
+def test_an_inventory(lab: Path) -> None:
+    gpu1, gpu2, gpu3 = inventory.read(lab)
+    assert gpu1 == Host(
+        name="gpu1", devices=8, python="~/envs/train/bin/python", env={"OMP_NUM_THREADS": "4"}
+    )
+    assert (gpu2.key, gpu2.address) == ("me@10.0.0.2:2222", "192.168.7.2")
+    assert (gpu2.python, gpu2.folder) == ("/opt/python", "/scratch/my runs")
+    assert gpu2.env == {"OMP_NUM_THREADS": "4", "NCCL_SOCKET_IFNAME": "ib0"}
+    assert gpu3.devices == 0
+
+
+def test_some_of_an_inventory(lab: Path) -> None:
+    assert [h.name for h in inventory.choose(["2", "hosts"], file=str(lab))] == ["gpu1", "10.0.0.2"]
+    assert len(inventory.choose(file=str(lab))) == 3
+    assert inventory.choose(["gpu1:2"], file=str(lab))[0].devices == 2
+    assert inventory.choose(["gpu1:2"], file=str(lab))[0].python == "~/envs/train/bin/python"
+    with pytest.raises(UsageError, match="9 hosts: there are 3 in"):
+        inventory.choose(["9"], file=str(lab))
+
+
+def test_an_inventory_by_name(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "nbdist").mkdir()
+    (tmp_path / "nbdist" / "lab.toml").write_text(lab.read_text())
+    assert len(inventory.choose(profile="lab")) == 3
+    with pytest.raises(UsageError, match="profiles: lab"):
+        inventory.choose(profile="leb")
+    with pytest.raises(UsageError, match="profiles: lab"):
+        inventory.choose(profile="../nbdist/lab")
+    with pytest.raises(UsageError, match="type one of them"):
+        inventory.choose(profile="lab", file="hosts.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("", 1, "no hosts"),
+        ("hosts = 3", 1, "no hosts"),
+        ("[hosts]\ngpu1 = 3", 2, r"type \[hosts.gpu1\]"),
+        ("\n[hosts.gpu1]\ndevises = 3", 3, "unknown key 'devises': there are user, port"),
+        ("[hosts.gpu1]\ndevices = 0", 2, "whole number from 1"),
+        ("[hosts.gpu1]\ndevices = true", 2, "whole number from 1"),
+        ("[hosts.gpu1]\nport = 70000", 2, "whole number from 1 to 65535"),
+        ("[hosts.gpu1]\npython = 'a b'", 2, "signs that mean something"),
+        ("[hosts.gpu1]\npython = '-c'", 2, "signs that mean something"),
+        ("[hosts.gpu1]\npython = '$(reboot)'", 2, "signs that mean something"),
+        ("[hosts.gpu1]\nuser = '-l'", 2, "signs that mean something"),
+        ("[hosts.gpu1]\naddress = 'a b'", 2, "signs that mean something"),
+        ('[hosts.gpu1]\nfolder = "a\\nb"', 2, "on one line"),
+        ("[hosts.gpu1]\nfolder = 3", 2, "text in quotes"),
+        ("[hosts.gpu1]\nenv = {A = 3}", 2, 'type {NAME = "value"}'),
+        ("[hosts.gpu1]\nenv = {'A=B' = '3'}", 2, 'type {NAME = "value"}'),
+        ("[hosts.gpu1]\nenv = 'A'", 2, 'type {NAME = "value"}'),
+        ("[hosts.gpu1]\nhost = '-oProxyCommand=reboot'", 2, "unknown host"),
+        ("[hosts.gpu1]\nhost = 3", 2, "type a name in quotes"),
+        ("[hosts.'gpu1;reboot']", 1, "unknown host 'gpu1;reboot'"),
+        ("[defaults]\nhost = 'gpu1'\n[hosts.gpu1]", 2, "unknown key 'host'"),
+        ("defaults = 3\n[hosts.gpu1]", 1, r"type \[defaults\]"),
+        ("[hosts.gpu1]\n[default]\n", 2, "unknown 'default'"),
+    ],
+)
+def test_each_mistake_is_named_with_its_line(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=rf"hosts\.toml:{line}: .*{says}"):
+        inventory.read(path)
+
+
+def _missing(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _no_toml(path: Path) -> None:
+    path.write_text("[hosts.gpu1\n")
+
+
+def _no_text(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe[hosts]")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [(_missing, "cannot be read"), (_no_toml, "no TOML.*line 1"), (_no_text, "no TOML")],
+)
+def test_a_file_that_is_none(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
+    path = tmp_path / "hosts.toml"
+    make(path)
+    with pytest.raises(UsageError, match=says):
+        inventory.read(path)
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text("[hosts.gpu1]\ndevices = 0\nport = 0\n[hosts.'-x']\n")
+    with pytest.raises(UsageError) as error:
+        inventory.read(path)
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_python_callers_name_hosts_too() -> None:
+    assert inventory.of(["gpu1", Host(name="gpu2", devices=3)]) == (
+        Host(name="gpu1"),
+        Host(name="gpu2", devices=3),
+    )
+    for wrong in ("gpu1", 2.0, None, True):
+        with pytest.raises(UsageError, match="type a whole number, or a list of names"):
+            inventory.of(wrong)
+
+
+def test_a_command_line_of_ssh(tmp_path: Path) -> None:
+    host = Host(name="gpu3", user="me", port=2222)
+    words = Connection(host, tmp_path, "h0")._command("-M")
+    assert words == ["ssh", "-S", "h0.ctl", "-l", "me", "-p", "2222", "-M", "--", "gpu3"]

@@ -1,0 +1,257 @@
+"""Hosts on this machine: network, name and process namespaces of their own, each with an sshd.
+
+They share its disk, and nothing else: each has an address on a bridge, a name, a process table.
+Killing a host's first process is pulling its plug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_PROGRAMS = ("ip", "unshare", "nsenter", "ssh", "sshd", "ssh-keygen")
+_SBIN = ("/usr/sbin", "/sbin")
+_BEGIN_S = 10.0
+_NETNS_ETC = Path("/etc/netns")
+
+_ALONE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+SSHD = """
+ListenAddress {address}
+Port 22
+HostKey {key}
+PidFile {folder}/sshd.pid
+AuthorizedKeysFile {folder}/../authorized_keys
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:200
+MaxSessions 100
+"""
+
+SSH = """
+Host {prefix}* {subnet}.*
+  User root
+  IdentityFile {folder}/id
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known_hosts
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+"""
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *_SBIN]))
+
+
+def missing() -> str:
+    """What there is not that hosts are made with; empty where all is there."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    lacking = [name for name in _PROGRAMS if _program(name) is None]
+    if lacking:
+        return f"{', '.join(lacking)} not installed (openssh-server, openssh-client, iproute2)"
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--pid", "--fork", "true"], capture_output=True, check=False
+    )
+    return "" if tried.returncode == 0 else f"namespaces are forbidden: {tried.stderr.decode()}"
+
+
+needs_hosts = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def _do(*command: str) -> str:
+    program = _program(command[0])
+    assert program is not None
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Host:
+    """One of them.
+
+    Attributes:
+        name: its own, which the others and this machine know too.
+        address: on the bridge.
+        folder: its files.
+    """
+
+    def __init__(self, name: str, address: str, folder: Path) -> None:
+        self.name = name
+        self.address = address
+        self.folder = folder
+        self._init: subprocess.Popen[bytes] | None = None
+        folder.mkdir()
+        _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
+
+    def power_on(self) -> None:
+        """Start its sshd; returns when it answers."""
+        assert self._init is None
+        config = SSHD.format(address=self.address, folder=self.folder, key=self.folder / "key")
+        (self.folder / "sshd_config").write_text(config)
+        sshd = f"exec {_program('sshd')} -D -e -f {self.folder}/sshd_config"
+        begin = ["sh", "-c", f"hostname {self.name}; {sshd}"]
+        with (self.folder / "sshd.log").open("ab") as log:
+            self._init = subprocess.Popen(
+                ["ip", "netns", "exec", self.name, *_ALONE, *begin],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _BEGIN_S
+        while not self.listening():
+            assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
+            time.sleep(0.02)
+
+    def power_off(self) -> None:
+        """Everything on it ends at once, with nothing said to anybody."""
+        if self._init is not None:
+            self._init.kill()  # `--kill-child` takes the first process along, and that the others
+            self._init.wait()
+            self._init = None
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run on it, as this machine sees them."""
+        return [psutil.Process(int(pid)) for pid in _do("ip", "netns", "pids", self.name).split()]
+
+    def freeze(self) -> None:
+        for process in self.processes():
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in self.processes():
+            process.resume()
+
+    def listening(self) -> set[tuple[str, int]]:
+        """Addresses and ports of TCP on which somebody on it listens."""
+        lines = _do("ip", "netns", "exec", self.name, "ss", "-Hltn").splitlines()
+        ends = (line.split()[3].rpartition(":") for line in lines)
+        return {(address.strip("[]"), int(port)) for address, _, port in ends}
+
+    def cut(self) -> None:
+        """Pull its cable."""
+        _do("ip", "link", "set", self._cable, "down")
+
+    def mend(self) -> None:
+        _do("ip", "link", "set", self._cable, "up")
+
+    @property
+    def _cable(self) -> str:
+        return f"{self.name}-v"
+
+    def wire(self, bridge: str, hosts: str) -> None:
+        """Give it a network, in which it knows the others by these lines of /etc/hosts."""
+        etc = _NETNS_ETC / self.name
+        etc.mkdir(parents=True)
+        (etc / "hosts").write_text(hosts)
+        _do("ip", "netns", "add", self.name)
+        _do("ip", "link", "add", self._cable, "type", "veth", "peer", "eth0", "netns", self.name)
+        _do("ip", "link", "set", self._cable, "master", bridge, "up")
+        _do("ip", "-n", self.name, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _do("ip", "-n", self.name, "link", "set", "eth0", "up")
+        _do("ip", "-n", self.name, "link", "set", "lo", "up")
+
+    def remove(self) -> None:
+        self.power_off()
+        for undo in (("ip", "link", "del", self._cable), ("ip", "netns", "del", self.name)):
+            with contextlib.suppress(RuntimeError):
+                _do(*undo)
+        shutil.rmtree(_NETNS_ETC / self.name, ignore_errors=True)
+
+
+class Hosts:
+    """So many hosts, powered on; and this machine, with an address among theirs.
+
+    Attributes:
+        each: the hosts.
+        address: this machine's.
+        ssh_config: for `ssh -F`: how to reach them.
+    """
+
+    def __init__(self, count: int) -> None:
+        number = os.getpid() % 190
+        self._subnet = f"10.{64 + number}.77"
+        self._prefix = f"nb{number}-"
+        self._bridge = f"nb{number}-br"
+        self._count = count
+        self._undo = contextlib.ExitStack()
+        self.address = f"{self._subnet}.254"
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            self.folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="nb-hosts-")))
+            self.each = [self._host(n) for n in range(1, self._count + 1)]
+            self.ssh_config = self._write_ssh()
+            _do("ip", "link", "add", self._bridge, "type", "bridge")
+            undo.callback(_do, "ip", "link", "del", self._bridge)
+            _do("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
+            _do("ip", "link", "set", self._bridge, "up")
+            known = ["127.0.0.1 localhost", f"{self.address} head"]
+            known += [f"{host.address} {host.name}" for host in self.each]
+            Path("/run/sshd").mkdir(exist_ok=True)
+            for host in self.each:
+                undo.callback(host.remove)
+                host.wire(self._bridge, "\n".join(known) + "\n")
+                host.power_on()
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.each]
+
+    def _host(self, number: int) -> Host:
+        name = f"{self._prefix}{number}"
+        return Host(name, f"{self._subnet}.{number}", self.folder / name)
+
+    def _write_ssh(self) -> Path:
+        """Names are resolved by ssh's own configuration: /etc/hosts is not touched."""
+        _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "id"))
+        shutil.copy(self.folder / "id.pub", self.folder / "authorized_keys")
+        keys = [(host, (host.folder / "key.pub").read_text().split()[:2]) for host in self.each]
+        lines = [f"{host.address} {' '.join(key)}\n" for host, key in keys]
+        (self.folder / "known_hosts").write_text("".join(lines))
+        general = SSH.format(prefix=self._prefix, subnet=self._subnet, folder=self.folder)
+        named = [f"Host {host.name}\n  HostName {host.address}\n" for host in self.each]
+        config = self.folder / "ssh_config"
+        config.write_text("".join(named) + general)
+        return config
+
+
+def main() -> None:
+    """`python -m tests.netns 4`: hosts to try things on, until Enter is pressed."""
+    with Hosts(int(sys.argv[1])) as hosts:
+        print("ssh -F", hosts.ssh_config, *hosts.names)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()

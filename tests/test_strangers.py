@@ -1,0 +1,121 @@
+"""A host in the same network that has no key: it reads nothing, and runs nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests.netns import Host, Hosts, needs_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [needs_hosts, pytest.mark.usefixtures("own_folders")]
+
+WORD = "4a7c2e-the-word-that-nobody-else-reads"
+STRANGER = """
+import json, select, socket, sys, time, zmq
+ends = [tuple(end) for end in json.loads(sys.argv[1])]
+heard, sockets = b"", []
+for end in ends:
+    for greeting in (b"", b"GET / HTTP/1.1\\r\\n\\r\\n", bytes(64), b"\\xff" * 4096):
+        try:
+            link = socket.create_connection(end, 2)
+            link.sendall(greeting)
+            sockets.append(link)
+        except OSError:
+            pass
+context, subscribers = zmq.Context(), []
+for address, port in ends:
+    for kind in (zmq.SUB, zmq.PULL, zmq.DEALER):
+        subscriber = context.socket(kind)
+        subscriber.linger = 0
+        if kind == zmq.SUB:
+            subscriber.subscribe(b"")
+        subscriber.connect(f"tcp://{address}:{port}")
+        if kind == zmq.DEALER:
+            subscriber.send_multipart([b"", b"import os; os._exit(3)"], zmq.DONTWAIT)
+        subscribers.append(subscriber)
+print("READY", len(sockets), flush=True)
+until = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < until:
+    for link in select.select(sockets, [], [], 0.05)[0]:
+        try:
+            told = link.recv(65536)
+        except OSError:
+            told = b""
+        heard += told
+        if not told:
+            sockets.remove(link)
+    for subscriber in subscribers:
+        while subscriber.poll(0):
+            heard += b"".join(subscriber.recv_multipart())
+print("HEARD", heard.hex(), flush=True)
+"""
+LISTEN_S = 3
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Hosts]:
+    with Hosts(3) as network:
+        yield network
+
+
+def intrude(stranger: Host, ends: list[tuple[str, int]]) -> subprocess.Popen[str]:
+    program = [sys.executable, "-c", STRANGER, json.dumps(ends), str(LISTEN_S)]
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", stranger.name, *program], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("READY")
+    return process
+
+
+def test_a_stranger_reads_nothing_and_runs_nothing(
+    network: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX alone: TensorFlow's own server lets in whoever comes, as docs/clusters.md says."""
+    monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
+    *hosts, stranger = network.each
+    with nbdist.Cluster(hosts=[host.name for host in hosts], framework="jax") as cluster:
+        ends = [end for host in hosts for end in sorted(host.listening()) if end[0] != "127.0.0.1"]
+        assert len(ends) == 2 * len(hosts), "sshd and gloo"
+        process = intrude(stranger, ends)
+        for _ in range(20):
+            cluster.run(f"word = {WORD!r}\nprint(word)\nword")
+        cluster.push({"secret": WORD})
+        cluster.run("import numpy as np, jax.numpy as jnp\nxs = np.ones((64, 2), 'float32')")
+        cluster.run("w = jnp.zeros(2)")
+        options = StepOptions(data="xs", batch=8, epochs=20)
+        run = cluster.run("w = w + batch.mean(0)\nloss = w.sum()", step=options)
+        np.testing.assert_array_equal(run.loss, 2 * np.arange(1, 161))
+        said, _ = process.communicate(timeout=60)
+        heard = bytes.fromhex(said.split()[1]) if len(said.split()) > 1 else b""
+        assert WORD.encode() not in heard
+        assert heard.replace(b"SSH-2.0", b"") != heard, "it was there, and heard sshd's greeting"
+        assert cluster.run("rank").results == {0: "0", 1: "1"}
+
+
+def test_what_listens_on_the_notebooks_machine_is_on_loopback(
+    network: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
+    with nbdist.Cluster(hosts=[network.names[0]], framework="jax"):
+        own = psutil.Process()
+        listening = {
+            connection.laddr.ip.removeprefix("::ffff:")  # as gRPC names it
+            for process in (own, *own.children(recursive=True))
+            if process.is_running() and "sshd" not in process.name()
+            for connection in process.net_connections()
+            if connection.status == "LISTEN"
+        }
+    assert listening == {"127.0.0.1"}
