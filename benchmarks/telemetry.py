@@ -25,7 +25,7 @@ import msgspec
 
 from benchmarks.case import Case
 from nbdist import live
-from nbdist.records import CellRequest, Columns, Rows, SocketAddress, WorkerState
+from nbdist.records import CellRequest, Columns, Rows, WorkerState
 from nbdist.settings import Settings
 from nbdist.telemetry.kept import find
 from nbdist.telemetry.stream import Receiver
@@ -165,10 +165,8 @@ def _send(receiver: Receiver, run: live.LiveRun) -> float:
         Processor time that `tick` has taken, in seconds.
     """
     tick_s = 0.0
-    door = receiver.door
-    address = SocketAddress(url=f"tcp://127.0.0.1:{door.port}", server_key=door.public_key)
     arguments = [
-        msgspec.json.encode(address).decode(),
+        msgspec.json.encode(receiver.door.address).decode(),
         msgspec.json.encode(COLUMNS).decode(),
         *map(str, (WORKERS, RATE, SECONDS)),
     ]

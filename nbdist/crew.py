@@ -12,8 +12,9 @@ from nbdist.cluster.engines import Engines
 from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.seat import KERNEL
 from nbdist.collectives import Collectives
+from nbdist.doctor import check
 from nbdist.held import interrupt_held
-from nbdist.records import SocketAddress, WorkerHello, WorkerIdentity, WorkerState
+from nbdist.records import WorkerHello, WorkerIdentity, WorkerState
 from nbdist.telemetry.stream import Receiver
 from nbdist.worker import setup
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Door, Estate, Speech
+    from nbdist.records import ClusterRequest, Door, Estate, SocketAddress, Speech
     from nbdist.settings import Settings
     from nbdist.views.start import StartView
 
@@ -166,6 +167,8 @@ class Crew:
         phases.run("connected", self.engines.connect)
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
+        if self._request.frameworks and not self._request.is_local:
+            phases.run("hosts looked at", lambda: check(self.engines, self._request))
         former, ranks = self.collectives.bench, len(self.collectives.devices)
         self.collectives = Collectives(self._request, self.engines)
         self.collectives.bench = former if ranks == self.world_size else None
@@ -225,8 +228,7 @@ class Crew:
 
     def _address(self, door: Door, rank: int) -> SocketAddress:
         """Where a rank finds it."""
-        url = self.engines.fleet.url(self.engines.places.host(rank), door.port)
-        return SocketAddress(url=url, server_key=door.public_key)
+        return self.engines.fleet.door(self.engines.places.host(rank), door)
 
     def _meet(self, ranks: Sequence[int]) -> str:
         self.engines.fleet.open_doors([self.receiver.door.port, self.dispatcher.door.port])

@@ -19,7 +19,13 @@ from nbdist.options import plan_options, planning_arguments, step_options
 from nbdist.plans import planned
 from nbdist.records import GUARD_STEPS
 from nbdist.session import MOST_HEALS, Cluster
-from nbdist.starting import started, starting_arguments
+from nbdist.starting import (
+    examined,
+    examining_arguments,
+    names_hosts,
+    started,
+    starting_arguments,
+)
 from nbdist.takeover import attach, offer, stop_all
 from nbdist.views.plan import PlanPicture
 from nbdist.views.surface import show_once
@@ -237,6 +243,25 @@ class DistMagics(Magics):
         finally:
             if args.output:
                 self.shell.user_ns[args.output] = cluster.last_run
+
+    @magic_arguments()
+    @line_magic
+    def dist_hosts(self, line: str) -> None:
+        """Show the host of each worker: address, devices, Python, folder, how it is reached."""
+        parse_argstring(self.dist_hosts, line)
+        show_once(self._cluster("%dist_hosts").hosts())
+
+    @magic_arguments()
+    @examining_arguments
+    @line_magic
+    def dist_doctor(self, line: str) -> None:
+        """Look for what would go wrong: on the hosts of the workers, or on those that are named."""
+        args = parse_argstring(self.dist_doctor, line)
+        if names_hosts(args):
+            show_once(examined(args))
+        else:
+            cluster = self._cluster("%dist_doctor")
+            show_once(cluster.examine(data=args.data, checkpoint=args.checkpoint))
 
     @magic_arguments()
     @argument("--all", action="store_true", help="Also what earlier notebooks have left.")

@@ -7,15 +7,15 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from nbdist import live
-from nbdist.cells.grammar import choose_strategy, parse_cell, parse_ranks
+from nbdist.cells.grammar import choose_strategy, parse_cell
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import inventory
 from nbdist.collectives import WORN
-from nbdist.errors import LeftError, TransferError, UsageError, WorkerError
+from nbdist.doctor import require_shared
+from nbdist.errors import LeftError, UsageError
 from nbdist.held import interrupt_held
 from nbdist.holding import Holding, new_view
 from nbdist.objects import pull, write_objects
-from nbdist.placement import locate
 from nbdist.records import (
     GUARD_STEPS,
     CellUnderWay,
@@ -27,19 +27,16 @@ from nbdist.records import (
 )
 from nbdist.result import Run
 from nbdist.settings import Settings
+from nbdist.sights import Sights
 from nbdist.views.start import StartView
-from nbdist.views.workers import status
 from nbdist.worker import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nbdist.live import LiveRun
-    from nbdist.records import Host, WorkerState
-    from nbdist.views.devices import DevicesPicture
-    from nbdist.views.placement import PlacementPicture
-    from nbdist.views.workers import StatusPicture
+    from nbdist.records import Host
 
 __all__ = ["Cluster", "Run"]
 
@@ -47,7 +44,7 @@ MOST_HEALS = 10
 """In an hour: what has to be healed more often has a cause that healing does not cure."""
 
 
-class Cluster:
+class Cluster(Sights):
     """Engines, one for each host, wired for the frameworks.
 
     Args:
@@ -110,11 +107,6 @@ class Cluster:
     def __repr__(self) -> str:
         workers = f"{self.world_size} workers: {', '.join(self.request.frameworks)}"
         return f"<nbdist.Cluster of {workers}>"
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self._crew.world_size
 
     # Starting and stopping.
 
@@ -264,6 +256,8 @@ class Cluster:
         if saving is None or not max_heals or not needs_heal:
             self._runner.refuse_unready(chosen)
             self._mend()
+            if saving is not None:
+                require_shared(self._crew.engines, saving.folder)
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
         workers = [w for w in self.workers(measure=False) if w.rank in chosen]
         with live.begun(request, header, self._ran, workers, self.settings) as kept:
@@ -323,10 +317,6 @@ class Cluster:
                 lost = collectives.mend(phases, collectives.strategies)
                 phases.finish(" ".join(("nbdist: they are there again", lost)).rstrip(), ())
 
-    def _chosen(self, ranks: str | None) -> tuple[int, ...]:
-        """The ranks that were named; all, when none were."""
-        return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
-
     # Objects.
 
     def push(self, objects: Mapping[str, object], ranks: str | None = None) -> int:
@@ -355,46 +345,3 @@ class Cluster:
             TransferError: a name does not exist on a rank, or an object cannot be pickled.
         """
         return pull(self._apply, names, self._chosen(ranks))
-
-    def show(self, *names: str) -> PlacementPicture:
-        """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
-        hosts = {rank: hello.host for rank, hello in self._crew.hellos.items()}
-        picture = locate(names, self._apply, hosts)
-        self._held.file.show(picture.placement.names, picture.html())
-        return picture
-
-    def _apply(
-        self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]
-    ) -> list[Any]:
-        self._runner.refuse_unready(chosen)
-        try:
-            return self._crew.engines.apply(function, argument, ranks=chosen)
-        except WorkerError as error:
-            raise TransferError(str(error)) from None
-
-    # Looking.
-
-    def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
-        """Every rank, as it is now.
-
-        Args:
-            measure: also read how much memory each takes.
-        """
-        return self._held.workers(measure=measure)
-
-    def status(self) -> StatusPicture:
-        """The workers as a picture."""
-        return status(self.workers())
-
-    def devices(self, *, bench: bool = False) -> DevicesPicture:
-        """The devices of all ranks; with `bench` measured, and steps planned with that."""
-        self._runner.refuse_unready(self._chosen(None))
-        return self._held.devices(bench=bench)
-
-    def logs(self, rank: int) -> str:
-        """All that a rank wrote in cells, and the end of what its engine wrote beside them."""
-        if not 0 <= rank < self.world_size:
-            raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
-        text = self._held.logs.read(rank)
-        beside = self._crew.engines.log_tail(rank)
-        return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")

@@ -12,12 +12,21 @@ from nbdist.session import Cluster
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_STARTING = (
+    from nbdist.records import Host
+    from nbdist.views.hosts import DoctorPicture
+
+_HOSTS = (
     argument("hosts", nargs="*", help="How many, `4 hosts` or `4`, or their names: gpu1 gpu2:8."),
     argument("-n", "--number", type=int, help="The same as a number."),
     argument("--hosts", dest="inventory", metavar="FILE", help="Hosts as this file lists them."),
     argument("--profile", metavar="NAME", help="The same, by the name of your file of hosts."),
     argument("--python", metavar="PATH", help="Python on other hosts; the path of this one's."),
+)
+_EXAMINING = (
+    argument("--data", default="", metavar="PATTERN", help="Files that all hosts have alike."),
+    argument("--checkpoint", default="", metavar="DIR", help="A folder that all hosts share."),
+)
+_STARTING = (
     argument(
         "--min-hosts",
         type=int,
@@ -62,16 +71,50 @@ _STARTING = (
 
 def starting_arguments(function: Callable[..., Any]) -> Any:
     """Give a magic the options of `%dist_start`."""
-    for option in reversed(_STARTING):
+    return _with(function, *_HOSTS, *_STARTING)
+
+
+def examining_arguments(function: Callable[..., Any]) -> Any:
+    """Give a magic the options of `%dist_doctor`."""
+    return _with(function, *_HOSTS, *_EXAMINING)
+
+
+def _with(function: Callable[..., Any], *options: Callable[..., Any]) -> Any:
+    for option in reversed(options):
         function = option(function)
     return function
 
 
+def names_hosts(args: Any) -> bool:
+    """Whether any were typed."""
+    return bool(args.hosts or args.number or args.inventory or args.profile)
+
+
+def chosen(args: Any) -> tuple[Host, ...]:
+    """The hosts that were typed.
+
+    Raises:
+        UsageError: nothing, or something else, was typed.
+    """
+    asked = args.hosts, args.number, args.inventory, args.profile, args.python
+    return inventory.choose(*asked)
+
+
+def examined(args: Any) -> DoctorPicture:
+    """Look at hosts without a cluster: workers are started there, without a framework, and ended.
+
+    Raises:
+        UsageError: they are named wrongly.
+        StartError: they cannot be reached, or have no Python with nbdist.
+    """
+    with Cluster(hosts=chosen(args), framework=hosts.NO_FRAMEWORK) as cluster:
+        return cluster.examine(data=args.data, checkpoint=args.checkpoint)
+
+
 def started(args: Any) -> Cluster:
     """The cluster that was asked for; see `Cluster` for what it raises."""
-    asked = args.hosts, args.number, args.inventory, args.profile, args.python
     return Cluster(
-        hosts=inventory.choose(*asked),
+        hosts=chosen(args),
         framework=args.framework,
         devices_per_host=args.devices_per_host,
         cpus_per_worker=args.cpus_per_worker,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_PROGRAMS = ("ip", "unshare", "nsenter", "ssh", "sshd", "ssh-keygen")
+_PROGRAMS = ("ip", "ss", "tc", "unshare", "nsenter", "ssh", "sshd", "ssh-keygen")
 _SBIN = ("/usr/sbin", "/sbin")
 _BEGIN_S = 10.0
 _NETNS_ETC = Path("/etc/netns")
@@ -153,6 +153,24 @@ class Host:
 
     def mend(self) -> None:
         _do("ip", "link", "set", self._cable, "up")
+
+    def wall_off(self, *, on: bool) -> None:
+        """It reaches this machine, and no other host that is walled off."""
+        state = "on" if on else "off"
+        _do("ip", "link", "set", "dev", self._cable, "type", "bridge_slave", "isolated", state)
+
+    def throttle(self, rate: str) -> None:
+        """What goes to it is slow, as `100mbit`; empty for what the cable gives."""
+        if rate:
+            limits = ("burst", "64kb", "latency", "50ms")
+            _do("tc", "qdisc", "add", "dev", self._cable, "root", "tbf", "rate", rate, *limits)
+        else:
+            _do("tc", "qdisc", "del", "dev", self._cable, "root")
+
+    def own_disk(self, folder: Path) -> None:
+        """Have it an empty disk of its own there, until it is powered off."""
+        first = next(p for p in self.processes() if "sshd" in p.name())
+        _do("nsenter", "-t", str(first.pid), "-m", "mount", "-t", "tmpfs", "tmpfs", str(folder))
 
     @property
     def _cable(self) -> str:

@@ -23,12 +23,15 @@ COMPOSERS = {
     "held",
     "collectives",
     "crew",
+    "checkup",
     "devices",
+    "doctor",
     "healing",
     "heals",
     "journal",
     "recorder",
     "running",
+    "sights",
     "escalation",
     "stopping",
     "task",
@@ -39,7 +42,16 @@ COMPOSERS = {
     "holding",
     "unkept",
 }
-FRONT = {"magics", "options", "starting", "completion", "keeper", "strategies", "__init__"}
+FRONT = {
+    "magics",
+    "options",
+    "starting",
+    "command",
+    "completion",
+    "keeper",
+    "strategies",
+    "__init__",
+}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     **{name: FOUNDATION | {name} for name in STAGES},

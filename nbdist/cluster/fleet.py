@@ -16,13 +16,13 @@ from nbdist.cluster.seat import KERNEL
 from nbdist.cluster.seeds import SeedLink, SeedProcess
 from nbdist.cluster.ssh import Connection
 from nbdist.errors import NbdistError, OwnedError, StartError
-from nbdist.records import Sowing
+from nbdist.records import SocketAddress, Sowing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Framework, Sown
+    from nbdist.records import ClusterRequest, Door, Framework, Sown
 
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 LOOPBACK = "127.0.0.1"
@@ -213,9 +213,12 @@ class Fleet:
         """What engines are told on this host."""
         return self._away[host].env() if host else {}
 
-    def url(self, host: str, port: int) -> str:
-        """A port of this machine, as ZeroMQ reaches it from there."""
-        return f"ipc://{self._away[host].prefix()}:{port}" if host else f"tcp://{LOOPBACK}:{port}"
+    def door(self, host: str, door: Door) -> SocketAddress:
+        """A socket of this machine, as ZeroMQ reaches it from there."""
+        if host == HOME:
+            return door.address
+        url = f"ipc://{self._away[host].prefix()}:{door.port}"
+        return SocketAddress(url=url, server_key=door.public_key)
 
     def service(self, host: str, port: int) -> str:
         """A port of this machine, as gRPC reaches it from there."""
@@ -228,6 +231,15 @@ class Fleet:
         given = [h.address for h in self._request.hosts if not h.name and h.address]
         seen = [seed.sown.from_address for seed in self._away.values()]
         return next(filter(None, (*given, *seen)), LOOPBACK)
+
+    def connection(self, host: str) -> str:
+        """How this machine reaches it, in words."""
+        if host == HOME:
+            return "this machine"
+        began = time.perf_counter()
+        answered = bool(self._runs(host) and self._away[host].look())
+        round_ms = 1000 * (time.perf_counter() - began)
+        return f"ssh, answers in {round_ms:.1f} ms" if answered else "cannot be reached"
 
     def gpus(self, host: str) -> tuple[str, ...]:
         """The NVIDIA GPUs that it has."""

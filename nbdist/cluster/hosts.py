@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 FRAMEWORKS: tuple[Framework, ...] = ("tensorflow", "jax")
 FRAMEWORK_CHOICES = ("tensorflow", "jax", "both")
+NO_FRAMEWORK = "none"
+"""For those who only look."""
+
 COMMUNICATION_CHOICES: tuple[Communication, ...] = ("auto", "ring", "nccl")
 
 
@@ -34,6 +37,8 @@ def choose_frameworks(
     Raises:
         UsageError: one is not installed, or there is no such framework.
     """
+    if choice == NO_FRAMEWORK:
+        return ()
     if choice is not None and choice not in FRAMEWORK_CHOICES:
         raise UsageError(
             f"unknown framework {choice!r}: choose from {', '.join(FRAMEWORK_CHOICES)}"

@@ -97,6 +97,11 @@ class Door(Record, frozen=True):
     public_key: bytes
     secret_key: bytes
 
+    @property
+    def address(self) -> SocketAddress:
+        """What processes on this machine are told of it."""
+        return SocketAddress(url=f"tcp://127.0.0.1:{self.port}", server_key=self.public_key)
+
 
 class WorkerIdentity(Record, frozen=True):
     """A rank as it is told who it is, where it speaks to and where its cells come from."""

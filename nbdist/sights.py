@@ -1,0 +1,107 @@
+"""What there is to see of a running cluster; `session.Cluster` shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cells.grammar import parse_ranks
+from nbdist.doctor import examine
+from nbdist.errors import TransferError, UsageError, WorkerError
+from nbdist.placement import locate
+from nbdist.views.hosts import DoctorPicture, HostsPicture
+from nbdist.views.workers import status
+from nbdist.worker import preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.crew import Crew
+    from nbdist.holding import Holding
+    from nbdist.records import ClusterRequest, WorkerState
+    from nbdist.running import Runner
+    from nbdist.views.devices import DevicesPicture
+    from nbdist.views.placement import PlacementPicture
+    from nbdist.views.workers import StatusPicture
+
+
+class Sights:
+    """Of what a process holds of a cluster."""
+
+    request: ClusterRequest
+    _held: Holding
+    _crew: Crew
+    _runner: Runner
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._crew.world_size
+
+    def _chosen(self, ranks: str | None) -> tuple[int, ...]:
+        """The ranks that were named; all, when none were."""
+        return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
+
+    def _apply(
+        self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]
+    ) -> list[Any]:
+        self._runner.refuse_unready(chosen)
+        try:
+            return self._crew.engines.apply(function, argument, ranks=chosen)
+        except WorkerError as error:
+            raise TransferError(str(error)) from None
+
+    def show(self, *names: str) -> PlacementPicture:
+        """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
+        hosts = {rank: hello.host for rank, hello in self._crew.hellos.items()}
+        picture = locate(names, self._apply, hosts)
+        self._held.file.show(picture.placement.names, picture.html())
+        return picture
+
+    def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
+        """Every rank, as it is now.
+
+        Args:
+            measure: also read how much memory each takes.
+        """
+        return self._held.workers(measure=measure)
+
+    def status(self) -> StatusPicture:
+        """The workers as a picture."""
+        return status(self.workers())
+
+    def devices(self, *, bench: bool = False) -> DevicesPicture:
+        """The devices of all ranks; with `bench` measured, and steps planned with that."""
+        self._runner.refuse_unready(self._chosen(None))
+        return self._held.devices(bench=bench)
+
+    def logs(self, rank: int) -> str:
+        """All that a rank wrote in cells, and the end of what its engine wrote beside them."""
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
+        text = self._held.logs.read(rank)
+        beside = self._crew.engines.log_tail(rank)
+        return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
+
+    def hosts(self) -> HostsPicture:
+        """The host of each rank: its address, devices, Python, folder, and how it is reached."""
+        self._runner.refuse_unready(self._chosen(None))
+        engines, given = self._crew.engines, {host.key: host for host in self.request.hosts}
+        ranks = range(self.world_size)
+        keys = [engines.places.host(rank) for rank in ranks]
+        return HostsPicture(
+            facts=tuple(engines.apply(preflight.facts)),
+            addresses=tuple(engines.places.address(rank) for rank in ranks),
+            environments=tuple(tuple(given[key].env) for key in keys),
+            connections=tuple(map(engines.fleet.connection, keys)),
+        )
+
+    def examine(self, *, data: str = "", checkpoint: str = "") -> DoctorPicture:
+        """Look at the hosts, and at the network between them: what would go wrong, and the cure.
+
+        Args:
+            data: a pattern of files that all hosts should have alike.
+            checkpoint: a folder that all hosts should share.
+        """
+        self._runner.refuse_unready(self._chosen(None))
+        asked = self._crew.engines, self.request
+        return DoctorPicture(examine(*asked, measure=True, data=data, folder=checkpoint))
