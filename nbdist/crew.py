@@ -146,6 +146,8 @@ class Crew:
         self._hurries_until = time.monotonic() + _BEGINS_S if in_haste else 0.0
         if self.engines.can_restart():
             phases.run("old workers ended", self.engines.restart)
+            if self.engines.request != self._request:
+                self.engines.resize(self._request)
             self.engines.places.numbers = tuple(places)
             if self.engines.fleet.lost():
                 leaves_out = not in_haste  # else who waits for it says what is done without
@@ -157,6 +159,11 @@ class Crew:
             self.engines.detach(on=self._detached)
             self.engines.places.numbers = tuple(places)
             self.start(phases)
+
+    def resize(self, phases: StartView, request: ClusterRequest) -> None:
+        """Have fresh workers on these hosts; those that had hosts which go on end, too."""
+        self._request = request
+        self.restart(phases, range(len(request.hosts)))
 
     def _bring_up(self, phases: StartView) -> None:
         """From forked engines to ranks that have answered."""

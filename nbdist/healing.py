@@ -90,9 +90,13 @@ class Healer:
         with StartView(f"nbdist: {lost.reason}; healing") as phases:
             if halfway or not self._in_place(phases, lost, request):
                 self._afresh(phases, shrinks=request.saving is not None and request.saving.shrink)
-            phases.run("set-up run again", lambda: self._replay(entries))
+            self.make_again(phases, entries)
             gone = self._journal.gone(entries)
             phases.finish(" ".join(("nbdist: the run goes on", gone)).rstrip(), ())
+
+    def make_again(self, phases: StartView, entries: Sequence[Entry]) -> None:
+        """Do what fresh workers lack; see `Journal.needed`."""
+        phases.run("set-up run again", lambda: self._replay(entries))
 
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
         """Whether it worked."""

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.live import LiveRun
-    from nbdist.records import CellUnderWay, ClusterRequest, Estate, Speech, WorkerState
+    from nbdist.records import (
+        CellRequest,
+        CellUnderWay,
+        ClusterRequest,
+        Estate,
+        Speech,
+        WorkerState,
+    )
     from nbdist.settings import Settings
     from nbdist.views.devices import DevicesPicture
 
@@ -157,10 +164,39 @@ class Holding:
             self._come_up(phases)
             self._ended = undo.pop_all()
 
-    def _come_up(self, phases: StartView) -> None:
-        """Engines are new."""
+    def resize(self, request: ClusterRequest, run: CellRequest | None) -> None:
+        """Have fresh workers on other hosts.
+
+        Args:
+            request: what is asked for now.
+            run: goes on there: what it needs is done again.
+
+        Raises:
+            ReplayError: that cannot be done again; nothing was changed.
+            UsageError: a host cannot be reached; likewise.
+        """
+        before, after = self.crew.world_size, len(request.hosts)
+        if run is not None:
+            self.runner.refuse_unmade(run)
+        phases = StartView(f"nbdist: from {labels.count(before, 'worker')} to {after}")
+        with contextlib.ExitStack() as undo, phases:
+            if not request.is_local:
+                phases.run("hosts reached", lambda: self.crew.engines.fleet.require(request))
+            undo.push(self._ended.pop_all())
+            self.runner.forget()
+            self.crew.resize(phases, request)
+            self.journal.resized(before, self.crew.world_size)
+            self.estate.update(request=request)
+            if run is not None:
+                self.runner.make_again(run, phases)
+            self._come_up(phases, "" if run is not None else self.journal.gone([]))
+            self._ended = undo.pop_all()
+
+    def _come_up(self, phases: StartView, gone: str = "") -> None:
+        """Engines are new; `gone` says what they do not have."""
         workers = self.workers(measure=False)
-        phases.finish(f"nbdist: {labels.ready(len(workers))}", workers)
+        ready = " ".join((f"nbdist: {labels.ready(len(workers))}", gone)).rstrip()
+        phases.finish(ready, workers)
         self.file.write(self.workers(), run="")
         self.estate.update(loss=None, **of_crew(self.crew), **controllers_of(self.crew))
 

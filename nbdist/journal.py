@@ -39,6 +39,12 @@ class Journal:
         for path in self._folder.glob("*.msgpack"):
             path.unlink()
 
+    def resized(self, before: int, after: int) -> None:
+        """What was done to all workers is to be done to all that there are now."""
+        for number, entry in enumerate(self._entries, 1):
+            if len(entry.ranks) == before:
+                self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
+
     def add_cell(self, cell: CellUnderWay | None, run: Run, failed: bool) -> None:
         """A cell ran, to its end or until it failed or was interrupted; plans change nothing."""
         if cell is None or cell.request.is_plan:
@@ -73,6 +79,11 @@ class Journal:
         names = names_of(request.source) if step is None else _names_of_step(step)
         return needed(self._entries, names, saved, world_size)
 
+    def last_saved(self) -> CellRequest | None:
+        """The run that was saved last, if one was."""
+        requests = (entry.request for entry in reversed(self._entries))
+        return next((one for one in requests if one is not None and one.saving is not None), None)
+
     def imports(self) -> tuple[str, ...]:
         """The modules that cells have imported."""
         return tuple(dict.fromkeys(m for entry in self._entries for m in entry.names.imports))
@@ -89,7 +100,11 @@ class Journal:
 
     def _add(self, entry: Entry) -> None:
         self._entries.append(entry)
-        path = self._folder / f"{len(self._entries):06}.msgpack"
+        self._write(len(self._entries), entry)
+
+    def _write(self, number: int, entry: Entry) -> None:
+        self._entries[number - 1] = entry
+        path = self._folder / f"{number:06}.msgpack"
         self._files.replace(path, msgspec.msgpack.encode(entry), 0o600)
 
 

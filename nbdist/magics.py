@@ -23,6 +23,8 @@ from nbdist.starting import (
     examined,
     examining_arguments,
     names_hosts,
+    resized,
+    resizing_arguments,
     started,
     starting_arguments,
 )
@@ -281,6 +283,14 @@ class DistMagics(Magics):
         """Replace every worker by a fresh one, whatever it is stuck in."""
         parse_argstring(self.dist_restart, line)
         self._cluster("%dist_restart").restart()
+
+    @magic_arguments()
+    @resizing_arguments
+    @line_magic
+    def dist_resize(self, line: str) -> None:
+        """Have fresh workers on other hosts, or on more or fewer: between cells."""
+        args = parse_argstring(self.dist_resize, line)
+        self._cluster("%dist_resize").resize(resized(args), go_on=args.go_on)
 
     @magic_arguments()
     @argument("rank", nargs="?", type=int, default=0, help="The rank; 0 if left out.")

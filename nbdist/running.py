@@ -34,6 +34,7 @@ from nbdist.worker.checkpoint_folder import names_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from nbdist.cells.journal import Entry
     from nbdist.crew import Crew
     from nbdist.former import Former
     from nbdist.journal import Journal
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from nbdist.settings import Settings
     from nbdist.telemetry.estate import EstateFile
     from nbdist.views.cell import View
+    from nbdist.views.start import StartView
 
 _HALFWAY = "type %dist_restart for new ones, or run it again with --resume"
 _READS_CHECKPOINTS = ("orbax.checkpoint",)
@@ -69,6 +71,7 @@ class Runner:
         self.number = estate.estate.cells
         self.last_run = Run(0)
         self._crew = crew
+        self._journal = journal
         self._estate = estate
         self._settings = settings
         self._healer = Healer(crew, journal, estate, self._run_again, settings.replace_wait_s)
@@ -108,6 +111,22 @@ class Runner:
     def forget(self) -> None:
         """The engines are others: nobody is in a cell any more."""
         self._watches, self.stuck = (), []
+
+    def refuse_unmade(self, request: CellRequest) -> None:
+        """Raises ReplayError where fresh workers cannot be made to have what a run needs."""
+        self._needed(request)
+
+    def _needed(self, request: CellRequest) -> list[Entry]:
+        saved = names_in(Path(request.saving.folder)) if request.saving else ()
+        return self._journal.needed(request, saved, self._crew.world_size)
+
+    def make_again(self, request: CellRequest, phases: StartView) -> None:
+        """Have fresh workers do what a run needs that goes on from its checkpoints.
+
+        Raises:
+            ReplayError: something cannot be done again.
+        """
+        self._healer.make_again(phases, self._needed(request))
 
     def run(
         self, cell: CellUnderWay, view: View, live: LiveRun, host_of: Mapping[int, str]

@@ -6,13 +6,15 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec import structs
+
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell
 from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import inventory
 from nbdist.collectives import WORN
 from nbdist.doctor import require_shared
-from nbdist.errors import LeftError, UsageError
+from nbdist.errors import LeftError, ReplayError, UsageError
 from nbdist.held import interrupt_held
 from nbdist.holding import Holding, new_view
 from nbdist.objects import pull, write_objects
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.live import LiveRun
-    from nbdist.records import Host
+    from nbdist.records import CellRequest, Host
 
 __all__ = ["Cluster", "Run"]
 
@@ -123,6 +125,49 @@ class Cluster(Sights):
         self.running = False
         self._held.restart()
         self.running = True
+
+    def resize(self, hosts: int | Sequence[str | Host], *, go_on: bool = False) -> Run | None:
+        """Have fresh workers on other hosts, or on more or fewer; what the cells defined is lost.
+
+        Args:
+            hosts: as for `Cluster`; of hosts that have names, a smaller number is the first ones.
+            go_on: the run that was stopped goes on there, from its newest checkpoint and with the
+                same global batch; what it uses is made again.
+
+        Returns:
+            The run that went on.
+
+        Raises:
+            UsageError, ReplayError: it is not possible, and nothing was changed.
+            StartError: it failed; the cluster is gone.
+        """
+        last = self._journal.last_saved() if go_on else None
+        if go_on and last is None:
+            raise UsageError("no run had --checkpoint: none can go on")
+        request = structs.replace(self.request, hosts=inventory.resized(self.request.hosts, hosts))
+        host_rules.check(request, self.settings.worker_memory_bytes)
+        self.running = False
+        try:
+            self._held.resize(request, last)
+        except (ReplayError, UsageError):
+            self.running = True
+            raise
+        self.request, self.running = request, True
+        return self._go_on(last) if last is not None else None
+
+    def _go_on(self, run: CellRequest) -> Run:
+        """Run a cell that was saved again, from its newest checkpoint; all it uses is there."""
+        assert run.saving is not None
+        saving = structs.replace(run.saving, resume=True)
+        request = structs.replace(run, number=self._runner.number + 1, saving=saving)
+        headers = (text.partition("\n")[0].partition(f"[{run.label}] ")[2] for text in self._ran)
+        under_way = CellUnderWay(
+            request=request,
+            ranks=self._chosen(None),
+            max_heals=MOST_HEALS,
+            detached=True,
+        )
+        return self._keep(under_way, next(filter(None, headers), ""))
 
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""
@@ -259,20 +304,23 @@ class Cluster(Sights):
             if saving is not None:
                 require_shared(self._crew.engines, saving.folder)
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
-        workers = [w for w in self.workers(measure=False) if w.rank in chosen]
-        with live.begun(request, header, self._ran, workers, self.settings) as kept:
-            hosts = {worker.rank: worker.host for worker in workers}
-            sent = CellUnderWay(
-                request=request,
-                ranks=chosen,
-                run=kept.id,
-                runs=str(self.settings.runs_path),
-                hang_after_s=hang_after_s,
-                max_heals=max_heals,
-                once=once,
-                detached=detach or saving is not None,
-            )
-            self._follow(sent, kept, hosts)
+        under_way = CellUnderWay(
+            request=request,
+            ranks=chosen,
+            hang_after_s=hang_after_s,
+            max_heals=max_heals,
+            once=once,
+            detached=detach or saving is not None,
+        )
+        return self._keep(under_way, header)
+
+    def _keep(self, cell: CellUnderWay, header: str) -> Run:
+        """Run the cell, and keep its run."""
+        workers = [w for w in self.workers(measure=False) if w.rank in cell.ranks]
+        with live.begun(cell.request, header, self._ran, workers, self.settings) as kept:
+            runs = str(self.settings.runs_path)
+            sent = structs.replace(cell, run=kept.id, runs=runs, saved=())
+            self._follow(sent, kept, {worker.rank: worker.host for worker in workers})
         return self.last_run
 
     def _follow(self, cell: CellUnderWay, kept: LiveRun, host_of: Mapping[int, str]) -> None:

@@ -22,6 +22,13 @@ _HOSTS = (
     argument("--profile", metavar="NAME", help="The same, by the name of your file of hosts."),
     argument("--python", metavar="PATH", help="Python on other hosts; the path of this one's."),
 )
+_RESIZING = (
+    argument(
+        "--go-on",
+        action="store_true",
+        help="The run that was stopped goes on there, from its newest checkpoint.",
+    ),
+)
 _EXAMINING = (
     argument("--data", default="", metavar="PATTERN", help="Files that all hosts have alike."),
     argument("--checkpoint", default="", metavar="DIR", help="A folder that all hosts share."),
@@ -79,6 +86,11 @@ def examining_arguments(function: Callable[..., Any]) -> Any:
     return _with(function, *_HOSTS, *_EXAMINING)
 
 
+def resizing_arguments(function: Callable[..., Any]) -> Any:
+    """Give a magic the options of `%dist_resize`."""
+    return _with(function, *_HOSTS, *_RESIZING)
+
+
 def _with(function: Callable[..., Any], *options: Callable[..., Any]) -> Any:
     for option in reversed(options):
         function = option(function)
@@ -109,6 +121,17 @@ def examined(args: Any) -> DoctorPicture:
     """
     with Cluster(hosts=chosen(args), framework=hosts.NO_FRAMEWORK) as cluster:
         return cluster.examine(data=args.data, checkpoint=args.checkpoint)
+
+
+def resized(args: Any) -> int | tuple[Host, ...]:
+    """The hosts that `%dist_resize` was given; a number stays one, for it may be of named ones.
+
+    Raises:
+        UsageError: nothing, or something else, was typed.
+    """
+    hosts = chosen(args)
+    is_number = not (args.inventory or args.profile or any(host.name for host in hosts))
+    return len(hosts) if is_number else hosts
 
 
 def started(args: Any) -> Cluster:

@@ -117,6 +117,12 @@ class Engines:
             cores=[],
         )
 
+    def resize(self, request: ClusterRequest) -> None:
+        """Other hosts are asked for; no engine runs."""
+        self.request = request
+        self.fleet.resize(request)
+        self.places.resize(request)
+
     def reach(self, *, leaves_out: bool) -> str:
         """Connect to hosts that were lost, and have what engines are forked from there again."""
         reached = self.places.reach(leaves_out=leaves_out)

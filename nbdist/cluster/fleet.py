@@ -7,6 +7,7 @@ import importlib.util
 import json
 import signal
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,14 +16,14 @@ from nbdist.cluster.away import AwaySeed
 from nbdist.cluster.seat import KERNEL
 from nbdist.cluster.seeds import SeedLink, SeedProcess
 from nbdist.cluster.ssh import Connection
-from nbdist.errors import NbdistError, OwnedError, StartError
+from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
 from nbdist.records import SocketAddress, Sowing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Door, Framework, Sown
+    from nbdist.records import ClusterRequest, Door, Framework, Host, Sown
 
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 LOOPBACK = "127.0.0.1"
@@ -58,11 +59,11 @@ class Fleet:
     ) -> None:
         self.home = home
         self.unreached: dict[str, str] = {}
-        self._request = request
         self._grace_s = grace_s
         self._ssh_config = ssh_config
-        self._hosts = {host.key: host for host in request.hosts if host.name}
         self._away: dict[str, AwaySeed] = {}
+        self._hosts: dict[str, Host] = {}
+        self.resize(request)
         self._controller: dict[str, Any] = {}
         self._doors: set[int] = set()
 
@@ -89,6 +90,28 @@ class Fleet:
         env = environment.shared(request)
         home = SeedProcess.start(modules, env, folder, grace_s, role)
         return cls(home, request, grace_s, ssh_config)
+
+    def require(self, request: ClusterRequest) -> str:
+        """Connect to hosts that are new in a request, before those that there are let go.
+
+        Raises:
+            UsageError: one cannot be reached; all is as it was.
+        """
+        before = self._hosts
+        self._hosts = {**before, **{host.key: host for host in request.hosts if host.name}}
+        fresh = self._hosts.keys() - before.keys()
+        failed = self._each(fresh, self._start)
+        if failed:
+            self._hosts = before
+            self._each(fresh & self._away.keys(), lambda key: self._away.pop(key).close())
+            raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
+        return f"{len(fresh)} more"
+
+    def resize(self, request: ClusterRequest) -> None:
+        """Other hosts are asked for; those that are not any more are let go."""
+        self._request = request
+        self._hosts = {host.key: host for host in request.hosts if host.name}
+        self._each(self._away.keys() - self._hosts.keys(), lambda key: self._away.pop(key).close())
 
     def take_over(self, sown: Mapping[str, Sown]) -> None:
         """Own the seeds of other hosts that another process has started; some may be gone."""
@@ -131,7 +154,7 @@ class Fleet:
 
     def _where(self, key: str) -> tuple[Connection, Path, str]:
         """A connection that is not open, the folder of its sockets, and how they are called."""
-        name = f"h{list(self._hosts).index(key)}"
+        name = f"h{zlib.crc32(key.encode()):08x}"
         link = Connection(self._hosts[key], self.home.folder, name, self._ssh_config)
         return link, self.home.folder, name
 

@@ -96,6 +96,19 @@ def of(hosts: object) -> tuple[Host, ...]:
     return tuple(host if isinstance(host, Host) else parse_host(str(host)) for host in hosts)
 
 
+def resized(before: tuple[Host, ...], hosts: object) -> tuple[Host, ...]:
+    """Hosts in the place of others; a number is of those, or of workers on this machine.
+
+    Raises:
+        UsageError: so many have no names.
+    """
+    if type(hosts) is not int or not any(host.name for host in before):
+        return of(hosts)
+    if not 0 < hosts <= len(before):
+        raise UsageError(f"{hosts} hosts: there are {len(before)}; type the names of all")
+    return before[:hosts]
+
+
 def _here(count: int) -> tuple[Host, ...]:
     """So many engines on this machine."""
     if count < 1:

@@ -28,9 +28,13 @@ class Places:
     """
 
     def __init__(self, request: ClusterRequest, fleet: Fleet) -> None:
-        self.numbers = tuple(range(len(request.hosts)))
-        self._request = request
         self._fleet = fleet
+        self.resize(request)
+
+    def resize(self, request: ClusterRequest) -> None:
+        """Other hosts are asked for; each is a rank's place."""
+        self._request = request
+        self.numbers = tuple(range(len(request.hosts)))
 
     def reach(self, *, leaves_out: bool) -> str:
         """Connect to the hosts that are not connected.
