@@ -104,6 +104,7 @@ def _reaches(
         if isinstance(port, int)
     }
     reached = engines.apply(preflight.reach, ends, token, measure)
+    engines.apply(preflight.close_ports)
     closed = {rank: port for rank, port in enumerate(ports) if isinstance(port, str)}
     return {
         rank: (*found, *(Reach(other, fault=why) for other, why in closed.items() if other != rank))

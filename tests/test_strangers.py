@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 
 import nbdist
@@ -103,19 +105,21 @@ def test_a_stranger_reads_nothing_and_runs_nothing(
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
 
+def listening_here() -> Iterator[tuple[str, int]]:
+    """Of this process, and of those below it on this machine."""
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "sshd" not in process.name():
+                ends = (c.laddr for c in process.net_connections() if c.status == "LISTEN")
+                yield from ((end.ip.removeprefix("::ffff:"), end.port) for end in ends)  # as gRPC
+
+
 def test_what_listens_on_the_notebooks_machine_is_on_loopback(
     network: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import psutil
-
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
+    before = set(listening_here())
     with nbdist.Cluster(hosts=[network.names[0]], framework="jax"):
-        own = psutil.Process()
-        listening = {
-            connection.laddr.ip.removeprefix("::ffff:")  # as gRPC names it
-            for process in (own, *own.children(recursive=True))
-            if process.is_running() and "sshd" not in process.name()
-            for connection in process.net_connections()
-            if connection.status == "LISTEN"
-        }
-    assert listening == {"127.0.0.1"}
+        fresh = set(listening_here()) - before
+    assert {address for address, _ in fresh} == {"127.0.0.1"}

@@ -54,6 +54,7 @@ _AT_ONCE = 64
 _PING, _SEND = b"p", b"s"
 _SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at
 _MIB = 1 << 20
+_listeners: list[socket.socket] = []
 
 
 def facts() -> HostFacts:
@@ -141,10 +142,18 @@ def open_ports(addresses: list[str], token: str) -> int | str:
     except OSError as error:
         listener.close()
         return f"{address} is no address of this host: {error.strerror or error}"
+    _listeners.append(listener)
     serve = functools.partial(_serve, listener, token.encode())
     threading.Thread(target=serve, name="nbdist-preflight", daemon=True).start()
     port: int = listener.getsockname()[1]
     return port
+
+
+def close_ports() -> None:
+    """Listen no longer."""
+    while _listeners:
+        with contextlib.suppress(OSError):  # the time was over
+            _listeners.pop().shutdown(socket.SHUT_RDWR)
 
 
 def _serve(listener: socket.socket, token: bytes) -> None:
@@ -152,10 +161,12 @@ def _serve(listener: socket.socket, token: bytes) -> None:
         deadline = time.monotonic() + _OPEN_S
         while (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
-            with contextlib.suppress(OSError):
+            try:
                 link = listener.accept()[0]
-                answer = functools.partial(_answer, link, token)
-                threading.Thread(target=answer, name="nbdist-preflight", daemon=True).start()
+            except OSError:  # it was shut
+                return
+            answer = functools.partial(_answer, link, token)
+            threading.Thread(target=answer, name="nbdist-preflight", daemon=True).start()
 
 
 def _answer(link: socket.socket, token: bytes) -> None:

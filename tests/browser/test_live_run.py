@@ -150,6 +150,7 @@ def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: 
     assert not notebook.locator(".jp-OutputArea-output[data-mime-type*=error]").count()
     assert re.match(r"\d+ True", run(notebook, AFTER)), "the run is kept and the state goes on"
     run(notebook, SHORT)
+    view(notebook, SHORT).scroll_into_view_if_needed()  # what nobody sees is not drawn
     view(notebook, SHORT).locator(".nbdist-pill", has_text="finished").wait_for()
 
 

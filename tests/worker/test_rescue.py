@@ -358,7 +358,14 @@ jax.clear_caches()
 gc.collect()
 rank = state.current().rank
 pjrt.build(
-    PjrtWiring(address={address!r}, rank=rank, world_size=2, cpu_devices=2, compiled="")
+    PjrtWiring(
+        service={address!r},
+        address="127.0.0.1",
+        rank=rank,
+        world_size=2,
+        cpu_devices=2,
+        compiled="",
+    )
 )
 namespace["lost"] = rescued.put_back(namespace)
 namespace["mesh"] = state.current().strategies["pjrt"].mesh
