@@ -1,13 +1,21 @@
-"""A trivial cell on 4 engines: `%%dist_run` against ipyparallel's `%%px`, in one kernel."""
+"""A trivial cell: on 4 engines `%%dist_run` against ipyparallel's `%%px`, in one kernel.
+
+On hundreds of light ones, `Cluster.run` against `DirectView.execute` on the very same engines.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import time
 from statistics import median
 from typing import TYPE_CHECKING
 
+import nbdist
 from benchmarks import both
-from benchmarks.case import Case
+from benchmarks.case import Case, compare
+from nbdist.settings import Settings
 from tests.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -15,6 +23,7 @@ if TYPE_CHECKING:
 
 RUNS = 100
 WARM_UP = 10
+SCALE_RUNS = 15
 MEASURE = f"""
 import json
 times = {{"ours": [], "theirs": []}}
@@ -30,6 +39,8 @@ def cases() -> Iterator[Case]:
         kernel.run(both.START).check()
         times = json.loads(kernel.run(MEASURE).check().stdout.splitlines()[-1])
         kernel.run(both.STOP).check()
+    for engines, target in ((64, 0.7), (256, 0.4)):
+        yield _at_scale(engines, target)
     yield Case(
         "trivial cell, 4 engines, against %%px",
         median(times["ours"]),
@@ -38,3 +49,26 @@ def cases() -> Iterator[Case]:
         target=0.8,
         runs=RUNS,
     )
+
+
+def _at_scale(engines: int, target: float) -> Case:
+    """Light engines, forked: 256 of ipyparallel's own would not fit."""
+    light = Settings(worker_memory_bytes=20_000_000, start_timeout_s=600)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        nbdist.Cluster(hosts=engines, framework="none", settings=light) as cluster,
+    ):
+        view = cluster._crew.engines.controller.client[:]
+
+        def ours() -> float:
+            began = time.perf_counter()
+            cluster.run("x = 1")
+            return time.perf_counter() - began
+
+        def theirs() -> float:
+            began = time.perf_counter()
+            view.execute("x = 1", block=True)
+            return time.perf_counter() - began
+
+        what = f"trivial cell, {engines} light engines, against DirectView.execute"
+        return compare(what, ours, theirs, unit="s", target=target, runs=SCALE_RUNS)

@@ -283,7 +283,8 @@ class Cluster(Sights):
         if step is not None and len(chosen) < self.world_size:
             given = "--data" if step.data else "a plan"
             raise UsageError(f"--ranks {ranks} with {given}: that is for all ranks; leave one out")
-        scope = choose_strategy(strategy, self.request)
+        has_any = bool(self.request.frameworks)
+        scope = choose_strategy(strategy, self.request) if has_any or strategy else None
         request = parse_cell(
             cell,
             number=self._runner.number + 1,

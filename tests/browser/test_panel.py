@@ -156,7 +156,7 @@ def test_a_cluster_is_resized_by_cells_of_the_notebook(notebook: Page) -> None:
     change.get_by_label("Hosts").fill("2")
     change.get_by_role("button", name="Resize").click()
     until_there_are(notebook, 4)
-    assert sources(notebook)[2] == "%dist_stop\n%dist_start 2 hosts --framework tensorflow"
+    assert sources(notebook)[2] == "%dist_resize 2 hosts"
 
 
 def until_there_are(page: Page, cells: int) -> None:

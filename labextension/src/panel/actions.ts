@@ -86,7 +86,7 @@ export class Actions {
     const cluster = this.cluster(args);
     const hosts = args['hosts'] ?? (await this.askHosts());
     if (cluster !== undefined && typeof hosts === 'number') {
-      await this.runCell(resizeCode(cluster, hosts), cluster.kernel);
+      await this.runCell(resizeCode(hosts), cluster.kernel);
     }
   }
 

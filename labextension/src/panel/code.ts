@@ -1,5 +1,3 @@
-import type { ClusterState } from '../records';
-
 /** What a cluster is to be made of; every framework that is installed where none is named. */
 export interface Wish {
   readonly hosts: number;
@@ -23,9 +21,9 @@ export function startCode(wish: Wish): string {
   return `%load_ext nbdist\n${startLine(wish)}`;
 }
 
-/** The cell that replaces a cluster by one with another number of hosts. */
-export function resizeCode(cluster: ClusterState, hosts: number): string {
-  return `${STOP_CLUSTER}\n${startLine({ hosts, framework: onlyFramework(cluster) })}`;
+/** The cell that gives a cluster another number of hosts. */
+export function resizeCode(hosts: number): string {
+  return `%dist_resize ${counted(hosts)}`;
 }
 
 /** The cell that shows where arrays are; names as typed, with spaces between. */
@@ -39,12 +37,10 @@ export function filled(snippet: Snippet, hosts: number): string {
 }
 
 function startLine(wish: Wish): string {
-  const hosts = `${wish.hosts} ${wish.hosts === 1 ? 'host' : 'hosts'}`;
   const framework = wish.framework === '' ? '' : ` --framework ${wish.framework}`;
-  return `%dist_start ${hosts}${framework}`;
+  return `%dist_start ${counted(wish.hosts)}${framework}`;
 }
 
-function onlyFramework(cluster: ClusterState): Framework {
-  const named = FRAMEWORKS.find(name => name === cluster.frameworks[0]);
-  return cluster.frameworks.length === 1 && named !== undefined ? named : '';
+function counted(hosts: number): string {
+  return `${hosts} ${hosts === 1 ? 'host' : 'hosts'}`;
 }
