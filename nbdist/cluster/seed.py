@@ -27,13 +27,13 @@ kills every child and every guarded process, and ends. Only the seed signals its
 parent, it knows that a pid still means the process it started.
 
 Forking is safe as long as the parent has started no framework runtime: a TensorFlow op or a
-JAX backend in the parent hangs or crashes the children.
+JAX backend in the parent hangs or crashes the children. Where there is one, children begin from
+nothing, and its log says why.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -42,19 +42,20 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from nbdist.cluster.alive import await_ends
+from nbdist.cluster.child import become, die_with_parent
 from nbdist.cluster.gpus import visible_gpus
-from nbdist.cluster.logs import log_file, read_tail
+from nbdist.cluster.logs import read_tail
 from nbdist.cluster.seat import Event, Seat
 
-_PR_SET_PDEATHSIG = 1
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/accel")
 _GUARD_GRACE_S = 3.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -68,6 +69,10 @@ class _Pipe:
 
     def fileno(self) -> int:
         return self._read
+
+    @property
+    def write_end(self) -> int:
+        return self._write
 
     def __call__(self, event: Event) -> None:
         with contextlib.suppress(BrokenPipeError):  # the seed is gone, and so are we
@@ -97,6 +102,7 @@ class Seed:
         self._children: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         self._gpus: tuple[str, ...] = ()
+        self._unsafe = ""
         self._guarded: list[psutil.Process] = []
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -120,6 +126,9 @@ class Seed:
             self._versions[name] = getattr(module, "__version__", "")
         gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
         self._gpus = visible_gpus()
+        self._unsafe = _why_not_fork()
+        if self._unsafe:
+            sys.stderr.write(f"children are not forked, but begin from nothing: {self._unsafe}\n")
         ready = {"event": "ready", "versions": self._versions, "gpus": self._gpus}
         self._seat.announce(ready)
 
@@ -165,41 +174,38 @@ class Seed:
                 self._guarded.append(psutil.Process(order["pid"]))
 
     def _spawn(self, order: Event) -> None:
-        pid = os.fork()
+        pid = os.fork() if not self._unsafe else self._begin(order)
         if pid == 0:
             self._become_child(order)
         self._children[order["id"]] = pid
         self._seat.announce({"event": "spawned", "id": order["id"], "pid": pid})
 
-    def _become_child(self, order: Event) -> None:
-        """Never returns: runs the target in a session of its own."""
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.setsid()
-            _die_with_parent()
-            self._seat.close()
-            for descriptor in (self._of_children.fileno(), self._wake, self._wake_write):
-                os.close(descriptor)
-            path = log_file(self._folder, order["id"])
-            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((nothing, 0), (log, 1), (log, 2)):
-                os.dup2(source, target)
-            os.environ.update(order["env"])
-            module, function = order["target"].split(":")
-            getattr(importlib.import_module(module), function)(order["args"], self._of_children)
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - the boundary of the process: the log shows it
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    def _become_child(self, order: Event) -> NoReturn:
+        """What was forked leaves what is the seed's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        die_with_parent()
+        self._seat.close()
+        for descriptor in (self._of_children.fileno(), self._wake, self._wake_write):
+            os.close(descriptor)
+        become(order, self._folder, self._of_children)
+
+    def _begin(self, order: Event) -> int:
+        """A child that imports everything itself; returns its pid."""
+        descriptor = self._of_children.write_end
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nbdist.cluster.child", str(self._folder), str(descriptor)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=[descriptor],
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(json.dumps(order).encode())
+        process.returncode = 0  # it is waited for with the others
+        return process.pid
 
     def _look(self) -> dict[str, tuple[int, bool]]:
         """Of each child that runs, its memory in bytes, and whether it is frozen."""
@@ -212,12 +218,12 @@ class Seed:
         self._seat.announce({"event": "signalled", "id": child})
 
     def _reap(self) -> None:
-        for child, pid in list(self._children.items()):
+        for name, pid in list(self._children.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                del self._children[child]
+                del self._children[name]
                 code = os.waitstatus_to_exitcode(status)
-                self._seat.announce({"event": "exited", "id": child, "pid": pid, "code": code})
+                self._seat.announce({"event": "exited", "id": name, "pid": pid, "code": code})
 
     def _end_everything(self) -> None:
         self._seat.end()
@@ -253,10 +259,22 @@ def _with_children(process: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when the seed is gone, however it went."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _why_not_fork() -> str:
+    """What has begun to run in this process, and would hang or crash what is forked from it.
+
+    Nothing of what a seed imports does; what a user has Python import at its start may.
+    """
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            if str(file.readlink()).startswith(_DEVICES):
+                return f"{file.readlink()} is open"
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and bridge.backends_are_initialized():
+        return "JAX has a backend"
+    eager = sys.modules.get("tensorflow.python.eager.context")
+    if eager is not None and getattr(eager.context(), "_context_handle", None) is not None:
+        return "TensorFlow has run an op"
+    return ""
 
 
 def main() -> None:

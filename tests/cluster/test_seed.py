@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+import nbdist
 from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.seat import KERNEL, SEED_SOCKET
 from nbdist.cluster.seeds import SeedProcess
@@ -227,3 +228,35 @@ def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     owner.stdout.close()
     _, alive = psutil.wait_procs(list(family), timeout=15)
     assert not alive, f"left behind: {alive}"
+
+
+def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -> None:
+    """What is forked from a process with a backend of JAX's hangs."""
+    with contextlib.closing(start(tmp_path, module="tests.cluster.begun")) as seed:
+        seed.wait_event("ready", 60)
+        pid = start_sleeper(seed)
+        assert "nbdist.cluster.child" in psutil.Process(pid).cmdline()
+        assert os.getsid(pid) == pid
+        assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
+        assert "begin from nothing: JAX has a backend" in seed.log_tail("seed")
+        seed.signal("one", signal.SIGINT)
+        seed.wait_gone(["one"], 10)
+        assert "KeyboardInterrupt" in seed.last_words("one", 20)
+        other = start_sleeper(seed, "two")
+        os.kill(seed.pid, signal.SIGKILL)
+        assert repeat_until(lambda: is_gone(other), 10)
+
+
+@pytest.mark.full  # the children are those above
+def test_a_cluster_whose_seed_may_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'nbdist.cluster.seed' in sys.orig_argv:\n    import jax; jax.devices()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with nbdist.Cluster(hosts=2, framework="jax") as cluster:
+        begun = "'nbdist.cluster.child' in sys.orig_argv"
+        said = cluster.run(f"import sys, jax\n({begun}, jax.device_count())")
+        assert said.results == {0: "(True, 2)", 1: "(True, 2)"}
+        assert "JAX has a backend" in cluster._crew.engines.fleet.home.log_tail("seed")
+        cluster.restart()
+        assert cluster.run("rank").results == {0: "0", 1: "1"}
