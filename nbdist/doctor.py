@@ -134,11 +134,11 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
             f"{host} has {labels.count(count, 'file')} ({labels.size(size)})"
             for host, (count, size, _) in zip(hosts, found, strict=True)
         )
-        fault = "differ" if len(kinds) > 1 else "are not there"
+        differ = f"the files of {pattern} differ: {said}"
         troubles.append(
             Trouble(
                 where=", ".join(dict.fromkeys(hosts)),
-                what=f"the files of {pattern} {fault}: {said}",
+                what=differ if len(kinds) > 1 else f"there are no files {pattern}",
                 advice="copy them to all hosts, or name a folder that all share",
                 is_fatal=True,
             )

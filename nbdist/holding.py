@@ -180,8 +180,9 @@ class Holding:
             self.runner.refuse_unmade(run)
         phases = StartView(f"nbdist: from {labels.count(before, 'worker')} to {after}")
         with contextlib.ExitStack() as undo, phases:
-            if not request.is_local:
-                phases.run("hosts reached", lambda: self.crew.engines.fleet.require(request))
+            fleet = self.crew.engines.fleet
+            if fleet.lacks(request):
+                phases.run("hosts reached", lambda: fleet.require(request))
             undo.push(self._ended.pop_all())
             self.runner.forget()
             self.crew.resize(phases, request)
@@ -195,8 +196,8 @@ class Holding:
     def _come_up(self, phases: StartView, gone: str = "") -> None:
         """Engines are new; `gone` says what they do not have."""
         workers = self.workers(measure=False)
-        ready = " ".join((f"nbdist: {labels.ready(len(workers))}", gone)).rstrip()
-        phases.finish(ready, workers)
+        ready = f"nbdist: {labels.ready(len(workers))}"
+        phases.finish(f"{ready}, {gone}" if gone else ready, workers)
         self.file.write(self.workers(), run="")
         self.estate.update(loss=None, **of_crew(self.crew), **controllers_of(self.crew))
 

@@ -91,21 +91,26 @@ class Fleet:
         home = SeedProcess.start(modules, env, folder, grace_s, role)
         return cls(home, request, grace_s, ssh_config)
 
+    def lacks(self, request: ClusterRequest) -> list[str]:
+        """The hosts of a request that are new."""
+        keys = dict.fromkeys(host.key for host in request.hosts if host.name)
+        return [key for key in keys if key not in self._hosts]
+
     def require(self, request: ClusterRequest) -> str:
         """Connect to hosts that are new in a request, before those that there are let go.
 
         Raises:
             UsageError: one cannot be reached; all is as it was.
         """
-        before = self._hosts
+        before, fresh = self._hosts, self.lacks(request)
         self._hosts = {**before, **{host.key: host for host in request.hosts if host.name}}
-        fresh = self._hosts.keys() - before.keys()
         failed = self._each(fresh, self._start)
         if failed:
             self._hosts = before
-            self._each(fresh & self._away.keys(), lambda key: self._away.pop(key).close())
+            there = [key for key in fresh if key in self._away]
+            self._each(there, lambda key: self._away.pop(key).close())
             raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
-        return f"{len(fresh)} more"
+        return ", ".join(fresh)
 
     def resize(self, request: ClusterRequest) -> None:
         """Other hosts are asked for; those that are not any more are let go."""
