@@ -182,7 +182,7 @@ def _gpus(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
                 what=f"GPU {labels.ranks(busy)} in use: {labels.memory(used)} are taken there",
                 advice=f"wait, or use the others: {env}" if free else "wait, or use another host",
             )
-    asked = {host.name: host.devices for host in request.hosts if host.devices}
+    asked = {host.key: host.devices for host in request.hosts if host.devices}
     for one in _each_host(facts):
         wanted = asked.get(one.host, 0)
         if 0 < len(one.gpus) < wanted:

@@ -6,6 +6,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from nbdist import checkup
 from nbdist.errors import StartError, UsageError
 from nbdist.records import Examination, Reach, Trouble
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nbdist.cluster.engines import Engines
-    from nbdist.records import ClusterRequest
+    from nbdist.records import ClusterRequest, HostFacts
 
 BOUND_S = 5.0
 """For what all ranks are asked at once."""
@@ -41,7 +43,7 @@ def examine(
     addresses = [engines.places.address(rank) for rank in range(engines.world_size)]
     with engines.within(BOUND_S):
         asked_at = time.time()
-        facts = tuple(engines.apply(preflight.facts))
+        facts = tuple(map(_named, engines.apply(preflight.facts), _keys(engines)))
         answered_at = time.time()
         reaches = _reaches(engines, addresses, measure=measure)
         troubles = [
@@ -86,9 +88,18 @@ def in_words(trouble: Trouble) -> str:
 
 def require_shared(engines: Engines, folder: str) -> None:
     """Raises UsageError where ranks on several hosts do not share the folder of checkpoints."""
-    if len({engines.places.host(rank) for rank in range(engines.world_size)}) > 1:
+    if len({*_keys(engines)}) > 1:
         for trouble in _folder(engines, folder):
             raise UsageError(f"--checkpoint {folder}: {in_words(trouble)}")
+
+
+def _keys(engines: Engines) -> list[str]:
+    return [engines.places.host(rank) for rank in range(engines.world_size)]
+
+
+def _named(facts: HostFacts, key: str) -> HostFacts:
+    """Hosts may have the same name for themselves: what was typed tells them apart."""
+    return structs.replace(facts, host=key or facts.host)
 
 
 def _reaches(
@@ -117,7 +128,7 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
     if not pattern:
         return []
     found = engines.apply(preflight.files, pattern)
-    hosts = [engines.places.host(rank) or "this machine" for rank in range(len(found))]
+    hosts = [key or "this machine" for key in _keys(engines)]
     troubles = [
         Trouble(
             where=host,
@@ -152,7 +163,7 @@ def _folder(engines: Engines, folder: str) -> list[Trouble]:
         return []
     mark = f".nbdist-{secrets.token_hex(8)}"
     why = engines.apply(preflight.leave_mark, folder, mark, ranks=[0])[0]
-    hosts = [engines.places.host(rank) or "this machine" for rank in range(engines.world_size)]
+    hosts = [key or "this machine" for key in _keys(engines)]
     if why:
         what, advice = f"{folder} cannot be written to: {why}", "name another"
         return [Trouble(where=hosts[0], what=what, advice=advice, is_fatal=True)]

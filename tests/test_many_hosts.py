@@ -320,6 +320,15 @@ def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
 
 
+def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
+    names = " ".join(hosts.names[:2])
+    with Kernel() as kernel:
+        kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
+        assert all(map(ours, hosts.each[:2]))
+    for host in hosts.each[:2]:
+        assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
+
+
 def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody comes: the workers end by themselves."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "2")

@@ -38,6 +38,7 @@ _OWN_S = 10.0
 _AGAIN_S = 0.5
 _TRIES = 2
 _FAREWELL_S = 3.0
+_FAREWELL = {"op": "farewell", "leaves": True}
 
 
 class AwaySeed(SeedLink):
@@ -76,10 +77,11 @@ class AwaySeed(SeedLink):
         self._ports: set[int] = set()
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
-        self._closing = threading.Event()
+        self._closing, self._over = threading.Event(), threading.Event()
         super().__init__(self._reach(), role, _OWN_S, key=folder.name)
         self._current = [self._peer]
-        self._farewell = weakref.finalize(self, _say_farewells, self._current, os.getpid())
+        told = self._current, os.getpid(), self._closing, self._over
+        self._farewell = weakref.finalize(self, _say_farewell, *told)
         self._beating = threading.Thread(target=self._beat, name="nbdist-beat", daemon=True)
         self._beating.start()
 
@@ -122,8 +124,8 @@ class AwaySeed(SeedLink):
         Raises:
             StartError: that failed; it says why, and what to do.
         """
-        guard(link.open())
         try:
+            guard(link.open())
             sown = _sow(host, sowing, link)
             return cls(host, sown, link, folder, name, role, guard)
         except BaseException:
@@ -293,12 +295,22 @@ class AwaySeed(SeedLink):
         """
         if self._farewell.detach() is None:
             return
+        if not self.is_cut:
+            _say_farewell(self._current, os.getpid(), self._closing, self._over)
         self._closing.set()
-        _say_farewells(self._current, os.getpid())
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self.is_cut, _FAREWELL_S)
         self._link.close()
         self._end()
+
+    def bid_farewell(self) -> None:
+        """`close` is about to be called, of others first: it need not wait then."""
+        self._closing.set()
+        with contextlib.suppress(OSError), self._sending:
+            self._peer.send(_FAREWELL)
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        if event["event"] == "ended":
+            self._over.set()
 
     def _end(self) -> None:
         self._closing.set()
@@ -331,8 +343,15 @@ def _advice(said: str, python: str) -> str:
     return f"{python} failed there: {last}"
 
 
-def _say_farewells(current: list[Peer], pid: int) -> None:
-    """Said by the owner, not by a process that was forked from it."""
+def _say_farewell(
+    current: list[Peer], pid: int, closing: threading.Event, over: threading.Event
+) -> None:
+    """Said by the owner, not by a process that was forked from it; returns when it was heeded.
+
+    Also as Python ends, and before this machine's seed ends the connections.
+    """
     if os.getpid() == pid:
+        closing.set()
         with contextlib.suppress(OSError):
-            current[0].send({"op": "farewell", "leaves": True})
+            current[0].send(_FAREWELL)
+        over.wait(_FAREWELL_S)

@@ -359,9 +359,15 @@ class Fleet:
         self.home.detach(on=on)
 
     def close(self) -> None:
-        """End every child of every seed, and these. May be called more than once."""
-        with contextlib.closing(self.home):
-            self._each(self._away, lambda key: self._away[key].close())
+        """End every child of every seed, and these. May be called more than once.
+
+        No thread is started for it: there is none any more as Python ends.
+        """
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.home.close)
+            for seed in self._away.values():
+                steps.callback(seed.close)
+                seed.bid_farewell()
 
 
 def _modules(request: ClusterRequest) -> tuple[str, ...]:

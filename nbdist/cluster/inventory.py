@@ -93,7 +93,22 @@ def of(hosts: object) -> tuple[Host, ...]:
         return _here(hosts)
     if not isinstance(hosts, Sequence) or isinstance(hosts, (str, bytes)):
         raise UsageError(f"hosts {hosts!r}: type a whole number, or a list of names")
-    return tuple(host if isinstance(host, Host) else parse_host(str(host)) for host in hosts)
+    return tuple(_checked(host) if isinstance(host, Host) else parse_host(host) for host in hosts)
+
+
+def _checked(host: Host) -> Host:
+    """A record, of which nothing may mean anything to a shell, or be an option."""
+    given = {key: value for key in _KEYS if (value := getattr(host, key))}
+    faults = [
+        f"{key} = {value!r}: {said}"
+        for key, value in given.items()
+        if (said := _value_fault(key, value))
+    ]
+    if host.name and not re.fullmatch(rf"{_WORD}|[0-9A-Fa-f:.]+", str(host.name), re.ASCII):
+        faults.append(f"name = {host.name!r}: no host is called so")
+    if faults:
+        raise UsageError("\n".join(faults))
+    return host
 
 
 def resized(before: tuple[Host, ...], hosts: object) -> tuple[Host, ...]:
@@ -131,13 +146,13 @@ def _count(words: Sequence[str], number: int | None) -> int | None:
     return None
 
 
-def parse_host(word: str) -> Host:
+def parse_host(word: object) -> Host:
     """A host as it is typed.
 
     Raises:
         UsageError: it is no name that a host could have.
     """
-    found = _HOST.fullmatch(word)
+    found = _HOST.fullmatch(word) if isinstance(word, str) else None
     if found is None:
         raise UsageError(
             f"unknown host {word!r}: type a number, or names as in gpu1 gpu2:8 me@gpu3:2222"

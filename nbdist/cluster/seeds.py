@@ -19,17 +19,18 @@ import psutil
 
 from nbdist.cluster.alive import await_ends, is_alive
 from nbdist.cluster.logs import log_file, read_tail
-from nbdist.cluster.seat import KERNEL, LEAVE_S, SEED_SOCKET, connect, listen
+from nbdist.cluster.seat import KERNEL, LEAVE_S, SEED_SOCKET, Event, connect, listen
 from nbdist.errors import OwnedError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nbdist.cluster.seat import Event, Peer
+    from nbdist.cluster.seat import Peer
 
 END_TIMEOUT_S = 10.0
 _BEGIN_TIMEOUT_S = 60.0
+_ANSWERED: Event = {"event": ""}
 _LOOK_S = 1.0
 """A seed answers at once, unless it is frozen, or still imports."""
 
@@ -185,10 +186,13 @@ class SeedLink:
         return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
 
     def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
-        """Order something, and wait for the event that answers it."""
+        """Order something, and wait for the event that answers it, which is not kept."""
         mark = self.count()
         self._order(**order)
-        return self.wait_event(kind, timeout_s, since=mark)
+        answer = self.wait_event(kind, timeout_s, since=mark)
+        with self._changed:
+            self._events[self._events.index(answer, mark)] = _ANSWERED
+        return answer
 
     def _order(self, **order: Any) -> None:
         try:

@@ -250,6 +250,27 @@ def test_python_callers_name_hosts_too() -> None:
             inventory.of(wrong)
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        Host(name="-oProxyCommand=reboot"),
+        Host(name="gpu1;reboot"),
+        Host(name="gpu1", user="-l"),
+        Host(name="gpu1", python="$(reboot)"),
+        Host(name="gpu1", python="-c"),
+        Host(name="gpu1", folder="a\nb"),
+        Host(name="gpu1", port=70000),
+        Host(name="gpu1", devices=-1),
+        Host(name="gpu1", env={"A B": "c"}),
+    ],
+)
+def test_records_are_looked_at_as_closely(host: Host) -> None:
+    with pytest.raises(UsageError, match=" = "):
+        inventory.of([host])
+    with pytest.raises(UsageError, match="unknown host 3"):
+        inventory.of([3])
+
+
 def test_a_command_line_of_ssh(tmp_path: Path) -> None:
     host = Host(name="gpu3", user="me", port=2222)
     words = Connection(host, tmp_path, "h0")._command("-M")
