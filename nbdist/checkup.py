@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from nbdist.plan import hardware
@@ -29,7 +29,8 @@ MANY_WORKERS = 50
 """Beyond it, a ring's latency shows: its steps are as many as workers."""
 
 _FEWER = 0.75
-_MUST_AGREE = ("nbdist", "tensorflow", "keras", "jax", "jaxlib", "ipyparallel")
+_MUST_AGREE = ("nbdist", "ipyparallel")
+_OF_FRAMEWORK = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "jaxlib")}
 _SHOULD_AGREE = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
@@ -51,9 +52,9 @@ def find(
     """
     found = [
         *_unreached(facts, addresses, reaches),
-        *_versions(facts),
+        *_versions(facts, request),
         *_clocks(facts, skew_s),
-        *_room(facts, request),
+        *_room(facts),
         *_gpus(facts, request),
         *_slow(facts, reaches),
         *_unlike(facts),
@@ -99,12 +100,13 @@ def _how_to_reach(host: str, address: str) -> str:
     )
 
 
-def _versions(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
+def _versions(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Trouble]:
     def minor(one: HostFacts) -> str:
         return ".".join(one.versions["python"].split(".")[:2])
 
     yield from _differing(facts, "Python", minor, fatal=True)
-    for package in _MUST_AGREE:
+    used = (name for framework in request.frameworks for name in _OF_FRAMEWORK[framework])
+    for package in (*_MUST_AGREE, *used):
         yield from _differing(facts, package, functools.partial(_version, package))
     for package in _SHOULD_AGREE:
         driven = [one for one in facts if one.gpus]
@@ -145,7 +147,7 @@ def _clocks(facts: Sequence[HostFacts], skew_s: Mapping[int, float]) -> Iterator
             )
 
 
-def _room(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Trouble]:
+def _room(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
     for one in _each_host(facts):
         if one.disk_bytes < LEAST_DISK_BYTES:
             yield Trouble(
@@ -182,9 +184,11 @@ def _gpus(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
                 what=f"GPU {labels.ranks(busy)} in use: {labels.memory(used)} are taken there",
                 advice=f"wait, or use the others: {env}" if free else "wait, or use another host",
             )
-    asked = {host.key: host.devices for host in request.hosts if host.devices}
+    asked: Counter[str] = Counter()
+    for host in request.hosts:
+        asked[host.key] += host.devices
     for one in _each_host(facts):
-        wanted = asked.get(one.host, 0)
+        wanted = asked[one.host]
         if 0 < len(one.gpus) < wanted:
             yield Trouble(
                 where=one.host,
@@ -216,12 +220,10 @@ def _unlike(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
         kinds[", ".join(dict.fromkeys(gpu.name for gpu in one.gpus)) or "no GPU"].append(one)
     if len(kinds) > 1:
         said = "; ".join(f"{_named(ones)}: {kind}" for kind, ones in kinds.items())
-        without = kinds.get("no GPU", [])
         yield Trouble(
             where=said,
             what=f"devices of {len(kinds)} kinds{_cost(kinds)}",
             advice="leave out the slower hosts, or train on each kind by itself",
-            is_fatal=bool(without),
         )
     elif "no GPU" in kinds:
         cores = [one.cpus for one in facts]

@@ -126,7 +126,9 @@ class Collectives:
 
     def _wire_mirrored(self) -> str:
         ports = self._engines.apply(setup.reserve_port)
-        addresses = [f"{self._engines.places.address(r)}:{port}" for r, port in enumerate(ports)]
+        hosts = [self._engines.places.address(rank) for rank in range(len(ports))]
+        hosts = [f"[{host}]" if ":" in host else host for host in hosts]
+        addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
         wired = wiring.mirrored(addresses, self._request.communication)
         devices = self._engines.apply(setup.build_mirrored, wired)
         self.devices = dict(enumerate(devices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -151,7 +152,8 @@ class Crew:
             self.engines.places.numbers = tuple(places)
             if self.engines.fleet.lost():
                 leaves_out = not in_haste  # else who waits for it says what is done without
-                phases.run("hosts reached", lambda: self.engines.reach(leaves_out=leaves_out))
+                reach = functools.partial(self.engines.reach, leaves_out=leaves_out)
+                phases.run("hosts reached", reach)
             self._bring_up(phases)
         else:
             phases.run("old workers ended", self.engines.stop)
@@ -163,6 +165,7 @@ class Crew:
     def resize(self, phases: StartView, request: ClusterRequest) -> None:
         """Have fresh workers on these hosts; those that had hosts which go on end, too."""
         self._request = request
+        self.dispatcher.is_away = not request.is_local
         self.restart(phases, range(len(request.hosts)))
 
     def _bring_up(self, phases: StartView) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from nbdist import checkup
-from nbdist.errors import StartError, UsageError
+from nbdist.errors import StartError, UsageError, WorkerError
 from nbdist.records import Examination, Reach, Trouble
 from nbdist.views import labels
 from nbdist.worker import preflight
@@ -74,7 +74,10 @@ def check(engines: Engines, request: ClusterRequest) -> str:
     Raises:
         StartError: with one line for each fatal trouble.
     """
-    examination = examine(engines, request, measure=False)
+    try:
+        examination = examine(engines, request, measure=False)
+    except WorkerError as error:
+        return f"not all could be looked at: {error}"
     fatal = [trouble for trouble in examination.troubles if trouble.is_fatal]
     if fatal:
         raise StartError("\n".join(map(in_words, fatal)))

@@ -101,8 +101,8 @@ class Healer:
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
         """Whether it worked."""
         collectives = self._crew.collectives
-        spares = self._crew.engines.spares()
-        if request.strategy != "pjrt" or not 0 < len(lost.ranks) <= spares:
+        can_replace = self._crew.engines.can_replace(lost.ranks)
+        if request.strategy != "pjrt" or not lost.ranks or not can_replace:
             return False
         if not collectives.heal_in_place:
             return False

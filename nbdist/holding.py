@@ -54,6 +54,7 @@ class Holding:
         logs: what the ranks wrote.
         file: for whoever looks.
         under_way: follows the cell that another process had sent; None where there is none.
+        is_up: there are workers, or have been since the last time that fresh ones were to come.
     """
 
     def __init__(self, folder: Path, crew: Crew, estate: Estate, settings: Settings) -> None:
@@ -67,6 +68,7 @@ class Holding:
         self.logs = OutputLogs(folder / "log")
         self.file = ClusterFile(folder, request.frameworks, self._files)
         self.under_way: Callable[[], None] | None = None
+        self.is_up = True
         self._ended = contextlib.ExitStack()
 
     @classmethod
@@ -182,8 +184,10 @@ class Holding:
         with contextlib.ExitStack() as undo, phases:
             fleet = self.crew.engines.fleet
             if fleet.lacks(request):
-                phases.run("hosts reached", lambda: fleet.require(request))
+                bound_s = self.crew.engines.timeout_s
+                phases.run("hosts reached", lambda: fleet.require(request, bound_s))
             undo.push(self._ended.pop_all())
+            self.is_up = False
             self.runner.forget()
             self.crew.resize(phases, request)
             self.journal.resized(before, self.crew.world_size)
@@ -191,7 +195,7 @@ class Holding:
             if run is not None:
                 self.runner.make_again(run, phases)
             self._come_up(phases, "" if run is not None else self.journal.gone([]))
-            self._ended = undo.pop_all()
+            self._ended, self.is_up = undo.pop_all(), True
 
     def _come_up(self, phases: StartView, gone: str = "") -> None:
         """Engines are new; `gone` says what they do not have."""

@@ -42,7 +42,7 @@ class Journal:
     def resized(self, before: int, after: int) -> None:
         """What was done to all workers is to be done to all that there are now."""
         for number, entry in enumerate(self._entries, 1):
-            if len(entry.ranks) == before:
+            if len(entry.ranks) >= before:  # there may have been more before that
                 self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
 
     def add_cell(self, cell: CellUnderWay | None, run: Run, failed: bool) -> None:

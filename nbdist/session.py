@@ -14,7 +14,7 @@ from nbdist.cluster import hosts as host_rules
 from nbdist.cluster import inventory
 from nbdist.collectives import WORN
 from nbdist.doctor import require_shared
-from nbdist.errors import LeftError, ReplayError, UsageError
+from nbdist.errors import LeftError, UsageError
 from nbdist.held import interrupt_held
 from nbdist.holding import Holding, new_view
 from nbdist.objects import pull, write_objects
@@ -149,15 +149,15 @@ class Cluster(Sights):
         self.running = False
         try:
             self._held.resize(request, last)
-        except (ReplayError, UsageError):
-            self.running = True
-            raise
-        self.request, self.running = request, True
+            self.request = request
+        finally:
+            self.running = self._held.is_up
         return self._go_on(last) if last is not None else None
 
     def _go_on(self, run: CellRequest) -> Run:
         """Run a cell that was saved again, from its newest checkpoint; all it uses is there."""
         assert run.saving is not None
+        require_shared(self._crew.engines, run.saving.folder)
         saving = structs.replace(run.saving, resume=True)
         request = structs.replace(run, number=self._runner.number + 1, saving=saving)
         headers = (text.partition("\n")[0].partition(f"[{run.label}] ")[2] for text in self._ran)

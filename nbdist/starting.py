@@ -130,8 +130,8 @@ def resized(args: Any) -> int | tuple[Host, ...]:
         UsageError: nothing, or something else, was typed.
     """
     hosts = chosen(args)
-    is_number = not (args.inventory or args.profile or any(host.name for host in hosts))
-    return len(hosts) if is_number else hosts
+    counted = args.number is not None or args.hosts[:1] == [str(len(hosts))]
+    return len(hosts) if counted and not (args.inventory or args.profile) else hosts
 
 
 def started(args: Any) -> Cluster:

@@ -248,6 +248,8 @@ def test_versions_that_differ() -> None:
     ]
     patch = {"python": "3.11.9", "nbdist": "1", "jax": "0.10.2"}
     assert found(facts(0), facts(1, versions=patch)) == []
+    beside = facts(0).versions | {"tensorflow": "2.21.0"}
+    assert found(facts(0), facts(1, versions=beside)) == [], "nobody asked for it"
     none = {"python": "3.11.7", "nbdist": "1"}
     assert found(facts(0), facts(1, versions=none)) == [
         "fatal gpu1: jax differs: gpu0: 0.10.2; gpu1: none"
@@ -292,6 +294,10 @@ def test_gpus_that_are_in_use_or_missing() -> None:
     assert found(facts(0, gpus=(A100,) * 4), request=asked) == [
         "fatal gpu0: it has 4 GPUs, and 8 were asked for"
     ]
+    twice = ClusterRequest((Host(name="gpu0", devices=4),) * 2, ("jax",))
+    assert found(facts(0, gpus=(A100,) * 4), request=twice) == [
+        "fatal gpu0: it has 4 GPUs, and 8 were asked for"
+    ]
 
 
 def test_devices_that_are_not_alike() -> None:
@@ -300,7 +306,7 @@ def test_devices_that_are_not_alike() -> None:
     assert said.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: Tesla V100-SXM2-16GB: devices")
     assert "so that the fastest, with 5.0 times its peak, idle for 80%" in said
     (said,) = found(fast, facts(1))
-    assert said.startswith("fatal ")
+    assert said.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: no GPU: devices of 2 kinds")
     (said,) = found(facts(0, cpus=64), facts(1, cpus=8))
     assert said == "minor gpu1: 8 cores, and 64 on others: each step waits for these"
     unknown = msgspec.structs.replace(A100, name="Banana 9000")

@@ -200,10 +200,14 @@ def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> No
     host = hosts.each[1]
 
     def pull() -> None:
+        assert steps_of(tmp_path) < STEPS
         host.cut()
+        pulled.append(steps_of(tmp_path))
         time.sleep(2)
+        pulled.append(steps_of(tmp_path))
         host.mend()
 
+    pulled: list[int] = []
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         puller = after(tmp_path, 60, pull)
         try:
@@ -212,6 +216,9 @@ def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> No
             puller.join()
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert not run.heals
+        before, then = pulled
+        assert then < 2 * STEPS, "it stood still"
+        assert then - before < STEPS
 
 
 def break_connection(host: netns.Host) -> None:
@@ -250,6 +257,54 @@ def test_a_worker_that_dies_on_another_host_is_replaced(hosts: Hosts, tmp_path: 
 
 def cmd(process: object) -> str:
     return " ".join(process.cmdline())  # type: ignore[attr-defined]
+
+
+def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) -> None:
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax", spares=2) as cluster:
+        engines = cluster._crew.engines
+        assert engines.can_replace([0, 1])
+        assert not engines.can_replace([1, 1])
+        first = cluster.run("import os\nos.getpid()").results
+        killer = after(tmp_path, 60, lambda: engines.fleet.kill([engines._names[1]], 10))
+        try:
+            run = train(cluster, tmp_path)
+        finally:
+            killer.join()
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        now = cluster.run("import os\nos.getpid()").results
+        assert now[0] == first[0], "the other one stayed"
+        assert now[1] != first[1]
+        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+
+
+def test_a_configuration_of_ssh_that_has_more_in_it(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = (
+        "\nHost *\n  ControlMaster auto\n  ControlPersist 10m\n  RequestTTY force\n"
+        "  RemoteCommand true\n  LocalForward 48888 127.0.0.1:9\n"
+        "  RemoteForward 48889 127.0.0.1:9\n"
+    )
+    config = tmp_path / "ssh_config"
+    config.write_text(hosts.ssh_config.read_text() + own)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NBDIST_SSH_CONFIG", "ssh_config")
+    with nbdist.Cluster(hosts=hosts.names[:1], framework="jax") as cluster:
+        assert cluster.run("rank").results == {0: "0"}
+        assert 48889 not in {port for _, port in hosts.each[0].listening()}
+
+
+def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
+    """Variables are there before a framework is imported, on this machine too."""
+    one = Host(name=hosts.names[0], env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"})
+    with nbdist.Cluster(hosts=[one], framework="jax") as cluster:
+        assert cluster.run("import jax\njax.local_device_count()").results == {0: "3"}
+    here = Host(env={"SAID": "here"})
+    with nbdist.Cluster(hosts=[here, Host(name=hosts.names[0])], framework="none") as cluster:
+        said = cluster.run("import os\nos.environ.get('SAID', '')").results
+        assert said == {0: "'here'", 1: "''"}
+    with pytest.raises(StartError, match="there is no folder /no/such/folder"):
+        nbdist.Cluster(hosts=[Host(name=hosts.names[0], folder="/no/such/folder")])
 
 
 def test_a_host_that_dies_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
@@ -318,6 +373,14 @@ def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert not run.heals
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
+        cluster.restart()
+        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+        break_connection(hosts.each[1])
+        fleet = cluster._crew.engines.fleet
+        assert repeat_until(lambda: bool(fleet.cut()), END_S)
+        assert repeat_until(lambda: not fleet.cut(), 10)
+        cluster.restart()
+        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
 
 
 def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
@@ -329,6 +392,7 @@ def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
         assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
 
 
+@pytest.mark.full  # half a minute
 def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody comes: the workers end by themselves."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "2")

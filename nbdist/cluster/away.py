@@ -19,7 +19,7 @@ from nbdist.errors import NbdistError, StartError
 from nbdist.records import Sown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from nbdist.cluster.seat import Event, Peer
@@ -74,7 +74,8 @@ class AwaySeed(SeedLink):
         self._folder = folder
         self._name = name
         self._guard = guard
-        self._ports: set[int] = set()
+        self._ports: set[int] = set()  # that are to be there
+        self._is_bare = False  # none of them is: the connection is another one
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
         self._closing, self._over = threading.Event(), threading.Event()
@@ -98,15 +99,23 @@ class AwaySeed(SeedLink):
         name: str,
         role: str,
         guard: Callable[[int], None],
+        ports: Iterable[int],
     ) -> Self:
-        """Own a seed that another process has started.
+        """Own a seed that another process has started; `ports` were brought there.
 
         Raises:
             StartError: it cannot be reached.
         """
-        if not link.is_open():
+        was_open = link.is_open()
+        if not was_open:
             guard(link.open())
-        return cls(host, sown, link, folder, name, role, guard)
+        self = cls(host, sown, link, folder, name, role, guard)
+        self._ports.update(ports)
+        self._is_bare = not was_open
+        if self._is_bare:
+            self._ask("unlinked", _OWN_S, op="unlink", name=SOCKET_PREFIX)
+            self._bring_all()
+        return self
 
     @classmethod
     def start(
@@ -142,18 +151,19 @@ class AwaySeed(SeedLink):
         """See that its engines reach these ports of this machine."""
         fresh = sorted(set(ports) - self._ports)
         if fresh:
+            self._await_connection()
             self._link.bring_there(fresh, self.prefix())
             self._ports.update(fresh)
 
+    def _bring_all(self) -> None:
+        """Over a connection that is new; what the former one has left there is gone."""
+        if self._ports:
+            self._link.bring_there(sorted(self._ports), self.prefix())
+        self._is_bare = False
+
     def introduce(self, controller: dict[str, Any]) -> None:
         """Tell it of ipyparallel's controller, as the controller's file for engines has it."""
-        ports = [
-            port
-            for name, value in controller.items()
-            for port in (value if isinstance(value, list) else [value])
-            if isinstance(port, int) and name != "ssh"
-        ]
-        self.bring(ports)
+        self.bring(ports_of(controller))
         self._connection = {**controller, "interface": f"ipc://{self.prefix()}"}
 
     def env(self) -> dict[str, str]:
@@ -204,8 +214,7 @@ class AwaySeed(SeedLink):
     def _order(self, **order: Any) -> None:
         """While the connection is made again, orders wait for it."""
         for _ in range(_TRIES):
-            with self._changed:
-                self._changed.wait_for(lambda: not self.is_cut or self._is_over, 2 * LOST_S)
+            self._await_connection()
             peer = self._peer
             with contextlib.suppress(OSError), self._sending:
                 peer.send(order)
@@ -213,20 +222,26 @@ class AwaySeed(SeedLink):
             self._await_other(peer)  # the listening thread is about to find out, too
         raise StartError(f"{self.host.key} cannot be reached")
 
+    def _await_connection(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_cut or self._is_over, 2 * LOST_S)
+
     def _await_other(self, peer: Peer) -> None:
         """Wait until the connection to the seed is another one, or there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._peer is not peer, 2 * LOST_S)
 
     def _listen(self) -> None:
-        while True:
-            with contextlib.suppress(EOFError):
-                while True:
-                    for event in self._peer.read():
-                        self._note(event)
-            if self._closing.is_set() or not self._connect_again():
-                self._note({"event": "ended"})
-                return
+        try:
+            while True:
+                with contextlib.suppress(EOFError):
+                    while True:
+                        for event in self._peer.read():
+                            self._note(event)
+                if self._closing.is_set() or not self._connect_again():
+                    return
+        finally:
+            self._note({"event": "ended"})
 
     def _connect_again(self) -> bool:
         """Whether it worked before the host is lost."""
@@ -234,7 +249,7 @@ class AwaySeed(SeedLink):
         while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
             try:
                 self._mend()
-            except NbdistError:
+            except (NbdistError, OSError):
                 self._closing.wait(_AGAIN_S)
                 continue
             with self._changed:
@@ -247,22 +262,21 @@ class AwaySeed(SeedLink):
         """Have a connection to the seed again, and all ports there.
 
         Raises:
-            StartError: not yet.
+            NbdistError, OSError: not yet.
         """
-        fresh = not self._link.is_open()
-        if fresh:
+        if not self._link.is_open():
             self._link.close()
+            self._is_bare = True
             self._guard(self._link.open())
         peer = self._reach()
         self._own(peer)
         with self._sending:
             self._peer.close()
             self._peer = self._current[0] = peer
-        if fresh:  # sockets that the former connection has left are in the way
+        if self._is_bare:  # sockets that the former connection has left are in the way
             peer.send({"op": "unlink", "name": SOCKET_PREFIX})
             self._hear_until("unlinked")
-            ports, self._ports = self._ports, set()
-            self.bring(sorted(ports))
+            self._bring_all()
 
     def _hear_until(self, kind: str) -> None:
         """On the listening thread: take in events until one of this kind has come."""
@@ -281,7 +295,8 @@ class AwaySeed(SeedLink):
         """Children that have ended meanwhile ended unheard."""
         gone = self._pids.keys() - owned["children"].keys()
         super()._take_in(owned)
-        self._codes.update(dict.fromkeys(gone, 1))
+        for name in gone:
+            self._codes[name] = None
 
     def leave(self) -> None:
         """Go without a farewell: the seed waits for another owner; the connection stays."""
@@ -316,6 +331,13 @@ class AwaySeed(SeedLink):
         self._closing.set()
         self._beating.join()
         self._end_connection()
+
+
+def ports_of(controller: dict[str, Any]) -> list[int]:
+    """Those of ipyparallel's controller, by its file for engines."""
+    values = (value for name, value in controller.items() if name != "ssh")
+    lists = (value if isinstance(value, list) else [value] for value in values)
+    return [port for ports in lists for port in ports if isinstance(port, int)]
 
 
 def _sow(host: Host, sowing: Sowing, link: Connection) -> Sown:

@@ -84,7 +84,7 @@ class Controller:
             self.client = self.cluster.connect_client_sync()
         except Exception as error:
             raise StartError(f"the controller did not answer: {error}") from error
-        self._fleet.introduce(self._file("engine"))
+        self._fleet.introduce(self.file("engine"))
         return f"pid {process.pid}"
 
     def take_over(self, pids: list[int], *, answers: bool) -> None:
@@ -98,9 +98,9 @@ class Controller:
         with contextlib.suppress(*missing):
             self._processes = [psutil.Process(pid) for pid in pids]
             if answers:
-                self.client = ipyparallel.Client(str(self._file("client")), timeout=_CLIENT_S)
+                self.client = ipyparallel.Client(str(self.file("client")), timeout=_CLIENT_S)
 
-    def _file(self, whose: str) -> Path:
+    def file(self, whose: str) -> Path:
         """How `engine` or `client` reach it."""
         return self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-{whose}.json"
 

@@ -42,6 +42,7 @@ class Dispatcher:
 
     Attributes:
         door: where engines connect.
+        is_away: as given.
     """
 
     def __init__(self, door: Door | None = None, *, is_away: bool = False) -> None:
@@ -52,7 +53,7 @@ class Dispatcher:
         self._socket.linger = 0
         self.door = open_door(self._socket, door)
         self._settled_at = time.monotonic() + COME_BACK_S if door else 0.0
-        self._is_away = is_away
+        self.is_away = is_away
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
         """Wait until these ranks have announced themselves.
@@ -81,7 +82,7 @@ class Dispatcher:
 
     def _send(self, rank: int, name: bytes, payload: bytes) -> None:
         """A rank that has to come back is waited for."""
-        settled_at = time.monotonic() + COME_BACK_S if self._is_away else self._settled_at
+        settled_at = time.monotonic() + COME_BACK_S if self.is_away else self._settled_at
         while True:
             try:
                 self._socket.send(name, _MORE)  # where there is nobody of that name, it says so

@@ -91,6 +91,7 @@ class Engines:
             spares_made=self._spares_made,
             places=self.places.numbers,
             sown=self.fleet.sown,
+            doors=self.fleet.doors,
         )
 
     def take_over(self, books: EngineBooks, controllers: list[int], *, answers: bool) -> None:
@@ -104,7 +105,7 @@ class Engines:
         self._names, self._engine_ids = dict(books.names), dict(books.ids)
         self._former_ids, self.places.numbers = set(books.former_ids), books.places
         self._spares, self._spares_made = dict(books.spares), books.spares_made
-        self.fleet.take_over(books.sown)
+        self.fleet.take_over(books.sown, books.doors, self.controller.file("engine"))
         self.controller.take_over(controllers, answers=answers)
         self._engine_set = "taken"
         self.controller.new_launcher(
@@ -125,7 +126,7 @@ class Engines:
 
     def reach(self, *, leaves_out: bool) -> str:
         """Connect to hosts that were lost, and have what engines are forked from there again."""
-        reached = self.places.reach(leaves_out=leaves_out)
+        reached = self.places.reach(leaves_out=leaves_out, least=1)
         self.await_imports()
         return reached
 
@@ -133,7 +134,7 @@ class Engines:
         """Wait until the seeds have imported the frameworks."""
         found = self.fleet.await_imports(self.timeout_s)
         alike = {
-            ", ".join(f"{name} {versions[name]}" for name in self.request.frameworks)
+            ", ".join(f"{name} {versions.get(name, '')}" for name in self.request.frameworks)
             for versions in found.values()
         }
         return " | ".join(sorted(alike))
@@ -158,10 +159,14 @@ class Engines:
         """As many as were asked for, with those that there are; they are not waited for."""
         there, known = self._live_spares(), self._engine_ids
         self._spares = {p: n for p, n in self._spares.items() if p in there or p not in known}
-        while len(self._spares) < self.request.spares and self.can_restart():
-            self._fork_spare()
+        lost = self.fleet.lost()
+        if not lost or any(host.key not in lost for host in self.request.hosts):
+            while len(self._spares) < self.request.spares and self.can_restart():
+                self._fork_spare(lost)
 
-    def _fork_spare(self) -> None:
+    def _fork_spare(self, lost: Collection[str]) -> None:
+        while self.places.of_spare(self._spares_made) in lost:
+            self._spares_made += 1
         env = environment.of_spare(self._spares_made)
         name = self._spares[int(env[RANK_VARIABLE])] = spare_name(self._spares_made)
         host = self.places.of_spare(self._spares_made)
@@ -218,7 +223,7 @@ class Engines:
         self.fleet.kill(list(old.values()), self.timeout_s)
         for rank in ranks:
             self._former_ids.add(self._engine_ids.pop(rank))
-        taken = dict(zip(ranks, self._live_spares(), strict=False))
+        taken = self.places.fitting(self._live_spares(), ranks)
         self._names |= {rank: self._spares.pop(place) for rank, place in taken.items()}
         forked = [rank for rank in ranks if rank not in taken]
         for rank in forked:
@@ -230,9 +235,9 @@ class Engines:
             self._engine_ids[rank] = self._engine_ids.pop(place)
         return list(taken)
 
-    def spares(self) -> int:
-        """How many engines wait to take a place."""
-        return len(self._live_spares())
+    def can_replace(self, ranks: Sequence[int]) -> bool:
+        """Whether for each of these ranks an engine waits, on its host."""
+        return len(self.places.fitting(self._live_spares(), ranks)) == len(ranks)
 
     def ask_spares(
         self, function: Callable[..., Any], *args: Any, but: Collection[int] = ()
@@ -305,7 +310,7 @@ class Engines:
 
     def frozen(self, rank: int) -> bool:
         """Whether its process was stopped by a signal, and does nothing until it is continued."""
-        return self.fleet.look().get(self._names[rank], (0, False))[1]
+        return self.fleet.is_frozen(self._names[rank])
 
     def unreachable(self, rank: int) -> bool:
         """Whether the connection to its host is gone, for good or for the moment."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import signal
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 from nbdist.cluster import environment
-from nbdist.cluster.away import AwaySeed
+from nbdist.cluster.away import AwaySeed, ports_of
+from nbdist.cluster.children import HOME, Children
 from nbdist.cluster.seat import KERNEL
-from nbdist.cluster.seeds import SeedLink, SeedProcess
+from nbdist.cluster.seed import IF_THERE
+from nbdist.cluster.seeds import SeedProcess
 from nbdist.cluster.ssh import Connection
 from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
 from nbdist.records import SocketAddress, Sowing
@@ -27,20 +27,18 @@ if TYPE_CHECKING:
 
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 LOOPBACK = "127.0.0.1"
-HOME = ""
-"""The key of this machine among hosts."""
 
 _STEPS: dict[Framework, tuple[str, ...]] = {
     "tensorflow": ("nbdist.worker.mirrored", "nbdist.worker.mirrored_step"),
     "jax": ("nbdist.worker.pjrt", "nbdist.worker.pjrt_step"),
 }
-_KERAS = ("keras",) if importlib.util.find_spec("keras") else ()
+_KERAS = (f"keras{IF_THERE}",)
 """Engines with a framework import it where it is installed; TensorFlow does by itself."""
 
 _AT_ONCE = 32
 
 
-class Fleet:
+class Fleet(Children):
     """Made by `start` or `take_over`.
 
     Args:
@@ -87,7 +85,7 @@ class Fleet:
         """
         here = any(not host.name for host in request.hosts)
         modules = _modules(request) if here else ()
-        env = environment.shared(request)
+        env = environment.shared(request) | _env_here(request)
         home = SeedProcess.start(modules, env, folder, grace_s, role)
         return cls(home, request, grace_s, ssh_config)
 
@@ -96,35 +94,63 @@ class Fleet:
         keys = dict.fromkeys(host.key for host in request.hosts if host.name)
         return [key for key in keys if key not in self._hosts]
 
-    def require(self, request: ClusterRequest) -> str:
+    def require(self, request: ClusterRequest, timeout_s: float) -> str:
         """Connect to hosts that are new in a request, before those that there are let go.
+
+        Args:
+            request: in the place of the one that there is.
+            timeout_s: bound on imports there.
 
         Raises:
             UsageError: one cannot be reached; all is as it was.
         """
         before, fresh = self._hosts, self.lacks(request)
         self._hosts = {**before, **{host.key: host for host in request.hosts if host.name}}
-        failed = self._each(fresh, self._start)
-        if failed:
-            self._hosts = before
-            there = [key for key in fresh if key in self._away]
-            self._each(there, lambda key: self._away.pop(key).close())
-            raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._let_go, fresh, before)
+            failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
+            if failed:
+                raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
+            undo.pop_all()
         return ", ".join(fresh)
+
+    def _start_whole(self, key: str, timeout_s: float) -> None:
+        self._start(key)
+        self._away[key].await_ready(timeout_s)
+
+    def _let_go(self, keys: Iterable[str], hosts: dict[str, Host]) -> None:
+        """Hosts that were about to be added."""
+        self._hosts = hosts
+        for key in keys:
+            if key in self._away:
+                self._away.pop(key).close()
 
     def resize(self, request: ClusterRequest) -> None:
         """Other hosts are asked for; those that are not any more are let go."""
         self._request = request
         self._hosts = {host.key: host for host in request.hosts if host.name}
-        self._each(self._away.keys() - self._hosts.keys(), lambda key: self._away.pop(key).close())
+        others = [k for k, seed in self._away.items() if self._hosts.get(k) != seed.host]
+        self._each(others, lambda key: self._away.pop(key).close())
 
-    def take_over(self, sown: Mapping[str, Sown]) -> None:
-        """Own the seeds of other hosts that another process has started; some may be gone."""
+    def take_over(self, sown: Mapping[str, Sown], doors: Iterable[int], controller: Path) -> None:
+        """Own the seeds of other hosts that another process has started; some may be gone.
+
+        Args:
+            sown: where they are.
+            doors: ports of this machine that engines there reach.
+            controller: ipyparallel's file for engines.
+        """
+        self._doors.update(doors)
+        with contextlib.suppress(OSError):  # it is gone
+            self._controller = json.loads(controller.read_text())
+        ports = [*self._doors, *ports_of(self._controller)]
 
         def own(key: str) -> None:
-            where = self._where(key)
-            there = self._hosts[key], sown[key], *where
-            self._away[key] = AwaySeed.take_over(*there, self.home.role, self.home.guard)
+            there = self._hosts[key], sown[key], *self._where(key)
+            seed = AwaySeed.take_over(*there, self.home.role, self.home.guard, ports)
+            self._away[key] = seed
+            if self._controller:
+                seed.introduce(self._controller)
 
         self.unreached = self._each([key for key in self._hosts if key in sown], own)
 
@@ -144,8 +170,9 @@ class Fleet:
         sowing = Sowing(
             name=f"nbdist-{folder.name}-{name}-{time.time_ns() % 10**9}",
             modules=_modules(self._request),
-            env=environment.shared(self._request),
+            env=environment.shared(self._request) | host.env,
             work=host.folder or str(folder.cwd()),
+            must_work_there=bool(host.folder),
             grace_s=self._grace_s,
         )
         if key in self._away:
@@ -162,21 +189,6 @@ class Fleet:
         name = f"h{zlib.crc32(key.encode()):08x}"
         link = Connection(self._hosts[key], self.home.folder, name, self._ssh_config)
         return link, self.home.folder, name
-
-    def lost(self) -> list[str]:
-        """The hosts that have no seed."""
-        return [key for key in self._hosts if not self._runs(key)]
-
-    def raise_for_lost(self, keys: Iterable[str]) -> None:
-        """Raises StartError where one of these hosts has no seed."""
-        for key in self.lost():
-            if key in keys:
-                raise StartError(
-                    f"{key} cannot be reached: {self.unreached.get(key, 'it is gone')}"
-                )
-
-    def _runs(self, key: str) -> bool:
-        return key in self._away and self._away[key].runs()
 
     def _each(self, keys: Iterable[str], work: Callable[[str], None]) -> dict[str, str]:
         """Do it for each, all at once; what went wrong, by key."""
@@ -196,6 +208,11 @@ class Fleet:
             return {key: said for key, said in outcomes if said}
 
     @property
+    def doors(self) -> tuple[int, ...]:
+        """Ports of this machine, beside the controller's, that engines of other hosts reach."""
+        return tuple(sorted(self._doors))
+
+    @property
     def sown(self) -> dict[str, Sown]:
         """Where the seeds of other hosts are."""
         return {key: seed.sown for key, seed in self._away.items()}
@@ -209,12 +226,15 @@ class Fleet:
         Raises:
             StartError: one could not, or has ended; it names the host.
         """
-        found = {}
+        found: dict[str, dict[str, str]] = {}
         for key, seed in self._seeds().items():
             if self._runs(key) or key == HOME:
-                versions = seed.wait_event("ready", timeout_s)["versions"]
-                if key or not self._hosts or any(not h.name for h in self._request.hosts):
-                    found[key] = versions
+                try:
+                    found[key] = seed.await_ready(timeout_s)
+                except StartError as error:
+                    raise StartError(f"{key}: {error}" if key else str(error)) from None
+        if not any(not host.name for host in self._request.hosts):
+            del found[HOME]  # it has no engines
         return found
 
     # Where things are, as the engines of a host see them.
@@ -230,8 +250,10 @@ class Fleet:
         self._at_once(lambda seed: seed.bring(ports))
 
     def _at_once(self, work: Callable[[AwaySeed], None]) -> None:
-        for reason in self._each(self._away, lambda key: work(self._away[key])).values():
-            raise StartError(reason)
+        there = [key for key in self._away if self._runs(key)]
+        for key, reason in self._each(there, lambda key: work(self._away[key])).items():
+            if self._runs(key):  # it was lost meanwhile
+                raise StartError(reason)
 
     def folder(self, host: str) -> str:
         """Of the cluster, on this host."""
@@ -239,7 +261,7 @@ class Fleet:
 
     def env(self, host: str) -> dict[str, str]:
         """What engines are told on this host."""
-        return self._away[host].env() if host else {}
+        return self._away[host].env() if host else _env_here(self._request)
 
     def door(self, host: str, door: Door) -> SocketAddress:
         """A socket of this machine, as ZeroMQ reaches it from there."""
@@ -269,79 +291,13 @@ class Fleet:
         round_ms = 1000 * (time.perf_counter() - began)
         return f"ssh, answers in {round_ms:.1f} ms" if answered else "cannot be reached"
 
+    def cores(self, host: str) -> tuple[int, ...]:
+        """The cores of it that engines may use."""
+        return self._seeds()[host].cores if host in self._seeds() else ()
+
     def gpus(self, host: str) -> tuple[str, ...]:
         """The NVIDIA GPUs that it has."""
         return self._seeds()[host].gpus if host in self._seeds() else ()
-
-    # Children.
-
-    def _seeds(self) -> dict[str, SeedLink]:
-        return {HOME: self.home, **self._away}
-
-    def spawn(
-        self, host: str, name: str, target: str, args: dict[str, Any], env: dict[str, str]
-    ) -> None:
-        """Fork a child there."""
-        self._seeds()[host].spawn(name, target, args, env)
-
-    def pids(self) -> dict[str, int]:
-        """The children that run, by name."""
-        return {name: pid for seed in self._seeds().values() for name, pid in seed.pids().items()}
-
-    def look(self) -> dict[str, tuple[int, bool]]:
-        """See `SeedLink.look`; of hosts that can be reached."""
-        found: dict[str, tuple[int, bool]] = {}
-        for key, seed in self._seeds().items():
-            if key not in self.cut():
-                found |= seed.look()
-        return found
-
-    def cut(self) -> list[str]:
-        """The hosts whose connections are gone, for good or for the moment."""
-        return [key for key, seed in self._away.items() if seed.is_cut or not seed.runs()]
-
-    def signal(self, name: str, number: int) -> None:
-        """Send a signal to a child, if it still runs; returns when it has been sent.
-
-        On a host that cannot be reached, none hears it.
-        """
-        for key, seed in self._seeds().items():
-            if name in seed.pids() and key not in self.cut():
-                with contextlib.suppress(*([StartError] if key else [])):  # it is cut off just now
-                    seed.signal(name, number)
-
-    def kill(self, names: Sequence[str], timeout_s: float) -> None:
-        """Kill these, and wait until they are gone; they are when their seed is.
-
-        Raises:
-            StartError: one still runs when the time is over.
-        """
-        for seed in self._seeds().values():
-            own = [name for name in names if name in seed.pids()]
-            try:
-                for name in own if seed.runs() else ():
-                    seed.signal(name, signal.SIGKILL)
-            except StartError:
-                if seed.runs():
-                    raise
-            seed.wait_gone(own, timeout_s)
-
-    def log_tail(self, name: str, lines: int = 20) -> str:
-        """See `SeedLink.log_tail`."""
-        return next((s.log_tail(name, lines) for s in self._knowing(name)), "")
-
-    def last_words(self, name: str, lines: int) -> str:
-        """See `SeedLink.last_words`."""
-        return next((s.last_words(name, lines) for s in self._knowing(name)), "")
-
-    def _knowing(self, name: str) -> list[SeedLink]:
-        return [seed for seed in self._seeds().values() if seed.knows(name)]
-
-    def raise_for_ended(self) -> None:
-        """Raises StartError where this machine's seed has ended, with its last words."""
-        if not self.home.runs():
-            self.home.wait_event("ended", 1.0)
-            raise StartError(f"the preloaded parent ended:\n{self.home.log_tail('seed')}")
 
     # Owners.
 
@@ -375,3 +331,8 @@ def _modules(request: ClusterRequest) -> tuple[str, ...]:
     frameworks = request.frameworks
     steps = (name for framework in frameworks for name in _STEPS[framework])
     return *frameworks, *(_KERAS if frameworks else ()), *PRELOADED, *steps
+
+
+def _env_here(request: ClusterRequest) -> dict[str, str]:
+    """What the inventory has for this machine."""
+    return next((host.env for host in request.hosts if not host.name), {})

@@ -85,7 +85,7 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     if not 0 <= request.min_hosts <= len(request.hosts):
         faults.append(f"--min-hosts {request.min_hosts}: type 1 to {len(request.hosts)}")
     cores = len(os.sched_getaffinity(0))
-    if not 0 <= request.cpus_per_worker <= cores:
+    if request.cpus_per_worker < 0 or (here and request.cpus_per_worker > cores):
         faults.append(
             f"--cpus-per-worker {request.cpus_per_worker}: this machine gives 1 to {cores} cores"
         )
@@ -155,12 +155,12 @@ def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, .
     return [tuple(gpus[start : start + share]) for start, share in zip(starts, shares, strict=True)]
 
 
-def divide_cores(hosts: int, each: int) -> list[tuple[int, ...]]:
-    """The cores that each engine stays on, in turn; empty when there is no limit."""
-    if not each:
-        return [()] * hosts
-    cores = sorted(os.sched_getaffinity(0))
-    return [
-        tuple(sorted(cores[(rank * each + i) % len(cores)] for i in range(each)))
-        for rank in range(hosts)
-    ]
+def deal_cores(cores: Sequence[int], before: int, each: int) -> tuple[int, ...]:
+    """The cores that an engine stays on.
+
+    Args:
+        cores: of its host.
+        before: how many engines of that come before it; they are dealt in turn.
+        each: for each engine.
+    """
+    return tuple(sorted({cores[(before * each + i) % len(cores)] for i in range(each)}))

@@ -65,15 +65,15 @@ def choose(
     path = Path(file).expanduser() if file is not None else None
     if profile is not None:
         path = profile_path(profile)
-    known = read(path) if path is not None else ()
+    by_name = read_named(path) if path is not None else {}
+    known = tuple(by_name.values())
     count = _count(words, number)
     if count is not None:
         if count > len(known) > 0:
             raise UsageError(f"{count} hosts: there are {len(known)} in {path}")
         hosts = known[: max(0, count)] or _here(count)
     elif words:
-        by_name = {host.name: host for host in known}
-        hosts = tuple(_named(word, by_name) for word in words)
+        hosts = tuple(_named(word, by_name, path) for word in words)
     elif known:
         hosts = known
     else:
@@ -171,12 +171,14 @@ def parse_host(word: object) -> Host:
     return host
 
 
-def _named(word: str, known: dict[str, Host]) -> Host:
+def _named(word: str, known: dict[str, Host], path: Path | None) -> Host:
     """With what the inventory knows of it; the word goes before."""
     typed = parse_host(word)
+    if path is None or not typed.name:
+        return known.get(HERE[0], typed)
     host = known.get(typed.name)
     if host is None:
-        return typed
+        raise UsageError(f"host {word!r}: {path} has {', '.join(known)}")
     said = {n: v for n in ("user", "port", "devices") if (v := getattr(typed, n))}
     return msgspec.structs.replace(host, **said)
 
@@ -202,7 +204,12 @@ def profile_path(name: str) -> Path:
 
 
 def read(path: Path) -> tuple[Host, ...]:
-    """The hosts of an inventory, in its order.
+    """The hosts of an inventory, in its order; see `read_named`."""
+    return tuple(read_named(path).values())
+
+
+def read_named(path: Path) -> dict[str, Host]:
+    """The hosts of an inventory, by the names that they have there, in its order.
 
     It is a file in TOML:
 
@@ -231,7 +238,7 @@ def read(path: Path) -> tuple[Host, ...]:
     if faults:
         raise UsageError("\n".join(faults))
     defaults = content.get(_DEFAULTS, {})
-    return tuple(_host(name, own, defaults) for name, own in content[_HOSTS].items())
+    return {name: _host(name, own, defaults) for name, own in content[_HOSTS].items()}
 
 
 def _host(name: str, own: dict[str, Any], defaults: dict[str, Any]) -> Host:

@@ -10,6 +10,8 @@ from nbdist.errors import StartError
 from nbdist.records import RANK_VARIABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nbdist.cluster.fleet import Fleet
     from nbdist.records import ClusterRequest
 
@@ -36,11 +38,12 @@ class Places:
         self._request = request
         self.numbers = tuple(range(len(request.hosts)))
 
-    def reach(self, *, leaves_out: bool) -> str:
+    def reach(self, *, leaves_out: bool, least: int = 0) -> str:
         """Connect to the hosts that are not connected.
 
         Args:
             leaves_out: there is no rank on those that cannot be reached, if that is allowed.
+            least: so many ranks do, where no other number was asked for; 0 for all of them.
 
         Returns:
             What came of it, in words.
@@ -51,7 +54,7 @@ class Places:
         reached = self._fleet.reach()
         lost = self._fleet.unreached if leaves_out else {}
         there = tuple(n for n in self.numbers if self._request.hosts[n].key not in lost)
-        if lost and not 0 < self._request.min_hosts <= len(there):
+        if lost and not 0 < (self._request.min_hosts or least) <= len(there):
             why = "\n".join(f"  {key}: {reason}" for key, reason in lost.items())
             without = f"\ntype --min-hosts {len(there)} to start without" if there else ""
             raise StartError(f"{len(lost)} of the hosts cannot be reached:\n{why}{without}")
@@ -65,6 +68,17 @@ class Places:
     def of_spare(self, number: int) -> str:
         """The key of the host that a spare is on: they are dealt in turn."""
         return self._request.hosts[number % len(self._request.hosts)].key
+
+    def fitting(self, spares: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
+        """A spare for each rank, by the place that it says it has, as far as one is on its host."""
+        free, found = list(spares), {}
+        for rank in ranks:
+            host = self.host(rank)
+            there = (s for s in free if self.of_spare(s - environment.FIRST_SPARE) == host)
+            if (spare := next(there, None)) is not None:
+                found[rank] = spare
+                free.remove(spare)
+        return found
 
     def address(self, rank: int) -> str:
         """To which other ranks connect."""
@@ -80,8 +94,15 @@ class Places:
     def own(self) -> list[tuple[str, dict[str, str], tuple[int, ...]]]:
         """Of each rank: its host's key, the environment that it has by itself, its cores."""
         envs = environment.of_places(self._request, self._fleet.gpus)
-        cores = hosts.divide_cores(len(self._request.hosts), self._request.cpus_per_worker)
+        each = self._request.cpus_per_worker
         return [
-            (self.host(rank), {**envs[number], RANK_VARIABLE: str(rank)}, cores[number])
+            (self.host(rank), {**envs[number], RANK_VARIABLE: str(rank)}, self._cores(number, each))
             for rank, number in enumerate(self.numbers)
         ]
+
+    def _cores(self, number: int, each: int) -> tuple[int, ...]:
+        """Those that a place stays on: the places of a host are dealt its cores in turn."""
+        keys = [host.key for host in self._request.hosts]
+        before = keys[:number].count(keys[number])
+        there = self._fleet.cores(keys[number])
+        return hosts.deal_cores(there, before, each) if each and there else ()

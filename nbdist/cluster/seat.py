@@ -43,8 +43,8 @@ LEAVE_S = 20.0
 MOST_KEEPERS = 3
 """Keepers that are started one after the other, when each goes, before nobody is waited for."""
 
-SILENCE_S = 10.0
-"""An owner on another host that has said nothing for so long is gone."""
+SILENCE_S = 30.0
+"""An owner on another host that has said nothing for so long is gone; its death is seen at once."""
 
 _CREDENTIALS = struct.Struct("3i")
 

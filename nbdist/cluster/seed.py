@@ -36,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -56,6 +57,9 @@ from nbdist.cluster.logs import read_tail
 from nbdist.cluster.seat import Event, Seat
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/accel")
+IF_THERE = "?"
+"""After the name of a module that need not be installed."""
+
 _GUARD_GRACE_S = 3.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -103,6 +107,7 @@ class Seed:
         self._versions: dict[str, str] = {}
         self._gpus: tuple[str, ...] = ()
         self._unsafe = ""
+        self._is_ready = False
         self._guarded: list[psutil.Process] = []
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -111,24 +116,36 @@ class Seed:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _describe(self) -> Event:
-        return {"children": self._children, "versions": self._versions, "gpus": self._gpus}
+        return {
+            "children": self._children,
+            "versions": self._versions,
+            "gpus": self._gpus,
+            "cores": sorted(os.sched_getaffinity(0)),
+            "ready": self._is_ready,
+        }
 
     def preload(self, modules: list[str]) -> None:
         """Import `modules`; one that fails is reported, and ends the seed."""
         while not (self._seat.is_taken or self._seat.over):
             self._wait()  # the first owner is on the way
         for name in modules:
+            wanted = name.removesuffix(IF_THERE)
+            if wanted != name and importlib.util.find_spec(wanted) is None:
+                continue
             try:
-                module = importlib.import_module(name)
-            except ImportError as error:
-                self._seat.announce({"event": "failed", "module": name, "error": str(error)})
+                module = importlib.import_module(wanted)
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                self._seat.announce({"event": "failed", "module": wanted, "error": said})
+                self._end_everything()
                 raise SystemExit(1) from error
-            self._versions[name] = getattr(module, "__version__", "")
+            self._versions[wanted] = getattr(module, "__version__", "")
         gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
         self._gpus = visible_gpus()
         self._unsafe = _why_not_fork()
         if self._unsafe:
             sys.stderr.write(f"children are not forked, but begin from nothing: {self._unsafe}\n")
+        self._is_ready = True
         ready = {"event": "ready", "versions": self._versions, "gpus": self._gpus}
         self._seat.announce(ready)
 

@@ -46,7 +46,8 @@ class SeedLink:
 
     Attributes:
         pid: the seed's, on its own host.
-        gpus: the NVIDIA GPUs of its host; none before it is `ready`.
+        gpus: the NVIDIA GPUs of its host; none before it is ready.
+        cores: of its host, those that children may use.
         versions: of the modules that it had imported when it was owned.
         is_wanted: a notebook asks for the cluster that this keeper has.
 
@@ -66,10 +67,12 @@ class SeedLink:
         self.is_wanted = False
         self._is_over = False
         self._pids: dict[str, int] = {}
-        self._codes: dict[str, int] = {}
+        self._codes: dict[str, int | None] = {}  # None of those that ended unheard
         self.versions: dict[str, str] = {}
         self.gpus: tuple[str, ...] = ()
+        self.cores: tuple[int, ...] = ()
         self.pid = 0
+        self._is_ready = False
         self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
         self._own(peer)
         self._thread.start()
@@ -137,6 +140,16 @@ class SeedLink:
         """How many events there have been: a mark to wait from."""
         with self._changed:
             return len(self._events)
+
+    def await_ready(self, timeout_s: float) -> dict[str, str]:
+        """Wait until it has imported what it imports; returns the versions of that.
+
+        Raises:
+            StartError: as `wait_event`.
+        """
+        if not self._is_ready:
+            self.wait_event("ready", timeout_s)
+        return self.versions
 
     def wait_event(self, kind: str, timeout_s: float, since: int = 0) -> Event:
         """The first event of a kind after mark `since`.
@@ -217,6 +230,7 @@ class SeedLink:
         """How everything is when it begins to listen to this process."""
         self.pid, self._pids = owned["pid"], owned["children"]
         self.versions, self.gpus = owned["versions"], tuple(owned["gpus"])
+        self.cores, self._is_ready = tuple(owned["cores"]), owned["ready"]
 
     def _note(self, event: Event) -> None:
         with self._changed:
@@ -230,6 +244,7 @@ class SeedLink:
                 self._take_in(event)
             elif event["event"] == "ready":
                 self.versions, self.gpus = event["versions"], tuple(event["gpus"])
+                self._is_ready = True
             elif event["event"] == "leave":
                 self.is_wanted = True
             elif event["event"] == "ended":

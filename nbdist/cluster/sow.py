@@ -8,10 +8,10 @@ socket, which ssh brings to the notebook's machine.
 from __future__ import annotations
 
 import os
-import platform
-import socket
+import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +19,9 @@ from nbdist.cluster.logs import LOG_FOLDER, log_file
 from nbdist.cluster.seat import SEED_SOCKET, listen
 from nbdist.cluster.seed import Seed
 from nbdist.records import Sowing, Sown
+
+if TYPE_CHECKING:
+    import socket
 
 _ROOT = Path("/tmp")  # noqa: S108 - the folder is made here, for this user only
 """Short, for a socket's path has room for 108 bytes; and there after the user has logged out."""
@@ -29,16 +32,17 @@ def main() -> None:
     folder = _ROOT / sowing.name
     folder.mkdir(mode=0o700)
     (folder / LOG_FOLDER).mkdir(mode=0o700)
-    os.chdir(sowing.work if sowing.work and Path(sowing.work).is_dir() else Path.home())
+    work = Path(sowing.work).expanduser()
+    if sowing.must_work_there and not work.is_dir():
+        shutil.rmtree(folder)
+        sys.exit(f"there is no folder {sowing.work}")
+    os.chdir(work if work.is_dir() else Path.home())
     listener = listen(folder / SEED_SOCKET)
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
     sown = Sown(
         folder=str(folder),
-        host=socket.gethostname(),
         address=server,
         from_address=client,
-        python=platform.python_version(),
-        work=str(Path.cwd()),
     )
     if os.fork() == 0:
         _become_seed(listener, folder, sowing)
@@ -54,7 +58,11 @@ def _become_seed(listener: socket.socket, folder: Path, sowing: Sowing) -> None:
         os.dup2(source, target)
     os.environ.update(sowing.env)
     seed = Seed(listener, folder, sowing.grace_s, is_away=True)
-    seed.preload(list(sowing.modules))
+    try:
+        seed.preload(list(sowing.modules))
+    except SystemExit:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     seed.serve()
     os._exit(0)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from nbdist.records import Host
 
@@ -39,6 +39,8 @@ _OPTIONS = {
     "ForwardX11": "no",
     "ForwardAgent": "no",
     "RequestTTY": "no",
+    "ControlPersist": "no",  # else another process than the one that was started has it
+    "RemoteCommand": "none",
     "LogLevel": "ERROR",
 }
 
@@ -58,7 +60,7 @@ class Connection:
         self._folder = folder
         self._control = f"{name}.ctl"
         self._log = folder / "log" / f"{name}.log"
-        self._config = ["-F", config] if config else []
+        self._config = ["-F", str(Path(config).expanduser().absolute())] if config else []
         self._process: subprocess.Popen[bytes] | None = None
 
     def open(self) -> int:
@@ -147,10 +149,10 @@ class Connection:
             self._process.wait()
 
     def _command(self, *words: str) -> list[str]:
-        host = self._host
+        host, config = self._host, [] if "-F" in words else self._config
         user = ["-l", host.user] if host.user else []
         port = ["-p", str(host.port)] if host.port else []
-        return ["ssh", *self._config, "-S", self._control, *user, *port, *words, "--", host.name]
+        return ["ssh", *config, "-S", self._control, *user, *port, *words, "--", host.name]
 
     def _do(
         self,
@@ -159,8 +161,8 @@ class Connection:
         command: Sequence[str] = (),
         timeout_s: float = CONNECT_S,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Over the master; never with a connection of its own."""
-        alone = ["-o", "ProxyCommand=false"]
+        """Over the master, which has what was configured; never with a connection of its own."""
+        alone = ["-F", "none", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
         try:
             return subprocess.run(
                 [*self._command(*alone, *words), *command],

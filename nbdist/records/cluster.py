@@ -35,6 +35,8 @@ class Host(Record, frozen=True):
     @property
     def key(self) -> str:
         """Names it among others; empty for this machine."""
+        if not self.name:
+            return ""
         user, port = (f"{self.user}@" if self.user else ""), (f":{self.port}" if self.port else "")
         return f"{user}{self.name}{port}"
 
@@ -119,7 +121,8 @@ class Sowing(Record, frozen=True):
         name: of its folder, which must not be there yet.
         modules: what it imports before it forks.
         env: environment added to that of the connection.
-        work: the folder it works in; where there is none, the user's own.
+        work: the folder it works in.
+        must_work_there: else, where there is none, it is the user's own.
         grace_s: how long it waits for another owner.
     """
 
@@ -127,6 +130,7 @@ class Sowing(Record, frozen=True):
     modules: tuple[str, ...]
     env: dict[str, str]
     work: str
+    must_work_there: bool
     grace_s: float
 
 
@@ -135,19 +139,13 @@ class Sown(Record, frozen=True):
 
     Attributes:
         folder: its own, open to this user only.
-        host: the name that the host has for itself.
         address: of this host, to which ssh connected; empty where it does not say.
         from_address: from which it did.
-        python: the version.
-        work: the folder it works in.
     """
 
     folder: str
-    host: str
     address: str
     from_address: str
-    python: str
-    work: str
 
 
 class EngineBooks(Record, frozen=True):
@@ -161,6 +159,7 @@ class EngineBooks(Record, frozen=True):
         spares_made: how many there have been.
         places: of the ranks, among those that were asked for.
         sown: where the seed of each other host is, by the key of that.
+        doors: ports of this machine, beside the controller's, that engines there reach.
     """
 
     names: dict[int, str] = msgspec.field(default_factory=dict)
@@ -170,6 +169,7 @@ class EngineBooks(Record, frozen=True):
     spares_made: int = 0
     places: tuple[int, ...] = ()
     sown: dict[str, Sown] = msgspec.field(default_factory=dict)
+    doors: tuple[int, ...] = ()
 
 
 class WorkerHello(Record, frozen=True):

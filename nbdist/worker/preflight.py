@@ -36,8 +36,6 @@ _PACKAGES = (
     "keras",
     "jax",
     "jaxlib",
-    "jax-cuda12-plugin",
-    "jax-cuda13-plugin",
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
     "nvidia-cudnn-cu12",
@@ -181,9 +179,10 @@ def _answer(link: socket.socket, token: bytes) -> None:
                 link.sendall(kind)
             else:
                 size = int.from_bytes(_read(link, 8))
-                while size > 0:
-                    size -= len(link.recv(min(size, len(_PIECE))))
-                link.sendall(kind)
+                while size > 0 and (part := link.recv(min(size, len(_PIECE)))):
+                    size -= len(part)
+                if size == 0:
+                    link.sendall(kind)
 
 
 def _read(link: socket.socket, size: int) -> bytes:
@@ -209,9 +208,8 @@ def reach(ends: dict[int, tuple[str, int]], token: str, measure: bool) -> tuple[
         found = pool.map(lambda rank: _reach(rank, ends[rank], token.encode()), others)
         reached = {reach.rank: reach for reach in found}
     if measure and after != own and not reached[after].fault:
-        with contextlib.suppress(OSError):
-            speed = _speed(ends[after], token.encode())
-            reached[after] = Reach(after, latency_s=reached[after].latency_s, bytes_per_s=speed)
+        speed = _speed(ends[after], token.encode())
+        reached[after] = Reach(after, latency_s=reached[after].latency_s, bytes_per_s=speed)
     return tuple(reached.values())
 
 
@@ -245,13 +243,15 @@ def _speed(end: tuple[str, int], token: bytes) -> float:
     """Bytes a second, over twice as much each time until it has taken long enough to tell."""
     pieces = 4
     with _connected(end, token) as link:
+        link.settimeout(_CONNECT_S)
         while True:
             size = pieces * len(_PIECE)
             began = time.perf_counter()
             link.sendall(_SEND + size.to_bytes(8))
             for _ in range(pieces):
                 link.sendall(_PIECE)
-            _read(link, 1)
+            with contextlib.suppress(TimeoutError):  # it is as slow as that
+                _read(link, 1)
             seconds = time.perf_counter() - began
             if seconds > _SEND_S / 3 or pieces >= 1 << 14:
                 return size / seconds

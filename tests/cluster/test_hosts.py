@@ -105,7 +105,7 @@ def test_the_users_environment_wins() -> None:
     assert environment.shared(request(cpus_per_worker=1))["OMP_NUM_THREADS"] == "1"
 
 
-def test_cores_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts.os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
-    assert hosts.divide_cores(3, 2) == [(0, 1), (2, 3), (0, 1)]
-    assert hosts.divide_cores(2, 0) == [(), ()]
+def test_cores_are_dealt_in_turn() -> None:
+    dealt = [hosts.deal_cores((0, 1, 2, 3), before, 2) for before in range(3)]
+    assert dealt == [(0, 1), (2, 3), (0, 1)]
+    assert hosts.deal_cores((5, 7), 1, 4) == (5, 7)

@@ -155,6 +155,10 @@ def test_some_of_an_inventory(lab: Path) -> None:
     assert len(inventory.choose(file=str(lab))) == 3
     assert inventory.choose(["gpu1:2"], file=str(lab))[0].devices == 2
     assert inventory.choose(["gpu1:2"], file=str(lab))[0].python == "~/envs/train/bin/python"
+    (gpu2,) = inventory.choose(["gpu2"], file=str(lab))
+    assert gpu2.key == "me@10.0.0.2:2222"
+    with pytest.raises(UsageError, match=r"host 'gpu9': .* has gpu1, gpu2, gpu3"):
+        inventory.choose(["gpu9"], file=str(lab))
     with pytest.raises(UsageError, match="9 hosts: there are 3 in"):
         inventory.choose(["9"], file=str(lab))
 
@@ -238,6 +242,16 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         inventory.read(path)
     assert len(str(error.value).splitlines()) == 3
+
+
+def test_this_machine_in_an_inventory(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(
+        "[defaults]\nuser = 'me'\n[hosts.localhost]\naddress = '10.0.0.1'\n[hosts.gpu1]"
+    )
+    here, gpu1 = inventory.read(path)
+    assert (here.key, here.address, gpu1.key) == ("", "10.0.0.1", "me@gpu1")
+    assert inventory.choose(["localhost", "gpu1"], file=str(path)) == (here, gpu1)
 
 
 def test_python_callers_name_hosts_too() -> None:
