@@ -249,8 +249,9 @@ def _cost(kinds: Iterable[str]) -> str:
 
 
 def _many(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Trouble]:
-    if len(facts) > MANY_WORKERS and request.communication == "ring":
-        has_gpus = all(one.gpus for one in facts)
+    has_gpus = all(one.gpus for one in facts)
+    is_ring = request.communication == "ring" or not has_gpus
+    if len(facts) > MANY_WORKERS and is_ring and "tensorflow" in request.frameworks:
         better = "type --communication nccl, which sums up in a host first, then in trees"
         yield Trouble(
             where=f"{len(facts)} workers",

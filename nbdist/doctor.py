@@ -56,7 +56,6 @@ def examine(
     found = checkup.find(facts, addresses, reaches, told, request)
     return Examination(
         facts=facts,
-        addresses=tuple(addresses),
         reaches=reaches,
         skew_s=skew,
         skew_error_s=error,

@@ -207,7 +207,6 @@ def facts(rank: int, **changes: object) -> HostFacts:
         versions={"python": "3.11.7", "nbdist": "1", "jax": "0.10.2"},
         folder="/home/me",
         cpus=8,
-        memory_bytes=64 * GB,
         free_bytes=60 * GB,
         disk_bytes=100 * GB,
         shm_bytes=32 * GB,

@@ -26,8 +26,7 @@ class HostFacts(Record, frozen=True):
         versions: of Python and of packages that are installed.
         folder: where the rank works.
         cpus: cores that it may use.
-        memory_bytes: of the host.
-        free_bytes: of that, for programs that begin now.
+        free_bytes: of memory, for programs that begin now.
         disk_bytes: free, where it works.
         shm_bytes: free, in memory that processes share.
         gpus: all of the host.
@@ -41,7 +40,6 @@ class HostFacts(Record, frozen=True):
     versions: dict[str, str]
     folder: str
     cpus: int
-    memory_bytes: int
     free_bytes: int
     disk_bytes: int
     shm_bytes: int
@@ -87,7 +85,6 @@ class Examination(Record, frozen=True):
 
     Attributes:
         facts: of each rank, in their order.
-        addresses: to which the others connect, likewise.
         reaches: how each rank reaches the others, by rank.
         skew_s: by how much its clock is ahead of this machine's, by rank.
         skew_error_s: how well that is known.
@@ -96,7 +93,6 @@ class Examination(Record, frozen=True):
     """
 
     facts: tuple[HostFacts, ...]
-    addresses: tuple[str, ...]
     reaches: dict[int, tuple[Reach, ...]] = msgspec.field(default_factory=dict)
     skew_s: dict[int, float] = msgspec.field(default_factory=dict)
     skew_error_s: float = 0.0

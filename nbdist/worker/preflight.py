@@ -58,7 +58,6 @@ _listeners: list[socket.socket] = []
 def facts() -> HostFacts:
     """What there is here."""
     gpus, driver = _gpus()
-    memory = psutil.virtual_memory()
     folder = Path.cwd()
     return HostFacts(
         rank=state.current().rank,
@@ -67,8 +66,7 @@ def facts() -> HostFacts:
         versions=_versions(),
         folder=str(folder),
         cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=memory.total,
-        free_bytes=memory.available,
+        free_bytes=psutil.virtual_memory().available,
         disk_bytes=shutil.disk_usage(folder).free,
         shm_bytes=shutil.disk_usage(_SHM).free if _SHM.is_dir() else 0,
         gpus=gpus,
