@@ -125,7 +125,10 @@ class Probe:
         self._thread.join(2 * _LINGER_MS / 1000 + 1)
 
     def _pump(self) -> None:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        with zmq.Context() as context:  # ends when all is sent: the process may be gone then
+            self._push(context.socket(zmq.PUSH))
+
+    def _push(self, socket: zmq.Socket[bytes]) -> None:
         socket.linger = _LINGER_MS
         socket.immediate = True  # nothing is queued for a notebook that is not there
         socket.sndhwm = _BATCHES_UNDER_WAY

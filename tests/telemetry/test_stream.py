@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -58,6 +60,30 @@ def test_every_record_arrives_in_each_ranks_order() -> None:
     for rank in range(WORKERS):
         own = [r.text for r in heard.records if isinstance(r, Output) and r.rank == rank]
         assert own == [f"{number}\n" for number in range(RECORDS)]
+
+
+LEAVES = """
+import os, sys
+import msgspec
+from nbdist.records import Output, SocketAddress
+from nbdist.worker.memory import MemoryGauge
+from nbdist.worker.probe import Probe
+from nbdist.worker.sheets import Sheets
+probe = Probe(msgspec.json.decode(sys.argv[1], type=SocketAddress), Sheets(0, MemoryGauge()))
+for number in range(40):
+    probe.say(Output(rank=0, cell=1, stream="stdout", text=f"{number}" + 100_000 * " "))
+probe.close()
+os._exit(0)
+"""
+
+
+def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
+    """ZeroMQ sends on a thread of its own, which ends with the process."""
+    heard = Heard(40)
+    with Receiver(heard) as receiver:
+        address = msgspec.json.encode(receiver.door.address).decode()
+        subprocess.run([sys.executable, "-c", LEAVES, address], check=True, timeout=60)
+        heard.wait()
 
 
 def test_without_the_key_nothing_can_be_said() -> None:
