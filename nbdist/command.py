@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.errors import NbdistError
-from nbdist.starting import examined
+from nbdist.starting import EXAMINING, examined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,13 +20,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbdist", description="Train on many machines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help=_DOCTOR, description=_DOCTOR)
-    doctor.add_argument("hosts", nargs="*", help="as for %%dist_start: 4, or gpu1 gpu2:8")
-    doctor.add_argument("-n", "--number", type=int, help="of workers on this machine")
-    doctor.add_argument("--hosts", dest="inventory", metavar="FILE", help="hosts of a file")
-    doctor.add_argument("--profile", metavar="NAME", help="hosts of a file of yours")
-    doctor.add_argument("--python", metavar="PATH", help="Python on other hosts")
-    doctor.add_argument("--data", default="", metavar="PATTERN", help="files they have alike")
-    doctor.add_argument("--checkpoint", default="", metavar="DIR", help="a folder they share")
+    for option in EXAMINING:
+        option.add_to_parser(doctor, None)
     args = parser.parse_args(words)
     try:
         picture = examined(args)

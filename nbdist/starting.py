@@ -29,7 +29,8 @@ _RESIZING = (
         help="The run that was stopped goes on there, from its newest checkpoint.",
     ),
 )
-_EXAMINING = (
+EXAMINING = (
+    *_HOSTS,
     argument("--data", default="", metavar="PATTERN", help="Files that all hosts have alike."),
     argument("--checkpoint", default="", metavar="DIR", help="A folder that all hosts share."),
 )
@@ -83,7 +84,7 @@ def starting_arguments(function: Callable[..., Any]) -> Any:
 
 def examining_arguments(function: Callable[..., Any]) -> Any:
     """Give a magic the options of `%dist_doctor`."""
-    return _with(function, *_HOSTS, *_EXAMINING)
+    return _with(function, *EXAMINING)
 
 
 def resizing_arguments(function: Callable[..., Any]) -> Any:

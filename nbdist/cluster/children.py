@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +85,11 @@ class Children:
         """
         for key, seed in self._seeds().items():
             if name in seed.pids() and key not in self.cut():
-                with contextlib.suppress(*([StartError] if key else [])):  # it is cut off just now
+                try:
                     seed.signal(name, number)
+                except StartError:
+                    if key == HOME:
+                        raise  # others are cut off just now
 
     def kill(self, names: Sequence[str], timeout_s: float) -> None:
         """Kill these, and wait until they are gone; they are when their seed is.

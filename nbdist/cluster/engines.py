@@ -226,9 +226,10 @@ class Engines:
         taken = self.places.fitting(self._live_spares(), ranks)
         self._names |= {rank: self._spares.pop(place) for rank, place in taken.items()}
         forked = [rank for rank in ranks if rank not in taken]
+        own = self.places.own()
         for rank in forked:
             self._names[rank] = engine_name(rank)
-            self._launcher.fork(engine_name(rank), *self.places.own()[rank])
+            self._launcher.fork(engine_name(rank), *own[rank])
         repeat_until(lambda: not set(self.dead()).intersection(forked), self.timeout_s)
         self._learn([*taken.values(), *forked])
         for rank, place in taken.items():

@@ -91,8 +91,7 @@ class Fleet(Children):
 
     def lacks(self, request: ClusterRequest) -> list[str]:
         """The hosts of a request that are new."""
-        keys = dict.fromkeys(host.key for host in request.hosts if host.name)
-        return [key for key in keys if key not in self._hosts]
+        return [key for key in _others(request) if key not in self._hosts]
 
     def require(self, request: ClusterRequest, timeout_s: float) -> str:
         """Connect to hosts that are new in a request, before those that there are let go.
@@ -105,7 +104,7 @@ class Fleet(Children):
             UsageError: one cannot be reached; all is as it was.
         """
         before, fresh = self._hosts, self.lacks(request)
-        self._hosts = {**before, **{host.key: host for host in request.hosts if host.name}}
+        self._hosts = {**before, **_others(request)}
         with contextlib.ExitStack() as undo:
             undo.callback(self._let_go, fresh, before)
             failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
@@ -128,7 +127,7 @@ class Fleet(Children):
     def resize(self, request: ClusterRequest) -> None:
         """Other hosts are asked for; those that are not any more are let go."""
         self._request = request
-        self._hosts = {host.key: host for host in request.hosts if host.name}
+        self._hosts = _others(request)
         others = [k for k, seed in self._away.items() if self._hosts.get(k) != seed.host]
         self._each(others, lambda key: self._away.pop(key).close())
 
@@ -331,6 +330,11 @@ def _modules(request: ClusterRequest) -> tuple[str, ...]:
     frameworks = request.frameworks
     steps = (name for framework in frameworks for name in _STEPS[framework])
     return *frameworks, *(_KERAS if frameworks else ()), *PRELOADED, *steps
+
+
+def _others(request: ClusterRequest) -> dict[str, Host]:
+    """The hosts that are not this machine, by their keys."""
+    return {host.key: host for host in request.hosts if host.name}
 
 
 def _env_here(request: ClusterRequest) -> dict[str, str]:

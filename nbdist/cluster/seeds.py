@@ -6,6 +6,7 @@ and `away.AwaySeed` one on another host.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import signal
@@ -35,7 +36,7 @@ _LOOK_S = 1.0
 """A seed answers at once, unless it is frozen, or still imports."""
 
 
-class SeedLink:
+class SeedLink(abc.ABC):
     """Orders go in, events are kept and can be waited for.
 
     Args:
@@ -186,9 +187,9 @@ class SeedLink:
         if not gone:
             raise StartError(f"{', '.join(names)} did not end within {timeout_s:g} s")
 
+    @abc.abstractmethod
     def log_tail(self, name: str, lines: int = 20) -> str:
         """The last lines that a child wrote outside of cells, as far as they can be had."""
-        raise NotImplementedError
 
     def last_words(self, name: str, lines: int) -> str:
         """How a child ended that runs no more, as far as is known, and the end of its log."""
