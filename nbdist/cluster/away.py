@@ -19,12 +19,12 @@ from nbdist.errors import NbdistError, StartError
 from nbdist.records import Sown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
     from nbdist.cluster.seat import Event, Peer
+    from nbdist.cluster.seeds import SeedProcess
     from nbdist.cluster.ssh import Connection
-    from nbdist.records import Host, Sowing
+    from nbdist.records import Sowing
 
 LOST_S = 5.0
 """A host whose connection is gone for so long is lost, and its engines count as dead."""
@@ -45,41 +45,26 @@ class AwaySeed(SeedLink):
     """A running seed on another host; made by `start` or `take_over`.
 
     Args:
-        host: which.
-        sown: where the seed is.
         link: the connection, which is open.
-        folder: the cluster's, on this machine, for sockets.
-        name: of this host's among those.
-        role: `KERNEL` or `KEEPER`.
-        guard: has a process ended with the cluster.
+        sown: where the seed is.
+        home: this machine's, which ends connections with the cluster.
 
     Attributes:
         host: which.
         sown: where it is.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        sown: Sown,
-        link: Connection,
-        folder: Path,
-        name: str,
-        role: str,
-        guard: Callable[[int], None],
-    ) -> None:
-        self.host = host
+    def __init__(self, link: Connection, sown: Sown, home: SeedProcess) -> None:
+        self.host = link.host
         self.sown = sown
         self._link = link
-        self._folder = folder
-        self._name = name
-        self._guard = guard
+        self._home = home
         self._ports: set[int] = set()  # that are to be there
         self._is_bare = False  # none of them is: the connection is another one
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
         self._closing, self._over = threading.Event(), threading.Event()
-        super().__init__(self._reach(), role, _OWN_S, key=folder.name)
+        super().__init__(self._reach(), home.role, _OWN_S, key=home.folder.name)
         self._current = [self._peer]
         told = self._current, os.getpid(), self._closing, self._over
         self._farewell = weakref.finalize(self, _say_farewell, *told)
@@ -91,15 +76,7 @@ class AwaySeed(SeedLink):
 
     @classmethod
     def take_over(
-        cls,
-        host: Host,
-        sown: Sown,
-        link: Connection,
-        folder: Path,
-        name: str,
-        role: str,
-        guard: Callable[[int], None],
-        ports: Iterable[int],
+        cls, link: Connection, sown: Sown, home: SeedProcess, ports: Iterable[int]
     ) -> Self:
         """Own a seed that another process has started; `ports` were brought there.
 
@@ -108,8 +85,8 @@ class AwaySeed(SeedLink):
         """
         was_open = link.is_open()
         if not was_open:
-            guard(link.open())
-        self = cls(host, sown, link, folder, name, role, guard)
+            home.guard(link.open())
+        self = cls(link, sown, home)
         self._ports.update(ports)
         self._is_bare = not was_open
         if self._is_bare:
@@ -118,25 +95,15 @@ class AwaySeed(SeedLink):
         return self
 
     @classmethod
-    def start(
-        cls,
-        host: Host,
-        sowing: Sowing,
-        link: Connection,
-        folder: Path,
-        name: str,
-        role: str,
-        guard: Callable[[int], None],
-    ) -> Self:
+    def start(cls, link: Connection, sowing: Sowing, home: SeedProcess) -> Self:
         """Connect to the host, start a seed there, and own it.
 
         Raises:
             StartError: that failed; it says why, and what to do.
         """
         try:
-            guard(link.open())
-            sown = _sow(host, sowing, link)
-            return cls(host, sown, link, folder, name, role, guard)
+            home.guard(link.open())
+            return cls(link, _sow(link, sowing), home)
         except BaseException:
             link.close()
             raise
@@ -197,12 +164,12 @@ class AwaySeed(SeedLink):
 
     def _reach(self) -> Peer:
         """A connection to the seed over a link that is open."""
-        here = f"{self._name}.sock"
+        here = self._home.folder / f"{self._link.name}.sock"
         with contextlib.suppress(OSError):
-            return connect(self._folder / here)  # it was brought here before
-        self._link.bring_here(f"{self.sown.folder}/{SEED_SOCKET}", here)
+            return connect(here)  # it was brought here before
+        self._link.bring_here(f"{self.sown.folder}/{SEED_SOCKET}", here.name)
         try:
-            return connect(self._folder / here)
+            return connect(here)
         except OSError as error:
             raise StartError(f"its preloaded parent cannot be reached: {error}") from error
 
@@ -231,20 +198,10 @@ class AwaySeed(SeedLink):
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._peer is not peer, 2 * LOST_S)
 
-    def _listen(self) -> None:
-        try:
-            while True:
-                with contextlib.suppress(EOFError):
-                    while True:
-                        for event in self._peer.read():
-                            self._note(event)
-                if self._closing.is_set() or not self._connect_again():
-                    return
-        finally:
-            self._note({"event": "ended"})
-
-    def _connect_again(self) -> bool:
-        """Whether it worked before the host is lost."""
+    def _connects_again(self) -> bool:
+        """Whether it worked before the host is lost; not where this process lets go of it."""
+        if self._closing.is_set():
+            return False
         self._cut_at = time.monotonic()
         while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
             try:
@@ -267,7 +224,7 @@ class AwaySeed(SeedLink):
         if not self._link.is_open():
             self._link.close()
             self._is_bare = True
-            self._guard(self._link.open())
+            self._home.guard(self._link.open())
         peer = self._reach()
         self._own(peer)
         with self._sending:
@@ -340,8 +297,8 @@ def ports_of(controller: dict[str, Any]) -> list[int]:
     return [port for ports in lists for port in ports if isinstance(port, int)]
 
 
-def _sow(host: Host, sowing: Sowing, link: Connection) -> Sown:
-    python = host.python or sys.executable
+def _sow(link: Connection, sowing: Sowing) -> Sown:
+    python = link.host.python or sys.executable
     command = f"exec {python} -m nbdist.cluster.sow"
     try:
         output = link.run(command, msgspec.json.encode(sowing), _SOW_S)

@@ -145,8 +145,7 @@ class Fleet(Children):
         ports = [*self._doors, *ports_of(self._controller)]
 
         def own(key: str) -> None:
-            there = self._hosts[key], sown[key], *self._where(key)
-            seed = AwaySeed.take_over(*there, self.home.role, self.home.guard, ports)
+            seed = AwaySeed.take_over(self._link(key), sown[key], self.home, ports)
             self._away[key] = seed
             if self._controller:
                 seed.introduce(self._controller)
@@ -165,9 +164,9 @@ class Fleet(Children):
         return f"{reached} of {len(self._hosts)}" + (f" ({failed})" if failed else "")
 
     def _start(self, key: str) -> None:
-        host, (link, folder, name) = self._hosts[key], self._where(key)
+        host, link, folder = self._hosts[key], self._link(key), self.home.folder
         sowing = Sowing(
-            name=f"nbdist-{folder.name}-{name}-{time.time_ns() % 10**9}",
+            name=f"nbdist-{folder.name}-{link.name}-{time.time_ns() % 10**9}",
             modules=_modules(self._request),
             env=environment.shared(self._request) | host.env,
             work=host.folder or str(folder.cwd()),
@@ -177,17 +176,16 @@ class Fleet(Children):
         if key in self._away:
             self._away.pop(key).close()
         link.close()  # what a former process may have left
-        seed = AwaySeed.start(host, sowing, link, folder, name, self.home.role, self.home.guard)
+        seed = AwaySeed.start(link, sowing, self.home)
         self._away[key] = seed
         if self._controller:
             seed.introduce(self._controller)
         seed.bring(sorted(self._doors))
 
-    def _where(self, key: str) -> tuple[Connection, Path, str]:
-        """A connection that is not open, the folder of its sockets, and how they are called."""
+    def _link(self, key: str) -> Connection:
+        """A connection, which need not be open; it has the same name in whoever comes later."""
         name = f"h{zlib.crc32(key.encode()):08x}"
-        link = Connection(self._hosts[key], self.home.folder, name, self._ssh_config)
-        return link, self.home.folder, name
+        return Connection(self._hosts[key], self.home.folder, name, self._ssh_config)
 
     def _each(self, keys: Iterable[str], work: Callable[[str], None]) -> dict[str, str]:
         """Do it for each, all at once; what went wrong, by key."""

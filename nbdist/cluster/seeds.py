@@ -221,11 +221,23 @@ class SeedLink(abc.ABC):
         self._peer.close()
 
     def _listen(self) -> None:
+        try:
+            self._hear()
+            while self._connects_again():
+                self._hear()
+        finally:
+            self._note({"event": "ended"})
+
+    def _hear(self) -> None:
+        """Take in events until the connection ends."""
         with contextlib.suppress(EOFError):
             while True:
                 for event in self._peer.read():
                     self._note(event)
-        self._note({"event": "ended"})
+
+    def _connects_again(self) -> bool:
+        """Whether there is another connection, once one has ended."""
+        return False
 
     def _take_in(self, owned: Event) -> None:
         """How everything is when it begins to listen to this process."""

@@ -53,10 +53,15 @@ class Connection:
         folder: of this machine, for its sockets; paths of sockets are relative to it.
         name: of this connection among those of the folder.
         config: of ssh; empty for the user's own.
+
+    Attributes:
+        host: which.
+        name: of this connection.
     """
 
     def __init__(self, host: Host, folder: Path, name: str, config: str = "") -> None:
-        self._host = host
+        self.host = host
+        self.name = name
         self._folder = folder
         self._control = f"{name}.ctl"
         self._log = folder / "log" / f"{name}.log"
@@ -149,7 +154,7 @@ class Connection:
             self._process.wait()
 
     def _command(self, *words: str) -> list[str]:
-        host, config = self._host, [] if "-F" in words else self._config
+        host, config = self.host, [] if "-F" in words else self._config
         user = ["-l", host.user] if host.user else []
         port = ["-p", str(host.port)] if host.port else []
         return ["ssh", *config, "-S", self._control, *user, *port, *words, "--", host.name]
