@@ -26,6 +26,7 @@ from nbdist.errors import (
 if TYPE_CHECKING:
     from nbdist.kept import runs
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
+    from nbdist.records import Batch, Host
     from nbdist.result import Run
     from nbdist.session import Cluster
     from nbdist.takeover import attach
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "CellError",
     "Cluster",
+    "Host",
     "LeftError",
     "NbdistError",
     "NoClusterError",
@@ -56,7 +59,9 @@ __all__ = [
 
 _HOME = {
     "PjRTStrategy": "nbdist.strategies",
+    "Batch": "nbdist.records",
     "Cluster": "nbdist.session",
+    "Host": "nbdist.records",
     "Run": "nbdist.result",
     "attach": "nbdist.takeover",
     "runs": "nbdist.kept",

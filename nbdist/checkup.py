@@ -84,7 +84,7 @@ def _unreached(
             is_fatal=True,
         )
     loops = [one for one in facts if addresses[one.rank].startswith("127.")]
-    if len({one.host for one in facts}) > 1 and loops:
+    if 0 < len(loops) < len(facts):  # else all of them are on one machine
         yield Trouble(
             where=_named(loops),
             what="others would connect to it at an address of the loopback interface",

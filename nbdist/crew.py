@@ -48,7 +48,7 @@ def new_fleet(
     request: ClusterRequest, folder: Path, settings: Settings, role: str = KERNEL
 ) -> Fleet:
     """What engines are forked from; see `Fleet.start`."""
-    return Fleet.start(request, folder, settings.return_grace_s, settings.ssh_config, role)
+    return Fleet.start(request, folder, settings, role)
 
 
 class Crew:
@@ -128,12 +128,20 @@ class Crew:
     def start(self, phases: StartView) -> None:
         """From nothing to ranks that have answered; `close` ends what there is, also halfway."""
         if not self._request.is_local:
-            phases.run("hosts reached", lambda: self.engines.places.reach(leaves_out=True))
+            reach = functools.partial(self.engines.places.reach, phases.say, leaves_out=True)
+            phases.run("hosts reached", reach)
         phases.run("controller", self.engines.controller.start)
         phases.run("framework loaded", self.engines.await_imports)
         self._bring_up(phases)
 
-    def restart(self, phases: StartView, places: Sequence[int], *, in_haste: bool = False) -> None:
+    def restart(
+        self,
+        phases: StartView,
+        places: Sequence[int],
+        *,
+        in_haste: bool = False,
+        waits: bool = True,
+    ) -> None:
         """Replace every engine by a fresh one.
 
         The frameworks are not imported again, unless the parent that has imported them, or the
@@ -143,6 +151,7 @@ class Crew:
             phases: shows how it goes.
             places: of the ranks from here on: see `Places`.
             in_haste: a run waits for it: spares come later.
+            waits: for a scheduler, where hosts are lost.
         """
         self._hurries_until = time.monotonic() + _BEGINS_S if in_haste else 0.0
         if self.engines.can_restart():
@@ -152,7 +161,9 @@ class Crew:
             self.engines.places.numbers = tuple(places)
             if self.engines.fleet.lost():
                 leaves_out = not in_haste  # else who waits for it says what is done without
-                reach = functools.partial(self.engines.reach, leaves_out=leaves_out)
+                reach = functools.partial(
+                    self.engines.reach, phases.say, leaves_out=leaves_out, waits=waits
+                )
                 phases.run("hosts reached", reach)
             self._bring_up(phases)
         else:

@@ -102,7 +102,15 @@ class UnsentError(WorkerError):
 
 
 class PreemptedError(WorkerError):
-    """A rank's process was told to end, as before its machine is taken away: the run stopped."""
+    """A rank's process was told to end, as before its machine is taken away: the run stopped.
+
+    Attributes:
+        ranks: which.
+    """
+
+    def __init__(self, ranks: Sequence[int], message: str) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
 
 
 class ReplayError(NbdistError):

@@ -87,16 +87,20 @@ def stuck_error(running: Collection[int], reason: str) -> RanksLostError:
     return RanksLostError(sorted(running), reason, advice)
 
 
-def preempted_error(name: str, after: str, *, saves: bool) -> PreemptedError:
-    """Of a rank that was told to end.
+def preempted_error(
+    ranks: Collection[int], name: str, after: str, *, saves: bool
+) -> PreemptedError:
+    """Of ranks that were told to end.
 
     Args:
-        name: the rank's.
+        ranks: which.
+        name: the first one's.
         after: which step, in words.
         saves: the run's state is saved.
     """
     advice = "--resume goes on from there" if saves else "nothing was to be saved"
     return PreemptedError(
+        sorted(ranks),
         f"{name} was told to end (SIGTERM): the run was stopped {after}; {advice}. "
-        "Type %dist_restart for new workers first"
+        "Type %dist_restart for new workers first",
     )

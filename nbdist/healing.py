@@ -120,7 +120,7 @@ class Healer:
         places = self._crew.engines.places.numbers
         for tries in itertools.count(1):
             try:
-                self._crew.restart(phases, places, in_haste=True)
+                self._crew.restart(phases, places, in_haste=True, waits=not shrinks)
             except (StartError, WorkerError):
                 dead = self._crew.engines.dead()
                 if not dead or time.monotonic() > deadline:

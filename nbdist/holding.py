@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 from typing import TYPE_CHECKING, Self
 
@@ -105,8 +106,7 @@ class Holding:
             home = SeedProcess.take_over(folder, KEEPER if keeper else KERNEL)
             undo.callback(home.leave)
             estate = inherit(folder, keeper=keeper)
-            grace_s = settings.return_grace_s
-            fleet = Fleet(home, estate.request, grace_s, settings.ssh_config)
+            fleet = Fleet(home, estate.request, settings)
             undo.callback(fleet.leave)
             crew = Crew(estate.request, folder, settings, fleet)
             undo.callback(crew.close_sockets)
@@ -185,7 +185,8 @@ class Holding:
             fleet = self.crew.engines.fleet
             if fleet.lacks(request):
                 bound_s = self.crew.engines.timeout_s
-                phases.run("hosts reached", lambda: fleet.require(request, bound_s))
+                require = functools.partial(fleet.require, request, bound_s, phases.say)
+                phases.run("hosts reached", require)
             undo.push(self._ended.pop_all())
             self.is_up = False
             self.runner.forget()

@@ -172,8 +172,8 @@ class CellWatch:
             if request.strategy and any(e.unfinished for e in self._ended.values()):
                 self._collectives.broken.add(request.strategy)  # the next cell would wait for them
             if self._preempted and self._failed is None:
-                rank = min(self._preempted)
-                raise preempted_error(self._name(rank), self._after(rank), saves=self._saves)
+                told, rank = self._preempted, min(self._preempted)
+                raise preempted_error(told, self._name(rank), self._after(rank), saves=self._saves)
         except KeyboardInterrupt:
             with interrupt_held():  # an impatient one more would leave ranks unasked
                 self._ending.end(self._settings.interrupt_grace_s)

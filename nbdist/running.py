@@ -12,6 +12,7 @@ from nbdist.adoption import controllers_of, of_crew
 from nbdist.errors import (
     LeftError,
     NbdistError,
+    PreemptedError,
     RanksLostError,
     ReplayError,
     StartError,
@@ -209,7 +210,8 @@ class Runner:
             while True:
                 try:
                     follow()
-                except RanksLostError as lost:
+                except (RanksLostError, PreemptedError) as ended:
+                    lost = self._lost(ended, request)
                     watch.fail(lost)
                     request = self._healed(request, lost, task, watch)
                     self._estate.update(**controllers_of(self._crew))
@@ -292,6 +294,19 @@ class Runner:
         watch = CellWatch(self.number, task, self._crew, self._settings)
         self._watches = (*(w for w in self._watches if w.running), watch)
         return watch
+
+    def _lost(self, ended: RanksLostError | PreemptedError, request: CellRequest) -> RanksLostError:
+        """Ranks that were told to end are lost where a scheduler gives their hosts once more.
+
+        Raises:
+            PreemptedError: it does not.
+        """
+        if isinstance(ended, RanksLostError):
+            return ended
+        if request.saving is None or not self._crew.engines.places.are_given_again(ended.ranks):
+            raise ended
+        named = f"rank {labels.ranks(ended.ranks)} was told to end, and its job is queued again"
+        return RanksLostError(ended.ranks, named, ": type %dist_restart for new workers")
 
     def _healed(
         self, request: CellRequest, lost: RanksLostError, task: Task, watch: CellWatch

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell
+from nbdist.cluster import batches
 from nbdist.cluster import hosts as host_rules
-from nbdist.cluster import inventory
 from nbdist.collectives import WORN
 from nbdist.doctor import require_shared
 from nbdist.errors import LeftError, UsageError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.live import LiveRun
-    from nbdist.records import CellRequest, Host
+    from nbdist.records import Batch, CellRequest, Host
 
 __all__ = ["Cluster", "Run"]
 
@@ -50,8 +50,9 @@ class Cluster(Sights):
     """Engines, one for each host, wired for the frameworks.
 
     Args:
-        hosts: their number, all of them on this machine; or hosts that `ssh` reaches, as
-            `gpu1`, `gpu2:8` (devices), `me@gpu3:2222` (a port), or as `Host` records.
+        hosts: their number, all of them on this machine or with `batch`; or hosts that `ssh`
+            reaches, as `gpu1`, `gpu2:8` (devices), `me@gpu3:2222` (a port), or as `Host` records.
+        batch: how a scheduler is asked for them.
         framework: `tensorflow`, `jax` or `both`; left out, all that are installed.
         devices_per_host: virtual CPU devices under JAX, or GPUs of each engine.
         cpus_per_worker: cores that each engine stays on.
@@ -74,6 +75,7 @@ class Cluster(Sights):
         self,
         hosts: int | Sequence[str | Host],
         *,
+        batch: Batch | None = None,
         framework: str | None = None,
         devices_per_host: int = 0,
         cpus_per_worker: int = 0,
@@ -84,7 +86,7 @@ class Cluster(Sights):
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings.from_environment()
-        chosen = inventory.of(hosts)
+        chosen = batches.chosen(hosts, batch)
         self.request = ClusterRequest(
             hosts=chosen,
             frameworks=host_rules.choose_frameworks(framework, chosen),
@@ -94,6 +96,7 @@ class Cluster(Sights):
             communication=communication,
             spares=spares,
             min_hosts=min_hosts,
+            batch=batch,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._ran: list[str] = []
@@ -144,7 +147,7 @@ class Cluster(Sights):
         last = self._journal.last_saved() if go_on else None
         if go_on and last is None:
             raise UsageError("no run had --checkpoint: none can go on")
-        request = structs.replace(self.request, hosts=inventory.resized(self.request.hosts, hosts))
+        request = batches.resized(self.request, hosts)
         host_rules.check(request, self.settings.worker_memory_bytes)
         self.running = False
         try:

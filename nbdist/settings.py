@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         interrupt_grace_s: how long ranks get to stop after an interrupt of the kernel.
         return_grace_s: how long workers wait for another kernel when the notebook's has died.
         replace_wait_s: how long a run that is healed waits for workers that cannot be started.
+        queue_wait_s: how long a job may wait in a scheduler's queue.
         ssh_config: of `ssh`, for its `-F`; empty for the user's own.
         keep_idle_s: how long they are kept for one after the end of a run that went on without.
         shown_output_characters: text of a cell shown line by line in the notebook; beyond it
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
     interrupt_grace_s: float = 3.0
     return_grace_s: float = 20.0
     replace_wait_s: float = 60.0
+    queue_wait_s: float = 86_400.0
     ssh_config: str = ""
     keep_idle_s: float = 1800.0
     shown_output_characters: int = 400_000

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument
 
-from nbdist.cluster import hosts, inventory
+from nbdist.cluster import batches, hosts, inventory
+from nbdist.errors import UsageError
+from nbdist.records import Batch
 from nbdist.session import Cluster
 
 if TYPE_CHECKING:
@@ -15,12 +17,40 @@ if TYPE_CHECKING:
     from nbdist.records import Host
     from nbdist.views.hosts import DoctorPicture
 
+_OPTION_OF = {"queue": "--partition", "gpus": "--gpus-per-host", "options": "--sbatch"}
 _HOSTS = (
     argument("hosts", nargs="*", help="How many, `4 hosts` or `4`, or their names: gpu1 gpu2:8."),
     argument("-n", "--number", type=int, help="The same as a number."),
     argument("--hosts", dest="inventory", metavar="FILE", help="Hosts as this file lists them."),
     argument("--profile", metavar="NAME", help="The same, by the name of your file of hosts."),
     argument("--python", metavar="PATH", help="Python on other hosts; the path of this one's."),
+)
+_BATCH = (
+    argument(
+        "--launcher",
+        choices=batches.LAUNCHERS,
+        help="Who gives the hosts, where they have no names yet.",
+    ),
+    argument("--partition", "--queue", dest="queue", default="", help="Of the scheduler."),
+    argument("--time", default="", metavar="H:M:S", help="How long the hosts are needed."),
+    argument(
+        "--gpus-per-host", type=int, default=0, metavar="K", help="GPUs that each host is to have."
+    ),
+    argument(
+        "--sbatch",
+        "--submit",
+        dest="submit",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help='Further words for the scheduler, as "--account=x".',
+    ),
+    argument(
+        "--listen", default="", metavar="ADDRESS", help="Of this machine, to which hosts connect."
+    ),
+    argument("--image", default="", help="Of Kubernetes' containers."),
+    argument("--namespace", default="", help="Kubernetes'; its configuration's if left out."),
+    argument("--pod", default="", metavar="FILE", help="What Kubernetes' pods have beside."),
 )
 _RESIZING = (
     argument(
@@ -79,7 +109,7 @@ _STARTING = (
 
 def starting_arguments(function: Callable[..., Any]) -> Any:
     """Give a magic the options of `%dist_start`."""
-    return _with(function, *_HOSTS, *_STARTING)
+    return _with(function, *_HOSTS, *_BATCH, *_STARTING)
 
 
 def examining_arguments(function: Callable[..., Any]) -> Any:
@@ -96,6 +126,43 @@ def _with(function: Callable[..., Any], *options: Callable[..., Any]) -> Any:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def _batch(args: Any) -> Batch | None:
+    """How a scheduler is asked; None where none is.
+
+    Raises:
+        UsageError: what only schedulers know was typed without one.
+    """
+    given = {
+        "queue": args.queue,
+        "time": args.time,
+        "gpus": args.gpus_per_host,
+        "options": tuple(word.strip("\"'") for word in args.submit),
+        "listen": args.listen,
+        "image": args.image,
+        "namespace": args.namespace,
+        "pod": args.pod,
+    }
+    if args.launcher is not None:
+        return Batch(launcher=args.launcher, python=args.python or "", **given)
+    typed = [_OPTION_OF.get(name, f"--{name}") for name, value in given.items() if value]
+    if typed:
+        choices = ", ".join(batches.LAUNCHERS)
+        raise UsageError(f"{', '.join(typed)} without --launcher: choose one from {choices}")
+    return None
+
+
+def _counted(args: Any) -> int:
+    """How many hosts a scheduler is to give.
+
+    Raises:
+        UsageError: they have names.
+    """
+    count = inventory.count_of(args.hosts, args.number)
+    if count is None or args.inventory or args.profile:
+        raise UsageError(f"{args.launcher} chooses the hosts: type how many, as in 4 hosts")
+    return count
 
 
 def names_hosts(args: Any) -> bool:
@@ -137,8 +204,10 @@ def resized(args: Any) -> int | tuple[Host, ...]:
 
 def started(args: Any) -> Cluster:
     """The cluster that was asked for; see `Cluster` for what it raises."""
+    batch = _batch(args)
     return Cluster(
-        hosts=chosen(args),
+        hosts=chosen(args) if batch is None else _counted(args),
+        batch=batch,
         framework=args.framework,
         devices_per_host=args.devices_per_host,
         cpus_per_worker=args.cpus_per_worker,

@@ -57,7 +57,7 @@ Host {prefix}* {subnet}.*
 """
 
 
-def _program(name: str) -> str | None:
+def program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *_SBIN]))
 
 
@@ -68,9 +68,9 @@ def _free_number() -> int:
 
 
 def _do(*command: str) -> str:
-    program = _program(command[0])
-    assert program is not None
-    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    path = program(command[0])
+    assert path is not None
+    done = subprocess.run([path, *command[1:]], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
@@ -81,7 +81,7 @@ def missing() -> str:
     """What there is not that hosts are made with; empty where all is there."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    lacking = [name for name in _PROGRAMS if _program(name) is None]
+    lacking = [name for name in _PROGRAMS if program(name) is None]
     if lacking:
         return f"{', '.join(lacking)} not installed (openssh-server, openssh-client, iproute2)"
     name = f"nb-try{os.getpid() % 1000}"
@@ -122,7 +122,7 @@ class Host:
         assert self._init is None
         config = SSHD.format(address=self.address, folder=self.folder, key=self.folder / "key")
         (self.folder / "sshd_config").write_text(config)
-        sshd = f"exec {_program('sshd')} -D -e -f {self.folder}/sshd_config"
+        sshd = f"exec {program('sshd')} -D -e -f {self.folder}/sshd_config"
         begin = ["sh", "-c", f"hostname {self.name}; {sshd}"]
         with (self.folder / "sshd.log").open("ab") as log:
             self._init = subprocess.Popen(

@@ -15,6 +15,7 @@ import nbdist
 from nbdist.cluster.launch import repeat_until
 from nbdist.records import Saving, StepOptions
 from nbdist.telemetry.kept import kept
+from tests.exact import STEP, losses, setup
 from tests.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -24,20 +25,16 @@ if TYPE_CHECKING:
     from nbdist.records import RunState
 
 RANKS, STEPS = 2, 400
-SETUP = """
+SETUP = f"""
 import pathlib, time
-import numpy as np, jax.numpy as jnp
-here = pathlib.Path({folder!r})
-w = jnp.zeros(3)
-xs = np.repeat((np.arange(20_000) // 4 % 7).astype('float32')[:, None], 3, 1)
+{setup(4)}
+here = pathlib.Path({{folder!r}})
 if (here / "hold").exists():  # it is run again, for a rank that was lost
-    (here / f"held-{{rank}}").touch()
+    (here / f"held-{{{{rank}}}}").touch()
     while (here / "hold").exists():
         time.sleep(0.02)
 """
-STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
-LOSSES = np.cumsum(np.arange(STEPS) % 7) * 3 / 64
-"""Exact in float32."""
+LOSSES = losses(STEPS)
 
 BOUND_S = 60.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,15 @@ from nbdist.cluster.away import LOST_S
 from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.seat import SILENCE_S
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import Host, Saving, StepOptions
+from nbdist.records import Host
 from nbdist.telemetry.kept import kept
+from tests import exact
+from tests.exact import STEP, after, losses, setup, steps_of
 from tests.kernels import Kernel
 from tests.netns import Hosts, needs_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests import netns
@@ -30,15 +31,8 @@ if TYPE_CHECKING:
 pytestmark = [needs_hosts, pytest.mark.usefixtures("own_folders")]
 
 WHO = "import socket\n(rank, socket.gethostname())"
-SETUP = """
-import numpy as np, jax.numpy as jnp
-w = jnp.zeros(3)
-xs = np.repeat((np.arange(20_000) // 4 % 7).astype('float32')[:, None], 3, 1)
-"""
-STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
 STEPS = 400
-LOSSES = np.cumsum(np.arange(STEPS) % 7) * 3 / 64
-"""Exact in float32."""
+LOSSES = losses(STEPS)
 
 SLOW = "import time; time.sleep(0.02)\n"
 END_S = 3.0
@@ -68,29 +62,8 @@ def ours(host: netns.Host) -> list[str]:
     ]
 
 
-def steps_of(folder: Path) -> int:
-    for run in kept(folder / "runs")[:1]:
-        return max((run.count(table) for table in run.tables()), default=0)
-    return 0
-
-
-def after(folder: Path, steps: int, act: Callable[[], None]) -> threading.Thread:
-    """Do something once the run has so many rows."""
-
-    def wait() -> None:
-        assert repeat_until(lambda: steps_of(folder) > steps, 60)
-        act()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
-
-
 def train(cluster: nbdist.Cluster, folder: Path, **saving: object) -> nbdist.Run:
-    cluster.run(SETUP)
-    options = StepOptions(data="xs", batch=4, steps=STEPS)
-    saved = Saving(folder=str(folder / "saved"), every_steps=20, **saving)  # type: ignore[arg-type]
-    return cluster.run(STEP, step=options, saving=saved)
+    return exact.train(cluster, folder, STEPS, **saving)
 
 
 def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) -> None:
@@ -362,7 +335,7 @@ def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:
         kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
-        kernel.run(f"%%dist_run\n{SETUP}").check()
+        kernel.run(f"%%dist_run\n{setup(4)}").check()
         saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
         kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
         assert repeat_until(lambda: steps_of(tmp_path) > 60, 60)

@@ -15,6 +15,7 @@ from nbdist.cluster.launch import repeat_until
 from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Saving, StepOptions
 from nbdist.telemetry.kept import kept
+from tests.exact import STEP, losses, setup
 from tests.netns import Hosts, needs_hosts
 
 if TYPE_CHECKING:
@@ -23,14 +24,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
-SETUP = """
-import numpy as np, jax.numpy as jnp
-w = jnp.zeros(3)
-xs = np.repeat((np.arange(20_000) // 12 % 7).astype('float32')[:, None], 3, 1)
-"""
-STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
+SETUP = setup(12)
 STEPS = 900
-LOSSES = np.cumsum(np.arange(STEPS) % 7) * 3 / 64
+LOSSES = losses(STEPS)
 OPTIONS = StepOptions(data="xs", batch=12, steps=STEPS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from nbdist.records import Sown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from nbdist.cluster.called import Called
     from nbdist.cluster.seat import Event, Peer
     from nbdist.cluster.seeds import SeedProcess
     from nbdist.cluster.ssh import Connection
@@ -33,7 +33,6 @@ BEAT_S = 1.0
 """Often enough for the seed's `SILENCE_S`."""
 
 SOCKET_PREFIX = "n"
-_SOW_S = 30.0
 _OWN_S = 10.0
 _AGAIN_S = 0.5
 _TRIES = 2
@@ -54,7 +53,7 @@ class AwaySeed(SeedLink):
         sown: where it is.
     """
 
-    def __init__(self, link: Connection, sown: Sown, home: SeedProcess) -> None:
+    def __init__(self, link: Connection | Called, sown: Sown, home: SeedProcess) -> None:
         self.host = link.host
         self.sown = sown
         self._link = link
@@ -76,7 +75,7 @@ class AwaySeed(SeedLink):
 
     @classmethod
     def take_over(
-        cls, link: Connection, sown: Sown, home: SeedProcess, ports: Iterable[int]
+        cls, link: Connection | Called, sown: Sown, home: SeedProcess, ports: Iterable[int]
     ) -> Self:
         """Own a seed that another process has started; `ports` were brought there.
 
@@ -95,7 +94,7 @@ class AwaySeed(SeedLink):
         return self
 
     @classmethod
-    def start(cls, link: Connection, sowing: Sowing, home: SeedProcess) -> Self:
+    def start(cls, link: Connection | Called, sowing: Sowing, home: SeedProcess) -> Self:
         """Connect to the host, start a seed there, and own it.
 
         Raises:
@@ -103,7 +102,7 @@ class AwaySeed(SeedLink):
         """
         try:
             home.guard(link.open())
-            return cls(link, _sow(link, sowing), home)
+            return cls(link, _sown(link.sow(msgspec.json.encode(sowing))), home)
         except BaseException:
             link.close()
             raise
@@ -143,12 +142,14 @@ class AwaySeed(SeedLink):
 
     def last_words(self, name: str, lines: int) -> str:
         if not self.runs():
-            return f"{self.host.key} could not be reached for {LOST_S:g} s"
+            why = self._link.why_lost()
+            lost = f"{self.host.key} could not be reached for {LOST_S:g} s"
+            return f"{lost}; {why}" if why else lost
         return super().last_words(name, lines)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
-            return ""  # nobody would hear the answer
+        if self._is_over or threading.current_thread() is self._thread:
+            return ""  # there is no answer, or nobody would hear it
         try:
             text: str = self._ask("tail", END_TIMEOUT_S, op="tail", id=name, lines=lines)["text"]
         except StartError:
@@ -200,7 +201,7 @@ class AwaySeed(SeedLink):
 
     def _connects_again(self) -> bool:
         """Whether it worked before the host is lost; not where this process lets go of it."""
-        if self._closing.is_set():
+        if self._closing.is_set() or self._is_over:
             return False
         self._cut_at = time.monotonic()
         while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
@@ -290,36 +291,21 @@ class AwaySeed(SeedLink):
         self._end_connection()
 
 
+def _sown(output: bytes) -> Sown:
+    """Where a seed is, by what started it; a shell's start-up files may print, too."""
+    lines = output.strip().splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=Sown)
+    except msgspec.DecodeError:
+        said = output.decode(errors="replace").strip()[-200:]
+        raise StartError(f"Python said {said!r} there, and not where the seed is") from None
+
+
 def ports_of(controller: dict[str, Any]) -> list[int]:
     """Those of ipyparallel's controller, by its file for engines."""
     values = (value for name, value in controller.items() if name != "ssh")
     lists = (value if isinstance(value, list) else [value] for value in values)
     return [port for ports in lists for port in ports if isinstance(port, int)]
-
-
-def _sow(link: Connection, sowing: Sowing) -> Sown:
-    python = link.host.python or sys.executable
-    command = f"exec {python} -m nbdist.cluster.sow"
-    try:
-        output = link.run(command, msgspec.json.encode(sowing), _SOW_S)
-    except StartError as error:
-        raise StartError(_advice(str(error), python)) from None
-    lines = output.strip().splitlines()  # a shell's start-up files may print, too
-    try:
-        return msgspec.json.decode(lines[-1] if lines else b"", type=Sown)
-    except msgspec.DecodeError:
-        said = output.decode(errors="replace").strip()[-200:]
-        raise StartError(f"{python} said {said!r} there, and not where the seed is") from None
-
-
-def _advice(said: str, python: str) -> str:
-    """What to do about a program that failed."""
-    last = said.splitlines()[-1] if said else "no word"
-    if "No module named" in said and "nbdist" in last:
-        return f"nbdist is not installed for {python} there: install it, or type --python PATH"
-    if "not found" in last or "No such file" in last or last == "127":
-        return f"there is no {python}: type --python PATH, or name it in hosts.toml"
-    return f"{python} failed there: {last}"
 
 
 def _say_farewell(

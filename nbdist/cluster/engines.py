@@ -124,9 +124,9 @@ class Engines:
         self.fleet.resize(request)
         self.places.resize(request)
 
-    def reach(self, *, leaves_out: bool) -> str:
+    def reach(self, say: Callable[[str], None], *, leaves_out: bool, waits: bool) -> str:
         """Connect to hosts that were lost, and have what engines are forked from there again."""
-        reached = self.places.reach(leaves_out=leaves_out, least=1)
+        reached = self.places.reach(say, leaves_out=leaves_out, least=1, waits=waits)
         self.await_imports()
         return reached
 

@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 from nbdist.cluster import environment
-from nbdist.cluster.away import AwaySeed, ports_of
+from nbdist.cluster.away import LOST_S, AwaySeed, ports_of
+from nbdist.cluster.called import Exchange
 from nbdist.cluster.children import HOME, Children
+from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.seat import KERNEL
 from nbdist.cluster.seed import IF_THERE
 from nbdist.cluster.seeds import SeedProcess
@@ -20,10 +22,12 @@ from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
 from nbdist.records import SocketAddress, Sowing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from nbdist.cluster.called import Called
     from nbdist.records import ClusterRequest, Door, Framework, Host, Sown
+    from nbdist.settings import Settings
 
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 LOOPBACK = "127.0.0.1"
@@ -38,30 +42,33 @@ _KERAS = (f"keras{IF_THERE}",)
 _AT_ONCE = 32
 
 
+def _silent(_text: str) -> None:
+    pass
+
+
 class Fleet(Children):
     """Made by `start` or `take_over`.
 
     Args:
         home: this machine's seed, which is there also where no engine is on this machine.
         request: what was asked for.
-        grace_s: how long seeds wait for another owner.
-        ssh_config: of ssh; empty for the user's own.
+        settings: of seeds, ssh, and queues.
 
     Attributes:
         home: this machine's seed.
         unreached: why hosts were not reached when that was last tried, by their keys.
     """
 
-    def __init__(
-        self, home: SeedProcess, request: ClusterRequest, grace_s: float, ssh_config: str
-    ) -> None:
+    def __init__(self, home: SeedProcess, request: ClusterRequest, settings: Settings) -> None:
         self.home = home
         self.unreached: dict[str, str] = {}
-        self._grace_s = grace_s
-        self._ssh_config = ssh_config
+        self._settings = settings
         self._away: dict[str, AwaySeed] = {}
         self._hosts: dict[str, Host] = {}
         self.resize(request)
+        self._exchange: Exchange | None = None
+        if request.batch is not None:
+            self._exchange = Exchange(request.batch, home, settings.queue_wait_s)
         self._controller: dict[str, Any] = {}
         self._doors: set[int] = set()
 
@@ -70,8 +77,7 @@ class Fleet(Children):
         cls,
         request: ClusterRequest,
         folder: Path,
-        grace_s: float,
-        ssh_config: str = "",
+        settings: Settings,
         role: str = KERNEL,
     ) -> Self:
         """Start this machine's seed; `reach` the others next.
@@ -79,26 +85,28 @@ class Fleet(Children):
         Args:
             request: what was asked for.
             folder: the cluster's, with a folder `log`.
-            grace_s: how long seeds wait for another owner when this process has died.
-            ssh_config: of ssh; empty for the user's own.
+            settings: of seeds, ssh, and queues.
             role: this process's.
         """
         here = any(not host.name for host in request.hosts)
         modules = _modules(request) if here else ()
         env = environment.shared(request) | _env_here(request)
-        home = SeedProcess.start(modules, env, folder, grace_s, role)
-        return cls(home, request, grace_s, ssh_config)
+        home = SeedProcess.start(modules, env, folder, settings.return_grace_s, role)
+        return cls(home, request, settings)
 
     def lacks(self, request: ClusterRequest) -> list[str]:
         """The hosts of a request that are new."""
         return [key for key in _others(request) if key not in self._hosts]
 
-    def require(self, request: ClusterRequest, timeout_s: float) -> str:
+    def require(
+        self, request: ClusterRequest, timeout_s: float, say: Callable[[str], None] = _silent
+    ) -> str:
         """Connect to hosts that are new in a request, before those that there are let go.
 
         Args:
             request: in the place of the one that there is.
             timeout_s: bound on imports there.
+            say: is told how it goes.
 
         Raises:
             UsageError: one cannot be reached; all is as it was.
@@ -107,6 +115,7 @@ class Fleet(Children):
         self._hosts = {**before, **_others(request)}
         with contextlib.ExitStack() as undo:
             undo.callback(self._let_go, fresh, before)
+            self._call(fresh, say)
             failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
             if failed:
                 raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
@@ -152,16 +161,47 @@ class Fleet(Children):
 
         self.unreached = self._each([key for key in self._hosts if key in sown], own)
 
-    def reach(self) -> str:
+    def reach(self, say: Callable[[str], None] = _silent, *, waits: bool = True) -> str:
         """Connect to the other hosts that are not connected, all at once, and start seeds there.
+
+        Args:
+            say: is told how it goes.
+            waits: for a scheduler, in whose queue this may be.
 
         Returns:
             What came of it, in words. Why hosts were not reached is in `unreached`.
+
+        Raises:
+            StartError: a scheduler gives none.
         """
-        self.unreached = self._each(self.lost(), self._start)
+        lost = self.lost()
+        job = self._call(lost, say) if waits else ""
+        self.unreached = self._each(lost, self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
-        return f"{reached} of {len(self._hosts)}" + (f" ({failed})" if failed else "")
+        words = [f"{reached} of {len(self._hosts)}", job, failed and f"({failed})"]
+        return " ".join(filter(None, words))
+
+    def _call(self, keys: Sequence[str], say: Callable[[str], None]) -> str:
+        """Have a scheduler give hosts, where one does; what came of it, in words."""
+        if self._exchange is None or not keys:
+            return ""
+        return self._exchange.call([self._place(key) for key in keys], say)
+
+    def are_given_again(self, keys: Collection[str]) -> bool:
+        """Whether a scheduler takes these hosts away to give them, or others, later.
+
+        Returns when they are gone.
+        """
+        if self._exchange is None:
+            return False
+        if not self._exchange.comes_again([self._place(key) for key in keys]):
+            return False
+        return repeat_until(lambda: set(keys) <= set(self.lost()), 4 * LOST_S)
+
+    def _place(self, key: str) -> int:
+        """Of the rank on a host that a scheduler gives: they are asked for in order."""
+        return list(self._hosts).index(key)
 
     def _start(self, key: str) -> None:
         host, link, folder = self._hosts[key], self._link(key), self.home.folder
@@ -171,7 +211,7 @@ class Fleet(Children):
             env=environment.shared(self._request) | host.env,
             work=host.folder or str(folder.cwd()),
             must_work_there=bool(host.folder),
-            grace_s=self._grace_s,
+            grace_s=self._settings.return_grace_s,
         )
         if key in self._away:
             self._away.pop(key).close()
@@ -182,10 +222,13 @@ class Fleet(Children):
             seed.introduce(self._controller)
         seed.bring(sorted(self._doors))
 
-    def _link(self, key: str) -> Connection:
+    def _link(self, key: str) -> Connection | Called:
         """A connection, which need not be open; it has the same name in whoever comes later."""
+        host = self._hosts[key]
+        if self._exchange is not None:
+            return self._exchange.link(host, self._place(key))
         name = f"h{zlib.crc32(key.encode()):08x}"
-        return Connection(self._hosts[key], self.home.folder, name, self._ssh_config)
+        return Connection(host, self.home.folder, name, self._settings.ssh_config)
 
     def _each(self, keys: Iterable[str], work: Callable[[str], None]) -> dict[str, str]:
         """Do it for each, all at once; what went wrong, by key."""
@@ -283,10 +326,11 @@ class Fleet(Children):
         """How this machine reaches it, in words."""
         if host == HOME:
             return "this machine"
+        by = "ssh" if self._exchange is None else self._exchange.fate()
         began = time.perf_counter()
         answered = bool(self._runs(host) and self._away[host].look())
         round_ms = 1000 * (time.perf_counter() - began)
-        return f"ssh, answers in {round_ms:.1f} ms" if answered else "cannot be reached"
+        return f"{by}, answers in {round_ms:.1f} ms" if answered else "cannot be reached"
 
     def cores(self, host: str) -> tuple[int, ...]:
         """The cores of it that engines may use."""
@@ -317,6 +361,8 @@ class Fleet(Children):
         No thread is started for it: there is none any more as Python ends.
         """
         with contextlib.ExitStack() as steps:
+            if self._exchange is not None:
+                steps.callback(self._exchange.close)
             steps.callback(self.home.close)
             for seed in self._away.values():
                 steps.callback(seed.close)

@@ -67,7 +67,7 @@ def choose(
         path = profile_path(profile)
     by_name = read_named(path) if path is not None else {}
     known = tuple(by_name.values())
-    count = _count(words, number)
+    count = count_of(words, number)
     if count is not None:
         if count > len(known) > 0:
             raise UsageError(f"{count} hosts: there are {len(known)} in {path}")
@@ -131,7 +131,7 @@ def _here(count: int) -> tuple[Host, ...]:
     return (Host(),) * count
 
 
-def _count(words: Sequence[str], number: int | None) -> int | None:
+def count_of(words: Sequence[str], number: int | None) -> int | None:
     """The number in `4 hosts`, `4` or `-n 4`; None where hosts are named, or none are."""
     plain = [word for word in words if word not in ("host", "hosts")]
     if number is not None:

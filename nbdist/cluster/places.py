@@ -10,7 +10,7 @@ from nbdist.errors import StartError
 from nbdist.records import RANK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from nbdist.cluster.fleet import Fleet
     from nbdist.records import ClusterRequest
@@ -38,12 +38,21 @@ class Places:
         self._request = request
         self.numbers = tuple(range(len(request.hosts)))
 
-    def reach(self, *, leaves_out: bool, least: int = 0) -> str:
+    def reach(
+        self,
+        say: Callable[[str], None],
+        *,
+        leaves_out: bool,
+        least: int = 0,
+        waits: bool = True,
+    ) -> str:
         """Connect to the hosts that are not connected.
 
         Args:
+            say: is told how it goes.
             leaves_out: there is no rank on those that cannot be reached, if that is allowed.
             least: so many ranks do, where no other number was asked for; 0 for all of them.
+            waits: for a scheduler.
 
         Returns:
             What came of it, in words.
@@ -51,7 +60,7 @@ class Places:
         Raises:
             StartError: more hosts are needed.
         """
-        reached = self._fleet.reach()
+        reached = self._fleet.reach(say, waits=waits)
         lost = self._fleet.unreached if leaves_out else {}
         there = tuple(n for n in self.numbers if self._request.hosts[n].key not in lost)
         if lost and not 0 < (self._request.min_hosts or least) <= len(there):
@@ -64,6 +73,10 @@ class Places:
     def host(self, rank: int) -> str:
         """The key of the host that a rank is on."""
         return self._request.hosts[self.numbers[rank]].key
+
+    def are_given_again(self, ranks: Sequence[int]) -> bool:
+        """See `Fleet.are_given_again`."""
+        return self._fleet.are_given_again({self.host(rank) for rank in ranks})
 
     def of_spare(self, number: int) -> str:
         """The key of the host that a spare is on: they are dealt in turn."""

@@ -18,11 +18,13 @@ takes orders and tells events, one JSON object a line:
                                                       {"event": "exited", "id", "pid", "code"}
                                                       {"event": "ready", "versions", "gpus"}
                                                       {"event": "failed", "module", "error"}
+                                                      {"event": "ended"}
 
 `target` is "module:function", called in the child with `args` and an `announce` function that
 tells the owner an event of the child's own. Each child leads a session of its own.
 
-At the owner's farewell, or when an owner that died has had no successor for `SECONDS`, the seed
+Being told to end (SIGTERM), one on another host tells its children, and ends with the last. At the
+owner's farewell, or when an owner that died has had no successor for `SECONDS`, the seed
 kills every child and every guarded process, and ends. Only the seed signals its children: as their
 parent, it knows that a pid still means the process it started.
 
@@ -114,6 +116,16 @@ class Seed:
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._is_told_to_end = False
+        if is_away:
+            signal.signal(signal.SIGTERM, self._tell_children)
+
+    def _tell_children(self, _signal: int, _frame: object) -> None:
+        """Its host, or whoever gave it, wants it back: engines may save first what they do."""
+        self._is_told_to_end = True
+        for pid in list(self._children.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     def _describe(self) -> Event:
         return {
@@ -156,6 +168,7 @@ class Seed:
                 self._wait()
         finally:
             self._end_everything()
+            self._seat.announce({"event": "ended"})
             if self._seat.left:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -202,6 +215,7 @@ class Seed:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         die_with_parent()
         self._seat.close()
@@ -241,6 +255,8 @@ class Seed:
                 del self._children[name]
                 code = os.waitstatus_to_exitcode(status)
                 self._seat.announce({"event": "exited", "id": name, "pid": pid, "code": code})
+        if self._is_told_to_end and not self._children:
+            self._seat.over = self._seat.left = True
 
     def _end_everything(self) -> None:
         self._seat.end()

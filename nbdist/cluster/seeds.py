@@ -261,6 +261,7 @@ class SeedLink(abc.ABC):
             elif event["event"] == "leave":
                 self.is_wanted = True
             elif event["event"] == "ended":
+                self._codes |= dict.fromkeys(self._pids)
                 self._pids.clear()
                 self._is_over = True
             self._changed.notify_all()

@@ -23,13 +23,13 @@ from nbdist.records import Sowing, Sown
 if TYPE_CHECKING:
     import socket
 
-_ROOT = Path("/tmp")  # noqa: S108 - the folder is made here, for this user only
+ROOT = Path("/tmp")  # noqa: S108 - the folder is made here, for this user only
 """Short, for a socket's path has room for 108 bytes; and there after the user has logged out."""
 
 
 def main() -> None:
     sowing = msgspec.json.decode(sys.stdin.buffer.read(), type=Sowing)
-    folder = _ROOT / sowing.name
+    folder = ROOT / sowing.name
     folder.mkdir(mode=0o700)
     (folder / LOG_FOLDER).mkdir(mode=0o700)
     work = Path(sowing.work).expanduser()
@@ -39,13 +39,10 @@ def main() -> None:
     os.chdir(work if work.is_dir() else Path.home())
     listener = listen(folder / SEED_SOCKET)
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
-    sown = Sown(
-        folder=str(folder),
-        address=server,
-        from_address=client,
-    )
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         _become_seed(listener, folder, sowing)
+    sown = Sown(pid=pid, folder=str(folder), address=server, from_address=client)
     sys.stdout.write(f"{msgspec.json.encode(sown).decode()}\n")
 
 

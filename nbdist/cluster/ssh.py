@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ ALIVE_S, ALIVE_TIMES = 2, 5
 """A connection on which so many questions, so far apart, had no answer is over."""
 
 _END_S = 2.0
+_SOW_S = 30.0
 _POLL_S = 0.02
 _OPTIONS = {
     "BatchMode": "yes",  # there is nobody who could type a password
@@ -98,24 +100,29 @@ class Connection:
         """Whether there is a master that answers here, of this process or another."""
         return (self._folder / self._control).exists() and self._do("-O", "check").returncode == 0
 
-    def run(self, command: str, content: bytes, timeout_s: float) -> bytes:
-        """Run a program there, with this on its standard input.
+    def sow(self, content: bytes) -> bytes:
+        """Start a seed there.
 
         Args:
-            command: for the user's shell there: nothing in it may be of anybody's making.
-            content: what it reads.
-            timeout_s: how long it may take.
+            content: what it is to be like, for standard input.
 
         Returns:
-            Its output.
+            What it said of itself.
 
         Raises:
-            StartError: it failed, or took too long.
+            StartError: it failed, or took too long; it says what to do.
         """
-        done = self._do(content=content, command=[command], timeout_s=timeout_s)
+        python = self.host.python or sys.executable  # nothing in it means anything to a shell
+        command = [f"exec {python} -m nbdist.cluster.sow"]
+        done = self._do(content=content, command=command, timeout_s=_SOW_S)
         if done.returncode:
-            raise StartError(done.stderr.decode(errors="replace").strip() or str(done.returncode))
+            said = done.stderr.decode(errors="replace").strip() or str(done.returncode)
+            raise StartError(_advice(said, python))
         return done.stdout
+
+    def why_lost(self) -> str:
+        """What there is to say of a host that is lost, beside that: nothing."""
+        return ""
 
     def bring_here(self, there: str, here: str) -> None:
         """A socket of the host's is reached as `here`, in the folder.
@@ -183,6 +190,16 @@ class Connection:
     def _why(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "ssh ended without a word"
+
+
+def _advice(said: str, python: str) -> str:
+    """What to do about a program that failed."""
+    last = said.splitlines()[-1] if said else "no word"
+    if "No module named" in said and "nbdist" in last:
+        return f"nbdist is not installed for {python} there: install it, or type --python PATH"
+    if "not found" in last or "No such file" in last or last == "127":
+        return f"there is no {python}: type --python PATH, or name it in hosts.toml"
+    return f"{python} failed there: {last}"
 
 
 def _escaped(path: str) -> str:

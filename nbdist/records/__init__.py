@@ -10,6 +10,7 @@ from nbdist.records.base import (
     RANK_VARIABLE,
     Communication,
     Framework,
+    Launcher,
     MimeBundle,
     NoteTopic,
     OnNan,
@@ -19,6 +20,7 @@ from nbdist.records.base import (
     StrategyName,
     StreamName,
 )
+from nbdist.records.batch import Batch, Caller, Calling, JobState
 from nbdist.records.cluster import (
     ClusterRequest,
     Device,
@@ -169,9 +171,12 @@ __all__ = [
     "SOON",
     "WATCHDOG",
     "AnyServerMessage",
+    "Batch",
     "Beat",
     "Bench",
     "BreakOff",
+    "Caller",
+    "Calling",
     "CaughtUp",
     "CellEnded",
     "CellRequest",
@@ -204,6 +209,8 @@ __all__ = [
     "Host",
     "HostFacts",
     "Hurry",
+    "JobState",
+    "Launcher",
     "Layout",
     "LayoutKind",
     "Level",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nbdist.records.base import Communication, Framework, Record
+from nbdist.records.batch import Batch
 from nbdist.records.topology import Bench
 
 
@@ -54,6 +55,7 @@ class ClusterRequest(Record, frozen=True):
         communication: how TensorFlow's collectives are made.
         spares: engines beside those, which take the place of one that is lost.
         min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
+        batch: who gives the hosts, which have no names of their own; None where they are named.
     """
 
     hosts: tuple[Host, ...]
@@ -64,6 +66,7 @@ class ClusterRequest(Record, frozen=True):
     communication: Communication = "auto"
     spares: int = 0
     min_hosts: int = 0
+    batch: Batch | None = None
 
     @property
     def is_local(self) -> bool:
@@ -138,11 +141,13 @@ class Sown(Record, frozen=True):
     """Where a seed is.
 
     Attributes:
-        folder: its own, open to this user only.
+        pid: its own.
+        folder: likewise, open to this user only.
         address: of this host, to which ssh connected; empty where it does not say.
         from_address: from which it did.
     """
 
+    pid: int
     folder: str
     address: str
     from_address: str

@@ -24,11 +24,16 @@ class StartView:
         self._picture = StartPicture(title)
 
     def run(self, name: str, work: Callable[[], str | None]) -> None:
-        self._show(under_way=name)
+        self._show(under_way=name, said="")
         started = time.perf_counter()
         detail = work() or ""
         phase = Phase(name=name, seconds=time.perf_counter() - started, detail=detail)
-        self._show(done=(*self._picture.done, phase), under_way="")
+        self._show(done=(*self._picture.done, phase), under_way="", said="")
+
+    def say(self, text: str) -> None:
+        """How the phase goes that is under way."""
+        if text != self._picture.said:
+            self._show(said=text)
 
     def finish(self, title: str, workers: tuple[WorkerState, ...]) -> None:
         seconds = sum(phase.seconds for phase in self._picture.done)

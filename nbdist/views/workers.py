@@ -44,18 +44,24 @@ def status(workers: tuple[WorkerState, ...]) -> StatusPicture:
 
 @dataclass(frozen=True)
 class StartPicture:
-    """The phases of a start, done and under way, and at its end the workers."""
+    """The phases of a start, done and under way, and at its end the workers.
+
+    Attributes:
+        said: how the one goes that is under way.
+    """
 
     title: str
     done: tuple[Phase, ...] = ()
     under_way: str = ""
+    said: str = ""
     failed: bool = False
     workers: tuple[WorkerState, ...] = field(default=())
 
     def html(self) -> str:
         rows = [_phase_row(phase) for phase in self.done]
         if self.under_way:
-            rows.append(_row_of(_FAILED if self.failed else _UNDER_WAY, self.under_way, "", ""))
+            sign = _FAILED if self.failed else _UNDER_WAY
+            rows.append(_row_of(sign, self.under_way, "", self.said))
         style = "display:grid;grid-template-columns:auto auto auto 1fr;column-gap:10px"
         parts = [f'<div style="{style}">{"".join(rows)}</div>']
         if self.workers:
@@ -70,6 +76,8 @@ class StartPicture:
         ]
         if self.failed:
             text.append(f"  ✗ {self.under_way}")
+        elif self.said:
+            text.append(f"  … {self.under_way}: {self.said}")
         if self.workers:
             rows = [_row(worker)[:4] for worker in self.workers]
             text += [*html.text_table(_HEADER[:4], rows, _NUMBERS[:2]), _versions(self.workers)]

@@ -17,6 +17,7 @@ from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.places import Places
 from nbdist.errors import StartError
 from nbdist.records import ClusterRequest, Host
+from nbdist.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ def new_engines(folder: Path, hosts: int) -> Engines:
     (folder / "log").mkdir()
     (folder / "security").mkdir()
     request = ClusterRequest(hosts=(Host(),) * hosts, frameworks=())
-    return Engines(request, folder, 25, Fleet.start(request, folder, grace_s=20))
+    return Engines(request, folder, 25, Fleet.start(request, folder, Settings()))
 
 
 def bring_up(folder: Path, *, freeze: bool) -> list[int]:

@@ -1,0 +1,241 @@
+"""A connection that a host has made to this machine, in the place of one that `ssh` makes to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nbdist.cluster.logs import log_file, read_tail
+from nbdist.cluster.seat import connect
+from nbdist.cluster.ssh import CONNECT_S
+from nbdist.cluster.switchboard import LOOK_S, SWITCH_SOCKET
+from nbdist.errors import StartError
+from nbdist.records import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nbdist.cluster.seeds import SeedProcess
+    from nbdist.records import Batch, Host
+
+CALL_S = 60.0
+"""How long hosts of a job that has begun may take to call."""
+
+_BEGIN_S = 30.0
+_ANSWER_S = 60.0
+_POLL_S = 0.05
+_LOG_LINES = 5
+
+
+class Exchange:
+    """The switchboard (`switchboard.py`) of one cluster, as its owner asks it.
+
+    Args:
+        batch: how hosts are asked for.
+        home: this machine's seed, which ends it.
+        wait_s: how long a job may be queued.
+    """
+
+    def __init__(self, batch: Batch, home: SeedProcess, wait_s: float) -> None:
+        self._batch = batch
+        self._home = home
+        self._wait_s = wait_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def link(self, host: Host, place: int) -> Called:
+        """The connection of the host that has this place."""
+        return Called(self, host, place, f"b{place}")
+
+    def call(self, places: Sequence[int], say: Callable[[str], None]) -> str:
+        """Ask the scheduler for hosts for these places, and wait until they have called.
+
+        Args:
+            places: of ranks.
+            say: is told how it goes.
+
+        Returns:
+            What became of it, in words. Some may not have called.
+
+        Raises:
+            StartError: the scheduler refuses, or the job ended, or was queued for too long.
+        """
+        self._start()
+        job = self.ask("submit", places=list(places))["job"]
+        began, running_since = time.monotonic(), 0.0
+        while True:
+            answer = self.ask("state")
+            state = msgspec.convert(answer["state"], JobState)
+            there = len(set(answer["called"]) & set(places))
+            if there == len(places):
+                return f"{job}"
+            say(_progress(job, state, there, len(places)))
+            now = time.monotonic()
+            if state.over:
+                raise StartError(self._why_over(job, state))
+            running_since = 0.0 if state.waits else running_since or now
+            if running_since and now > running_since + CALL_S:
+                return f"{job}: {there} of {len(places)} hosts have called within {CALL_S:g} s"
+            if now > began + self._wait_s:
+                raise StartError(
+                    f"{job} was queued for {self._wait_s:g} s (NBDIST_QUEUE_WAIT_S): {state.word}"
+                )
+            time.sleep(LOOK_S / 10 if there or not state.waits else LOOK_S / 2)
+
+    def _why_over(self, job: str, state: JobState) -> str:
+        number = max((int(p.stem[4:]) for p in self._home.folder.glob("job-*.json")), default=0)
+        log = read_tail(self._home.folder, f"job-{number}", _LOG_LINES)
+        detail = f" ({state.detail})" if state.detail else ""
+        said = f"; the last lines of its log:\n{log}" if log else ""
+        return f"{job} gives no hosts: {state.word}{detail}{said}"
+
+    def comes_again(self, places: Sequence[int]) -> bool:
+        """Whether the jobs of these places have been queued again."""
+        try:
+            return bool(self.ask("comes_again", places=list(places))["again"])
+        except StartError:
+            return False
+
+    def fate(self) -> str:
+        """What the scheduler says of the newest job, in words; empty where nobody knows."""
+        try:
+            answer = self.ask("state")
+        except StartError:
+            return ""
+        state = msgspec.convert(answer["state"], JobState)
+        return f"{answer['job']}: {state.word}" + (f" ({state.detail})" if state.detail else "")
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """Raises StartError where it refuses, or is not there."""
+        try:
+            peer = connect(self._home.folder / SWITCH_SOCKET)
+        except OSError as error:
+            raise StartError("what the hosts call is gone: type %dist_restart") from error
+        try:
+            peer.send({"op": op, **request})
+            answers = peer.read() if peer.wait(_ANSWER_S) else []
+            while answers == [] and peer.wait(_ANSWER_S):
+                answers = peer.read()
+        except (OSError, EOFError) as error:
+            raise StartError("what the hosts call has ended") from error
+        finally:
+            peer.close()
+        if not answers or "error" in answers[0]:
+            raise StartError(answers[0]["error"] if answers else f"no answer to {op!r}")
+        return answers[0]
+
+    def close(self) -> None:
+        """It was ended, and its jobs with it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> None:
+        """Have a switchboard."""
+        folder = self._home.folder
+        try:
+            connect(folder / SWITCH_SOCKET).close()
+        except OSError:
+            (folder / SWITCH_SOCKET).unlink(missing_ok=True)
+            self.close()
+            with log_file(folder, "switchboard").open("ab") as log:
+                self._process = process = subprocess.Popen(
+                    [sys.executable, "-m", "nbdist.cluster.switchboard", str(folder.absolute())],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._home.guard(process.pid)
+            assert process.stdin is not None
+            with process.stdin as stdin:
+                stdin.write(msgspec.json.encode(self._batch))
+            self._await_start(process)
+
+    def _await_start(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _BEGIN_S
+        while not (self._home.folder / SWITCH_SOCKET).exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = read_tail(self._home.folder, "switchboard", _LOG_LINES)
+                raise StartError(f"hosts cannot call this machine:\n{said}")
+            time.sleep(_POLL_S)
+
+
+class Called:
+    """One of them; it is as `ssh.Connection`.
+
+    Args:
+        exchange: which has it.
+        host: which.
+        place: of its rank.
+        name: of this connection among those of the cluster.
+    """
+
+    def __init__(self, exchange: Exchange, host: Host, place: int, name: str) -> None:
+        self.host = host
+        self.name = name
+        self._exchange = exchange
+        self._place = place
+
+    def open(self) -> int:
+        """Have it, once the host has called; returns the pid of what holds it.
+
+        Raises:
+            StartError: it does not call.
+        """
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return int(self._ask("open")["pid"])
+            except StartError as error:
+                if time.monotonic() > deadline:
+                    fate = self._exchange.fate()
+                    raise StartError(f"{error}; {fate}" if fate else str(error)) from None
+            time.sleep(_POLL_S)
+
+    def is_open(self) -> bool:
+        """Whether the host is connected."""
+        try:
+            return bool(self._ask("is_open")["open"])
+        except StartError:
+            return False
+
+    def sow(self, content: bytes) -> bytes:
+        """Start a seed there; returns what it said of itself.
+
+        Raises:
+            StartError: it failed.
+        """
+        return str(self._ask("run", content=content.decode())["output"]).encode()
+
+    def bring_here(self, there: str, here: str) -> None:
+        """A socket of the host's is reached as `here`, in the cluster's folder."""
+        self._ask("here", there=there, here=here)
+
+    def bring_there(self, ports: Iterable[int], prefix: str) -> None:
+        """Ports of this machine's loopback are reached there as `<prefix>:<port>`."""
+        self._ask("there", ports=list(ports), prefix=prefix)
+
+    def why_lost(self) -> str:
+        """What there is to say of a host that is lost, beside that."""
+        return self._exchange.fate()
+
+    def close(self) -> None:
+        """End it, and all that goes through it."""
+        try:
+            self._ask("close")
+        except StartError:
+            return  # it has ended with the switchboard
+
+    def _ask(self, op: str, **request: Any) -> dict[str, Any]:
+        return self._exchange.ask(op, place=self._place, **request)
+
+
+def _progress(job: str, state: JobState, there: int, all_: int) -> str:
+    detail = f" ({state.detail})" if state.detail else ""
+    word = state.word.lower() if state.word else "submitted"
+    called = "" if state.waits else f", {there} of {all_} hosts have called"
+    return f"{job} is {word}{detail}{called}"

@@ -1,0 +1,279 @@
+"""Jobs of schedulers, through ipyparallel's launchers: submitted, looked at, cancelled.
+
+What runs in each is a caller (`caller.py`) for each host. ipyparallel knows how a scheduler is
+given a script, and told to end a job; what the script says, and what became of the job, is here.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ipyparallel.cluster import launcher as launchers
+
+from nbdist.cluster.logs import log_file
+from nbdist.cluster.schedulers import HOPELESS, SCHEDULERS
+from nbdist.errors import StartError
+from nbdist.records import JobState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nbdist.records import Batch
+
+COMMAND_S = 30.0
+"""How long a scheduler may take to answer."""
+
+_END_S = 5.0
+_ANOTHERS = re.compile(
+    r"SLURM_(?!CONF$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_|OMPI_COMM_|PMIX?_"
+)
+"""Variables of the job that the notebook itself may run in: they are not those of its own jobs."""
+
+_NOTHING = {"N/A", "None", "Unknown", "(null)", ""}
+
+
+class Job(abc.ABC):
+    """One job, with a caller on each of its hosts.
+
+    Args:
+        batch: how the scheduler is asked.
+        number: of the job among those of the cluster.
+        places: of the ranks, that of each caller.
+        folder: the cluster's, which the hosts share with this machine.
+
+    Attributes:
+        number: of the job among those of the cluster.
+        places: of the ranks, that of each caller.
+    """
+
+    title: str
+    """What people call the scheduler."""
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        self.number = number
+        self.places = places
+        self._batch = batch
+        self._folder = folder
+        self._id = ""
+
+    def __str__(self) -> str:
+        return f"{self.title} {self._id}".rstrip()
+
+    @abc.abstractmethod
+    def submit(self, calling: Path) -> None:
+        """Ask for the hosts.
+
+        Args:
+            calling: the file that callers read.
+
+        Raises:
+            StartError: the scheduler refuses, or is not there; it says why.
+        """
+
+    @abc.abstractmethod
+    def state(self) -> JobState:
+        """What the scheduler says of it.
+
+        Raises:
+            StartError: it does not answer.
+        """
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """End it, if it has not ended; nothing is waited for.
+
+        Raises:
+            StartError: the scheduler does not answer.
+        """
+
+    @property
+    def _log(self) -> Path:
+        return log_file(self._folder, f"job-{self.number}")
+
+    def _command(self, calling: Path, *words: str) -> list[str]:
+        python = self._batch.python or sys.executable
+        return [python, "-m", "nbdist.cluster.caller", str(calling), *words]
+
+
+class BatchJob(Job):
+    """A job of one of `SCHEDULERS`."""
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        super().__init__(batch, number, places, folder)
+        self._scheduler = SCHEDULERS[batch.launcher]
+        self.title = self._scheduler.title
+        self._launcher: Any = None
+
+    def submit(self, calling: Path) -> None:
+        program, *args = self._command(calling)
+        file = f"job-{self.number}.sh"
+        self._launcher = self._scheduler.launcher(
+            work_dir=str(self._folder),
+            profile_dir=str(self._folder),
+            batch_file_name=file,
+            batch_template=self._scheduler.template,
+            output_file=str(self._log),
+            namespace={"options": "\n".join(self._lines())},
+            program=[program],
+            program_args=args,
+            log=logging.getLogger("nbdist.ipyparallel"),
+            **self._scheduler.traits,
+        )
+        self._launcher._run_command = _run
+        try:
+            self._id = self._launcher.start(len(self.places))
+        except (launchers.LauncherError, OSError) as error:
+            raise StartError(f"{self.title}s cannot be submitted: {error}") from None
+
+    def _lines(self) -> list[str]:
+        """What the script tells the scheduler."""
+        asked = self._scheduler
+        given = (
+            (asked.queue, self._batch.queue),
+            (asked.time, self._batch.time),
+            (asked.gpus, self._batch.gpus),
+        )
+        words = [word.format(value) for word, value in given if value]
+        return [f"{asked.mark}{word}" for word in (*self._parts(), *words, *self._batch.options)]
+
+    def _parts(self) -> tuple[str, ...]:
+        """Of a job that has a part for each host."""
+        count = len(self.places)
+        if self._batch.launcher == "pbs":
+            array = (f"-{'J' if _is_pbs_pro() else 't'} 1-{count}",) if count > 1 else ()
+            return "-N nbdist", "-j oe", f"-o {self._log}", *array
+        if self._batch.launcher == "sge":
+            return "-N nbdist", "-S /bin/sh", "-V", "-j y", f"-o {self._log}", f"-t 1-{count}"
+        if self._batch.launcher == "lsf":
+            return f"-J nbdist[1-{count}]", f"-o {self._log}"
+        return ()
+
+    def state(self) -> JobState:
+        words = [*self._scheduler.look, self._id.removesuffix("[]")]
+        try:
+            said = _run(words)
+        except StartError as error:
+            if _is_missing(words[0]):
+                raise
+            return JobState(word="", detail=str(error), over=True)  # it is forgotten
+        found = re.findall(self._scheduler.word, said)
+        alive = [word for word in found if word not in self._scheduler.over]
+        detail = _reason(said) if self._batch.launcher == "slurm" else ""
+        is_over = not alive or detail in HOPELESS
+        return JobState(
+            word=", ".join(dict.fromkeys(alive or found)),
+            detail=detail,
+            waits=not is_over and all(word in self._scheduler.waiting for word in alive),
+            over=is_over,
+        )
+
+    def cancel(self) -> None:
+        if self._id:
+            self._launcher.stop()
+
+
+class MpiJob(Job):
+    """`mpiexec` on this machine, which starts the callers; it has no queue."""
+
+    title = "mpiexec"
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        super().__init__(batch, number, places, folder)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def submit(self, calling: Path) -> None:
+        launcher = launchers.MPILauncher(
+            mpi_args=[word for line in self._batch.options for word in shlex.split(line)],
+            program=self._command(calling),
+            work_dir=str(self._folder),
+            profile_dir=str(self._folder),
+        )
+        launcher.n = len(self.places)
+        if _is_missing(launcher.mpi_cmd[0]):
+            raise StartError(f"there is no {launcher.mpi_cmd[0]} here")
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                launcher.find_args(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_env(),
+                start_new_session=True,
+            )
+
+    def state(self) -> JobState:
+        assert self._process is not None
+        code = self._process.poll()
+        word = "running" if code is None else f"ended with exit code {code}"
+        return JobState(word=word, over=code is not None)
+
+    def cancel(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._process.kill()
+        self._process.wait()
+
+
+def _reason(said: str) -> str:
+    """Slurm's, and when it thinks that the job begins."""
+    found = dict(re.findall(r"(Reason|StartTime|ExitCode)=(\S*)", said))
+    reason, begins = found.get("Reason", ""), found.get("StartTime", "")
+    parts = [reason.replace("_", " ")] if reason not in _NOTHING else []
+    if "JobState=PENDING" in said and begins not in _NOTHING:
+        parts.append(f"is to begin {begins.replace('T', ' ')}")
+    return ", ".join(parts)
+
+
+def _env() -> dict[str, str]:
+    return {n: value for n, value in os.environ.items() if not _ANOTHERS.match(n)}
+
+
+def _is_missing(program: str) -> bool:
+    return shutil.which(program) is None
+
+
+@functools.cache
+def _is_pbs_pro() -> bool:
+    """Torque's own arrays are asked for in another way."""
+    with contextlib.suppress(StartError):
+        return "pbs" in _run(["qstat", "--version"]).lower()
+    return False
+
+
+def _run(command: list[str], **_: Any) -> str:
+    """What a command of the scheduler's prints.
+
+    Raises:
+        StartError: it is not there, fails, or does not answer in time.
+    """
+    if _is_missing(command[0]):
+        raise StartError(f"there is no {command[0]} here")
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=_env(),
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StartError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+    if done.returncode:
+        raise StartError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
+    return done.stdout

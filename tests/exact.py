@@ -1,0 +1,61 @@
+"""A small training whose every loss is known, and exact in float32, however many ranks share it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nbdist.cluster.launch import repeat_until
+from nbdist.records import Saving, StepOptions
+from nbdist.telemetry.kept import kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import nbdist
+
+STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
+
+
+def setup(batch: int) -> str:
+    """The cell before, for global batches of this size."""
+    return f"""
+import numpy as np, jax.numpy as jnp
+w = jnp.zeros(3)
+xs = np.repeat((np.arange(20_000) // {batch} % 7).astype('float32')[:, None], 3, 1)
+"""
+
+
+def losses(steps: int) -> np.ndarray:
+    """Those of so many steps."""
+    return np.cumsum(np.arange(steps) % 7) * 3 / 64
+
+
+def train(cluster: nbdist.Cluster, folder: Path, steps: int, **saving: object) -> nbdist.Run:
+    """Saved every 20 steps, in batches of 4."""
+    cluster.run(setup(4))
+    options = StepOptions(data="xs", batch=4, steps=steps)
+    saved = Saving(folder=str(folder / "saved"), every_steps=20, **saving)  # type: ignore[arg-type]
+    return cluster.run(STEP, step=options, saving=saved)
+
+
+def steps_of(folder: Path) -> int:
+    """How many rows the newest run there has; 0 before there is one."""
+    for run in kept(folder / "runs")[:1]:
+        return max((run.count(table) for table in run.tables()), default=0)
+    return 0
+
+
+def after(folder: Path, steps: int, act: Callable[[], None]) -> threading.Thread:
+    """Do something once the run has so many rows."""
+
+    def wait() -> None:
+        assert repeat_until(lambda: steps_of(folder) > steps, 60)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread

@@ -1,0 +1,121 @@
+"""Doubles of PBS, Grid Engine, LSF and HTCondor: commands that run a job's parts on this machine.
+
+They know the few words that nbdist says to the real ones, by their manuals, and print what those
+print. Real are the script that they are given, what it runs, and its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+COMMANDS = {
+    "pbs": ("qsub", "qstat", "qdel"),
+    "sge": ("qsub", "qstat", "qdel"),
+    "lsf": ("bsub", "bjobs", "bkill"),
+    "htcondor": ("condor_submit", "condor_q", "condor_rm"),
+}
+_SUBMITTED = {
+    "pbs": "12[].head",
+    "sge": 'Your job-array 12.1-{n}:1 ("nbdist") has been submitted',
+    "lsf": "Job <12> is submitted to default queue <normal>.",
+    "htcondor": "Submitting job(s).\n{n} job(s) submitted to cluster 12.",
+}
+_VARIABLE = {"pbs": "PBS_ARRAYID", "sge": "SGE_TASK_ID", "lsf": "LSB_JOBINDEX"}
+_STATES = {
+    "pbs": ("    job_state = Q", "    job_state = R"),
+    "sge": ("job_state             1:    qw", "job_state             1:    r"),
+    "lsf": ("PEND", "RUN"),
+    "htcondor": ("1", "2"),
+}
+_ID = {"pbs": "12[]", "sge": "12", "lsf": "12", "htcondor": "12"}
+"""What commands that look or end are to be given; PBS takes the number alone for a look, too."""
+
+
+def install(folder: Path, launcher: str) -> None:
+    """Put the commands of one in a folder, which is to be first in PATH."""
+    for name in COMMANDS[launcher]:
+        file = folder / name
+        said = f'{sys.executable} -m tests.schedulers {folder} {launcher} {name} "$@"'
+        file.write_text(f"#!/bin/sh\nexec {said}\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+def _submit(folder: Path, launcher: str, words: list[str]) -> None:
+    text = Path(words[-1]).read_text() if words else sys.stdin.read()
+    (folder / "submitted").write_text(text)
+    if launcher == "htcondor":
+        count, commands = _condor(text)
+    else:
+        found = re.search(r"(?m)^#\S* (?:-t 1-|-J nbdist\[1-)(\d+)", text)
+        count = int(found[1]) if found else 1
+        commands = [["sh", "-c", text]] * count
+    own = [{_VARIABLE.get(launcher, "NOTHING"): str(n + 1)} for n in range(count)]
+    with (folder / "output").open("ab") as output:
+        parts = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            for command, env in zip(commands, own, strict=True)
+        ]
+    (folder / "pids").write_text(json.dumps([part.pid for part in parts]))
+    print(_SUBMITTED[launcher].format(n=count))
+
+
+def _condor(text: str) -> tuple[int, list[list[str]]]:
+    said = dict(re.findall(r"(?m)^(\w+) = (.*)$", text))
+    found = re.search(r"(?m)^queue (\d+)$", text)
+    assert found is not None
+    words = said["arguments"].strip('"').split()
+    command = [said["executable"], *words]
+    count = int(found[1])
+    return count, [[w.replace("$(Process)", str(n)) for w in command] for n in range(count)]
+
+
+def _look(folder: Path, launcher: str, words: list[str]) -> None:
+    assert words[-1] in (_ID[launcher], "12") or "12" in words, words
+    waiting, running = _STATES[launcher]
+    if (folder / "held").exists():
+        print(waiting)
+    elif any(map(_runs, json.loads((folder / "pids").read_text()))):
+        print(running)
+    else:
+        sys.exit("Unknown Job Id")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _end(folder: Path, launcher: str, words: list[str]) -> None:
+    assert words == [_ID[launcher]], words
+    for pid in json.loads((folder / "pids").read_text()):
+        if _runs(pid):
+            os.killpg(pid, signal.SIGTERM)
+
+
+def main() -> None:
+    folder, launcher, command, *words = sys.argv[1:]
+    does = dict(zip(COMMANDS[launcher], (_submit, _look, _end), strict=True))
+    if "--version" in words:
+        print("Version: 6.1.3")
+        return
+    does[command](Path(folder), launcher, words)
+
+
+if __name__ == "__main__":
+    main()

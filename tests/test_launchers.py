@@ -1,0 +1,184 @@
+"""Hosts that MPI gives, for real, and that PBS, Grid Engine, LSF and HTCondor do, as doubles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import nbdist
+from nbdist.cluster.launch import repeat_until
+from nbdist.errors import StartError, UsageError
+from tests import exact, schedulers
+from tests.exact import after, losses
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)"
+)
+
+STEPS = 200
+MPI = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--oversubscribe --bind-to none",))
+
+
+@pytest.fixture(autouse=True)
+def mpi_may_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+
+def callers(folder: Path) -> list[psutil.Process]:
+    """The processes that hosts of clusters in this folder run, which call."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "nbdist.cluster.caller" in words and any(str(folder) in word for word in words):
+            found.append(process)
+    return found
+
+
+@needs_mpi
+def test_open_mpi(tmp_path: Path) -> None:
+    with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
+        ranks = cluster.run("import os\nos.environ['OMPI_COMM_WORLD_RANK']").results
+        assert ranks == {0: "'0'", 1: "'1'"}
+        np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
+    assert not callers(tmp_path)
+
+
+@needs_mpi
+def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
+    """Where one of its processes dies, Open MPI ends all."""
+    with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
+        killer = after(tmp_path, 60, callers(tmp_path)[1].kill)
+        try:
+            run = exact.train(cluster, tmp_path, STEPS)
+        finally:
+            killer.join()
+        np.testing.assert_array_equal(run.loss, losses(STEPS))
+        assert len(run.heals) == 1
+    assert repeat_until(lambda: not callers(tmp_path), 5)
+
+
+@needs_mpi
+def test_mpi_refuses(tmp_path: Path) -> None:
+    wrong = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
+    with pytest.raises(StartError, match=r"(?s)mpiexec gives no hosts: .*no-such-option"):
+        nbdist.Cluster(2, batch=wrong, framework="none")
+
+
+@pytest.mark.parametrize("launcher", schedulers.COMMANDS)
+def test_doubles_of_others(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    schedulers.install(commands, launcher)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    batch = nbdist.Batch(
+        launcher=launcher,  # type: ignore[arg-type]
+        listen="127.0.0.1",
+        queue="" if launcher == "htcondor" else "long",
+        time="3600",
+        gpus=8,
+        options=("+Group = x" if launcher == "htcondor" else "-P project",),
+    )
+    with nbdist.Cluster(3, batch=batch, framework="none") as cluster:
+        assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+        (commands / "held").touch()
+        assert len(callers(tmp_path)) == 3
+    assert repeat_until(lambda: not callers(tmp_path), 5)
+    assert (commands / "submitted").read_text().splitlines() == SCRIPTS[launcher](cluster._folder)
+
+
+def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher, command in (("slurm", "sbatch"), ("mpi", "mpiexec"), ("lsf", "bsub")):
+        batch = nbdist.Batch(launcher=launcher, listen="127.0.0.1")  # type: ignore[arg-type]
+        with pytest.raises(StartError, match=f"there is no {command} here|cannot be submitted"):
+            nbdist.Cluster(1, batch=batch, framework="none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"launcher": "banana"}, "--launcher banana: choose from slurm, pbs, "),
+        ({"queue": "a b"}, "--partition 'a b': it has signs that do not belong there"),
+        ({"queue": "-x"}, "--partition '-x'"),
+        ({"queue": "$(touch /tmp/x)"}, "--partition"),
+        ({"time": "1\n#SBATCH -A me"}, "--time"),
+        ({"time": "soon"}, "--time 'soon'"),
+        ({"listen": "-oProxyCommand=x"}, "--listen"),
+        ({"python": "/usr/bin/python; rm -rf x"}, "--python"),
+        ({"gpus": -1}, "--gpus-per-host -1: type a number from 1"),
+        ({"options": ("--account=x\nrm -rf x",)}, "--submit"),
+        ({"options": ("",)}, "--submit ''"),
+        ({"image": "python:3"}, "--image: slurm has no such thing"),
+        ({"launcher": "mpi", "queue": "long"}, "--partition: mpi has no such thing"),
+        ({"launcher": "mpi", "options": ("--host 'x",)}, "a quote is not closed"),
+        ({"launcher": "mpi", "gpus": 8}, "--gpus-per-host: mpi has no such thing"),
+        ({"launcher": "htcondor", "queue": "long"}, "--partition: htcondor has no such thing"),
+        ({"launcher": "kubernetes"}, "needs --image"),
+        ({"launcher": "kubernetes", "image": "-x"}, "--image '-x'"),
+        ({"launcher": "kubernetes", "image": "x", "namespace": "A b"}, "--namespace"),
+        ({"launcher": "kubernetes", "image": "x", "pod": "/no/such"}, "there is no such file"),
+        ({"launcher": "kubernetes", "image": "x", "options": ("y",)}, "--submit: kubernetes has"),
+    ],
+)
+def test_what_no_scheduler_is_told(changes: dict[str, object], says: str) -> None:
+    batch = nbdist.Batch(**{"launcher": "slurm", **changes})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=says.replace("(", r"\(")):
+        nbdist.Cluster(2, batch=batch, framework="none")
+
+
+@pytest.mark.parametrize("hosts", [0, -1, "gpu1", ["gpu1"], 1.5])
+def test_how_many_hosts(hosts: object) -> None:
+    batch = nbdist.Batch(launcher="slurm")
+    with pytest.raises(UsageError, match=r"hosts is too few|chooses the hosts: type how many"):
+        nbdist.Cluster(hosts, batch=batch, framework="none")  # type: ignore[arg-type]
+
+
+def _shell(mark: str, *lines: str):
+    def script(folder: Path) -> list[str]:
+        own = [f"{mark} {line}".replace("LOG", f"{folder}/log/job-1.log") for line in lines]
+        call = f"exec {PYTHON} -m nbdist.cluster.caller {folder}/job-1.json "
+        return ["#!/bin/sh", *own, call.rstrip()]
+
+    return script
+
+
+PYTHON = sys.executable
+SCRIPTS = {
+    "pbs": _shell(
+        "#PBS",
+        *("-N nbdist", "-j oe", "-o LOG", "-t 1-3"),
+        *("-q long", "-l walltime=3600", "-l select=1:ngpus=8", "-P project"),
+    ),
+    "sge": _shell(
+        "#$",
+        *("-N nbdist", "-S /bin/sh", "-V", "-j y", "-o LOG", "-t 1-3"),
+        *("-q long", "-l h_rt=3600", "-l gpu=8", "-P project"),
+    ),
+    "lsf": _shell(
+        "#BSUB",
+        *("-J nbdist[1-3]", "-o LOG", "-q long", "-W 3600", '-gpu "num=8"', "-P project"),
+    ),
+    "htcondor": lambda folder: [
+        "universe = vanilla",
+        f"executable = {PYTHON}",
+        f'arguments = "-m nbdist.cluster.caller {folder}/job-1.json $(Process)"',
+        "transfer_executable = False",
+        f"output = {folder}/log/job-1.log",
+        f"error = {folder}/log/job-1.log",
+        "+MaxRuntime = 3600",
+        "request_gpus = 8",
+        "+Group = x",
+        "queue 3",
+    ],
+}
