@@ -78,6 +78,8 @@ class Exchange:
                 raise StartError(self._why_over(job, state))
             running_since = 0.0 if state.waits else running_since or now
             if running_since and now > running_since + CALL_S:
+                if not there:
+                    raise StartError(self._why_silent(answer, state))
                 return f"{job}: {there} of {len(places)} hosts have called within {CALL_S:g} s"
             if now > began + self._wait_s:
                 raise StartError(
@@ -86,11 +88,19 @@ class Exchange:
             time.sleep(LOOK_S / 10 if there or not state.waits else LOOK_S / 2)
 
     def _why_over(self, job: str, state: JobState) -> str:
-        number = max((int(p.stem[4:]) for p in self._home.folder.glob("job-*.json")), default=0)
-        log = read_tail(self._home.folder, f"job-{number}", _LOG_LINES)
+        log = self.ask("words")["words"]
         detail = f" ({state.detail})" if state.detail else ""
         said = f"; the last lines of its log:\n{log}" if log else ""
         return f"{job} gives no hosts: {state.word}{detail}{said}"
+
+    def _why_silent(self, answer: dict[str, Any], state: JobState) -> str:
+        log = self.ask("words")["words"]
+        said = f"\nthe last lines of its log:\n{log}" if log else ""
+        return (
+            f"{answer['job']} is {state.word.lower()}, and no host of it has called "
+            f"{answer['address']} within {CALL_S:g} s: let hosts connect to it there, or name "
+            f"another address of this machine with --listen{said}"
+        )
 
     def comes_again(self, places: Sequence[int]) -> bool:
         """Whether the jobs of these places have been queued again."""

@@ -6,7 +6,7 @@ folder brought here and there; nothing else, and nothing of it listens on a netw
 that breaks is made again. It ends once its seed has, or when nobody has answered for a while.
 
 Being told to end (SIGTERM), it tells the seed, and that its engines, which save what they do; it
-goes on until they have ended, for their words pass through it.
+goes on until they have ended, for their words pass through it, and ends as one that was lost.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class _Host:
         self._who = Caller(job=calling.job, task=task, host=socket.gethostname())
         self._ends: tuple[str, str] = "", ""  # of the connection: that machine, this one
         self._seed = 0
+        self._is_told_to_end = False
         self._over = asyncio.Event()
         self._until = time.monotonic() + PATIENCE_S
 
@@ -95,7 +96,9 @@ class _Host:
         await asyncio.wait([calls, over], return_when=asyncio.FIRST_COMPLETED)
         calls.cancel()
         over.cancel()
-        return calls.result() if calls.done() else ""
+        if calls.done():
+            return calls.result()
+        return "it was told to end (SIGTERM)" if self._is_told_to_end else ""
 
     async def _call(self) -> str:
         """Have a connection, again and again; says why there is none any more."""
@@ -179,6 +182,7 @@ class _Host:
                 self._over.set()
 
     def _tell_seed(self) -> None:
+        self._is_told_to_end = True
         if self._seed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._seed, signal.SIGTERM)

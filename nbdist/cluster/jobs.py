@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipyparallel.cluster import launcher as launchers
 
-from nbdist.cluster.logs import log_file
+from nbdist.cluster.logs import log_file, read_tail
 from nbdist.cluster.schedulers import HOPELESS, SCHEDULERS
 from nbdist.errors import StartError
 from nbdist.records import JobState
@@ -34,6 +34,7 @@ COMMAND_S = 30.0
 """How long a scheduler may take to answer."""
 
 _END_S = 5.0
+_LOG_LINES = 5
 _ANOTHERS = re.compile(
     r"SLURM_(?!CONF$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_|OMPI_COMM_|PMIX?_"
 )
@@ -57,7 +58,10 @@ class Job(abc.ABC):
     """
 
     title: str
-    """What people call the scheduler."""
+    """What people call it."""
+
+    has_successors = False
+    """Hosts of it that are lost are replaced, while it goes on."""
 
     def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
         self.number = number
@@ -95,6 +99,10 @@ class Job(abc.ABC):
         Raises:
             StartError: the scheduler does not answer.
         """
+
+    def words(self) -> str:
+        """The last lines that one of its hosts wrote; empty where there are none."""
+        return read_tail(self._folder, f"job-{self.number}", _LOG_LINES)
 
     @property
     def _log(self) -> Path:

@@ -10,7 +10,8 @@ It is asked over a socket in the cluster's folder, one JSON object for each conn
 
     {"op": "submit", "places"}                  {"job"}
     {"op": "comes_again", "places"}             {"again"}
-    {"op": "state"}                             {"called", "job"}
+    {"op": "state"}                             {"called", "job", "state", "address"}
+    {"op": "words"}                             {"words"}
     {"op": "open", "place"}                     {"pid", "host"}
     {"op": "is_open", "place"}                  {"open"}
     {"op": "run", "place", "content"}           {"output"}
@@ -39,6 +40,7 @@ import msgspec
 
 from nbdist.cluster.caller import ALIVE, CIPHERS, END, SOW, WHO
 from nbdist.cluster.jobs import BatchJob, Job, MpiJob
+from nbdist.cluster.pods import PodsJob
 from nbdist.errors import StartError
 from nbdist.records import Batch, Caller, Calling
 
@@ -187,15 +189,16 @@ class Switchboard:
         while True:
             state = await asyncio.to_thread(job.state)
             bound_s = _SETTLE_S if state.word in _ENDING else LOOK_S
-            if state.over or state.waits or loop.time() > began + bound_s:
+            is_settled = state.over or state.waits or job.has_successors
+            if is_settled or loop.time() > began + bound_s:
                 return state
             await asyncio.sleep(LOOK_S / 4)
 
     async def _goes_on(self, job: Job, places: list[int]) -> bool:
         """Whether it was queued again, or has even begun again, with hosts for these places."""
         state = await self._settled(job)
-        if state.over or state.waits:
-            return state.waits
+        if state.over or state.waits or job.has_successors:
+            return not state.over
         loop = asyncio.get_running_loop()
         until = loop.time() + _BEGIN_AGAIN_S
         others = set(job.places) - set(places)
@@ -208,8 +211,11 @@ class Switchboard:
     async def _do_comes_again(self, places: list[int]) -> _Answer:
         """Whether hosts that were taken away for these places are asked for again."""
         numbers = {self._owners[place] for place in places if place in self._owners}
-        states = [await self._settled(self._jobs[number]) for number in sorted(numbers)]
-        return {"again": bool(states) and all(state.waits for state in states)}
+        for job in (self._jobs[number] for number in sorted(numbers)):
+            state = await self._settled(job)
+            if state.over or not (state.waits or job.has_successors):
+                return {"again": False}
+        return {"again": bool(numbers)}
 
     def _write_calling(self, job: int) -> Path:
         """What callers of this job read."""
@@ -231,7 +237,16 @@ class Switchboard:
             raise StartError("no job was submitted")
         job = self._jobs[max(self._jobs)]
         state = await self._look(job)
-        return {"called": sorted(self._calls), "job": str(job), "state": msgspec.to_builtins(state)}
+        return {
+            "called": sorted(self._calls),
+            "job": str(job),
+            "state": msgspec.to_builtins(state),
+            "address": f"{self._address}:{self._port}",
+        }
+
+    async def _do_words(self) -> _Answer:
+        """What hosts of the newest job wrote last."""
+        return {"words": await asyncio.to_thread(self._jobs[max(self._jobs)].words)}
 
     async def _look(self, job: Job) -> JobState:
         """The scheduler is not asked each time."""
@@ -281,9 +296,9 @@ class Switchboard:
 
 
 def _new_job(batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> Job:
-    if batch.launcher == "mpi":
-        return MpiJob(batch, number, places, folder)
-    return BatchJob(batch, number, places, folder)
+    kinds = {"mpi": MpiJob, "kubernetes": PodsJob}
+    kind = kinds.get(batch.launcher, BatchJob)
+    return kind(batch, number, places, folder)
 
 
 def own_address() -> str:
