@@ -210,6 +210,12 @@ class Crew:
         named = (f"rank {rank} is pid {pids[rank]}" for rank in ranks)
         return ", ".join(named) + (", spare" if spares else "")
 
+    def use_keras(self) -> None:
+        """A cell has: what is forked later, and spares, are to have it imported."""
+        if "tensorflow" not in self._request.frameworks and "keras" not in self._modules:
+            self.warm_spares(["keras"])
+            self.engines.fleet.preload("keras")
+
     def warm_spares(self, modules: Iterable[str]) -> None:
         """Have spares import what ranks have imported; they are not waited for."""
         fresh = dict.fromkeys(modules).keys() - self._modules.keys()

@@ -159,6 +159,8 @@ class Runner:
             sending()
 
         self._finish(task, watch, self._losing() or send)
+        if "keras" in cell.request.source:
+            self._crew.use_keras()
 
     def expect(
         self, cell: CellUnderWay, former: Former, view: View, host_of: Mapping[int, str]

@@ -1,8 +1,9 @@
-"""Whether processes run that are perhaps nobody's children any more."""
+"""Whether processes run that are perhaps nobody's children any more, and how they ended."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -34,3 +35,12 @@ def await_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[ps
         time.sleep(_POLL_S)
         running = list(filter(is_alive, running))
     return running
+
+
+def cause_of(code: int) -> str:
+    """How a process ended, by its exit status."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "its process was killed (SIGKILL), as when a machine has no memory left"
+    return f"its process was killed by signal {-code} ({signal.strsignal(-code)})"

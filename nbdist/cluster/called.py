@@ -66,13 +66,14 @@ class Exchange:
         self._start()
         job = self.ask("submit", places=list(places))["job"]
         began, running_since = time.monotonic(), 0.0
+        since = time.strftime("%H:%M:%S")
         while True:
             answer = self.ask("state")
             state = msgspec.convert(answer["state"], JobState)
             there = len(set(answer["called"]) & set(places))
             if there == len(places):
                 return f"{job}"
-            say(_progress(job, state, there, len(places)))
+            say(_progress(job, state, since, there, len(places)))
             now = time.monotonic()
             if state.over:
                 raise StartError(self._why_over(job, state))
@@ -108,6 +109,13 @@ class Exchange:
             return bool(self.ask("comes_again", places=list(places))["again"])
         except StartError:
             return False
+
+    def job(self) -> str:
+        """The newest job, in words."""
+        try:
+            return str(self.ask("state")["job"])
+        except StartError:
+            return "nobody"
 
     def fate(self) -> str:
         """What the scheduler says of the newest job, in words; empty where nobody knows."""
@@ -244,8 +252,8 @@ class Called:
         return self._exchange.ask(op, place=self._place, **request)
 
 
-def _progress(job: str, state: JobState, there: int, all_: int) -> str:
+def _progress(job: str, state: JobState, since: str, there: int, all_: int) -> str:
     detail = f" ({state.detail})" if state.detail else ""
     word = state.word.lower() if state.word else "submitted"
-    called = "" if state.waits else f", {there} of {all_} hosts have called"
-    return f"{job} is {word}{detail}{called}"
+    beside = f", submitted {since}" if state.waits else f", {there} of {all_} hosts have called"
+    return f"{job} is {word}{detail}{beside}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
+from nbdist.cluster.launch import is_engine
 from nbdist.errors import StartError
 
 if TYPE_CHECKING:
@@ -54,6 +56,13 @@ class Children:
     ) -> None:
         """Fork a child there."""
         self._seeds()[host].spawn(name, target, args, env)
+
+    def preload(self, module: str) -> None:
+        """Have seeds import it, where it is installed: what they fork later has it; no wait."""
+        for key, seed in self._seeds().items():
+            if key not in self.cut() and any(map(is_engine, seed.pids())):
+                with contextlib.suppress(StartError):  # it is gone, and what it would fork
+                    seed.preload(module)
 
     def pids(self) -> dict[str, int]:
         """The children that run, by name."""

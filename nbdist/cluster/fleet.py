@@ -37,7 +37,7 @@ _STEPS: dict[Framework, tuple[str, ...]] = {
     "jax": ("nbdist.worker.pjrt", "nbdist.worker.pjrt_step"),
 }
 _KERAS = (f"keras{IF_THERE}",)
-"""Engines with a framework import it where it is installed; TensorFlow does by itself."""
+"""TensorFlow's engines use it in any case; those with JAX alone, once a cell does (`preload`)."""
 
 _AT_ONCE = 32
 
@@ -179,8 +179,8 @@ class Fleet(Children):
         self.unreached = self._each(lost, self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
-        words = [f"{reached} of {len(self._hosts)}", job, failed and f"({failed})"]
-        return " ".join(filter(None, words))
+        words = f"{reached} of {len(self._hosts)}" + (f", {job}" if job else "")
+        return words + (f" ({failed})" if failed else "")
 
     def _call(self, keys: Sequence[str], say: Callable[[str], None]) -> str:
         """Have a scheduler give hosts, where one does; what came of it, in words."""
@@ -326,7 +326,7 @@ class Fleet(Children):
         """How this machine reaches it, in words."""
         if host == HOME:
             return "this machine"
-        by = "ssh" if self._exchange is None else self._exchange.fate()
+        by = "ssh" if self._exchange is None else self._exchange.job()
         began = time.perf_counter()
         answered = bool(self._runs(host) and self._away[host].look())
         round_ms = 1000 * (time.perf_counter() - began)
@@ -373,7 +373,7 @@ def _modules(request: ClusterRequest) -> tuple[str, ...]:
     """What a seed imports whose engines load these frameworks."""
     frameworks = request.frameworks
     steps = (name for framework in frameworks for name in _STEPS[framework])
-    return *frameworks, *(_KERAS if frameworks else ()), *PRELOADED, *steps
+    return *frameworks, *(_KERAS if "tensorflow" in frameworks else ()), *PRELOADED, *steps
 
 
 def _others(request: ClusterRequest) -> dict[str, Host]:

@@ -11,6 +11,7 @@ takes orders and tells events, one JSON object a line:
     {"op": "look"}                                    {"event": "seen", "children"}
     {"op": "tail", "id", "lines"}                     {"event": "tail", "text"}
     {"op": "unlink", "name"}                          {"event": "unlinked"}
+    {"op": "preload", "module"}
     {"op": "guard", "pid"}
     {"op": "detach", "on"}
     {"op": "beat"}
@@ -47,6 +48,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -141,17 +143,14 @@ class Seed:
         while not (self._seat.is_taken or self._seat.over):
             self._wait()  # the first owner is on the way
         for name in modules:
-            wanted = name.removesuffix(IF_THERE)
-            if wanted != name and importlib.util.find_spec(wanted) is None:
-                continue
             try:
-                module = importlib.import_module(wanted)
+                self._import(name)
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
-                self._seat.announce({"event": "failed", "module": wanted, "error": said})
+                module = name.removesuffix(IF_THERE)
+                self._seat.announce({"event": "failed", "module": module, "error": said})
                 self._end_everything()
                 raise SystemExit(1) from error
-            self._versions[wanted] = getattr(module, "__version__", "")
         gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
         self._gpus = visible_gpus()
         self._unsafe = _why_not_fork()
@@ -160,6 +159,21 @@ class Seed:
         self._is_ready = True
         ready = {"event": "ready", "versions": self._versions, "gpus": self._gpus}
         self._seat.announce(ready)
+
+    def _import(self, name: str) -> None:
+        wanted = name.removesuffix(IF_THERE)
+        if wanted == name or importlib.util.find_spec(wanted) is not None:
+            module = importlib.import_module(wanted)
+            self._versions[wanted] = getattr(module, "__version__", "")
+
+    def _import_later(self, name: str) -> None:
+        """What cells have come to use; its failure is theirs."""
+        try:
+            self._import(name + IF_THERE)
+        except Exception:  # noqa: BLE001 - what is forked imports it itself, and says so
+            traceback.print_exc()
+        gc.freeze()
+        self._unsafe = _why_not_fork()
 
     def serve(self) -> None:
         """Obey orders until all is over; then leave nothing running."""
@@ -199,6 +213,8 @@ class Seed:
             for path in self._folder.glob(f"{order['name']}:*"):
                 path.unlink(missing_ok=True)
             self._seat.announce({"event": "unlinked"})
+        elif order["op"] == "preload":
+            self._import_later(order["module"])
         elif order["op"] == "guard":
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._guarded.append(psutil.Process(order["pid"]))

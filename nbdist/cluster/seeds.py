@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from nbdist.cluster.alive import await_ends, is_alive
+from nbdist.cluster.alive import await_ends, cause_of, is_alive
 from nbdist.cluster.logs import log_file, read_tail
 from nbdist.cluster.seat import KERNEL, LEAVE_S, SEED_SOCKET, Event, connect, listen
 from nbdist.errors import OwnedError, StartError
@@ -133,6 +132,10 @@ class SeedLink(abc.ABC):
         """Whether the seed itself still runs."""
         return not self._is_over
 
+    def preload(self, module: str) -> None:
+        """Import it too, where it is installed."""
+        self._order(op="preload", module=module)
+
     def detach(self, *, on: bool) -> None:
         """Whether engines outlive this process: a keeper is started then."""
         self._order(op="detach", on=on)
@@ -196,7 +199,7 @@ class SeedLink(abc.ABC):
         with self._changed:
             code = self._codes.get(name)
         log = self.log_tail(name, lines)
-        said = [_cause(code)] if code is not None else []
+        said = [cause_of(code)] if code is not None else []
         return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
 
     def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
@@ -374,15 +377,6 @@ class SeedProcess(SeedLink):
         if isinstance(self._process, psutil.Popen):  # its threads may take a moment
             self._process.wait(END_TIMEOUT_S)
         self._end_connection()
-
-
-def _cause(code: int) -> str:
-    """How a process ended, by its exit status."""
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    if code == -signal.SIGKILL:
-        return "its process was killed (SIGKILL), as when a machine has no memory left"
-    return f"its process was killed by signal {-code} ({signal.strsignal(-code)})"
 
 
 def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import weakref
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from nbdist.worker import topology
+from nbdist.worker import lazily, topology
 from nbdist.worker.distributed_data import (
     DistributedDataset,
     GlobalSource,
@@ -99,11 +97,16 @@ class PjRTStrategy:
         """
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(jax.set_mesh(self.mesh))
-            if _keras_runs_on_jax():
-                from nbdist.worker import keras_jax
-
-                scopes.enter_context(keras_jax.scope(self._placement))
-            yield self
+            _scopes.append((scopes, self._placement))
+            try:
+                if "keras" in sys.modules:
+                    _enter_keras(scopes, self._placement)
+                elif not _hooked:
+                    _hooked.append(True)
+                    lazily.once_imported("keras", _enter_open_scopes)
+                yield self
+            finally:
+                _scopes.pop()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call `fn` once for each replica, all at once.
@@ -173,10 +176,19 @@ class PjRTStrategy:
         return DistributedDataset(source, self._placement)
 
 
-def _keras_runs_on_jax() -> bool:
-    """Never imports Keras for another backend: that would import TensorFlow."""
-    keras = sys.modules.get("keras")
-    if keras is None:
-        return os.environ.get("KERAS_BACKEND") == "jax" and find_spec("keras") is not None
-    backend: str = keras.backend.backend()
-    return backend == "jax"
+_scopes: list[tuple[contextlib.ExitStack, Placement]] = []
+"""Those that are open, in which Keras may yet be imported."""
+
+_hooked: list[bool] = []
+
+
+def _enter_open_scopes() -> None:
+    for scopes, placement in _scopes:
+        _enter_keras(scopes, placement)
+
+
+def _enter_keras(scopes: contextlib.ExitStack, placement: Placement) -> None:
+    if sys.modules["keras"].backend.backend() == "jax":
+        from nbdist.worker import keras_jax
+
+        scopes.enter_context(keras_jax.scope(placement))

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.records import RANK_VARIABLE, WorkerHello
-from nbdist.worker import links, loop, state, watchdog
+from nbdist.worker import lazily, links, loop, state, watchdog
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -131,7 +131,11 @@ def _offer(name: StrategyName) -> None:
 
 
 def _prepare_keras() -> None:
-    if importlib.util.find_spec("keras") is not None:
-        from nbdist.worker import keras_report
+    """What its `fit` tells the notebook, once a cell imports it."""
+    lazily.once_imported("keras", _prepare_imported_keras)
 
-        keras_report.apply()
+
+def _prepare_imported_keras() -> None:
+    from nbdist.worker import keras_report
+
+    keras_report.apply()
