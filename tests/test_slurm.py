@@ -89,6 +89,7 @@ def job_of(cluster: nbdist.Cluster) -> str:
     return str(exchange.ask("state")["job"]).split()[-1]
 
 
+@pytest.mark.full  # as others, at another place
 def test_tensorflow(slurm: Slurm, batch: nbdist.Batch) -> None:
     model = (
         "import keras, numpy as np\nkeras.utils.set_random_seed(1)\n"
@@ -199,6 +200,7 @@ def test_the_end_of_the_job_is_noticed(slurm: Slurm, batch: nbdist.Batch) -> Non
         assert job_of(cluster) != job
 
 
+@pytest.mark.full  # as others, at another place
 def test_what_slurm_says_of_lost_hosts(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch) -> None:
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         job = job_of(cluster)
@@ -320,6 +322,7 @@ def test_a_notebook_that_is_killed_leaves_no_job(slurm: Slurm, batch: nbdist.Bat
         assert repeat_until(lambda: not slurm.jobs(), END_S)
 
 
+@pytest.mark.full  # as others, at another place
 def test_what_hosts_call_has_died(slurm: Slurm, batch: nbdist.Batch) -> None:
     """Nothing goes on without it; with another one, all does."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
