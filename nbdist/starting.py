@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument
 
+from nbdist import noticed
 from nbdist.cluster import batches, hosts, inventory
 from nbdist.errors import UsageError
 from nbdist.records import Batch
@@ -76,7 +77,7 @@ _STARTING = (
         "-f",
         "--framework",
         choices=hosts.FRAMEWORK_CHOICES,
-        help="What the workers load; all that is installed if left out.",
+        help="What the workers load; if left out, what the notebook's cells use, or all there is.",
     ),
     argument(
         "--devices-per-host",
@@ -208,7 +209,7 @@ def started(args: Any) -> Cluster:
     return Cluster(
         hosts=chosen(args) if batch is None else _counted(args),
         batch=batch,
-        framework=args.framework,
+        framework=args.framework or noticed.framework(),
         devices_per_host=args.devices_per_host,
         cpus_per_worker=args.cpus_per_worker,
         env=hosts.parse_env(args.env),

@@ -46,6 +46,7 @@ FRONT = {
     "magics",
     "options",
     "starting",
+    "noticed",
     "command",
     "completion",
     "keeper",

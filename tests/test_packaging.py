@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from email.parser import Parser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,3 +36,15 @@ def test_exact_versions_are_pinned_without_an_address() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all("==" in line and "/" not in line and "@" not in line for line in lines)
     assert {"tensorflow", "jax", "ipyparallel"} <= {line.split("==")[0] for line in lines}
+
+
+def test_what_stands_for_packages_that_are_not_needed_is_there() -> None:
+    """A link that leads nowhere breaks the next installation in the same folder."""
+    package = json.loads((ROOT / "labextension" / "package.json").read_text())
+    links = {w for w in package["resolutions"].values() if w.startswith("link:")}
+    assert links
+    for link in links:
+        target = ROOT / "labextension" / link.removeprefix("link:")
+        assert (target / "package.json").is_file(), link
+        ignored = subprocess.run(["git", "check-ignore", str(target)], cwd=ROOT, check=False)
+        assert ignored.returncode == 1, f"{target} is not in the repository"
