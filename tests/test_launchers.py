@@ -6,16 +6,22 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 import pytest
+from IPython.core.magic_arguments import magic_arguments, parse_argstring
 
 import nbdist
+from nbdist import starting
 from nbdist.cluster.launch import repeat_until
 from nbdist.errors import StartError, UsageError
 from tests import exact, schedulers
 from tests.exact import after, losses
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 needs_mpi = pytest.mark.skipif(
@@ -182,3 +188,49 @@ SCRIPTS = {
         "queue 3",
     ],
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("4 hosts --partition gpu", "--partition without --launcher: choose one from slurm, "),
+        ('4 --sbatch "--account=x"', "--sbatch without --launcher"),
+        ("4 --gpus-per-host 8 --image x", "--gpus-per-host, --image without --launcher"),
+        ("gpu1 gpu2 --launcher slurm", "slurm chooses the hosts: type how many, as in 4 hosts"),
+        ("--hosts x.toml --launcher slurm", "slurm chooses the hosts"),
+        ("0 hosts --launcher slurm", "0 hosts is too few"),
+        ("4 --launcher slurm --time soon", "--time 'soon'"),
+        ("4 --launcher slurm --sbatch ''", "--submit ''"),
+    ],
+)
+def test_what_is_typed_wrongly(shell: InteractiveShell, line: str, says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        shell.run_line_magic("dist_start", line)
+    assert says in str(raised.value)
+
+
+def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(dict):  # type: ignore[type-arg]
+        def __init__(self, **given: object) -> None:
+            super().__init__(given)
+
+    monkeypatch.setattr(starting, "Cluster", Asked)
+
+    @starting.starting_arguments
+    def typed(line: str) -> None:
+        """As the magic."""
+
+    line = (
+        "4 hosts --launcher slurm --partition p --time 2:00:00 --gpus-per-host 8 "
+        '--sbatch "--account=x --qos=y" --sbatch=--exclusive --listen 10.0.0.1 -f jax'
+    )
+    asked = starting.started(parse_argstring(magic_arguments()(typed), line))
+    assert (asked["hosts"], asked["framework"]) == (4, "jax")  # type: ignore[index]
+    assert asked["batch"] == nbdist.Batch(  # type: ignore[index]
+        launcher="slurm",
+        queue="p",
+        time="2:00:00",
+        gpus=8,
+        options=("--account=x --qos=y", "--exclusive"),
+        listen="10.0.0.1",
+    )
