@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -116,13 +117,14 @@ class Healer:
 
     def _afresh(self, phases: StartView, *, shrinks: bool) -> None:
         """Fresh engines; those that cannot be started are waited for, or left out."""
-        deadline = time.monotonic() + self._wait_s
+        deadline = math.inf  # a scheduler's queue has a bound of its own
         places = self._crew.engines.places.numbers
         for tries in itertools.count(1):
             try:
                 self._crew.restart(phases, places, in_haste=True, waits=not shrinks)
             except (StartError, WorkerError):
                 dead = self._crew.engines.dead()
+                deadline = min(deadline, time.monotonic() + self._wait_s)
                 if not dead or time.monotonic() > deadline:
                     raise
             else:

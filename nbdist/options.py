@@ -83,14 +83,16 @@ def plan_options(args: Any) -> StepOptions:
     """
     if args.batch and args.data is None:
         raise UsageError("--batch without --data: what `fit` is given says it")
-    asked = {"on": _unquoted(args.on), "only": True, "verify": bool(args.verify)}
+    asked = {"on": unquoted(args.on), "only": True, "verify": bool(args.verify)}
     planning = msgspec.structs.replace(_planning(args), **asked)
     return StepOptions(data=args.data or "", batch=args.batch or 0, planning=planning)
 
 
-def _unquoted(text: str | None) -> str:
-    """IPython leaves the quotes of a word that has spaces."""
-    return (text or "").strip("\"'")
+def unquoted(text: str | None) -> str:
+    """IPython leaves the quotes around what was typed in some; those within are its own."""
+    text = text or ""
+    quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
+    return text[1:-1] if quoted else text
 
 
 def _planning(args: Any) -> Planning:

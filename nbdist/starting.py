@@ -9,6 +9,7 @@ from IPython.core.magic_arguments import argument
 from nbdist import noticed
 from nbdist.cluster import batches, hosts, inventory
 from nbdist.errors import UsageError
+from nbdist.options import unquoted
 from nbdist.records import Batch
 from nbdist.session import Cluster
 
@@ -136,17 +137,18 @@ def _batch(args: Any) -> Batch | None:
         UsageError: what only schedulers know was typed without one.
     """
     given = {
-        "queue": args.queue,
-        "time": args.time,
+        "queue": unquoted(args.queue),
+        "time": unquoted(args.time),
         "gpus": args.gpus_per_host,
-        "options": tuple(word.strip("\"'") for word in args.submit),
-        "listen": args.listen,
-        "image": args.image,
-        "namespace": args.namespace,
-        "pod": args.pod,
+        "options": tuple(map(unquoted, args.submit)),
+        "listen": unquoted(args.listen),
+        "image": unquoted(args.image),
+        "namespace": unquoted(args.namespace),
+        "pod": unquoted(args.pod),
     }
     if args.launcher is not None:
-        return Batch(launcher=args.launcher, python=args.python or "", **given)
+        python = unquoted(args.python or "")
+        return Batch(launcher=args.launcher, python=python, **given)
     typed = [_OPTION_OF.get(name, f"--{name}") for name, value in given.items() if value]
     if typed:
         choices = ", ".join(batches.LAUNCHERS)

@@ -6,14 +6,18 @@ print. Real are the script that they are given, what it runs, and its end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
 import re
 import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 COMMANDS = {
     "pbs": ("qsub", "qstat", "qdel"),
@@ -30,12 +34,33 @@ _SUBMITTED = {
 _VARIABLE = {"pbs": "PBS_ARRAYID", "sge": "SGE_TASK_ID", "lsf": "LSB_JOBINDEX"}
 _STATES = {
     "pbs": ("    job_state = Q", "    job_state = R"),
-    "sge": ("job_state             1:    qw", "job_state             1:    r"),
+    "sge": (
+        "     12 0.55500 nbdist     me           qw    11/22/2026 19:00:00               1 1-3:1",
+        "     12 0.55500 nbdist     me           r     11/22/2026 19:00:00 all.q@h       1 1",
+    ),
     "lsf": ("PEND", "RUN"),
     "htcondor": ("1", "2"),
 }
-_ID = {"pbs": "12[]", "sge": "12", "lsf": "12", "htcondor": "12"}
-"""What commands that look or end are to be given; PBS takes the number alone for a look, too."""
+_LOOK = {
+    "pbs": ["-f", "-t", "12[]"],
+    "sge": ["-u", pwd.getpwuid(os.getuid()).pw_name],
+    "lsf": ["-noheader", "-o", "stat", "12"],
+    "htcondor": ["-format", "%d\n", "JobStatus", "12"],
+}
+_END = {"pbs": ["12[]"], "sge": ["12"], "lsf": ["12"], "htcondor": ["12"]}
+_FORGOTTEN = {"pbs": "qstat: Unknown Job Id 12[]", "lsf": "Job <12> is not found"}
+"""The others print nothing of a job that has ended."""
+
+
+def cancelling() -> list[psutil.Process]:
+    """What ends jobs of this process's clusters, and of those that were its own."""
+    return [process for process in psutil.Process().children(recursive=True) if cancels(process)]
+
+
+def cancels(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+        return "nbdist.cluster.cancel" in " ".join(process.cmdline())
+    return False
 
 
 def install(folder: Path, launcher: str) -> None:
@@ -57,10 +82,11 @@ def _submit(folder: Path, launcher: str, words: list[str]) -> None:
         count = int(found[1]) if found else 1
         commands = [["sh", "-c", text]] * count
     own = [{_VARIABLE.get(launcher, "NOTHING"): str(n + 1)} for n in range(count)]
+    wait = f'while [ -e {folder}/held ]; do sleep 0.1; done; exec "$@"'
     with (folder / "output").open("ab") as output:
         parts = [
             subprocess.Popen(
-                command,
+                ["sh", "-c", wait, "sh", *command],
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -84,14 +110,18 @@ def _condor(text: str) -> tuple[int, list[list[str]]]:
 
 
 def _look(folder: Path, launcher: str, words: list[str]) -> None:
-    assert words[-1] in (_ID[launcher], "12") or "12" in words, words
+    assert words == _LOOK[launcher], words
+    if (folder / "down").exists():
+        sys.exit("cannot connect to server")
     waiting, running = _STATES[launcher]
-    if (folder / "held").exists():
+    held = (folder / "held").exists()
+    if held:
+        (folder / "looked").touch()
         print(waiting)
-    elif any(map(_runs, json.loads((folder / "pids").read_text()))):
+    if any(map(_runs, json.loads((folder / "pids").read_text()))):
         print(running)
-    else:
-        sys.exit("Unknown Job Id")
+    elif not held and launcher in _FORGOTTEN:
+        sys.exit(_FORGOTTEN[launcher])
 
 
 def _runs(pid: int) -> bool:
@@ -102,7 +132,10 @@ def _runs(pid: int) -> bool:
 
 
 def _end(folder: Path, launcher: str, words: list[str]) -> None:
-    assert words == [_ID[launcher]], words
+    assert words == _END[launcher], words
+    if not (folder / "refused").exists():  # a first one fails, as where the server is away
+        (folder / "refused").touch()
+        sys.exit("cannot connect to server")
     for pid in json.loads((folder / "pids").read_text()):
         if _runs(pid):
             os.killpg(pid, signal.SIGTERM)
@@ -111,7 +144,7 @@ def _end(folder: Path, launcher: str, words: list[str]) -> None:
 def main() -> None:
     folder, launcher, command, *words = sys.argv[1:]
     does = dict(zip(COMMANDS[launcher], (_submit, _look, _end), strict=True))
-    if "--version" in words:
+    if words == ["--version"]:
         print("Version: 6.1.3")
         return
     does[command](Path(folder), launcher, words)

@@ -20,6 +20,7 @@ from nbdist.errors import StartError
 from tests import exact
 from tests.exact import after, losses
 from tests.kubernetes_double import VERSION, Server
+from tests.schedulers import cancelling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig("research")))
         yield server
         assert repeat_until(lambda: not server.running(), END_S), server.running()
+        assert repeat_until(lambda: not cancelling(), END_S)
         assert not server.objects, "the Job takes along what is its own"
         assert not server.refused
 

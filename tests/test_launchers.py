@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +74,17 @@ def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
 
 
 @needs_mpi
+def test_the_parent_here_is_killed(tmp_path: Path) -> None:
+    """Nobody is left that would end what the hosts call: it ends itself, and the job."""
+    with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:
+        assert callers(tmp_path)
+        os.kill(cluster._crew.engines.fleet.home.pid, signal.SIGKILL)
+        assert repeat_until(lambda: not callers(tmp_path), 10)
+        cluster.restart()
+        assert cluster.run("rank").results == {0: "0", 1: "1"}
+
+
+@needs_mpi
 def test_mpi_refuses(tmp_path: Path) -> None:
     wrong = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
     with pytest.raises(StartError, match=r"(?s)mpiexec gives no hosts: .*no-such-option"):
@@ -91,16 +104,44 @@ def test_doubles_of_others(
         launcher=launcher,  # type: ignore[arg-type]
         listen="127.0.0.1",
         queue="" if launcher == "htcondor" else "long",
-        time="3600",
+        time="" if launcher == "htcondor" else "60",
         gpus=8,
         options=("+Group = x" if launcher == "htcondor" else "-P project",),
     )
+    (commands / "held").touch()
+
+    def begin() -> None:
+        """Some parts wait; then the scheduler is away for a moment; then all begin."""
+        assert repeat_until((commands / "looked").exists, 30)
+        (commands / "down").touch()
+        assert repeat_until(lambda: "cannot connect to server" in heard(), 10)
+        (commands / "down").unlink()
+        (commands / "held").unlink()
+
+    said: list[str] = []
+
+    def heard() -> str:
+        said.append(capfd.readouterr().out)
+        return "".join(said)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
     with nbdist.Cluster(3, batch=batch, framework="none") as cluster:
+        thread.join()
         assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
-        (commands / "held").touch()
         assert len(callers(tmp_path)) == 3
+    assert f" job 12 is {WAITS[launcher]}" in heard().replace("[]", "")
     assert repeat_until(lambda: not callers(tmp_path), 5)
     assert (commands / "submitted").read_text().splitlines() == SCRIPTS[launcher](cluster._folder)
+    assert repeat_until((commands / "refused").exists, 10), "it is cancelled, and not only once"
+
+
+WAITS = {
+    "pbs": "queued, running",
+    "sge": "qw, r",
+    "lsf": "PEND, RUN".lower(),
+    "htcondor": "idle, running",
+}
 
 
 def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,6 +169,9 @@ def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"image": "python:3"}, "--image: slurm has no such thing"),
         ({"launcher": "mpi", "queue": "long"}, "--partition: mpi has no such thing"),
         ({"launcher": "mpi", "options": ("--host 'x",)}, "a quote is not closed"),
+        ({"listen": "0.0.0.0"}, "--listen 0.0.0.0: type the one address"),
+        ({"launcher": "htcondor", "time": "60"}, "--time: htcondor has no such thing"),
+        ({"launcher": "lsf", "time": "1:2:3:4"}, "--time 1:2:3:4: type it as 2:00:00"),
         ({"launcher": "mpi", "gpus": 8}, "--gpus-per-host: mpi has no such thing"),
         ({"launcher": "htcondor", "queue": "long"}, "--partition: htcondor has no such thing"),
         ({"launcher": "kubernetes"}, "needs --image"),
@@ -164,16 +208,16 @@ SCRIPTS = {
     "pbs": _shell(
         "#PBS",
         *("-N nbdist", "-j oe", "-o LOG", "-t 1-3"),
-        *("-q long", "-l walltime=3600", "-l select=1:ngpus=8", "-P project"),
+        *("-q long", "-l walltime=60", "-l select=1:ngpus=8", "-P project"),
     ),
     "sge": _shell(
         "#$",
-        *("-N nbdist", "-S /bin/sh", "-V", "-j y", "-o LOG", "-t 1-3"),
-        *("-q long", "-l h_rt=3600", "-l gpu=8", "-P project"),
+        *("-N nbdist", "-S /bin/sh", "-j y", "-o LOG", "-t 1-3"),
+        *("-q long", "-l h_rt=60", "-l gpu=8", "-P project"),
     ),
     "lsf": _shell(
         "#BSUB",
-        *("-J nbdist[1-3]", "-o LOG", "-q long", "-W 3600", '-gpu "num=8"', "-P project"),
+        *("-J nbdist[1-3]", "-o LOG", "-q long", "-W 60", '-gpu "num=8"', "-P project"),
     ),
     "htcondor": lambda folder: [
         "universe = vanilla",
@@ -182,7 +226,6 @@ SCRIPTS = {
         "transfer_executable = False",
         f"output = {folder}/log/job-1.log",
         f"error = {folder}/log/job-1.log",
-        "+MaxRuntime = 3600",
         "request_gpus = 8",
         "+Group = x",
         "queue 3",
@@ -221,7 +264,8 @@ def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         """As the magic."""
 
     line = (
-        "4 hosts --launcher slurm --partition p --time 2:00:00 --gpus-per-host 8 "
+        '4 hosts --launcher slurm --partition "p" --time "2:00:00" --gpus-per-host 8 '
+        "--sbatch \"--constraint='a|b'\" "
         '--sbatch "--account=x --qos=y" --sbatch=--exclusive --listen 10.0.0.1 -f jax'
     )
     asked = starting.started(parse_argstring(magic_arguments()(typed), line))
@@ -231,6 +275,6 @@ def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         queue="p",
         time="2:00:00",
         gpus=8,
-        options=("--account=x --qos=y", "--exclusive"),
+        options=("--constraint='a|b'", "--account=x --qos=y", "--exclusive"),
         listen="10.0.0.1",
     )

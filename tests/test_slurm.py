@@ -16,12 +16,13 @@ import pytest
 import nbdist
 from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.switchboard import SWITCH_SOCKET
-from nbdist.errors import PreemptedError, StartError, WorkerError
+from nbdist.errors import PreemptedError, StartError, UsageError, WorkerError
 from nbdist.telemetry.kept import kept
 from tests import exact
 from tests.exact import STEP, after, losses, setup, steps_of
 from tests.kernels import Kernel
 from tests.netns import Hosts
+from tests.schedulers import cancelling
 from tests.slurm import Slurm, needs_slurm
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def slurm(network: tuple[Hosts, Slurm], monkeypatch: pytest.MonkeyPatch) -> Iter
     assert repeat_until(lambda: not slurm.jobs(), END_S), slurm.jobs()
     for host in hosts.each:
         assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
+    assert repeat_until(lambda: not cancelling(), END_S), "jobs are being cancelled"
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def batch(hosts: Hosts) -> nbdist.Batch:
 
 def ours(host: object) -> list[str]:
     lines = [" ".join(process.cmdline()) for process in host.processes()]  # type: ignore[attr-defined]
-    return [line for line in lines if "nbdist" in line and "slurm" not in line]
+    return [line for line in lines if "nbdist.cluster" in line]
 
 
 def test_three_hosts_train(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_three_hosts_train(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_
 def job_of(cluster: nbdist.Cluster) -> str:
     exchange = cluster._crew.engines.fleet._exchange
     assert exchange is not None
-    return str(exchange.ask("state")["job"]).split()[-1]
+    return exchange.job(0).split()[-1]
 
 
 @pytest.mark.full  # as others, at another place
@@ -287,6 +289,10 @@ def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
         cluster.resize(3)
         assert cluster.run("world_size").results == dict.fromkeys(range(3), "3")
         assert len(slurm.jobs()) == 2, "a job for the one that is new"
+        with pytest.raises(UsageError, match=r"gives no hosts: PENDING \(PartitionConfig\)"):
+            cluster.resize(9)
+        assert repeat_until(lambda: len(slurm.jobs()) == 2, END_S), "nobody waits for more"
+        assert cluster.run("world_size").results == dict.fromkeys(range(3), "3"), "all is as it was"
         cluster.resize(1)
         assert cluster.run("rank").results == {0: "0"}
         assert repeat_until(lambda: list(slurm.jobs()) == [first], END_S)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, get_args
 from msgspec import structs
 
 from nbdist.cluster import inventory
-from nbdist.cluster.schedulers import SCHEDULERS
-from nbdist.errors import UsageError
+from nbdist.cluster.schedulers import SCHEDULERS, seconds
+from nbdist.errors import StartError, UsageError
 from nbdist.records import Host, Launcher
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ _ADDRESS = re.compile(r"[0-9A-Fa-f:.]+|[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_
 _PATH = re.compile(r"[~/A-Za-z0-9_][A-Za-z0-9_./+-]*", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - refused
+_MEASURED = ("lsf", KUBERNETES)
+"""Those that are told a time in their own units."""
+
 _MOST_GPUS = 1 << 10
 
 
@@ -75,17 +79,9 @@ def _faults(batch: Batch) -> Iterator[str]:
     if launcher not in LAUNCHERS:
         yield f"--launcher {launcher}: choose from {', '.join(LAUNCHERS)}"
         return
-    forms = (
-        ("--partition", batch.queue, _QUEUE),
-        ("--time", batch.time, _TIME),
-        ("--listen", batch.listen, _ADDRESS),
-        ("--python", batch.python, _PATH),
-        ("--image", batch.image, _IMAGE),
-        ("--namespace", batch.namespace, _NAMESPACE),
-    )
-    for option, value, form in forms:
-        if value and not form.fullmatch(value):
-            yield f"{option} {value!r}: it has signs that do not belong there"
+    yield from _misspelt(batch)
+    if batch.listen in _ANY:
+        yield f"--listen {batch.listen}: type the one address that hosts connect to"
     if not 0 <= batch.gpus <= _MOST_GPUS:
         yield f"--gpus-per-host {batch.gpus}: type a number from 1"
     for line in batch.options:
@@ -98,6 +94,25 @@ def _faults(batch: Batch) -> Iterator[str]:
         yield "--launcher kubernetes needs --image: one that has Python, nbdist and the framework"
     if batch.pod and not Path(batch.pod).expanduser().is_file():
         yield f"--pod {batch.pod}: there is no such file"
+
+
+def _misspelt(batch: Batch) -> Iterator[str]:
+    forms = (
+        ("--partition", batch.queue, _QUEUE),
+        ("--time", batch.time, _TIME),
+        ("--listen", batch.listen, _ADDRESS),
+        ("--python", batch.python, _PATH),
+        ("--image", batch.image, _IMAGE),
+        ("--namespace", batch.namespace, _NAMESPACE),
+    )
+    for option, value, form in forms:
+        if value and not form.fullmatch(value):
+            yield f"{option} {value!r}: it has signs that do not belong there"
+    if batch.time and _TIME.fullmatch(batch.time) and batch.launcher in _MEASURED:
+        try:
+            seconds(batch.time)
+        except StartError as error:
+            yield str(error)
 
 
 def _are_words(line: str) -> bool:

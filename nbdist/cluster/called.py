@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nbdist.cluster.bookings import LOOK_S
 from nbdist.cluster.logs import log_file, read_tail
 from nbdist.cluster.seat import connect
 from nbdist.cluster.ssh import CONNECT_S
-from nbdist.cluster.switchboard import LOOK_S, SWITCH_SOCKET
+from nbdist.cluster.switchboard import SWITCH_SOCKET
 from nbdist.errors import StartError
 from nbdist.records import JobState
 
@@ -26,7 +28,11 @@ CALL_S = 60.0
 """How long hosts of a job that has begun may take to call."""
 
 _BEGIN_S = 30.0
-_ANSWER_S = 60.0
+_END_S = 5.0
+_ANSWER_S = 15.0
+_ANSWERS_S = {"book": 180.0, "comes_again": 120.0, "state": 60.0, "run": 40.0, "words": 40.0}
+"""Where others are asked first."""
+
 _POLL_S = 0.05
 _LOG_LINES = 5
 
@@ -50,81 +56,108 @@ class Exchange:
         """The connection of the host that has this place."""
         return Called(self, host, place, f"b{place}")
 
-    def call(self, places: Sequence[int], say: Callable[[str], None]) -> str:
+    def call(self, places: Sequence[int], say: Callable[[str], None]) -> tuple[str, bool]:
         """Ask the scheduler for hosts for these places, and wait until they have called.
 
+        Where that fails, or is broken off, nobody asks for them any more.
+
         Args:
-            places: of ranks.
+            places: of ranks, none of which has a host.
             say: is told how it goes.
 
         Returns:
-            What became of it, in words. Some may not have called.
+            What became of it, in words, and whether all have called.
 
         Raises:
             StartError: the scheduler refuses, or the job ended, or was queued for too long.
         """
         self._start()
-        job = self.ask("submit", places=list(places))["job"]
-        began, running_since = time.monotonic(), 0.0
-        since = time.strftime("%H:%M:%S")
-        while True:
-            answer = self.ask("state")
-            state = msgspec.convert(answer["state"], JobState)
-            there = len(set(answer["called"]) & set(places))
-            if there == len(places):
-                return f"{job}"
-            say(_progress(job, state, since, there, len(places)))
-            now = time.monotonic()
-            if state.over:
-                raise StartError(self._why_over(job, state))
-            running_since = 0.0 if state.waits else running_since or now
-            if running_since and now > running_since + CALL_S:
-                if not there:
-                    raise StartError(self._why_silent(answer, state))
-                return f"{job}: {there} of {len(places)} hosts have called within {CALL_S:g} s"
-            if now > began + self._wait_s:
-                raise StartError(
-                    f"{job} was queued for {self._wait_s:g} s (NBDIST_QUEUE_WAIT_S): {state.word}"
-                )
-            time.sleep(LOOK_S / 10 if there or not state.waits else LOOK_S / 2)
+        try:
+            return self._await_calls(list(places), say)
+        except BaseException:
+            self.release(places)
+            raise
 
-    def _why_over(self, job: str, state: JobState) -> str:
-        log = self.ask("words")["words"]
+    def _await_calls(self, places: list[int], say: Callable[[str], None]) -> tuple[str, bool]:
+        began, begun_at = time.monotonic(), 0.0
+        since = time.strftime("%H:%M:%S")
+        named: dict[str, None] = {}
+        fresh = {self._book(places)}
+        while True:
+            answer = self.ask("state", places=places)
+            there = len(answer["called"])
+            jobs = [(j["job"], msgspec.convert(j["state"], JobState)) for j in answer["jobs"]]
+            named |= dict.fromkeys(job for job, _ in jobs)
+            if there == len(places):
+                return ", ".join(named), True
+            say("; ".join(_progress(*job, since) for job in jobs) + f", {there} of {len(places)}")
+            now = time.monotonic()
+            for job, state in jobs:
+                if state.over and job in fresh:
+                    raise StartError(self._why_over(job, state, places))
+                if state.over:  # its hosts were about to go when it was asked for them
+                    fresh.add(self._book(places))
+                if state.waits and now > began + self._wait_s:
+                    raise StartError(
+                        f"{job} was queued for {self._wait_s:g} s (NBDIST_QUEUE_WAIT_S): "
+                        f"{state.word}"
+                    )
+            waits = any(state.waits for _, state in jobs)
+            begun_at = 0.0 if waits else begun_at or now
+            if begun_at and now > begun_at + CALL_S:
+                if not there:
+                    raise StartError(self._why_silent(answer, *jobs[0], places))
+                return f"{there} of {len(places)} have called within {CALL_S:g} s", False
+            time.sleep(LOOK_S / 2 if waits and not there else LOOK_S / 10)
+
+    def _book(self, places: list[int]) -> str:
+        return str(self.ask("book", places=places)["new"])
+
+    def release(self, places: Sequence[int]) -> None:
+        """Nobody wants hosts for these places any more; those that there are end."""
+        with contextlib.suppress(StartError):
+            self.ask("release", places=list(places))
+
+    def _why_over(self, job: str, state: JobState, places: Sequence[int]) -> str:
+        log = self._words(places)
         detail = f" ({state.detail})" if state.detail else ""
         said = f"; the last lines of its log:\n{log}" if log else ""
         return f"{job} gives no hosts: {state.word}{detail}{said}"
 
-    def _why_silent(self, answer: dict[str, Any], state: JobState) -> str:
-        log = self.ask("words")["words"]
+    def _why_silent(
+        self, answer: dict[str, Any], job: str, state: JobState, places: Sequence[int]
+    ) -> str:
+        log = self._words(places)
         said = f"\nthe last lines of its log:\n{log}" if log else ""
         return (
-            f"{answer['job']} is {state.word.lower()}, and no host of it has called "
+            f"{job} is {state.word.lower()}, and no host of it has called "
             f"{answer['address']} within {CALL_S:g} s: let hosts connect to it there, or name "
             f"another address of this machine with --listen{said}"
         )
 
+    def _words(self, places: Sequence[int]) -> str:
+        return str(self.ask("words", place=places[0])["words"])
+
     def comes_again(self, places: Sequence[int]) -> bool:
-        """Whether the jobs of these places have been queued again."""
+        """Whether a job of these places has been queued again."""
         try:
             return bool(self.ask("comes_again", places=list(places))["again"])
         except StartError:
             return False
 
-    def job(self) -> str:
-        """The newest job, in words."""
-        try:
-            return str(self.ask("state")["job"])
-        except StartError:
-            return "nobody"
+    def job(self, place: int) -> str:
+        """The job of a place, in words."""
+        return self.fate(place).partition(":")[0] or "nobody"
 
-    def fate(self) -> str:
-        """What the scheduler says of the newest job, in words; empty where nobody knows."""
+    def fate(self, place: int) -> str:
+        """What the scheduler says of the job of a place, in words; empty where nobody knows."""
         try:
-            answer = self.ask("state")
+            answer = self.ask("fate", place=place)
         except StartError:
             return ""
         state = msgspec.convert(answer["state"], JobState)
-        return f"{answer['job']}: {state.word}" + (f" ({state.detail})" if state.detail else "")
+        detail = f" ({state.detail})" if state.detail else ""
+        return f"{answer['job']}: {state.word or 'it has ended'}{detail}"
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Raises StartError where it refuses, or is not there."""
@@ -132,22 +165,25 @@ class Exchange:
             peer = connect(self._home.folder / SWITCH_SOCKET)
         except OSError as error:
             raise StartError("what the hosts call is gone: type %dist_restart") from error
+        deadline = time.monotonic() + _ANSWERS_S.get(op, _ANSWER_S)
+        answers: list[dict[str, Any]] = []
         try:
             peer.send({"op": op, **request})
-            answers = peer.read() if peer.wait(_ANSWER_S) else []
-            while answers == [] and peer.wait(_ANSWER_S):
+            while not answers and peer.wait(max(0.0, deadline - time.monotonic())):
                 answers = peer.read()
         except (OSError, EOFError) as error:
             raise StartError("what the hosts call has ended") from error
         finally:
             peer.close()
         if not answers or "error" in answers[0]:
-            raise StartError(answers[0]["error"] if answers else f"no answer to {op!r}")
+            raise StartError(answers[0]["error"] if answers else "what hosts call does not answer")
         return answers[0]
 
     def close(self) -> None:
-        """It was ended, and its jobs with it."""
+        """It ends with the seed, and has its jobs cancelled."""
         if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
             self._process.kill()
             self._process.wait()
 
@@ -161,7 +197,10 @@ class Exchange:
             self.close()
             with log_file(folder, "switchboard").open("ab") as log:
                 self._process = process = subprocess.Popen(
-                    [sys.executable, "-m", "nbdist.cluster.switchboard", str(folder.absolute())],
+                    [
+                        *(sys.executable, "-m", "nbdist.cluster.switchboard"),
+                        *(str(folder.absolute()), str(self._home.pid)),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -210,7 +249,7 @@ class Called:
                 return int(self._ask("open")["pid"])
             except StartError as error:
                 if time.monotonic() > deadline:
-                    fate = self._exchange.fate()
+                    fate = self._exchange.fate(self._place)
                     raise StartError(f"{error}; {fate}" if fate else str(error)) from None
             time.sleep(_POLL_S)
 
@@ -239,7 +278,7 @@ class Called:
 
     def why_lost(self) -> str:
         """What there is to say of a host that is lost, beside that."""
-        return self._exchange.fate()
+        return self._exchange.fate(self._place)
 
     def close(self) -> None:
         """End it, and all that goes through it."""
@@ -252,8 +291,7 @@ class Called:
         return self._exchange.ask(op, place=self._place, **request)
 
 
-def _progress(job: str, state: JobState, since: str, there: int, all_: int) -> str:
+def _progress(job: str, state: JobState, since: str) -> str:
     detail = f" ({state.detail})" if state.detail else ""
-    word = state.word.lower() if state.word else "submitted"
-    beside = f", submitted {since}" if state.waits else f", {there} of {all_} hosts have called"
-    return f"{job} is {word}{detail}{beside}"
+    beside = f", submitted {since}" if state.waits else ""
+    return f"{job} is {state.word.lower() or 'unknown'}{detail}{beside}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -55,19 +56,26 @@ _TASKS = (
 _TASKS_FROM_1 = ("PBS_ARRAYID", "PBS_ARRAY_INDEX", "SGE_TASK_ID", "LSB_JOBINDEX")
 """Variables in which launchers say which part of a job a process is."""
 
-_OURS = re.compile(rf"{ROOT}/nbdist-[A-Za-z0-9-]+/[A-Za-z0-9.:-]+", re.ASCII)
-"""Paths of sockets in a seed's folder."""
-
 
 class _Door(asyncssh.SSHServer):
+    """Lets in whoever has the key, to the sockets of one cluster's seeds.
+
+    Args:
+        cluster: which.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        own = f"{ROOT}/nbdist-{cluster}-"
+        self._ours = re.compile(rf"{re.escape(own)}[A-Za-z0-9-]+/[A-Za-z0-9.:-]+", re.ASCII)
+
     def begin_auth(self, username: str) -> bool:
         return True
 
     def unix_connection_requested(self, dest_path: str) -> bool:
-        return bool(_OURS.fullmatch(dest_path))
+        return bool(self._ours.fullmatch(dest_path))
 
     def unix_server_requested(self, listen_path: str) -> bool:
-        return bool(_OURS.fullmatch(listen_path))
+        return bool(self._ours.fullmatch(listen_path))
 
 
 class _Host:
@@ -121,7 +129,7 @@ class _Host:
             calling.address,
             calling.port,
             config=None,
-            server_factory=_Door,
+            server_factory=functools.partial(_Door, calling.cluster),
             process_factory=self._obey,
             server_host_keys=[asyncssh.import_private_key(calling.key)],
             authorized_client_keys=asyncssh.import_authorized_keys(calling.trusted),

@@ -65,10 +65,10 @@ class Fleet(Children):
         self._settings = settings
         self._away: dict[str, AwaySeed] = {}
         self._hosts: dict[str, Host] = {}
-        self.resize(request)
         self._exchange: Exchange | None = None
         if request.batch is not None:
             self._exchange = Exchange(request.batch, home, settings.queue_wait_s)
+        self.resize(request)
         self._controller: dict[str, Any] = {}
         self._doors: set[int] = set()
 
@@ -115,7 +115,10 @@ class Fleet(Children):
         self._hosts = {**before, **_others(request)}
         with contextlib.ExitStack() as undo:
             undo.callback(self._let_go, fresh, before)
-            self._call(fresh, say)
+            try:
+                self._call(fresh, say)
+            except StartError as error:
+                raise UsageError(str(error)) from None
             failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
             if failed:
                 raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
@@ -132,13 +135,20 @@ class Fleet(Children):
         for key in keys:
             if key in self._away:
                 self._away.pop(key).close()
+        self._release(keys)
 
     def resize(self, request: ClusterRequest) -> None:
         """Other hosts are asked for; those that are not any more are let go."""
         self._request = request
-        self._hosts = _others(request)
+        before, self._hosts = self._hosts, _others(request)
         others = [k for k, seed in self._away.items() if self._hosts.get(k) != seed.host]
         self._each(others, lambda key: self._away.pop(key).close())
+        self._release(before.keys() - self._hosts.keys())
+
+    def _release(self, keys: Iterable[str]) -> None:
+        """A scheduler that was asked for these hosts has them back."""
+        if self._exchange is not None and (places := [self._place(key) for key in keys]):
+            self._exchange.release(places)
 
     def take_over(self, sown: Mapping[str, Sown], doors: Iterable[int], controller: Path) -> None:
         """Own the seeds of other hosts that another process has started; some may be gone.
@@ -166,7 +176,7 @@ class Fleet(Children):
 
         Args:
             say: is told how it goes.
-            waits: for a scheduler, in whose queue this may be.
+            waits: for a scheduler, in whose queue this may be; in any case where all are lost.
 
         Returns:
             What came of it, in words. Why hosts were not reached is in `unreached`.
@@ -175,17 +185,21 @@ class Fleet(Children):
             StartError: a scheduler gives none.
         """
         lost = self.lost()
-        job = self._call(lost, say) if waits else ""
+        may_wait = waits or len(lost) == len(self._hosts)  # else nobody would be left
+        job, have_called = self._call(lost, say) if may_wait else ("", False)
         self.unreached = self._each(lost, self._start)
+        if self.unreached and have_called:  # they were about to be taken away
+            job, _ = self._call(self.lost(), say)
+            self.unreached = self._each(self.lost(), self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
         words = f"{reached} of {len(self._hosts)}" + (f", {job}" if job else "")
         return words + (f" ({failed})" if failed else "")
 
-    def _call(self, keys: Sequence[str], say: Callable[[str], None]) -> str:
-        """Have a scheduler give hosts, where one does; what came of it, in words."""
+    def _call(self, keys: Sequence[str], say: Callable[[str], None]) -> tuple[str, bool]:
+        """Have a scheduler give hosts, where one does; see `Exchange.call`."""
         if self._exchange is None or not keys:
-            return ""
+            return "", False
         return self._exchange.call([self._place(key) for key in keys], say)
 
     def are_given_again(self, keys: Collection[str]) -> bool:
@@ -200,8 +214,8 @@ class Fleet(Children):
         return repeat_until(lambda: set(keys) <= set(self.lost()), 4 * LOST_S)
 
     def _place(self, key: str) -> int:
-        """Of the rank on a host that a scheduler gives: they are asked for in order."""
-        return list(self._hosts).index(key)
+        """Of the rank on a host that a scheduler gives: its name here ends with it."""
+        return int(key.rpartition("-")[2])
 
     def _start(self, key: str) -> None:
         host, link, folder = self._hosts[key], self._link(key), self.home.folder
@@ -326,7 +340,7 @@ class Fleet(Children):
         """How this machine reaches it, in words."""
         if host == HOME:
             return "this machine"
-        by = "ssh" if self._exchange is None else self._exchange.job()
+        by = "ssh" if self._exchange is None else self._exchange.job(self._place(host))
         began = time.perf_counter()
         answered = bool(self._runs(host) and self._away[host].look())
         round_ms = 1000 * (time.perf_counter() - began)

@@ -11,34 +11,40 @@ import contextlib
 import functools
 import logging
 import os
+import pwd
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ipyparallel.cluster import launcher as launchers
 
 from nbdist.cluster.logs import log_file, read_tail
-from nbdist.cluster.schedulers import HOPELESS, SCHEDULERS
+from nbdist.cluster.schedulers import HOPELESS, SCHEDULERS, seconds
 from nbdist.errors import StartError
 from nbdist.records import JobState
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nbdist.records import Batch
 
 COMMAND_S = 30.0
 """How long a scheduler may take to answer."""
 
-_END_S = 5.0
+_END_S = 2.0
 _LOG_LINES = 5
 _ANOTHERS = re.compile(
-    r"SLURM_(?!CONF$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_|OMPI_COMM_|PMIX?_"
+    r"SLURM_(?!CONF$|JWT$|CLUSTERS$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_"
 )
 """Variables of the job that the notebook itself may run in: they are not those of its own jobs."""
+
+_RANKS = re.compile(r"OMPI_COMM_|PMIX?_|SLURM_PROCID$")
+"""Likewise; what else there is of a job tells mpiexec which hosts it has."""
+
+_FORGOTTEN = re.compile(r"(?i)invalid job id|unknown job|does not exist|do not exist|not found")
+"""What schedulers say of a job that ended a while ago."""
 
 _NOTHING = {"N/A", "None", "Unknown", "(null)", ""}
 
@@ -93,12 +99,12 @@ class Job(abc.ABC):
         """
 
     @abc.abstractmethod
-    def cancel(self) -> None:
-        """End it, if it has not ended; nothing is waited for.
+    def ending(self) -> list[str]:
+        """The command that ends it, which may be given more than once; empty where none does."""
 
-        Raises:
-            StartError: the scheduler does not answer.
-        """
+    def end(self) -> list[str]:
+        """End it here and now, or return the command that does (`ending`)."""
+        return self.ending()
 
     def words(self) -> str:
         """The last lines that one of its hosts wrote; empty where there are none."""
@@ -109,7 +115,8 @@ class Job(abc.ABC):
         return log_file(self._folder, f"job-{self.number}")
 
     def _command(self, calling: Path, *words: str) -> list[str]:
-        python = self._batch.python or sys.executable
+        own = self._batch.python
+        python = str(Path(own).expanduser()) if own else sys.executable
         return [python, "-m", "nbdist.cluster.caller", str(calling), *words]
 
 
@@ -120,28 +127,47 @@ class BatchJob(Job):
         super().__init__(batch, number, places, folder)
         self._scheduler = SCHEDULERS[batch.launcher]
         self.title = self._scheduler.title
-        self._launcher: Any = None
+        self._delete: list[str] = []
+        self._is_refused = False
 
     def submit(self, calling: Path) -> None:
         program, *args = self._command(calling)
         file = f"job-{self.number}.sh"
-        self._launcher = self._scheduler.launcher(
+        launcher = self._scheduler.launcher(
             work_dir=str(self._folder),
             profile_dir=str(self._folder),
             batch_file_name=file,
             batch_template=self._scheduler.template,
             output_file=str(self._log),
-            namespace={"options": "\n".join(self._lines())},
+            namespace={"options": "\n".join(self._lines()), "name": self._name},
             program=[program],
             program_args=args,
             log=logging.getLogger("nbdist.ipyparallel"),
             **self._scheduler.traits,
         )
-        self._launcher._run_command = _run
+        # Its own drops what the command says, and gives LSF a line for a shell.
+        launcher.write_batch_script(len(self.places))
+        script = self._folder / file
+        command = list(launcher.submit_command)
         try:
-            self._id = self._launcher.start(len(self.places))
-        except (launchers.LauncherError, OSError) as error:
+            if self._batch.launcher == "lsf":
+                said = _run(command, input=script.read_text())
+            else:
+                said = _run([*command, str(script)])
+            self._id = launcher.parse_job_id(said)
+        except launchers.LauncherError as error:
             raise StartError(f"{self.title}s cannot be submitted: {error}") from None
+        except _LateError:
+            raise  # it may have been taken
+        except StartError:
+            self._is_refused = True
+            raise
+        self._delete = list(launcher.delete_command)
+
+    @property
+    def _name(self) -> str:
+        """Unlike that of any other job, so that one can be cancelled that has no number yet."""
+        return f"nbdist-{self._folder.name}-{self.number}"
 
     def _lines(self) -> list[str]:
         """What the script tells the scheduler."""
@@ -152,6 +178,10 @@ class BatchJob(Job):
             (asked.gpus, self._batch.gpus),
         )
         words = [word.format(value) for word, value in given if value]
+        if self._batch.time and self._batch.launcher == "lsf":  # it takes minutes
+            words = [
+                w.replace(self._batch.time, str(-(-seconds(self._batch.time) // 60))) for w in words
+            ]
         return [f"{asked.mark}{word}" for word in (*self._parts(), *words, *self._batch.options)]
 
     def _parts(self) -> tuple[str, ...]:
@@ -161,33 +191,36 @@ class BatchJob(Job):
             array = (f"-{'J' if _is_pbs_pro() else 't'} 1-{count}",) if count > 1 else ()
             return "-N nbdist", "-j oe", f"-o {self._log}", *array
         if self._batch.launcher == "sge":
-            return "-N nbdist", "-S /bin/sh", "-V", "-j y", f"-o {self._log}", f"-t 1-{count}"
+            return "-N nbdist", "-S /bin/sh", "-j y", f"-o {self._log}", f"-t 1-{count}"
         if self._batch.launcher == "lsf":
             return f"-J nbdist[1-{count}]", f"-o {self._log}"
         return ()
 
     def state(self) -> JobState:
-        words = [*self._scheduler.look, self._id.removesuffix("[]")]
+        scheduler = self._scheduler
         try:
-            said = _run(words)
+            said = _run([word.format(id=self._id, user=_user()) for word in scheduler.look])
         except StartError as error:
-            if _is_missing(words[0]):
-                raise
-            return JobState(word="", detail=str(error), over=True)  # it is forgotten
-        found = re.findall(self._scheduler.word, said)
-        alive = [word for word in found if word not in self._scheduler.over]
-        detail = _reason(said) if self._batch.launcher == "slurm" else ""
-        is_over = not alive or detail in HOPELESS
+            if _FORGOTTEN.search(str(error)):
+                return JobState(word="", detail=str(error), over=True)
+            raise
+        found = re.findall(scheduler.word.format(id=re.escape(self._id)), said)
+        if not found:
+            return JobState(word="", over=scheduler.is_silent_of_old)
+        alive = [word for word in found if word not in scheduler.over]
+        reason, detail = _reason(said) if self._batch.launcher == "slurm" else ("", "")
+        is_over = not alive or reason in HOPELESS or all(w in scheduler.hopeless for w in alive)
         return JobState(
-            word=", ".join(dict.fromkeys(alive or found)),
+            word=", ".join(dict.fromkeys(scheduler.words.get(w, w) for w in alive or found)),
             detail=detail,
-            waits=not is_over and all(word in self._scheduler.waiting for word in alive),
+            waits=not is_over and any(word in scheduler.waiting for word in alive),
             over=is_over,
         )
 
-    def cancel(self) -> None:
-        if self._id:
-            self._launcher.stop()
+    def ending(self) -> list[str]:
+        if self._batch.launcher == "slurm" and not self._is_refused:
+            return ["scancel", f"--name={self._name}"]
+        return [*self._delete, self._id] if self._id else []
 
 
 class MpiJob(Job):
@@ -215,7 +248,7 @@ class MpiJob(Job):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_env(),
+                env={n: value for n, value in os.environ.items() if not _RANKS.match(n)},
                 start_new_session=True,
             )
 
@@ -225,28 +258,35 @@ class MpiJob(Job):
         word = "running" if code is None else f"ended with exit code {code}"
         return JobState(word=word, over=code is not None)
 
-    def cancel(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        self._process.kill()
-        self._process.wait()
+    def ending(self) -> list[str]:
+        return []  # it ends with the switchboard, whose child it is
+
+    def end(self) -> list[str]:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._process.kill()
+            self._process.wait()
+        return []
 
 
-def _reason(said: str) -> str:
-    """Slurm's, and when it thinks that the job begins."""
-    found = dict(re.findall(r"(Reason|StartTime|ExitCode)=(\S*)", said))
+def _reason(said: str) -> tuple[str, str]:
+    """Slurm's, and with it when it thinks that the job begins."""
+    found = dict(re.findall(r"(Reason|StartTime)=(\S*)", said))
     reason, begins = found.get("Reason", ""), found.get("StartTime", "")
     parts = [reason.replace("_", " ")] if reason not in _NOTHING else []
     if "JobState=PENDING" in said and begins not in _NOTHING:
         parts.append(f"is to begin {begins.replace('T', ' ')}")
-    return ", ".join(parts)
+    return reason, ", ".join(parts)
 
 
 def _env() -> dict[str, str]:
     return {n: value for n, value in os.environ.items() if not _ANOTHERS.match(n)}
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _is_missing(program: str) -> bool:
@@ -261,7 +301,11 @@ def _is_pbs_pro() -> bool:
     return False
 
 
-def _run(command: list[str], **_: Any) -> str:
+class _LateError(StartError):
+    """A scheduler did not answer in time; what it was asked may be done all the same."""
+
+
+def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - as subprocess
     """What a command of the scheduler's prints.
 
     Raises:
@@ -272,7 +316,7 @@ def _run(command: list[str], **_: Any) -> str:
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            input=input or "",
             capture_output=True,
             text=True,
             errors="replace",
@@ -281,7 +325,7 @@ def _run(command: list[str], **_: Any) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise StartError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+        raise _LateError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
     if done.returncode:
         raise StartError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
     return done.stdout

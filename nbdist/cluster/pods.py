@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.jobs import COMMAND_S, Job
+from nbdist.cluster.schedulers import seconds
 from nbdist.errors import StartError
 from nbdist.records import JobState
 
@@ -34,8 +36,6 @@ _KEPT_S = 300
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _HOPELESS = {"InvalidImageName", "ErrImageNeverPull"}
-_WHOLE = 4
-"""Days, hours, minutes and seconds."""
 
 
 class PodsJob(Job):
@@ -53,8 +53,12 @@ class PodsJob(Job):
         self._api = _api()
         batch, core = self._api.BatchV1Api(), self._api.CoreV1Api()
         job = job_object(self._name, len(self.places), self._batch, self._pod_of_user())
-        made = self._make(batch.create_namespaced_job, job)
         self._id = self._name
+        try:
+            made = self._make(batch.create_namespaced_job, job)
+        except StartError:
+            self._id = ""
+            raise
         owned = {
             "name": self._name,
             "labels": {_LABEL: self._name},
@@ -67,13 +71,9 @@ class PodsJob(Job):
                 }
             ],
         }
-        try:
-            self._make(core.create_namespaced_service, service_object(owned))
-            secret = secret_object(owned, calling.read_text())
-            self._make(core.create_namespaced_secret, secret)
-        except StartError:
-            self.cancel()
-            raise
+        self._make(core.create_namespaced_service, service_object(owned))
+        secret = secret_object(owned, calling.read_text())
+        self._make(core.create_namespaced_secret, secret)
 
     def state(self) -> JobState:
         try:
@@ -107,13 +107,11 @@ class PodsJob(Job):
         )
         return [pod for pod in found.items if pod.metadata.deletion_timestamp is None]
 
-    def cancel(self) -> None:
-        if self._id:
-            delete = self._api.BatchV1Api().delete_namespaced_job
-            try:
-                self._ask(delete, self._name, self._namespace, propagation_policy="Background")
-            except _GoneError:
-                return
+    def ending(self) -> list[str]:
+        """As a command: this process may end before Kubernetes has answered."""
+        if not self._id:
+            return []
+        return [sys.executable, "-m", "nbdist.cluster.pods", self._name, self._namespace]
 
     @property
     def _namespace(self) -> str:
@@ -193,9 +191,13 @@ def _namespace() -> str:
     """That of the pod that this is, or of the configuration's context."""
     if _OWN_NAMESPACE.exists():
         return _OWN_NAMESPACE.read_text().strip()
-    from kubernetes import config
+    try:
+        from kubernetes import config
+        from kubernetes.config.config_exception import ConfigException
 
-    _, context = config.list_kube_config_contexts()
+        _, context = config.list_kube_config_contexts()
+    except (ImportError, ConfigException, OSError) as error:
+        raise StartError(f"no Kubernetes is configured: {error}") from None
     return str(context["context"].get("namespace", "default"))
 
 
@@ -306,20 +308,6 @@ def _merged(theirs: Any, ours: Any) -> Any:
     return ours
 
 
-def seconds(time: str) -> int:
-    """A time as Slurm takes it, in seconds: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`.
-
-    Raises:
-        StartError: it is none of these.
-    """
-    days, dash, rest = time.rpartition("-")
-    numbers = [int(part) if part.isdecimal() else -1 for part in (days or "0", *rest.split(":"))]
-    units = (86400, 3600, 60, 1) if dash or len(numbers) == _WHOLE else (86400, 60, 1)
-    if min(numbers) < 0 or len(numbers) > len(units):
-        raise StartError(f"--time {time}: type it as 2:00:00")
-    return sum(number * unit for number, unit in zip(numbers, units, strict=False))
-
-
 def _state_of(pods: Sequence[Any]) -> JobState:
     phases = [pod.status.phase for pod in pods]
     waiting = [pod for pod in pods if pod.status.phase == "Pending"]
@@ -344,3 +332,18 @@ def _why_waiting(pod: Any) -> str:
         if condition.type == "PodScheduled" and condition.status == "False":
             return str(condition.message or condition.reason or "")
     return ""
+
+
+def main() -> None:
+    """Delete a Job, and what is its own: `python -m nbdist.cluster.pods NAME NAMESPACE`."""
+    name, namespace = sys.argv[1:]
+    client = _api()
+    try:
+        client.BatchV1Api().delete_namespaced_job(name, namespace, propagation_policy="Background")
+    except client.ApiException as error:
+        if error.status != _NOT_FOUND:
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipyparallel.cluster import launcher as launchers
+
+from nbdist.errors import StartError
 
 if TYPE_CHECKING:
     from nbdist.records import Launcher
@@ -31,10 +33,12 @@ class Scheduler:
         mark: with which lines for it begin in a script.
         template: of the script, as ipyparallel fills it in.
         queue, time, gpus: the words for each.
-        look: the command that shows a job, after which its id comes.
+        look: the command that shows a job; `{id}` and `{user}` stand for what they say.
         word: finds its state in what that prints; once for each part of it.
-        waiting, over: states in which it has no hosts yet, or none any more.
+        waiting, over, hopeless: states in which it has no hosts yet, none any more, or never will.
         traits: of ipyparallel's launcher.
+        words: for states that are told in signs.
+        is_silent_of_old: it prints nothing of a job that has ended.
     """
 
     title: str
@@ -48,20 +52,23 @@ class Scheduler:
     word: str
     waiting: frozenset[str]
     over: frozenset[str]
-    traits: dict[str, Any]
+    traits: dict[str, Any] = field(default_factory=dict)
+    hopeless: frozenset[str] = frozenset()
+    words: dict[str, str] = field(default_factory=dict)
+    is_silent_of_old: bool = False
 
 
 _SHELL = "#!/bin/sh\n{options}\nexec {program_and_args}\n"
 _SLURM = """\
 #!/bin/sh
-#SBATCH --job-name=nbdist
+#SBATCH --job-name={name}
 #SBATCH --nodes={n}
 #SBATCH --ntasks-per-node=1
 #SBATCH --export=ALL
 #SBATCH --requeue
 #SBATCH --no-kill
 #SBATCH --open-mode=append
-#SBATCH --output={output_file}
+#SBATCH --output="{output_file}"
 {options}
 srun --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered {program_and_args}
 """
@@ -83,8 +90,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_ARRAY_ID = {"job_id_regexp": r"\d+(\[\])?"}
-
 SCHEDULERS: dict[Launcher, Scheduler] = {
     "slurm": Scheduler(
         title="Slurm job",
@@ -94,14 +99,13 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         queue="--partition={}",
         time="--time={}",
         gpus="--gpus-per-node={}",
-        look=("scontrol", "show", "job", "--oneliner"),
+        look=("scontrol", "show", "job", "--oneliner", "{id}"),
         word=r"JobState=(\w+)",
         waiting=_words("PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT"),
         over=_words(
             "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED "
             "REVOKED TIMEOUT"
         ),
-        traits={},
     ),
     "pbs": Scheduler(
         title="PBS job",
@@ -111,11 +115,12 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         queue="-q {}",
         time="-l walltime={}",
         gpus="-l select=1:ngpus={}",
-        look=("qstat", "-f"),
-        word=r"job_state = (\w)",
+        look=("qstat", "-f", "-t", "{id}"),
+        word=r"job_state = ([A-Z])",
         waiting=_words("Q H W T"),
-        over=_words("C E F X"),
-        traits=_ARRAY_ID,
+        over=_words("C E F X B"),  # B: an array, of which other parts tell more
+        traits={"job_id_regexp": r"\d+(\[\])?"},
+        words={"Q": "queued", "H": "held", "W": "waiting", "T": "moved", "R": "running"},
     ),
     "sge": Scheduler(
         title="Grid Engine job",
@@ -125,11 +130,12 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         queue="-q {}",
         time="-l h_rt={}",
         gpus="-l gpu={}",
-        look=("qstat", "-s", "prs", "-j"),
-        word=r"job_state\s+\d+:\s+(\w+)",
-        waiting=_words("qw hqw Eqw"),
-        over=frozenset(),
-        traits={},
+        look=("qstat", "-u", "{user}"),
+        word=r"(?m)^\s*{id}\s+\S+\s+\S+\s+\S+\s+(\w+)",
+        waiting=_words("qw hqw hRwq Rq"),
+        over=_words("dr dt dRr"),
+        hopeless=_words("Eqw Ehqw EhRqw"),
+        is_silent_of_old=True,
     ),
     "lsf": Scheduler(
         title="LSF job",
@@ -139,11 +145,10 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         queue="-q {}",
         time="-W {}",
         gpus='-gpu "num={}"',
-        look=("bjobs", "-noheader", "-o", "stat"),
+        look=("bjobs", "-noheader", "-o", "stat", "{id}"),
         word=r"(?m)^(\w+)",
         waiting=_words("PEND PSUSP WAIT"),
         over=_words("DONE EXIT ZOMBI"),
-        traits={},
     ),
     "htcondor": Scheduler(
         title="HTCondor job",
@@ -151,13 +156,32 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         mark="",
         template=_CONDOR,
         queue="",
-        time="+MaxRuntime = {}",
+        time="",
         gpus="request_gpus = {}",
-        look=("condor_q", "-format", "%d\n", "JobStatus"),
+        look=("condor_q", "-format", "%d\n", "JobStatus", "{id}"),
         word=r"(?m)^(\d)",
-        waiting=_words("1 5"),
+        waiting=_words("1"),
         over=_words("3 4"),
-        traits={},
+        hopeless=_words("5"),
+        words={"1": "idle", "2": "running", "3": "removed", "4": "completed", "5": "held"},
+        is_silent_of_old=True,
     ),
 }
 """Those that take scripts."""
+
+_WHOLE = 4
+"""Days, hours, minutes and seconds."""
+
+
+def seconds(time: str) -> int:
+    """A time as Slurm takes it, in seconds: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`.
+
+    Raises:
+        StartError: it is none of these.
+    """
+    days, dash, rest = time.rpartition("-")
+    numbers = [int(part) if part.isdecimal() else -1 for part in (days or "0", *rest.split(":"))]
+    units = (86400, 3600, 60, 1) if dash or len(numbers) == _WHOLE else (86400, 60, 1)
+    if min(numbers) < 0 or len(numbers) > len(units):
+        raise StartError(f"--time {time}: type it as 2:00:00")
+    return sum(number * unit for number, unit in zip(numbers, units, strict=False))

@@ -1,17 +1,20 @@
-"""Where hosts that a scheduler has given call: `python -m nbdist.cluster.switchboard FOLDER`.
+"""Where hosts that a scheduler has given call: `… cluster.switchboard FOLDER PID`.
 
-A process of the cluster's, beside the notebook's kernel, which it outlives as the seed does. It
-submits the jobs, takes the calls of their hosts over one port, and does for each of them what an
-ssh master does: starts the seed there, and brings sockets here and there. Whoever calls has to have
-the key that the jobs were given, and is given orders only with the other one, which never leaves
-this machine. When it is told to end, it cancels the jobs.
+A process of the cluster's, beside the notebook's kernel, which it outlives as the seed (`PID`)
+does. It has the jobs submitted (`bookings.py`), takes the calls of their hosts over one port, and
+does for each of them what an ssh master does: starts the seed there, and brings sockets here and
+there. Whoever calls has to have the key that the jobs were given, and is given orders only with the
+other one, which never leaves this process. When it is told to end, or the seed is gone, it has the
+jobs cancelled.
 
 It is asked over a socket in the cluster's folder, one JSON object for each connection:
 
-    {"op": "submit", "places"}                  {"job"}
+    {"op": "book", "places"}                    {"new"}
+    {"op": "release", "places"}                 {}
     {"op": "comes_again", "places"}             {"again"}
-    {"op": "state"}                             {"called", "job", "state", "address"}
-    {"op": "words"}                             {"words"}
+    {"op": "state", "places"}                   {"called", "jobs", "address"}
+    {"op": "fate", "place"}                     {"job", "state"}
+    {"op": "words", "place"}                    {"words"}
     {"op": "open", "place"}                     {"pid", "host"}
     {"op": "is_open", "place"}                  {"open"}
     {"op": "run", "place", "content"}           {"output"}
@@ -38,28 +41,20 @@ from typing import TYPE_CHECKING, Any
 import asyncssh
 import msgspec
 
+from nbdist.cluster.bookings import LOOK_S, Bookings
 from nbdist.cluster.caller import ALIVE, CIPHERS, END, SOW, WHO
-from nbdist.cluster.jobs import BatchJob, Job, MpiJob
-from nbdist.cluster.pods import PodsJob
 from nbdist.errors import StartError
 from nbdist.records import Batch, Caller, Calling
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from nbdist.records import JobState
 
 SWITCH_SOCKET = "switch.sock"
-LOOK_S = 2.0
-"""Between two looks at a job while somebody waits for it."""
-
+LOOPBACK = "127.0.0.1"
 _LOGIN_S = 10
 _SOW_S = 30.0
-_SETTLE_S = 45.0
-"""Longer than Slurm waits by default before it kills what was told to end (`KillWait`)."""
-
-_BEGIN_AGAIN_S = 15.0
-_ENDING = ("COMPLETING",)
+_END_S = 2.0
 _MOST_BYTES = 1 << 24
 _ANYWHERE = ("192.0.2.1", 9)
 """An address of nobody's (RFC 5737): what leads there shows the address of this machine."""
@@ -78,21 +73,23 @@ class Switchboard:
 
     def __init__(self, batch: Batch, folder: Path) -> None:
         self._batch = batch
-        self._folder = folder
-        self._jobs: dict[int, Job] = {}
-        self._owners: dict[int, int] = {}  # of each place, the number of its newest job
         self._calls: dict[int, tuple[Caller, asyncssh.SSHClientConnection]] = {}  # by place
         self._used: set[int] = set()
-        self._looks: dict[int, tuple[float, JobState]] = {}
         self._order = asyncssh.generate_private_key("ssh-ed25519")
         self._host_key = asyncssh.generate_private_key("ssh-ed25519")
+        self._cluster = folder.name
         self._port = 0
         self._over = asyncio.Event()
+        self._bookings = Bookings(batch, folder, self._calls.__contains__, self._calling)
+        self._leaving: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> None:
-        """Until it is told to end."""
+    async def serve(self, seed: int) -> None:
+        """Until it is told to end, or the seed of this pid has ended."""
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._over.set)
+            loop.add_signal_handler(number, self._over.set)
+        with contextlib.suppress(ProcessLookupError):
+            loop.add_reader(os.pidfd_open(seed), self._over.set)
         calls = await self._listen()
         asked = await asyncio.start_unix_server(self._answer, SWITCH_SOCKET, limit=_MOST_BYTES)
         Path(SWITCH_SOCKET).chmod(0o600)
@@ -101,16 +98,13 @@ class Switchboard:
         calls.close()
         for _, connection in self._calls.values():
             connection.abort()
-        for job in self._jobs.values():
-            try:
-                await asyncio.to_thread(job.cancel)
-            except Exception as error:  # noqa: BLE001 - the others are cancelled, too
-                _log.warning("%s is not cancelled: %s", job, error)
+        await self._bookings.end()
 
     # Calls.
 
     async def _listen(self) -> asyncssh.SSHAcceptor:
-        self._address = self._batch.listen or own_address()
+        is_here = self._batch.launcher == "mpi"  # unless its words name other hosts
+        self._address = self._batch.listen or (LOOPBACK if is_here else own_address())
         acceptor = await asyncssh.listen_reverse(
             self._address,
             0,
@@ -133,20 +127,40 @@ class Switchboard:
         """A host has called: it takes its place; one that has called from there is gone."""
         done = await connection.run(WHO, encoding=None)
         caller = msgspec.json.decode(done.stdout or b"", type=Caller)
-        job = self._jobs.get(caller.job)
-        places = job.places[caller.task : caller.task + 1] if job is not None else ()
-        if not places or self._owners[places[0]] != caller.job:
-            await connection.run(END)  # another one was asked for in its place
-            connection.abort()
+        place = self._bookings.place(caller.job, caller.task)
+        if place is None:  # another one was asked for in its place, or nobody wants it any more
+            self._let_go(connection)
             return
-        (place,) = places
         if place in self._calls:
-            self._calls[place][1].abort()
+            self._let_go(self._calls[place][1])
         self._calls[place] = caller, connection
         self._used.discard(place)
         await connection.wait_closed()
         if self._calls.get(place, (None, None))[1] is connection:
             del self._calls[place]
+
+    def _let_go(self, connection: asyncssh.SSHClientConnection) -> None:
+        """A host is to end; one that is cut off is not waited for."""
+
+        async def end() -> None:
+            with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
+                await asyncio.wait_for(connection.run(END), _END_S)
+            connection.abort()
+
+        task = asyncio.ensure_future(end())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _calling(self, job: int) -> Calling:
+        """What hosts of this job read."""
+        return Calling(
+            address=self._address,
+            port=self._port,
+            key=self._host_key.export_private_key("openssh").decode(),
+            trusted=self._order.export_public_key("openssh").decode(),
+            cluster=self._cluster,
+            job=job,
+        )
 
     def _called(self, place: int) -> asyncssh.SSHClientConnection:
         if place not in self._calls:
@@ -167,95 +181,44 @@ class Switchboard:
             await writer.drain()
         writer.close()
 
-    async def _do_submit(self, places: list[int]) -> _Answer:
-        """Ask for hosts, if none are about to be had for these places."""
-        for number in {self._owners[place] for place in places if place in self._owners}:
-            if await self._goes_on(self._jobs[number], places):
-                return {"job": str(self._jobs[number])}
-        number = len(self._jobs) + 1
-        job = _new_job(self._batch, number, tuple(places), self._folder)
-        await asyncio.to_thread(job.submit, self._write_calling(number))
-        self._jobs[number] = job
-        self._owners |= dict.fromkeys(places, number)
-        for former in self._jobs.values():
-            if former.number not in self._owners.values():
-                await asyncio.to_thread(former.cancel)
-        return {"job": str(job)}
+    async def _do_book(self, places: list[int]) -> _Answer:
+        return {"new": await self._bookings.book(places)}
 
-    async def _settled(self, job: Job) -> JobState:
-        """What becomes of a job whose hosts are gone; a scheduler may not know it at once."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while True:
-            state = await asyncio.to_thread(job.state)
-            bound_s = _SETTLE_S if state.word in _ENDING else LOOK_S
-            is_settled = state.over or state.waits or job.has_successors
-            if is_settled or loop.time() > began + bound_s:
-                return state
-            await asyncio.sleep(LOOK_S / 4)
-
-    async def _goes_on(self, job: Job, places: list[int]) -> bool:
-        """Whether it was queued again, or has even begun again, with hosts for these places."""
-        state = await self._settled(job)
-        if state.over or state.waits or job.has_successors:
-            return not state.over
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _BEGIN_AGAIN_S
-        others = set(job.places) - set(places)
-        while not any(place in self._calls for place in places):
-            if loop.time() > until or any(place in self._calls for place in others):
-                return False  # they are gone, and it goes on without
-            await asyncio.sleep(LOOK_S / 4)
-        return True
+    async def _do_release(self, places: list[int]) -> _Answer:
+        self._bookings.release(places)
+        for place in places:
+            if place in self._calls:
+                self._let_go(self._calls.pop(place)[1])
+        return {}
 
     async def _do_comes_again(self, places: list[int]) -> _Answer:
-        """Whether hosts that were taken away for these places are asked for again."""
-        numbers = {self._owners[place] for place in places if place in self._owners}
-        for job in (self._jobs[number] for number in sorted(numbers)):
-            state = await self._settled(job)
-            if state.over or not (state.waits or job.has_successors):
-                return {"again": False}
-        return {"again": bool(numbers)}
+        return {"again": await self._bookings.comes_again(places)}
 
-    def _write_calling(self, job: int) -> Path:
-        """What callers of this job read."""
-        calling = Calling(
-            address=self._address,
-            port=self._port,
-            key=self._host_key.export_private_key("openssh").decode(),
-            trusted=self._order.export_public_key("openssh").decode(),
-            job=job,
-        )
-        file = self._folder / f"job-{job}.json"
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-            out.write(msgspec.json.encode(calling))
-        return file
+    async def _do_state(self, places: list[int]) -> _Answer:
+        """Who has called of these, and what the jobs of the others do."""
+        called = sorted(place for place in places if place in self._calls)
+        jobs = self._bookings.of(place for place in places if place not in self._calls)
+        states = await asyncio.gather(*(self._bookings.look(number) for number in jobs))
+        said = [
+            {"job": self._bookings.named(number), "state": msgspec.to_builtins(state)}
+            for number, state in zip(jobs, states, strict=True)
+        ]
+        return {"called": called, "jobs": said, "address": f"{self._address}:{self._port}"}
 
-    async def _do_state(self) -> _Answer:
-        """Who has called, and what the newest job does."""
-        if not self._jobs:
-            raise StartError("no job was submitted")
-        job = self._jobs[max(self._jobs)]
-        state = await self._look(job)
-        return {
-            "called": sorted(self._calls),
-            "job": str(job),
-            "state": msgspec.to_builtins(state),
-            "address": f"{self._address}:{self._port}",
-        }
+    async def _do_fate(self, place: int) -> _Answer:
+        """What the scheduler says of this place's job; it may not answer at once."""
+        for number in self._bookings.of([place]):
+            look = asyncio.ensure_future(self._bookings.look(number))
+            await asyncio.wait([look], timeout=LOOK_S)
+            state = msgspec.to_builtins(self._bookings.known(number))
+            return {"job": self._bookings.named(number), "state": state}
+        raise StartError("no job was asked for")
 
-    async def _do_words(self) -> _Answer:
-        """What hosts of the newest job wrote last."""
-        return {"words": await asyncio.to_thread(self._jobs[max(self._jobs)].words)}
-
-    async def _look(self, job: Job) -> JobState:
-        """The scheduler is not asked each time."""
-        now = asyncio.get_running_loop().time()
-        at, state = self._looks.get(job.number, (0.0, None))
-        if state is None or now > at + LOOK_S:
-            state = await asyncio.to_thread(job.state)
-            self._looks[job.number] = now, state
-        return state
+    async def _do_words(self, place: int) -> _Answer:
+        """What hosts of this place's job wrote last."""
+        for number in self._bookings.of([place]):
+            return {"words": await asyncio.to_thread(self._bookings.words, number)}
+        return {"words": ""}
 
     async def _do_open(self, place: int) -> _Answer:
         self._called(place)
@@ -267,7 +230,10 @@ class Switchboard:
 
     async def _do_run(self, place: int, content: str) -> _Answer:
         run = self._called(place).run(SOW, input=content.encode(), encoding=None)
-        done = await asyncio.wait_for(run, _SOW_S)
+        try:
+            done = await asyncio.wait_for(run, _SOW_S)
+        except TimeoutError:
+            raise StartError(f"Python did not begin there within {_SOW_S:g} s") from None
         output, said = done.stdout or b"", done.stderr or b""
         assert isinstance(output, bytes)
         assert isinstance(said, bytes)
@@ -284,7 +250,7 @@ class Switchboard:
     async def _do_there(self, place: int, ports: list[int], prefix: str) -> _Answer:
         call = self._called(place)
         for port in ports:
-            await call.forward_remote_path_to_port(f"{prefix}:{port}", "127.0.0.1", port)
+            await call.forward_remote_path_to_port(f"{prefix}:{port}", LOOPBACK, port)
         return {}
 
     async def _do_close(self, place: int) -> _Answer:
@@ -295,30 +261,24 @@ class Switchboard:
         return {}
 
 
-def _new_job(batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> Job:
-    kinds = {"mpi": MpiJob, "kubernetes": PodsJob}
-    kind = kinds.get(batch.launcher, BatchJob)
-    return kind(batch, number, places, folder)
-
-
 def own_address() -> str:
     """This machine's, on the network by which it reaches others; loopback where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ANYWHERE)
         except OSError:
-            return "127.0.0.1"
+            return LOOPBACK
         return str(probe.getsockname()[0])
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     os.chdir(folder)  # a socket's path has room for 108 bytes
     batch = msgspec.json.decode(sys.stdin.buffer.read(), type=Batch)
     logging.basicConfig(level=logging.WARNING)
 
     async def serve() -> None:
-        await Switchboard(batch, folder).serve()
+        await Switchboard(batch, folder).serve(seed)
 
     asyncio.run(serve())
 

@@ -41,6 +41,7 @@ class Calling(Record, frozen=True):
         port: likewise, over TCP.
         key: private, by which the host is known (OpenSSH's format).
         trusted: public, of the only one who may give it orders.
+        cluster: whose folders' names begin with it, after `nbdist-`.
         job: of which this is a part, by its number.
     """
 
@@ -48,6 +49,7 @@ class Calling(Record, frozen=True):
     port: int
     key: str
     trusted: str
+    cluster: str
     job: int
 
 

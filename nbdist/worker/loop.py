@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import importlib
 import inspect
 import site
 import sys
@@ -121,6 +122,7 @@ class _Cell:
         """Within it, what is fitted is only planned, where that was asked for."""
         if not self._request.planning.only:
             return contextlib.nullcontext()
+        importlib.import_module("keras")  # first: what is done to it then uses this very module
         from nbdist.worker.keras_planning import instead_of_fit
 
         return instead_of_fit(self._request.planning, self._worker)
@@ -204,6 +206,7 @@ class _Cell:
             if self._request.precision is None or self._request.step is not None:
                 yield
                 return
+            importlib.import_module("keras")  # first, as above
             from nbdist.worker.keras_patch import made_for
 
             with made_for(self._request.precision):

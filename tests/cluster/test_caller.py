@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 BOUND_S = 20.0
+FOREIGN = (
+    "/run/docker.sock",
+    "/tmp/x",
+    "/tmp/nbdist-abc-1/../x",
+    "/tmp/nbdist-abc-1/a/b",
+    "/tmp/nbdist-abd-1/x",
+)
+"""Sockets that are not in a folder of the cluster's."""
 
 
 @pytest.fixture
@@ -75,6 +83,7 @@ def ordered(
             port=acceptor.get_port(),
             key=host.export_private_key("openssh").decode(),
             trusted=owner.export_public_key("openssh").decode(),
+            cluster="abc",
             job=7,
         )
         (folder / "calling").write_bytes(msgspec.json.encode(calling))
@@ -104,7 +113,13 @@ def test_it_says_who_it_is_and_does_little_else(
         for command in ("id", "who; id", "", f"{WHO} ", "python -c pass", f"touch {listener}"):
             done = await connection.run(command)
             assert (done.exit_status, done.stdout) == (1, ""), command
-        for path in ("/run/docker.sock", "/tmp/x", "/tmp/nbdist-1/../x", "/tmp/nbdist-1/a/b"):
+        for path in (
+            "/run/docker.sock",
+            "/tmp/x",
+            "/tmp/nbdist-abc-1/../x",
+            "/tmp/nbdist-abc-1/a/b",
+            "/tmp/nbdist-abd-1/x",
+        ):
             with pytest.raises(asyncssh.ChannelOpenError):
                 await connection.open_unix_connection(path)
             with pytest.raises(asyncssh.ChannelListenError):
@@ -150,6 +165,7 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         port=9,
         key=key.export_private_key("openssh").decode(),
         trusted=key.export_public_key("openssh").decode(),
+        cluster="abc",
         job=1,
     )
 
