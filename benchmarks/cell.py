@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
         kernel.run(both.START).check()
         times = json.loads(kernel.run(MEASURE).check().stdout.splitlines()[-1])
         kernel.run(both.STOP).check()
-    for engines, target in ((64, 0.7), (256, 0.4)):
+    for engines, target in ((16, 1.0), (64, 0.7), (256, 0.4)):
         yield _at_scale(engines, target)
     yield Case(
         "trivial cell, 4 engines, against %%px",

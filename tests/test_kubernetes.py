@@ -65,7 +65,9 @@ def test_pods_train(server: Server, tmp_path: Path) -> None:
         assert len(server.running()) == 3, "the very pods"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGTERM]
+)
 def test_a_pod_that_is_lost_has_a_successor(
     server: Server, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_job_that_is_queued_again_is_healed(
         assert list(slurm.jobs()) == [job]
 
 
+@pytest.mark.full  # half a minute
 def test_a_host_that_dies_is_replaced_by_another(
     slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
