@@ -159,7 +159,8 @@ class Runner:
             sending()
 
         self._finish(task, watch, self._losing() or send)
-        if "keras" in cell.request.source:
+        source = cell.request.source
+        if "keras" in source and "KERAS_BACKEND" not in source:
             self._crew.use_keras()
 
     def expect(

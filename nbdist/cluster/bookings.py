@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.cluster.cancel import cancel
-from nbdist.cluster.jobs import BatchJob, Job, MpiJob
+from nbdist.cluster.jobs import SUBMITTED, BatchJob, Job, MpiJob
 from nbdist.cluster.pods import PodsJob
 from nbdist.errors import StartError
 from nbdist.records import JobState
@@ -27,7 +27,6 @@ LOOK_S = 2.0
 
 _KINDS: dict[str, type[Job]] = {"mpi": MpiJob, "kubernetes": PodsJob}
 _LEDGER = "jobs.json"
-_NEW = JobState(word="submitted", waits=True)
 _SETTLE_S = 45.0
 """Longer than Slurm waits by default before it kills what was told to end (`KillWait`)."""
 
@@ -79,7 +78,7 @@ class Bookings:
 
     def named(self, number: int) -> str:
         """A job, as people call it."""
-        return str(self._jobs[number])
+        return str(self._jobs[number]) if number in self._jobs else "a job that was cancelled"
 
     async def book(self, places: Collection[int]) -> str:
         """Ask for hosts for those of these places that are not about to have one.
@@ -93,9 +92,10 @@ class Bookings:
         async with self._submitting:
             absent = [place for place in places if not self._called(place)]
             lacking = [place for place in absent if place not in self._owners]
-            for number, own in self.of(absent).items():
-                if not await self._goes_on(self._jobs[number], own):
-                    lacking += own
+            jobs = [(self._jobs[number], own) for number, own in self.of(absent).items()]
+            go_on = await asyncio.gather(*(self._goes_on(job, own) for job, own in jobs))
+            lost = [own for (_, own), goes_on in zip(jobs, go_on, strict=True) if not goes_on]
+            lacking += [place for own in lost for place in own if not self._called(place)]
             return await self._submit(tuple(sorted(lacking))) if lacking else ""
 
     async def _submit(self, places: tuple[int, ...]) -> str:
@@ -108,20 +108,22 @@ class Bookings:
         try:
             await asyncio.to_thread(job.submit, self._file(number))
         except BaseException:
-            self._owners |= {place: owner for place, owner in before.items() if owner is not None}
-            for place in [place for place, owner in before.items() if owner is None]:
-                del self._owners[place]
+            for place, owner in before.items():
+                self._owners.pop(place, None)
+                if owner in self._jobs:
+                    self._owners[place] = owner
             self._end_unowned()
             raise
         self._keep()
         self._end_unowned()
         return str(job)
 
-    def release(self, places: Iterable[int]) -> None:
+    async def release(self, places: Iterable[int]) -> None:
         """Nobody wants hosts for these any more: jobs that have no others are cancelled."""
-        for place in places:
-            self._owners.pop(place, None)
-        self._end_unowned()
+        async with self._submitting:
+            for place in places:
+                self._owners.pop(place, None)
+            self._end_unowned()
 
     async def end(self) -> None:
         """Cancel all; nothing is waited for but a job that is being submitted, for a moment."""
@@ -142,11 +144,14 @@ class Bookings:
         """What the scheduler says; what it said last, where it does not answer just now."""
         async with self._looking.setdefault(number, asyncio.Lock()):
             loop = asyncio.get_running_loop()
-            at, state = self._looks.get(number, (-LOOK_S, _NEW))
+            at, state = self._looks.get(number, (-LOOK_S, SUBMITTED))
             if loop.time() < at + LOOK_S and not afresh:
                 return state
+            job = self._jobs.get(number)
+            if job is None:
+                return JobState(word="cancelled", over=True)
             try:
-                state = await asyncio.to_thread(self._jobs[number].state)
+                state = await asyncio.to_thread(job.state)
             except StartError as error:
                 state = msgspec.structs.replace(state, detail=str(error))
             self._looks[number] = loop.time(), state
@@ -154,16 +159,14 @@ class Bookings:
 
     def known(self, number: int) -> JobState:
         """What the scheduler said last."""
-        return self._looks.get(number, (0.0, _NEW))[1]
+        return self._looks.get(number, (0.0, SUBMITTED))[1]
 
     async def comes_again(self, places: Collection[int]) -> bool:
         """Whether hosts that were taken away for some of these places are asked for again."""
-        for number in self.of(places):
-            job = self._jobs[number]
-            state = await self._settled(job)
-            if not state.over and (state.waits or job.has_successors):
-                return True
-        return False
+        jobs = [self._jobs[number] for number in self.of(places)]
+        states = await asyncio.gather(*map(self._settled, jobs))
+        settled = zip(jobs, states, strict=True)
+        return any(not s.over and (s.waits or job.has_successors) for job, s in settled)
 
     async def _goes_on(self, job: Job, places: Collection[int]) -> bool:
         """Whether it was queued again, or has even begun again, with hosts for these places."""
@@ -193,7 +196,7 @@ class Bookings:
 
     def words(self, number: int) -> str:
         """What hosts of a job wrote last."""
-        return self._jobs[number].words()
+        return self._jobs[number].words() if number in self._jobs else ""
 
     # Files.
 

@@ -30,7 +30,14 @@ CALL_S = 60.0
 _BEGIN_S = 30.0
 _END_S = 5.0
 _ANSWER_S = 15.0
-_ANSWERS_S = {"book": 180.0, "comes_again": 120.0, "state": 60.0, "run": 40.0, "words": 40.0}
+_ANSWERS_S = {
+    "book": 180.0,
+    "comes_again": 120.0,
+    "state": 60.0,
+    "run": 40.0,
+    "words": 40.0,
+    "release": 60.0,
+}
 """Where others are asked first."""
 
 _POLL_S = 0.05
@@ -98,6 +105,8 @@ class Exchange:
                 if state.over:  # its hosts were about to go when it was asked for them
                     fresh.add(self._book(places))
                 if state.waits and now > began + self._wait_s:
+                    if there:
+                        return f"{there} of {len(places)} within {self._wait_s:g} s", False
                     raise StartError(
                         f"{job} was queued for {self._wait_s:g} s (NBDIST_QUEUE_WAIT_S): "
                         f"{state.word}"
@@ -136,7 +145,10 @@ class Exchange:
         )
 
     def _words(self, places: Sequence[int]) -> str:
-        return str(self.ask("words", place=places[0])["words"])
+        try:
+            return str(self.ask("words", place=places[0])["words"])
+        except StartError:
+            return ""
 
     def comes_again(self, places: Sequence[int]) -> bool:
         """Whether a job of these places has been queued again."""

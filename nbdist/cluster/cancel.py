@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PAUSES_S = (0, 2, 5, 15, 30, 60)
-"""Before each try. A job that was about to be submitted may not be known at the first."""
+"""Before each try, until two in turn have worked: one may come before the job is known."""
 
+_ENOUGH = 2
 _COMMAND_S = 60.0
 
 
@@ -38,6 +39,7 @@ def cancel(commands: Sequence[Sequence[str]]) -> None:
 
 
 def _run(command: list[str]) -> None:
+    worked = 0
     for pause in _PAUSES_S:
         time.sleep(pause)
         try:
@@ -50,7 +52,8 @@ def _run(command: list[str]) -> None:
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if done.returncode == 0 and pause:  # twice: see `_PAUSES_S`
+        worked = worked + 1 if done.returncode == 0 else 0
+        if worked == _ENOUGH:
             return
 
 

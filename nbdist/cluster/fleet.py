@@ -42,10 +42,6 @@ _KERAS = (f"keras{IF_THERE}",)
 _AT_ONCE = 32
 
 
-def _silent(_text: str) -> None:
-    pass
-
-
 class Fleet(Children):
     """Made by `start` or `take_over`.
 
@@ -98,9 +94,7 @@ class Fleet(Children):
         """The hosts of a request that are new."""
         return [key for key in _others(request) if key not in self._hosts]
 
-    def require(
-        self, request: ClusterRequest, timeout_s: float, say: Callable[[str], None] = _silent
-    ) -> str:
+    def require(self, request: ClusterRequest, timeout_s: float, say: Callable[[str], None]) -> str:
         """Connect to hosts that are new in a request, before those that there are let go.
 
         Args:
@@ -171,7 +165,7 @@ class Fleet(Children):
 
         self.unreached = self._each([key for key in self._hosts if key in sown], own)
 
-    def reach(self, say: Callable[[str], None] = _silent, *, waits: bool = True) -> str:
+    def reach(self, say: Callable[[str], None], *, waits: bool = True) -> str:
         """Connect to the other hosts that are not connected, all at once, and start seeds there.
 
         Args:
@@ -189,8 +183,8 @@ class Fleet(Children):
         job, have_called = self._call(lost, say) if may_wait else ("", False)
         self.unreached = self._each(lost, self._start)
         if self.unreached and have_called:  # they were about to be taken away
-            job, _ = self._call(self.lost(), say)
-            self.unreached = self._each(self.lost(), self._start)
+            job, _ = self._call(list(self.unreached), say)
+            self.unreached = self._each(list(self.unreached), self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
         words = f"{reached} of {len(self._hosts)}" + (f", {job}" if job else "")
@@ -230,11 +224,14 @@ class Fleet(Children):
         if key in self._away:
             self._away.pop(key).close()
         link.close()  # what a former process may have left
-        seed = AwaySeed.start(link, sowing, self.home)
+        with contextlib.ExitStack() as undo:
+            seed = AwaySeed.start(link, sowing, self.home)
+            undo.callback(seed.close)
+            if self._controller:
+                seed.introduce(self._controller)
+            seed.bring(sorted(self._doors))
+            undo.pop_all()
         self._away[key] = seed
-        if self._controller:
-            seed.introduce(self._controller)
-        seed.bring(sorted(self._doors))
 
     def _link(self, key: str) -> Connection | Called:
         """A connection, which need not be open; it has the same name in whoever comes later."""

@@ -43,8 +43,13 @@ _ANOTHERS = re.compile(
 _RANKS = re.compile(r"OMPI_COMM_|PMIX?_|SLURM_PROCID$")
 """Likewise; what else there is of a job tells mpiexec which hosts it has."""
 
-_FORGOTTEN = re.compile(r"(?i)invalid job id|unknown job|does not exist|do not exist|not found")
+_FORGOTTEN = re.compile(
+    r"(?i)invalid job id|unknown job|jobs? .*(does|do) not exist|job .*not found"
+)
 """What schedulers say of a job that ended a while ago."""
+
+SUBMITTED = JobState(word="submitted", waits=True)
+"""As far as is known before the scheduler has answered."""
 
 _NOTHING = {"N/A", "None", "Unknown", "(null)", ""}
 
@@ -128,7 +133,6 @@ class BatchJob(Job):
         self._scheduler = SCHEDULERS[batch.launcher]
         self.title = self._scheduler.title
         self._delete: list[str] = []
-        self._is_refused = False
 
     def submit(self, calling: Path) -> None:
         program, *args = self._command(calling)
@@ -145,6 +149,7 @@ class BatchJob(Job):
             log=logging.getLogger("nbdist.ipyparallel"),
             **self._scheduler.traits,
         )
+        self._delete = list(launcher.delete_command)
         # Its own drops what the command says, and gives LSF a line for a shell.
         launcher.write_batch_script(len(self.places))
         script = self._folder / file
@@ -157,12 +162,6 @@ class BatchJob(Job):
             self._id = launcher.parse_job_id(said)
         except launchers.LauncherError as error:
             raise StartError(f"{self.title}s cannot be submitted: {error}") from None
-        except _LateError:
-            raise  # it may have been taken
-        except StartError:
-            self._is_refused = True
-            raise
-        self._delete = list(launcher.delete_command)
 
     @property
     def _name(self) -> str:
@@ -197,6 +196,8 @@ class BatchJob(Job):
         return ()
 
     def state(self) -> JobState:
+        if not self._id:
+            return SUBMITTED
         scheduler = self._scheduler
         try:
             said = _run([word.format(id=self._id, user=_user()) for word in scheduler.look])
@@ -218,7 +219,7 @@ class BatchJob(Job):
         )
 
     def ending(self) -> list[str]:
-        if self._batch.launcher == "slurm" and not self._is_refused:
+        if self._batch.launcher == "slurm" and not _is_missing("scancel"):
             return ["scancel", f"--name={self._name}"]
         return [*self._delete, self._id] if self._id else []
 
@@ -253,7 +254,8 @@ class MpiJob(Job):
             )
 
     def state(self) -> JobState:
-        assert self._process is not None
+        if self._process is None:
+            return SUBMITTED
         code = self._process.poll()
         word = "running" if code is None else f"ended with exit code {code}"
         return JobState(word=word, over=code is not None)
@@ -282,7 +284,8 @@ def _reason(said: str) -> tuple[str, str]:
 
 
 def _env() -> dict[str, str]:
-    return {n: value for n, value in os.environ.items() if not _ANOTHERS.match(n)}
+    own = (_ANOTHERS, _RANKS)
+    return {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
 
 
 def _user() -> str:
@@ -299,10 +302,6 @@ def _is_pbs_pro() -> bool:
     with contextlib.suppress(StartError):
         return "pbs" in _run(["qstat", "--version"]).lower()
     return False
-
-
-class _LateError(StartError):
-    """A scheduler did not answer in time; what it was asked may be done all the same."""
 
 
 def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - as subprocess
@@ -325,7 +324,7 @@ def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - a
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise _LateError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+        raise StartError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
     if done.returncode:
         raise StartError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
     return done.stdout

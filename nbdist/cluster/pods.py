@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.jobs import COMMAND_S, Job
+from nbdist.cluster.jobs import COMMAND_S, SUBMITTED, Job
 from nbdist.cluster.schedulers import seconds
 from nbdist.errors import StartError
 from nbdist.records import JobState
@@ -47,18 +47,18 @@ class PodsJob(Job):
     def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
         super().__init__(batch, number, places, folder)
         self._api: Any = None
+        self._is_made = False
+        self._where = "", ""  # namespace and context, as they were when it was submitted
         self._name = f"nbdist-{folder.name}-{number}"
 
     def submit(self, calling: Path) -> None:
-        self._api = _api()
+        self._api, namespace, context = _api()
         batch, core = self._api.BatchV1Api(), self._api.CoreV1Api()
         job = job_object(self._name, len(self.places), self._batch, self._pod_of_user())
-        self._id = self._name
-        try:
-            made = self._make(batch.create_namespaced_job, job)
-        except StartError:
-            self._id = ""
-            raise
+        self._where = self._batch.namespace or namespace, context
+        self._id = self._name  # also where it is not told that it was made
+        made = self._make(batch.create_namespaced_job, job)
+        self._is_made = True
         owned = {
             "name": self._name,
             "labels": {_LABEL: self._name},
@@ -76,6 +76,8 @@ class PodsJob(Job):
         self._make(core.create_namespaced_secret, secret)
 
     def state(self) -> JobState:
+        if not self._is_made:
+            return SUBMITTED
         try:
             job = self._ask(self._api.BatchV1Api().read_namespaced_job, self._name, self._namespace)
         except _GoneError as error:
@@ -87,6 +89,8 @@ class PodsJob(Job):
         return _state_of(self._pods())
 
     def words(self) -> str:
+        if not self._is_made:
+            return ""
         core = self._api.CoreV1Api()
         try:
             pods = self._pods()
@@ -111,11 +115,11 @@ class PodsJob(Job):
         """As a command: this process may end before Kubernetes has answered."""
         if not self._id:
             return []
-        return [sys.executable, "-m", "nbdist.cluster.pods", self._name, self._namespace]
+        return [sys.executable, "-m", "nbdist.cluster.pods", self._name, *self._where]
 
     @property
     def _namespace(self) -> str:
-        return self._batch.namespace or _namespace()
+        return self._where[0]
 
     def _make(self, create: Any, given: dict[str, Any]) -> Any:
         """Fields that the API does not know are refused, not dropped."""
@@ -166,8 +170,14 @@ def _message(error: Any) -> str:
     return f"{error.status} {error.reason}"
 
 
-def _api() -> Any:
+def _api(context: str = "") -> tuple[Any, str, str]:
     """The official client, with the configuration that there is.
+
+    Args:
+        context: of the configuration; empty for the current one, or for the pod that this is.
+
+    Returns:
+        The client, the namespace that is meant where none is said, and the context.
 
     Raises:
         StartError: it is not installed, or there is no configuration.
@@ -180,25 +190,13 @@ def _api() -> Any:
     try:
         if _OWN_NAMESPACE.exists():
             config.load_incluster_config()
-        else:
-            config.load_kube_config()
+            return client, _OWN_NAMESPACE.read_text().strip(), ""
+        _, current = config.list_kube_config_contexts()
+        context = context or str(current["name"])
+        config.load_kube_config(context=context)
+        return client, str(current["context"].get("namespace", "default")), context
     except (ConfigException, OSError) as error:
         raise StartError(f"no Kubernetes is configured: {error}") from None
-    return client
-
-
-def _namespace() -> str:
-    """That of the pod that this is, or of the configuration's context."""
-    if _OWN_NAMESPACE.exists():
-        return _OWN_NAMESPACE.read_text().strip()
-    try:
-        from kubernetes import config
-        from kubernetes.config.config_exception import ConfigException
-
-        _, context = config.list_kube_config_contexts()
-    except (ImportError, ConfigException, OSError) as error:
-        raise StartError(f"no Kubernetes is configured: {error}") from None
-    return str(context["context"].get("namespace", "default"))
 
 
 def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict[str, Any]:
@@ -335,9 +333,9 @@ def _why_waiting(pod: Any) -> str:
 
 
 def main() -> None:
-    """Delete a Job, and what is its own: `python -m nbdist.cluster.pods NAME NAMESPACE`."""
-    name, namespace = sys.argv[1:]
-    client = _api()
+    """Delete a Job, and what is its own: `… cluster.pods NAME NAMESPACE CONTEXT`."""
+    name, namespace, context = sys.argv[1:]
+    client, _, _ = _api(context)
     try:
         client.BatchV1Api().delete_namespaced_job(name, namespace, propagation_policy="Background")
     except client.ApiException as error:

@@ -88,8 +88,10 @@ class Switchboard:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._over.set)
-        with contextlib.suppress(ProcessLookupError):
+        try:
             loop.add_reader(os.pidfd_open(seed), self._over.set)
+        except ProcessLookupError:
+            self._over.set()
         calls = await self._listen()
         asked = await asyncio.start_unix_server(self._answer, SWITCH_SOCKET, limit=_MOST_BYTES)
         Path(SWITCH_SOCKET).chmod(0o600)
@@ -185,7 +187,7 @@ class Switchboard:
         return {"new": await self._bookings.book(places)}
 
     async def _do_release(self, places: list[int]) -> _Answer:
-        self._bookings.release(places)
+        await self._bookings.release(places)
         for place in places:
             if place in self._calls:
                 self._let_go(self._calls.pop(place)[1])

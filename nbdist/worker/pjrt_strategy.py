@@ -97,7 +97,8 @@ class PjRTStrategy:
         """
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(jax.set_mesh(self.mesh))
-            _scopes.append((scopes, self._placement))
+            open_scope = scopes, self._placement
+            _scopes.append(open_scope)
             try:
                 if "keras" in sys.modules:
                     _enter_keras(scopes, self._placement)
@@ -106,7 +107,7 @@ class PjRTStrategy:
                     lazily.once_imported("keras", _enter_open_scopes)
                 yield self
             finally:
-                _scopes.pop()
+                _scopes.remove(open_scope)
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call `fn` once for each replica, all at once.
