@@ -60,6 +60,7 @@ class Bookings:
         self._owners: dict[int, int] = {}  # of each place, the number of its job
         self._looks: dict[int, tuple[float, JobState]] = {}
         self._looking: dict[int, asyncio.Lock] = {}
+        self._restarts: dict[int, int] = {}  # of jobs, how often they had been queued again
         self._submitting = asyncio.Lock()
         self._last = self._end_former()
 
@@ -165,8 +166,13 @@ class Bookings:
         """Whether hosts that were taken away for some of these places are asked for again."""
         jobs = [self._jobs[number] for number in self.of(places)]
         states = await asyncio.gather(*map(self._settled, jobs))
-        settled = zip(jobs, states, strict=True)
-        return any(not s.over and (s.waits or job.has_successors) for job, s in settled)
+        return any(map(self._is_again, jobs, states))
+
+    def _is_again(self, job: Job, state: JobState) -> bool:
+        """Whether it waits once more, or has even begun once more since that was asked last."""
+        before = self._restarts.get(job.number, 0)
+        self._restarts[job.number] = state.restarts
+        return not state.over and (state.waits or job.has_successors or state.restarts > before)
 
     async def _goes_on(self, job: Job, places: Collection[int]) -> bool:
         """Whether it was queued again, or has even begun again, with hosts for these places."""

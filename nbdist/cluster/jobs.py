@@ -210,12 +210,14 @@ class BatchJob(Job):
             return JobState(word="", over=scheduler.is_silent_of_old)
         alive = [word for word in found if word not in scheduler.over]
         reason, detail = _reason(said) if self._batch.launcher == "slurm" else ("", "")
+        restarts = re.search(r"\bRestarts=(\d+)", said)  # Slurm's
         is_over = not alive or reason in HOPELESS or all(w in scheduler.hopeless for w in alive)
         return JobState(
             word=", ".join(dict.fromkeys(scheduler.words.get(w, w) for w in alive or found)),
             detail=detail,
             waits=not is_over and any(word in scheduler.waiting for word in alive),
             over=is_over,
+            restarts=int(restarts[1]) if restarts else 0,
         )
 
     def ending(self) -> list[str]:

@@ -75,9 +75,11 @@ class JobState(Record, frozen=True):
         detail: the reason, or when it is to begin, as far as it says.
         waits: it has no hosts yet.
         over: it has none any more, and will have none.
+        restarts: how often it was queued again.
     """
 
     word: str
     detail: str = ""
     waits: bool = False
     over: bool = False
+    restarts: int = 0
