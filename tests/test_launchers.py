@@ -23,6 +23,8 @@ from tests import exact, schedulers
 from tests.exact import after, losses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from IPython.core.interactiveshell import InteractiveShell
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -38,6 +40,13 @@ MPI = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--oversubscribe
 def mpi_may_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def jobs_are_cancelled() -> Iterator[None]:
+    """By processes that nobody waits for but this."""
+    yield
+    assert repeat_until(lambda: not schedulers.cancelling(), 60)
 
 
 def callers(folder: Path) -> list[psutil.Process]:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import nbdist
+from nbdist.cluster.bookings import SWITCH_SOCKET
 from nbdist.cluster.launch import repeat_until
-from nbdist.cluster.switchboard import SWITCH_SOCKET
 from nbdist.errors import PreemptedError, StartError, UsageError, WorkerError
 from nbdist.telemetry.kept import kept
 from tests import exact

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from nbdist.records import Batch, Calling
 
+SWITCH_SOCKET = "switch.sock"
+"""On which the switchboard is asked, in the cluster's folder."""
+
 LOOK_S = 2.0
 """Between two looks at a job."""
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nbdist.cluster.bookings import LOOK_S
+from nbdist.cluster.bookings import LOOK_S, SWITCH_SOCKET
 from nbdist.cluster.logs import log_file, read_tail
 from nbdist.cluster.seat import connect
 from nbdist.cluster.ssh import CONNECT_S
-from nbdist.cluster.switchboard import SWITCH_SOCKET
 from nbdist.errors import StartError
 from nbdist.records import JobState
 

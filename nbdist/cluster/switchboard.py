@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import asyncssh
 import msgspec
 
-from nbdist.cluster.bookings import LOOK_S, Bookings
+from nbdist.cluster.bookings import LOOK_S, SWITCH_SOCKET, Bookings
 from nbdist.cluster.caller import ALIVE, CIPHERS, END, SOW, WHO
 from nbdist.errors import StartError
 from nbdist.records import Batch, Caller, Calling
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-SWITCH_SOCKET = "switch.sock"
 LOOPBACK = "127.0.0.1"
 _LOGIN_S = 10
 _SOW_S = 30.0
