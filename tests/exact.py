@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,21 @@ def losses(steps: int) -> np.ndarray:
     return np.cumsum(np.arange(steps) % 7) * 3 / 64
 
 
-def train(cluster: nbdist.Cluster, folder: Path, steps: int, **saving: object) -> nbdist.Run:
-    """Saved every 20 steps, in batches of 4."""
+def train(
+    cluster: nbdist.Cluster,
+    folder: Path,
+    steps: int,
+    meanwhile: Callable[[], None] | None = None,
+    **saving: object,
+) -> nbdist.Run:
+    """Saved every 20 steps, in batches of 4; `meanwhile` is done once there are some steps."""
     cluster.run(setup(4))
     options = StepOptions(data="xs", batch=4, steps=steps)
     saved = Saving(folder=str(folder / "saved"), every_steps=20, **saving)  # type: ignore[arg-type]
-    return cluster.run(STEP, step=options, saving=saved)
+    with contextlib.ExitStack() as done:
+        if meanwhile is not None:
+            done.callback(after(folder, 60, meanwhile).join)
+        return cluster.run(STEP, step=options, saving=saved)
 
 
 def steps_of(folder: Path) -> int:

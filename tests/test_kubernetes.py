@@ -18,7 +18,7 @@ from nbdist.cluster.launch import repeat_until
 from nbdist.cluster.pods import job_object, seconds, secret_object, service_object
 from nbdist.errors import StartError
 from tests import exact
-from tests.exact import after, losses
+from tests.exact import losses
 from tests.kubernetes_double import VERSION, Server
 from tests.schedulers import cancelling
 
@@ -74,11 +74,7 @@ def test_a_pod_that_is_lost_has_a_successor(
     """As when a node dies, or a pod is evicted: the run goes on to the same numbers."""
     with nbdist.Cluster(2, batch=BATCH, framework="jax") as cluster:
         victim = server.running()[1]
-        killer = after(tmp_path, 60, lambda: server.kill(victim, number))
-        try:
-            run = exact.train(cluster, tmp_path, STEPS)
-        finally:
-            killer.join()
+        run = exact.train(cluster, tmp_path, STEPS, meanwhile=lambda: server.kill(victim, number))
         np.testing.assert_array_equal(run.loss, losses(STEPS))
         assert len(run.heals) == 1
         assert len([key for key in server.objects if key[0] == "Job"]) == 1

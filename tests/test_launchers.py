@@ -20,7 +20,7 @@ from nbdist import starting
 from nbdist.cluster.launch import repeat_until
 from nbdist.errors import StartError, UsageError
 from tests import exact, schedulers
-from tests.exact import after, losses
+from tests.exact import losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +72,7 @@ def test_open_mpi(tmp_path: Path) -> None:
 def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
     """Where one of its processes dies, Open MPI ends all."""
     with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
-        killer = after(tmp_path, 60, callers(tmp_path)[1].kill)
-        try:
-            run = exact.train(cluster, tmp_path, STEPS)
-        finally:
-            killer.join()
+        run = exact.train(cluster, tmp_path, STEPS, meanwhile=callers(tmp_path)[1].kill)
         np.testing.assert_array_equal(run.loss, losses(STEPS))
         assert len(run.heals) == 1
     assert repeat_until(lambda: not callers(tmp_path), 5)

@@ -182,11 +182,7 @@ def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> No
 
     pulled: list[int] = []
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        puller = after(tmp_path, 60, pull)
-        try:
-            run = train(cluster, tmp_path)
-        finally:
-            puller.join()
+        run = train(cluster, tmp_path, meanwhile=pull)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert not run.heals
         before, then = pulled
@@ -204,11 +200,7 @@ def break_connection(host: netns.Host) -> None:
 def test_a_connection_that_breaks_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
     """Its sshd is killed. JAX ends a process that has lost its coordination service."""
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        killer = after(tmp_path, 60, lambda: break_connection(hosts.each[1]))
-        try:
-            run = train(cluster, tmp_path)
-        finally:
-            killer.join()
+        run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert [heal.ranks for heal in run.heals] == [(1,)]
         cluster.restart()
@@ -219,11 +211,7 @@ def test_a_worker_that_dies_on_another_host_is_replaced(hosts: Hosts, tmp_path: 
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         victim = [p for p in hosts.each[1].processes() if "-m nbdist.cluster.sow" in cmd(p)]
         newest = max(victim, key=lambda process: process.create_time())
-        killer = after(tmp_path, 60, newest.kill)
-        try:
-            run = train(cluster, tmp_path)
-        finally:
-            killer.join()
+        run = train(cluster, tmp_path, meanwhile=newest.kill)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert len(run.heals) == 1
 
@@ -238,11 +226,9 @@ def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) 
         assert engines.can_replace([0, 1])
         assert not engines.can_replace([1, 1])
         first = cluster.run("import os\nos.getpid()").results
-        killer = after(tmp_path, 60, lambda: engines.fleet.kill([engines._names[1]], 10))
-        try:
-            run = train(cluster, tmp_path)
-        finally:
-            killer.join()
+        run = train(
+            cluster, tmp_path, meanwhile=lambda: engines.fleet.kill([engines._names[1]], 10)
+        )
         np.testing.assert_array_equal(run.loss, LOSSES)
         now = cluster.run("import os\nos.getpid()").results
         assert now[0] == first[0], "the other one stayed"
@@ -307,11 +293,7 @@ def test_a_host_that_comes_back_is_waited_for(hosts: Hosts, tmp_path: Path) -> N
         host.power_on()
 
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        switcher = after(tmp_path, 60, switch)
-        try:
-            run = train(cluster, tmp_path)
-        finally:
-            switcher.join()
+        run = train(cluster, tmp_path, meanwhile=switch)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert len(run.heals) == 1
         assert cluster.world_size == 2

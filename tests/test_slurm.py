@@ -231,11 +231,7 @@ def test_a_job_that_is_queued_again_is_healed(
             assert repeat_until(lambda: slurm.jobs().get(job) == "PENDING", END_S)
             slurm.control("update", f"JobId={job}", "StartTime=now")  # else in two minutes
 
-        again = after(tmp_path, 60, requeue)
-        try:
-            run = exact.train(cluster, tmp_path, STEPS)
-        finally:
-            again.join()
+        run = exact.train(cluster, tmp_path, STEPS, meanwhile=requeue)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert len(run.heals) == 1
         assert list(slurm.jobs()) == [job]

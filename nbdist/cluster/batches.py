@@ -24,8 +24,6 @@ KUBERNETES = "kubernetes"
 
 _QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@-]*", re.ASCII)
 _TIME = re.compile(r"[0-9][0-9:-]*", re.ASCII)
-_ADDRESS = re.compile(r"[0-9A-Fa-f:.]+|[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
-_PATH = re.compile(r"[~/A-Za-z0-9_][A-Za-z0-9_./+-]*", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - refused
@@ -100,8 +98,8 @@ def _misspelt(batch: Batch) -> Iterator[str]:
     forms = (
         ("--partition", batch.queue, _QUEUE),
         ("--time", batch.time, _TIME),
-        ("--listen", batch.listen, _ADDRESS),
-        ("--python", batch.python, _PATH),
+        ("--listen", batch.listen, inventory.ADDRESS),
+        ("--python", batch.python, inventory.PATH),
         ("--image", batch.image, _IMAGE),
         ("--namespace", batch.namespace, _NAMESPACE),
     )

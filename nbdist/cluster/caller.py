@@ -18,7 +18,6 @@ import functools
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -88,7 +87,7 @@ class _Host:
 
     def __init__(self, calling: Calling, task: int) -> None:
         self._calling = calling
-        self._who = Caller(job=calling.job, task=task, host=socket.gethostname())
+        self._who = Caller(job=calling.job, task=task)
         self._ends: tuple[str, str] = "", ""  # of the connection: that machine, this one
         self._seed = 0
         self._is_told_to_end = False

@@ -26,11 +26,11 @@ _HOST = re.compile(
     r"(?::(?P<first>\d+))?(?::(?P<second>\d+))?",
     re.ASCII,
 )
-_PATH = re.compile(r"[~/A-Za-z0-9_][A-Za-z0-9_./+-]*", re.ASCII)
+PATH = re.compile(r"[~/A-Za-z0-9_][A-Za-z0-9_./+-]*", re.ASCII)
 """A program's path goes through a shell on the host: no sign in it means anything there."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_ADDRESS = re.compile(rf"{_WORD}|[0-9A-Fa-f:.]+", re.ASCII)
+ADDRESS = re.compile(rf"{_WORD}|[0-9A-Fa-f:.]+", re.ASCII)
 _PROFILE = re.compile(_WORD, re.ASCII)
 _MOST_PORT = 65535
 _DEFAULTS, _HOSTS, _NAME = "defaults", "hosts", "host"
@@ -184,7 +184,7 @@ def _named(word: str, known: dict[str, Host], path: Path | None) -> Host:
 
 
 def _with_python(host: Host, python: str) -> Host:
-    if not _PATH.fullmatch(python):
+    if not PATH.fullmatch(python):
         raise UsageError(f"--python {python!r}: type a path without spaces or signs of a shell")
     return msgspec.structs.replace(host, python=host.python or python)
 
@@ -306,7 +306,7 @@ def _value_fault(key: str, value: Any) -> str:
         return "" if good else 'type {NAME = "value"}'
     if not _is_line(value):
         return "type text in quotes, on one line"
-    forms = {"python": _PATH, "address": _ADDRESS, "user": _PROFILE}
+    forms = {"python": PATH, "address": ADDRESS, "user": _PROFILE}
     if key in forms and not forms[key].fullmatch(value):
         return "it has signs that mean something to a shell, or begins with one"
     return ""

@@ -119,10 +119,10 @@ class Job(abc.ABC):
     def _log(self) -> Path:
         return log_file(self._folder, f"job-{self.number}")
 
-    def _command(self, calling: Path, *words: str) -> list[str]:
+    def _command(self, calling: Path) -> list[str]:
         own = self._batch.python
         python = str(Path(own).expanduser()) if own else sys.executable
-        return [python, "-m", "nbdist.cluster.caller", str(calling), *words]
+        return [python, "-m", "nbdist.cluster.caller", str(calling)]
 
 
 class BatchJob(Job):

@@ -15,7 +15,7 @@ It is asked over a socket in the cluster's folder, one JSON object for each conn
     {"op": "state", "places"}                   {"called", "jobs", "address"}
     {"op": "fate", "place"}                     {"job", "state"}
     {"op": "words", "place"}                    {"words"}
-    {"op": "open", "place"}                     {"pid", "host"}
+    {"op": "open", "place"}                     {"pid"}
     {"op": "is_open", "place"}                  {"open"}
     {"op": "run", "place", "content"}           {"output"}
     {"op": "here", "place", "there", "here"}    {}
@@ -59,7 +59,6 @@ _ANYWHERE = ("192.0.2.1", 9)
 """An address of nobody's (RFC 5737): what leads there shows the address of this machine."""
 
 _Answer = dict[str, Any]
-_log = logging.getLogger(__name__)
 
 
 class Switchboard:
@@ -72,7 +71,7 @@ class Switchboard:
 
     def __init__(self, batch: Batch, folder: Path) -> None:
         self._batch = batch
-        self._calls: dict[int, tuple[Caller, asyncssh.SSHClientConnection]] = {}  # by place
+        self._calls: dict[int, asyncssh.SSHClientConnection] = {}  # by place
         self._used: set[int] = set()
         self._order = asyncssh.generate_private_key("ssh-ed25519")
         self._host_key = asyncssh.generate_private_key("ssh-ed25519")
@@ -97,7 +96,7 @@ class Switchboard:
         await self._over.wait()
         asked.close()
         calls.close()
-        for _, connection in self._calls.values():
+        for connection in self._calls.values():
             connection.abort()
         await self._bookings.end()
 
@@ -133,11 +132,11 @@ class Switchboard:
             self._let_go(connection)
             return
         if place in self._calls:
-            self._let_go(self._calls[place][1])
-        self._calls[place] = caller, connection
+            self._let_go(self._calls[place])
+        self._calls[place] = connection
         self._used.discard(place)
         await connection.wait_closed()
-        if self._calls.get(place, (None, None))[1] is connection:
+        if self._calls.get(place) is connection:
             del self._calls[place]
 
     def _let_go(self, connection: asyncssh.SSHClientConnection) -> None:
@@ -166,7 +165,7 @@ class Switchboard:
     def _called(self, place: int) -> asyncssh.SSHClientConnection:
         if place not in self._calls:
             raise StartError("it has not called")
-        return self._calls[place][1]
+        return self._calls[place]
 
     # Requests.
 
@@ -189,7 +188,7 @@ class Switchboard:
         await self._bookings.release(places)
         for place in places:
             if place in self._calls:
-                self._let_go(self._calls.pop(place)[1])
+                self._let_go(self._calls.pop(place))
         return {}
 
     async def _do_comes_again(self, places: list[int]) -> _Answer:
@@ -224,7 +223,7 @@ class Switchboard:
     async def _do_open(self, place: int) -> _Answer:
         self._called(place)
         self._used.add(place)
-        return {"pid": os.getpid(), "host": self._calls[place][0].host}
+        return {"pid": os.getpid()}
 
     async def _do_is_open(self, place: int) -> _Answer:
         return {"open": place in self._calls}
@@ -258,7 +257,7 @@ class Switchboard:
         """End what goes over the connection; one on which nothing does goes on."""
         if place in self._used and place in self._calls:
             self._used.discard(place)
-            self._calls.pop(place)[1].abort()
+            self._calls.pop(place).abort()
         return {}
 
 

@@ -59,12 +59,10 @@ class Caller(Record, frozen=True):
     Attributes:
         job: of which it is a part, by its number.
         task: which part, from 0.
-        host: its name.
     """
 
     job: int
     task: int
-    host: str
 
 
 class JobState(Record, frozen=True):

@@ -102,9 +102,8 @@ class PjRTStrategy:
             try:
                 if "keras" in sys.modules:
                     _enter_keras(scopes, self._placement)
-                elif not _hooked:
-                    _hooked.append(True)
-                    lazily.once_imported("keras", _enter_open_scopes)
+                else:
+                    _enter_once_imported()
                 yield self
             finally:
                 _scopes.remove(open_scope)
@@ -180,7 +179,10 @@ class PjRTStrategy:
 _scopes: list[tuple[contextlib.ExitStack, Placement]] = []
 """Those that are open, in which Keras may yet be imported."""
 
-_hooked: list[bool] = []
+
+@functools.cache
+def _enter_once_imported() -> None:
+    lazily.once_imported("keras", _enter_open_scopes)
 
 
 def _enter_open_scopes() -> None:
