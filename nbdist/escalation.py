@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import WorkerError
 from nbdist.records import BreakOff, Diagnose, Hurry, Where
+from nbdist.views import labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ _INTERRUPT_AGAIN_S = 0.25
 _DIAGNOSE_S = 0.3
 _BREAK_S = 1.0
 _COMPUTES_S = 0.5
+_AGAIN_S = 4.0
 
 
 class Escalation:
@@ -105,10 +107,10 @@ class Escalation:
             self._show(POLL_S)
             self._running.difference_update(self._engines.dead())
 
-    def wait(self, seconds: float) -> None:
-        """Let ranks end by themselves."""
+    def wait(self, seconds: float, unless: Callable[[], bool] = bool) -> None:
+        """Let ranks end by themselves, unless this becomes true."""
         deadline = time.monotonic() + seconds
-        while self._running and time.monotonic() < deadline:
+        while self._running and time.monotonic() < deadline and not unless():
             self._show(POLL_S)
             self._running.difference_update(self._engines.dead())
 
@@ -133,6 +135,20 @@ class Escalation:
                     self.order(BreakOff(number=self._number, strategy=strategy), waiting)
                     self.interrupt(_BREAK_S)
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
+
+    def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
+        """Whether ranks that heed nothing are to be killed: outside steps they may compile.
+
+        Args:
+            say: tells the user something, in a line.
+            asked: whether the interrupt came again; for a moment, it is waited for.
+        """
+        if not self._running:
+            return False
+        ranks = labels.ranks(self._running)
+        say(f"rank {ranks} heeds no interrupt: interrupt again to have it killed")
+        self.wait(_AGAIN_S, asked)
+        return bool(self._running) and asked()
 
     def diagnose(self) -> None:
         """Learn where the ranks are; one that does not say so within a moment is left out."""

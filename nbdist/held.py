@@ -12,18 +12,21 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def interrupt_held() -> Iterator[None]:
+def interrupt_held() -> Iterator[threading.Event]:
     """Within it, an interrupt is held; it comes at the end, to whoever handled it before.
 
     On another thread than the main one nothing is held: no interrupt comes there.
+
+    Yields:
+        What is set when one came.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
     former = signal.signal(signal.SIGINT, lambda _number, _frame: came.set())
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGINT, former)
         if came.is_set():

@@ -99,6 +99,7 @@ class CellWatch:
             self._vitals.begin_steps()  # the first batch may never come
         self._stopping_at = 0.0
         self._stops = 0
+        self._killing = False
         self._status: RunStatus = "finished"
         self._error = ""
         self._failed: CellEnded | None = None
@@ -175,8 +176,12 @@ class CellWatch:
                 told, rank = self._preempted, min(self._preempted)
                 raise preempted_error(told, self._name(rank), self._after(rank), saves=self._saves)
         except KeyboardInterrupt:
-            with interrupt_held():  # an impatient one more would leave ranks unasked
+            with interrupt_held() as again:  # an impatient one more would leave ranks unasked
                 self._ending.end(self._settings.interrupt_grace_s)
+                self._killing = self._has_steps or self._ending.may_kill(
+                    self._view.say,
+                    lambda: again.is_set() or self._live.stops_requested() > self._stops,
+                )
             raise
         except LeftError:
             self._left = True
@@ -219,13 +224,9 @@ class CellWatch:
         self._status, self._error, self._failed = "failed", str(error), None
 
     def interrupted(self) -> list[int]:
-        """The cell ends with an interrupt, or a second Stop.
-
-        Returns:
-            The ranks that are still in steps that were broken off: they heed nothing.
-        """
+        """The cell ends with an interrupt, or a second Stop: ranks that are to be killed for it."""
         self._status, self._error = "stopped" if self._stops else "interrupted", ""
-        return sorted(self.running) if self._has_steps else []
+        return sorted(self.running) if self._killing else []
 
     def _watch(self) -> None:
         """Show the cell until all ranks are done, or one has failed."""
