@@ -30,19 +30,25 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 STEPS = 600
 END_S = 10.0
+CANCEL_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server
+        assert repeat_until(lambda: not cancelling(), CANCEL_S)
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    folder = tmp_path / "kubernetes"
-    folder.mkdir()
-    with Server(folder) as server:
-        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig("research")))
-        yield server
-        assert repeat_until(lambda: not server.running(), END_S), server.running()
-        assert repeat_until(lambda: not cancelling(), END_S)
-        assert not server.objects, "the Job takes along what is its own"
-        assert not server.refused
+def server(api: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Nothing is left on it when the test ends."""
+    api.is_full, api.image_fault, api.denies = False, "", ""
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig("research")))
+    yield api
+    assert repeat_until(lambda: not api.running(), END_S), api.running()
+    assert repeat_until(lambda: not api.objects, END_S), "the Job takes along what is its own"
+    assert not api.refused
 
 
 BATCH = nbdist.Batch(
@@ -113,6 +119,7 @@ def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: 
         setattr(server, name, value)
     with pytest.raises(StartError, match=says):
         nbdist.Cluster(2, batch=BATCH, framework="none")
+    assert cancelling(), "what cancels the job outlives the cluster, until it has worked twice"
 
 
 def test_a_pod_whose_program_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +143,11 @@ def test_a_server_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     file = server.kubeconfig("default")
     server._http.server_close()
     monkeypatch.setenv("KUBECONFIG", str(file))
+    before = cancelling()
     with pytest.raises(StartError, match="Kubernetes' API cannot be reached"):
         nbdist.Cluster(1, batch=BATCH, framework="none")
+    (tries,) = (process for process in cancelling() if process not in before)
+    tries.kill()  # it would for two minutes: nobody knows what the server has heard
 
 
 POD = """

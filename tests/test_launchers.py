@@ -69,6 +69,7 @@ def test_open_mpi(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.full  # a quarter of a minute
 def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
     """Where one of its processes dies, Open MPI ends all."""
     with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
@@ -79,6 +80,7 @@ def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.full  # a quarter of a minute
 def test_the_parent_here_is_killed(tmp_path: Path) -> None:
     """Nobody is left that would end what the hosts call: it ends itself, and the job."""
     with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:

@@ -86,6 +86,7 @@ def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) 
     assert not any(map(os.path.exists, folders))
 
 
+@pytest.mark.full  # a quarter of a minute
 def test_tensorflow_across_hosts(hosts: Hosts) -> None:
     model = (
         "import keras, numpy as np\nkeras.utils.set_random_seed(1)\n"

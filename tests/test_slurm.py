@@ -35,12 +35,14 @@ WHO = "import socket\n(rank, socket.gethostname())"
 STEPS = 400
 LOSSES = losses(STEPS)
 END_S = 10.0
+CANCEL_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[tuple[Hosts, Slurm]]:
     with Hosts(3) as hosts, Slurm(hosts) as slurm:
         yield hosts, slurm
+        assert repeat_until(lambda: not cancelling(), CANCEL_S), "jobs are being cancelled"
 
 
 @pytest.fixture
@@ -53,7 +55,6 @@ def slurm(network: tuple[Hosts, Slurm], monkeypatch: pytest.MonkeyPatch) -> Iter
     assert repeat_until(lambda: not slurm.jobs(), END_S), slurm.jobs()
     for host in hosts.each:
         assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
-    assert repeat_until(lambda: not cancelling(), END_S), "jobs are being cancelled"
 
 
 @pytest.fixture
@@ -188,6 +189,7 @@ def test_more_hosts_than_there_are(slurm: Slurm, batch: nbdist.Batch) -> None:
     assert repeat_until(lambda: not slurm.jobs(), END_S)
 
 
+@pytest.mark.full  # a quarter of a minute
 def test_the_end_of_the_job_is_noticed(slurm: Slurm, batch: nbdist.Batch) -> None:
     """Slurm tells the workers (SIGTERM), and then ends what is left."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
@@ -280,6 +282,7 @@ def test_a_preemption_saves_first(slurm: Slurm, batch: nbdist.Batch, tmp_path: P
     assert repeat_until(lambda: not slurm.jobs(), END_S)
 
 
+@pytest.mark.full  # as on hosts over ssh
 def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         first = job_of(cluster)

@@ -303,8 +303,11 @@ def _state_of(pid: int) -> tuple[int, bool]:
 
 
 def _with_children(process: psutil.Process) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [process, *process.children(recursive=True)]
+    """But those in sessions of their own, as what cancels jobs: they go on by themselves."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        session = os.getsid(process.pid)
+        below = process.children(recursive=True)
+        return [process, *(child for child in below if os.getsid(child.pid) == session)]
     return []
 
 
