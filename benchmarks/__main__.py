@@ -19,6 +19,7 @@ NAMES = (
     "chart",
     "reload",
     "placement",
+    "place",
     "heal",
     "plan",
     "planner_tables",

@@ -26,6 +26,10 @@ from nbdist.errors import (
 if TYPE_CHECKING:
     from nbdist.kept import runs
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
+    from nbdist.placing.devices import devices
+    from nbdist.placing.meshes import meshes
+    from nbdist.placing.place import place
+    from nbdist.placing.where import where
     from nbdist.records import Batch, Host
     from nbdist.result import Run
     from nbdist.session import Cluster
@@ -52,9 +56,13 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "attach",
+    "devices",
     "load_ipython_extension",
+    "meshes",
+    "place",
     "runs",
     "unload_ipython_extension",
+    "where",
 ]
 
 _HOME = {
@@ -64,6 +72,10 @@ _HOME = {
     "Host": "nbdist.records",
     "Run": "nbdist.result",
     "attach": "nbdist.takeover",
+    "devices": "nbdist.placing.devices",
+    "meshes": "nbdist.placing.meshes",
+    "place": "nbdist.placing.place",
+    "where": "nbdist.placing.where",
     "runs": "nbdist.kept",
     "_jupyter_server_extension_points": "nbdist.server",
     "load_ipython_extension": "nbdist.magics",
@@ -72,7 +84,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs ipyparallel when it is first used, not on import (PEP 562)."""
+    """Load what needs ipyparallel or JAX when it is first used, not on import (PEP 562)."""
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'nbdist' has no attribute {name!r}")

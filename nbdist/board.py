@@ -51,14 +51,20 @@ class Boards:
         """
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError("TensorBoard is not installed: type %pip install tensorboard")
-        settings = Settings.from_environment()
-        root = settings.runs_path
+        root = Settings.from_environment().runs_path
         folder = find(root, run).path / EVENTS_FOLDER if run else root
+        return self.open_folder(folder, f"run {run}" if run else f"the runs in {root}")
+
+    def open_folder(self, folder: Path, shown: str) -> BoardPicture:
+        """Where TensorBoard shows a folder, which `shown` tells in words.
+
+        Raises:
+            StartError: it did not start; its own words are told.
+        """
         if folder in self._boards and not self._boards[folder].is_there():
             self._boards.pop(folder).close()
         if folder not in self._boards:
-            self._boards[folder] = Board(folder, settings.start_timeout_s)
-        shown = f"run {run}" if run else f"the runs in {root}"
+            self._boards[folder] = Board(folder, Settings.from_environment().start_timeout_s)
         return BoardPicture(self._boards[folder].address, shown)
 
     def close(self) -> None:

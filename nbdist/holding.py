@@ -13,9 +13,9 @@ from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.seat import KEEPER, KERNEL
 from nbdist.cluster.seeds import SeedProcess
 from nbdist.crew import Crew, new_fleet
-from nbdist.devices import look
 from nbdist.errors import StartError
 from nbdist.former import reopen, run_of
+from nbdist.inspected import look
 from nbdist.journal import Journal
 from nbdist.running import Runner
 from nbdist.telemetry.clusters import ClusterFile

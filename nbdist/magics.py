@@ -16,6 +16,7 @@ from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
 from nbdist.options import plan_options, planning_arguments, step_options
+from nbdist.placing_magics import PlacingMagics
 from nbdist.plans import planned
 from nbdist.records import GUARD_STEPS
 from nbdist.session import MOST_HEALS, Cluster
@@ -341,18 +342,6 @@ class DistMagics(Magics):
         display(self._cluster("%dist_show").show(*args.names))
 
     @magic_arguments()
-    @argument(
-        "--bench",
-        action="store_true",
-        help="Measure products, memory and links under JAX; steps are planned with that.",
-    )
-    @line_magic
-    def dist_devices(self, line: str) -> None:
-        """Show the devices of all workers, and the links between them."""
-        args = parse_argstring(self.dist_devices, line)
-        show_once(self._cluster("%dist_devices").devices(bench=args.bench))
-
-    @magic_arguments()
     @argument("run", nargs="?", help="The run's id; all runs if left out.")
     @line_magic
     def dist_tensorboard(self, line: str) -> None:
@@ -378,7 +367,7 @@ _loaded: dict[int, tuple[DistMagics, Any]] = {}
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext nbdist`."""
     magics = DistMagics(shell)
-    shell.register_magics(magics)
+    shell.register_magics(magics, PlacingMagics(shell, magics))
     matcher = option_matcher(shell)
     shell.Completer.custom_matchers.append(matcher)
     atexit.register(magics.end)

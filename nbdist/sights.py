@@ -8,6 +8,7 @@ from nbdist.cells.grammar import parse_ranks
 from nbdist.doctor import examine
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.placement import locate
+from nbdist.tracing_cells import trace_on
 from nbdist.views.hosts import DoctorPicture, HostsPicture
 from nbdist.views.workers import status
 from nbdist.worker import preflight
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
     from nbdist.crew import Crew
     from nbdist.holding import Holding
-    from nbdist.records import ClusterRequest, WorkerState
+    from nbdist.records import ClusterRequest, StepOptions, Trace, WorkerState
     from nbdist.running import Runner
+    from nbdist.tracing_cells import Traceable
     from nbdist.views.devices import DevicesPicture
     from nbdist.views.placement import PlacementPicture
     from nbdist.views.workers import StatusPicture
@@ -73,6 +75,21 @@ class Sights:
         """The devices of all ranks; with `bench` measured, and steps planned with that."""
         self._runner.refuse_unready(self._chosen(None))
         return self._held.devices(bench=bench)
+
+    def trace(
+        self: Traceable,
+        cell: str,
+        *,
+        ranks: str | None = None,
+        strategy: str | None = None,
+        step: StepOptions | None = None,
+        keep: str = "",
+    ) -> Trace:
+        """Run a cell under JAX's profiler: where its time went, by operation, device and line.
+
+        See `tracing_cells.trace_on`, also for what is raised.
+        """
+        return trace_on(self, cell, ranks=ranks, strategy=strategy, step=step, keep=keep)
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote in cells, and the end of what its engine wrote beside them."""

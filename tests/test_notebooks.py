@@ -118,3 +118,17 @@ def test_the_notebook_of_plans(tmp_path: Path) -> None:
     assert difference is not None
     assert float(difference[1]) < 1e-5
     assert text.count("laid out as data 4 x tensor 2, ZeRO-3") == 2  # the step, and the fit
+
+
+@pytest.mark.full  # its cells do what `placing` and `test_dist_trace.py` test
+def test_the_notebook_of_placement(tmp_path: Path) -> None:
+    """Devices are measured, data is where it was put, and a cell's time is at its lines."""
+    text = "\n".join(executed("05_placement.ipynb", tmp_path))
+    assert "nbdist: 8 devices on 1 host" in text
+    assert "float32[4096, 256]  4.2 MB  whole  cpu:3" in text
+    assert "P('data', 'model'): parts of [1024, 256]" in text
+    assert "as the batch: True - whole on each: False" in text
+    assert "make it 8 or 12, or take another of" in text
+    assert re.search(r"4  c = jax.jit\(jnp.matmul\)\(a, b\) +\d", text)
+    assert "data (2): between processes of one host" in text
+    assert "data:image/png;base64," in (tmp_path / "05_placement.html").read_text()

@@ -71,6 +71,7 @@ def digest_of(cluster: nbdist.Cluster) -> dict[int, str]:
     return cluster.run("digest(first, other)", strategy=strategy_of(cluster)).results
 
 
+@pytest.mark.full  # as in one fit
 def test_a_cell_with_two_fits_is_healed_in_the_second(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from nbdist.records.base import Record
 
 Extent = tuple[int, ...]
@@ -94,6 +96,42 @@ class Product(Record, frozen=True):
     flops: float
 
 
+class Way(Record, frozen=True):
+    """A square product where its matrices are, against elsewhere with the way of one of them.
+
+    Attributes:
+        size: rows and columns.
+        home_s: where they are.
+        there_s: elsewhere, the way to it included.
+    """
+
+    size: int
+    home_s: float
+    there_s: float
+
+
+class Crossing(Record, frozen=True):
+    """From which size on the way to other devices is worth it.
+
+    Attributes:
+        ways: as they were measured, by size.
+        size: of square matrices of float32, between two that were measured; None where the way is
+            worth it for none of them.
+        home: where the matrices are, for people.
+        there: the other devices.
+    """
+
+    ways: tuple[Way, ...]
+    size: float | None
+    home: str
+    there: str
+
+    @property
+    def nbytes(self) -> float:
+        """Of one such matrix; infinite where there is no crossing."""
+        return math.inf if self.size is None else 4 * self.size**2
+
+
 class Bench(Record, frozen=True):
     """What was measured of a cluster's devices, all at work at once; of each the slowest.
 
@@ -102,12 +140,60 @@ class Bench(Record, frozen=True):
         products: by type and size.
         bytes_per_s: read and written in copies within a device's memory.
         links: of each level that joins some, what all-reduces over it reached.
+        transfers: `to device`, `to host`, and where a process has several, `device to device`.
+        dispatch_s: from a call of the smallest program to its result.
+        crossing: from which size on the way to a device is worth it, on the first process; None
+            where there is but one device.
     """
 
     devices: int
     products: tuple[Product, ...]
     bytes_per_s: float
     links: dict[str, Link]
+    transfers: dict[str, Link] = msgspec.field(default_factory=dict)
+    dispatch_s: float = 0.0
+    crossing: Crossing | None = None
+
+
+class DeviceState(Record, frozen=True):
+    """A device, and what of its memory is used now.
+
+    Attributes:
+        name: `cuda:0`, its platform and number.
+        platform: JAX's word, or TensorFlow's.
+        kind: what its maker calls it.
+        process: the rank that drives it.
+        host: where that is.
+        plugin: the package that brings its platform, with the version.
+        memory_bytes: that a program may use of it, of a CPU its host's; None where nobody tells, as
+            the runtime of some plugins, or another process.
+        used_bytes: of these.
+    """
+
+    name: str
+    platform: str
+    kind: str
+    process: int
+    host: str
+    plugin: str
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+
+
+class DevicesSeen(Record, frozen=True):
+    """What a process has seen of the devices that it knows.
+
+    Attributes:
+        devices: of all platforms and processes.
+        topology: what steps are planned for; None where nobody knows the devices.
+        fault: why there is none.
+        bench: what was measured last; None where nothing was.
+    """
+
+    devices: tuple[DeviceState, ...]
+    topology: Topology | None
+    fault: str
+    bench: Bench | None
 
 
 class LocalDevices(Record, frozen=True):

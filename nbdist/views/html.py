@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,15 @@ def line(text: str) -> str:
 def faint(text: str, tag: str = "div") -> str:
     """Text that stands back."""
     return f'<{tag} style="{FAINT}">{escape(text)}</{tag}>'
+
+
+def picture(png: bytes, said: str, width: int = 560) -> str:
+    """A picture in the page itself; `said` is read out, `width` is in CSS pixels."""
+    data = b64encode(png).decode()
+    return (
+        f'<img alt="{escape(said)}" src="data:image/png;base64,{data}" '
+        f'style="width:{width}px;max-width:100%;margin:6px 0;background:white">'
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:

@@ -67,6 +67,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def flops(rate: float) -> str:
+    """`312 TFLOP/s`, `38.4 GFLOP/s`."""
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.3g} GFLOP/s"
+
+
 def duration(seconds: float) -> str:
     """`4.2 s`, `3 min 05 s`, `2 h 07 min`."""
     if seconds < 60:

@@ -19,6 +19,7 @@ from nbdist.plan.benched import benched_chip
 from nbdist.plan.topology_live import live
 from nbdist.records import Bench, Link, Product
 from nbdist.worker import processes
+from nbdist.worker.crossing import own_crossing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,9 @@ def _measured(strategy: PjRTStrategy, said: list[LocalDevices]) -> Bench:
         products=products,
         bytes_per_s=copied,
         links=_links(strategy.mesh.devices, topology.levels),
+        transfers=_transfers(),
+        dispatch_s=_slowest([_dispatch_s()])[0],
+        crossing=own_crossing(),
     )
 
 
@@ -99,6 +103,57 @@ def _copy() -> float:
     each = [jax.device_put(ones, device) for device in jax.local_devices()]
     copy = jax.jit(lambda array: array + 1)
     return 2 * _COPIED_BYTES / _own_seconds(lambda: [copy(array) for array in each])
+
+
+def _dispatch_s() -> float:
+    device = jax.local_devices()[0]
+    one, add = jax.device_put(np.float32(1), device), jax.jit(lambda number: number + 1)
+    return _own_seconds(lambda: add(one))
+
+
+def _transfers() -> dict[str, Link]:
+    """Of arrays of `_COPIED_BYTES`, on all devices at once; CPUs are in their host's memory."""
+    devices = jax.local_devices()
+    ways: dict[str, Callable[[int], Callable[[], Any]]] = {}
+    if devices[0].platform != "cpu":
+        ways |= {"to device": _to_devices, "to host": _to_host}
+    if len(devices) > 1:
+        ways["device to device"] = _to_the_next
+    measured = [seconds for way in ways.values() for seconds in _both(way)]
+    slowest = _slowest(measured)
+    return {
+        name: Link(
+            latency_s=slowest[2 * index],
+            bytes_per_s=_COPIED_BYTES / (slowest[2 * index + 1] - slowest[2 * index]),
+        )
+        for index, name in enumerate(ways)
+    }
+
+
+def _both(way: Callable[[int], Callable[[], Any]]) -> tuple[float, float]:
+    """Seconds for next to nothing, and for `_COPIED_BYTES`."""
+    return _own_seconds(way(4)), _own_seconds(way(_COPIED_BYTES))
+
+
+def _to_devices(nbytes: int) -> Callable[[], Any]:
+    ones = np.ones(nbytes // 4, np.float32)
+    return lambda: [jax.device_put(ones, d, may_alias=False) for d in jax.local_devices()]
+
+
+def _to_host(nbytes: int) -> Callable[[], Any]:
+    ones = np.ones(nbytes // 4, np.float32)
+    each = [jax.device_put(ones, device) for device in jax.local_devices()]
+    # An array keeps what it has brought to the host: its data, taken anew, does not.
+    return lambda: [np.asarray(array.addressable_data(0)) for array in each]
+
+
+def _to_the_next(nbytes: int) -> Callable[[], Any]:
+    devices, ones = jax.local_devices(), np.ones(nbytes // 4, np.float32)
+    each = [jax.device_put(ones, device) for device in devices]
+    return lambda: [
+        jax.device_put(array, device, may_alias=False)
+        for array, device in zip(each, (*devices[1:], devices[0]), strict=True)
+    ]
 
 
 def _own_seconds(call: Callable[[], Any]) -> float:
@@ -166,3 +221,8 @@ def _agreed(figures: list[float]) -> list[float]:
     """Of each the least of all ranks."""
     least: list[float] = processes.gather(np.asarray(figures, np.float32)).min(axis=0).tolist()
     return least
+
+
+def _slowest(seconds: list[float]) -> list[float]:
+    """Of each the most of all ranks."""
+    return [-least for least in _agreed([-each for each in seconds])]

@@ -8,7 +8,7 @@ from nbdist.errors import PlanError
 from nbdist.worker import state
 
 if TYPE_CHECKING:
-    from nbdist.records import Bench, Topology
+    from nbdist.records import Bench, DeviceState, Topology
 
 
 def topology() -> Topology | str:
@@ -18,6 +18,13 @@ def topology() -> Topology | str:
     except PlanError as error:
         return str(error)
     return found
+
+
+def devices() -> list[DeviceState]:
+    """Those of this rank, as JAX tells of them now."""
+    from nbdist.worker import platforms
+
+    return platforms.own_states()
 
 
 def bench() -> Bench:

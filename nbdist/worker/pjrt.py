@@ -19,7 +19,7 @@ from jax._src import dispatch, distributed, xla_bridge
 from jax._src.lib import _jax
 
 from nbdist.records import Device
-from nbdist.worker import compile_cache, links, state
+from nbdist.worker import compile_cache, links, processes, state
 from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.pjrt_strategy import PjRTStrategy
 from nbdist.worker.rescue import Rescued
@@ -76,6 +76,7 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
     strategy = PjRTStrategy()
     strategy.take_bench(wiring.bench)
     _prove_collectives(strategy.mesh)
+    processes.announce_host()
     _listeners.update(links.listening() - before)
     state.current().strategies["pjrt"] = strategy
     state.current().broken.discard("pjrt")

@@ -215,3 +215,8 @@ def current() -> Worker:
     if _worker is None:
         raise RuntimeError("this engine has not been told its rank")
     return _worker
+
+
+def strategies() -> dict[StrategyName, Any]:
+    """What was built on this rank; nothing in a process that is none."""
+    return {} if _worker is None else _worker.strategies

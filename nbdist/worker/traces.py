@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from nbdist.records import SpentKind
 from nbdist.worker.spans import covered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-Kind = Literal["compute", "collective", "to_device", "to_host"]
+Kind = SpentKind
 KINDS: tuple[Kind, ...] = ("compute", "collective", "to_device", "to_host")
+
+NO_PROGRAM = -1
 
 
 class Span(NamedTuple):
@@ -27,6 +30,9 @@ class Span(NamedTuple):
         run: tells the executions of a program apart; 0 where that is unknown.
         begin_s: on the profiler's clock.
         end_s: on the same.
+        program: the id of the program that it is part of; `NO_PROGRAM` where it is of none.
+        module: what XLA calls that program, as in `jit_step`; empty where it is of none.
+        operation: its name within the program.
     """
 
     kind: Kind
@@ -35,6 +41,9 @@ class Span(NamedTuple):
     run: int
     begin_s: float
     end_s: float
+    program: int = NO_PROGRAM
+    module: str = ""
+    operation: str = ""
 
 
 class Tracer(Protocol):

@@ -286,6 +286,7 @@ def test_any_number_of_parts_that_divides_the_batch_is_tried() -> None:
         assert found.micro > 1
 
 
+@pytest.mark.full  # eleven seconds; tests/plan has the words
 def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
     """Where the worst moment is not one of activations, there is nothing to gain of parts."""
 

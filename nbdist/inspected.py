@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from nbdist.errors import UsageError
+from nbdist.records import DeviceState
 from nbdist.views.devices import DevicesPicture
 from nbdist.worker import looking
 
@@ -37,8 +39,29 @@ def look(crew: Crew, *, bench: bool) -> DevicesPicture:
             crew.collectives.bench = crew.engines.apply(looking.bench)[0]
     topology = crew.engines.apply(looking.topology)[0] if has_jax else None
     return DevicesPicture(
-        workers=crew.states((), measure=False),
+        devices=_of_jax(crew) if has_jax else _of_tensorflow(crew),
         topology=None if isinstance(topology, str) else topology,
         fault=topology if isinstance(topology, str) else "",
         bench=crew.collectives.bench,
+    )
+
+
+def _of_jax(crew: Crew) -> tuple[DeviceState, ...]:
+    return tuple(itertools.chain(*crew.engines.apply(looking.devices)))
+
+
+def _of_tensorflow(crew: Crew) -> tuple[DeviceState, ...]:
+    """As they were when the strategy was built."""
+    return tuple(
+        DeviceState(
+            name=device.name,
+            platform=device.platform,
+            kind=device.kind,
+            process=worker.rank,
+            host=worker.host,
+            plugin=f"tensorflow {worker.versions.get('tensorflow', '')}".rstrip(),
+            memory_bytes=device.memory_bytes,
+        )
+        for worker in crew.states((), measure=False)
+        for device in worker.devices
     )

@@ -1,0 +1,60 @@
+"""`nbdist.place` of an array on a device, against `jax.device_put`, on 8 virtual CPU devices.
+
+The bound is 5 % or 20 us more, whichever is more: what small arrays take is the time of calls.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+import nbdist
+from benchmarks.case import Case, interleave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RUNS = 21
+MORE_S, MORE = 20e-6, 1.05
+ROUND_S = 0.02
+
+
+def cases() -> Iterator[Case]:
+    jax.config.update("jax_num_cpu_devices", 8)
+    here, there = jax.devices()[:2]
+    for side in (8, 2048):
+        array = np.ones((side, side), np.float32)
+        name = f"{array.nbytes:,} bytes"
+        yield _case(f"NumPy, {name}", array, there)
+        yield _case(f"from another device, {name}", jax.device_put(array, here), there)
+
+
+def _case(name: str, array: Any, device: jax.Device) -> Case:
+    sides = interleave(
+        _timed(lambda: nbdist.place(array, device)),
+        _timed(lambda: jax.device_put(array, device)),
+        RUNS,
+    )
+    ours, peer = map(median, sides)
+    target = max(MORE, 1 + MORE_S / peer)
+    return Case(f"place over device_put: {name}", ours, peer, "s", round(target, 3), RUNS)
+
+
+def _timed(call: Callable[[], jax.Array]) -> Callable[[], float]:
+    """Seconds of a call and its copy: as many in a round as take `ROUND_S`."""
+    call().block_until_ready()
+    began = time.perf_counter()
+    call().block_until_ready()
+    calls = max(1, int(ROUND_S / (time.perf_counter() - began)))
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call().block_until_ready()
+        return (time.perf_counter() - began) / calls
+
+    return seconds

@@ -1,0 +1,161 @@
+"""Put data where it belongs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from nbdist.errors import UsageError
+from nbdist.placing import fitting
+from nbdist.placing.automatic import Automatic
+from nbdist.placing.leaves import leaves_of
+from nbdist.placing.targets import AUTO, is_there
+from nbdist.placing.wanted import targets_of
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, Sharding
+
+    from nbdist.placing.leaves import Leaf
+
+
+class Placed(NamedTuple):
+    """What `place(..., explain=True)` returns.
+
+    Attributes:
+        tree: with its arrays where they were to be.
+        reason: why there.
+    """
+
+    tree: Any
+    reason: str
+
+
+@overload
+def place(
+    tree: Any, where: Any = ..., *, mesh: Mesh | None = ..., explain: Literal[False] = ...
+) -> Any: ...
+
+
+@overload
+def place(
+    tree: Any, where: Any = ..., *, mesh: Mesh | None = ..., explain: Literal[True]
+) -> Placed: ...
+
+
+def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bool = False) -> Any:
+    """Put the arrays of a tree somewhere; what is there already is not copied.
+
+    Values stay as they are, bit for bit; NumPy arrays and numbers become arrays of JAX (whose types
+    have 32 bits, unless `jax_enable_x64` is set). `nbdist.where` tells where they are.
+
+    Args:
+        tree: of arrays and numbers.
+        where: one of these, or a tree of them with the tree's structure or its beginning:
+
+            - `"auto"`: this process's devices, by size, free memory and the size from which on the
+              way to them is worth it, which is measured (a second, once).
+            - a `jax.Device`, or its name, `"cuda:0"`.
+            - a platform, `"gpu"`, or the name of a host: the device there with most memory free.
+            - a layout over the mesh: `"replicated"`, `"batch"`, `"model"`, `"full"`; see
+              `nbdist.placing.layouts.named`.
+            - a `PartitionSpec` over the mesh, or a `Sharding`.
+        mesh: for layouts and specs; that of `jax.set_mesh`, else the strategy's, else one axis over
+            all devices, if left out.
+        explain: return the reason as well, as `Placed(tree, reason)`.
+
+    Over several processes each has to call it, with the same values.
+
+    Raises:
+        UsageError: there is no such place, leaves are no arrays or were donated, sizes do not
+            divide, or it does not fit: then it says how much is missing.
+    """
+    leaves, structure = leaves_of(tree, "place")
+    targets = targets_of(tree, len(leaves), where, mesh)
+    shardings = _shardings(leaves, targets)
+    fitting.check(leaves, shardings)
+    arrays = _moved(leaves, shardings)
+    placed = jax.tree.unflatten(structure, arrays)
+    if not explain:
+        return placed
+    reasons = (_reason(target, where) for target in targets)
+    return Placed(placed, "; ".join(dict.fromkeys(reasons)))
+
+
+def _shardings(leaves: list[Leaf], targets: list[Any]) -> list[Sharding]:
+    """Of each leaf.
+
+    Raises:
+        UsageError: leaves cannot be there; each of them.
+    """
+    found, wrong = [], dict[str, None]()
+    for leaf, target in zip(leaves, targets, strict=True):
+        try:
+            found.append(target.sharding(leaf))
+        except UsageError as error:
+            wrong[str(error)] = None
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return found
+
+
+def _moved(leaves: list[Leaf], shardings: list[Sharding]) -> list[Any]:
+    to_move = [
+        index
+        for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True))
+        if not is_there(leaf, sharding)
+    ]
+    arrays = [leaf.value for leaf in leaves]
+    if len(to_move) == 1:  # JAX takes twice as long for a list of one, or for a new sharding
+        (index,) = to_move
+        source, goal = _source(leaves[index], shardings[index]), shardings[index]
+        arrays[index] = jax.device_put(source, _device(goal) or goal)
+        return arrays
+    moved = jax.device_put(
+        [_source(leaves[index], shardings[index]) for index in to_move],
+        [shardings[index] for index in to_move],
+    )
+    for index, array in zip(to_move, moved, strict=True):
+        arrays[index] = array
+    return arrays
+
+
+def _device(sharding: Sharding) -> jax.Device | None:
+    """The one that it is; None where it is more than that."""
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        if sharding.memory_kind in {None, device.default_memory().kind}:
+            return device
+    return None
+
+
+def _source(leaf: Leaf, sharding: Sharding) -> Any:
+    """What `device_put` can move there: it does not go from one process's devices to all."""
+    value = leaf.value
+    if not isinstance(value, jax.Array) or jax.process_count() == 1:
+        return value
+    if not value.is_fully_addressable:
+        if value.sharding.device_set == sharding.device_set:
+            return value
+        value = _whole(leaf)
+    return value if sharding.is_fully_addressable else np.asarray(value)
+
+
+def _whole(leaf: Leaf) -> jax.Array:
+    """All of an array over several processes, on a device of this one.
+
+    Raises:
+        UsageError: no process has that.
+    """
+    if leaf.value.is_fully_replicated:
+        return leaf.value.addressable_data(0)
+    raise UsageError(
+        f"{leaf.name} is cut over the devices of several processes, and no process has all of it: "
+        'nbdist.place(x, "replicated") first'
+    )
+
+
+def _reason(target: Any, where: object) -> str:
+    return target.choice.reason if isinstance(target, Automatic) else f"as asked: {where}"

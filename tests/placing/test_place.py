@@ -1,0 +1,216 @@
+"""Data is where it was put, unchanged; and what cannot be put says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+import nbdist
+from nbdist.errors import UsageError
+from nbdist.worker import platforms
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAYOUTS = ("replicated", "batch", "model", "full")
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda n: (8 * n[0], 4 * n[1]))
+DTYPES = st.sampled_from(["float32", "int32", "uint8", "bool", "complex64", "float16"])
+ARRAYS = st.tuples(DTYPES, SHAPES).flatmap(lambda kind: hnp.arrays(*kind))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> jax.sharding.Mesh:
+    return nbdist.meshes({"data": -1, "model": 4})
+
+
+def places() -> st.SearchStrategy[Any]:
+    devices = jax.devices()
+    return st.sampled_from(
+        [
+            *LAYOUTS,
+            "auto",
+            "cpu",
+            *devices,
+            *map(platforms.name_of, devices),
+            PartitionSpec("model"),
+        ]
+    )
+
+
+@given(st.data(), st.dictionaries(st.sampled_from("abc"), ARRAYS, min_size=1))
+def test_it_is_where_it_was_put_bit_for_bit(
+    mesh: jax.sharding.Mesh, data: st.DataObject, tree: dict[str, np.ndarray]
+) -> None:
+    place = data.draw(places())
+    with jax.set_mesh(mesh):
+        placed = nbdist.place(tree, place)
+        assert nbdist.where(placed) == place
+    for name, array in tree.items():
+        assert np.asarray(placed[name]).tobytes() == array.tobytes()
+
+
+@given(st.data(), ARRAYS)
+def test_what_is_there_is_not_copied(
+    mesh: jax.sharding.Mesh, data: st.DataObject, array: np.ndarray
+) -> None:
+    place = data.draw(places())
+    with jax.set_mesh(mesh):
+        once = nbdist.place(array, place)
+        assert nbdist.place(once, place) is once
+
+
+@pytest.mark.parametrize("here", LAYOUTS)
+@pytest.mark.parametrize("there", [*LAYOUTS, "cpu:5"])
+def test_it_goes_from_anywhere_to_anywhere(mesh: jax.sharding.Mesh, here: str, there: str) -> None:
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+    moved = nbdist.place(nbdist.place(array, here, mesh=mesh), there, mesh=mesh)
+    np.testing.assert_array_equal(moved, array)
+    with jax.set_mesh(mesh):
+        assert nbdist.where(moved) == there
+        assert (nbdist.where(moved) == here) == (here == there)
+
+
+def test_computation_follows_it(mesh: jax.sharding.Mesh) -> None:
+    x = nbdist.place(np.ones((8, 4), np.float32), "batch", mesh=mesh)
+    w = nbdist.place(np.ones((4, 8), np.float32), "model", mesh=mesh)
+    product = jax.jit(jnp.matmul)(x, w)
+    np.testing.assert_array_equal(product, np.full((8, 8), 4))
+    assert product.sharding.is_equivalent_to(
+        NamedSharding(mesh, PartitionSpec("data", "model")), product.ndim
+    )
+
+
+def test_each_leaf_may_have_its_own_place(mesh: jax.sharding.Mesh) -> None:
+    tree = {"w": [np.ones((8, 8)), np.ones((8, 4))], "b": np.ones(8), "n": 3}
+    places = {"w": "full", "b": jax.devices()[2], "n": "replicated"}
+    placed = nbdist.place(tree, places, mesh=mesh)
+    with jax.set_mesh(mesh):
+        assert nbdist.where(placed) == places
+        assert nbdist.where(placed["w"]) == "full"
+    assert placed["b"].devices() == {jax.devices()[2]}
+
+
+def test_where_tells_of_each_array_and_each_device(mesh: jax.sharding.Mesh) -> None:
+    placed = nbdist.place({"w": np.ones((8, 8), np.float32)}, "full", mesh=mesh)
+    found = nbdist.where(placed | {"host": np.ones(3)})
+    assert found.bytes_on == {platforms.name_of(device): 32 for device in jax.devices()}
+    text = repr(found)
+    assert "P('data', 'model'): parts of [4, 2]" in text
+    assert "this process's memory (NumPy)" in text
+    assert "<table" in found._repr_mimebundle_()["text/html"]
+    assert found != "full"  # not all of it is
+
+
+def test_auto_says_why() -> None:
+    small = nbdist.place(np.ones(4, np.float32), "auto", explain=True)
+    assert "cpu:0" in small.reason
+    assert "the largest array has 16 B" in small.reason
+    assert nbdist.where(small.tree) == jax.devices()[0]
+    again = nbdist.place(small.tree, "auto", explain=True)
+    assert "nothing is moved" in again.reason
+    assert again.tree is small.tree
+
+
+def test_more_than_there_is_room_for() -> None:
+    """A terabyte that nobody has: all its elements are one in memory."""
+    large = np.broadcast_to(np.float32(1), (1 << 19, 1 << 19))
+    for place in ("replicated", "cpu:0", "auto"):
+        with pytest.raises(UsageError, match=r"does not fit: the host's memory needs .* missing"):
+            nbdist.place(large, place)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("cpx:3", "did you mean 'cpu:3'"),
+        ("cpu:9", r"platform cpu \(cpu:0, ..., cpu:7\)"),
+        ("bach", "did you mean 'batch'"),
+        ("gpu", "there are auto, replicated, batch, model, full, platform cpu"),
+        (3.5, "is a float, and no place"),
+        (PartitionSpec("modle"), r"no axis 'modle' in the mesh, whose axes are data \(2\), model"),
+        ({"a": "batch", "c": "batch"}, "another structure"),
+    ],
+)
+def test_no_such_place(mesh: jax.sharding.Mesh, place: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        nbdist.place({"a": np.ones((8, 8)), "b": np.ones((8, 8))}, place, mesh=mesh)
+
+
+def test_all_that_does_not_divide_is_said_at_once(mesh: jax.sharding.Mesh) -> None:
+    with pytest.raises(UsageError) as raised:
+        nbdist.place(
+            {"a": np.ones((3, 3)), "b": np.ones((4, 4)), "c": np.ones(5)}, "batch", mesh=mesh
+        )
+    first, second = str(raised.value).splitlines()
+    assert first.startswith("['a']: 'batch' cuts dimension 0 of [3, 3] into 2")
+    assert "make it 2 or 4" in first
+    assert second.startswith("['c']")
+
+
+def test_all_leaves_that_are_no_arrays_are_said_at_once() -> None:
+    donated = jnp.ones(3)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
+    tree = {"a": "text", "b": [object(), 1.0], "c": np.array(["x"]), "d": donated}
+    for call in (nbdist.place, nbdist.where):
+        with pytest.raises(UsageError) as raised:
+            call(tree)
+        text = str(raised.value)
+        assert "leaf ['a'] is a str" in text
+        assert "leaf ['b'][0] is a object" in text
+        assert "leaf ['c'] is of <U1" in text
+        assert "leaf ['d'] [3] is gone, donated" in text
+
+
+def test_a_traced_array_is_refused() -> None:
+    with pytest.raises(UsageError, match="it is traced"):
+        jax.jit(nbdist.place)(jnp.ones(8))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=4, framework="jax", devices_per_host=2) as running:
+        yield running
+
+
+def test_over_four_processes(cluster: nbdist.Cluster) -> None:
+    cell = """
+import nbdist, jax, numpy as np
+ours = nbdist.meshes({"data": -1, "model": 2})
+x = np.arange(64, dtype=np.float32).reshape(8, 8)
+found = []
+with jax.set_mesh(ours):
+    for layout in ("replicated", "batch", "model", "full"):
+        placed = nbdist.place(x, layout)
+        whole = nbdist.place(placed, "replicated")
+        found.append(nbdist.where(placed) == layout)
+        found.append(bool((np.asarray(nbdist.place(whole, jax.local_devices()[1])) == x).all()))
+    far = nbdist.place(x, jax.devices()[-1])
+    found.append(nbdist.where(far) == jax.devices()[-1])
+    found.append(nbdist.where(nbdist.place(x)) == "auto")
+    found.append(nbdist.where(nbdist.place(x, nbdist.devices().devices[0].host)) == "cpu")
+try:
+    nbdist.place(nbdist.place(x, "batch", mesh=ours), "cpu:0")
+except nbdist.UsageError as error:
+    found.append(str(error)[:27])
+found, nbdist.where(ours).axes
+"""
+    results = cluster.run(cell, strategy="pjrt").results
+    assert set(map(len, results.values())) == {len(results[0])}
+    for result in results.values():
+        flags, axes = eval(result)
+        assert flags[:-1] == [True] * 11
+        assert flags[-1] == "the array [8, 8] is cut ove"
+        assert (
+            axes["model"]
+            == "(2): inside each process: memory, or the host's own links between devices"
+        )
+        assert axes["data"] == "(4): between processes of one host"
