@@ -27,6 +27,7 @@ class OutputLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[int, TextIO] = {}
+        self._closed = False
         self.fault = ""
         self._lock = threading.Lock()
 
@@ -39,6 +40,8 @@ class OutputLogs:
 
     def _append(self, rank: int, text: str) -> None:
         with self._lock:
+            if self._closed:
+                return
             try:
                 if rank not in self._files:
                     self._files[rank] = self.path(rank).open("a", encoding="utf-8")
@@ -65,7 +68,9 @@ class OutputLogs:
                 self._flush(file)
 
     def close(self) -> None:
+        """Nothing is taken any more: a thread may still hear what comes late."""
         with self._lock:
+            self._closed = True
             for file in self._files.values():
                 self._flush(file)
                 with contextlib.suppress(OSError):

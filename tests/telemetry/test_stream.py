@@ -150,6 +150,10 @@ def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
     assert logs.read(1) == "".join(f"{number}\n" for number in range(1000))
     assert logs.read(5) == ""
     logs.close()
+    logs.take(text(1, 1000))  # heard by a thread that ends later
+    logs.take(text(3, 1000))
+    assert logs.read(1).endswith("\n999\n")
+    assert not logs.path(3).exists()
 
 
 def test_rows_arrive_together_and_with_the_memory() -> None:
