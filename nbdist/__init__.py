@@ -26,9 +26,12 @@ from nbdist.errors import (
 if TYPE_CHECKING:
     from nbdist.kept import runs
     from nbdist.magics import load_ipython_extension, unload_ipython_extension
+    from nbdist.placing.autoplace import autoplace
     from nbdist.placing.devices import devices
     from nbdist.placing.meshes import meshes
+    from nbdist.placing.pipelined import pipelined
     from nbdist.placing.place import place
+    from nbdist.placing.stages import stages
     from nbdist.placing.where import where
     from nbdist.records import Batch, Host
     from nbdist.result import Run
@@ -56,11 +59,14 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "attach",
+    "autoplace",
     "devices",
     "load_ipython_extension",
     "meshes",
+    "pipelined",
     "place",
     "runs",
+    "stages",
     "unload_ipython_extension",
     "where",
 ]
@@ -72,9 +78,12 @@ _HOME = {
     "Host": "nbdist.records",
     "Run": "nbdist.result",
     "attach": "nbdist.takeover",
+    "autoplace": "nbdist.placing.autoplace",
     "devices": "nbdist.placing.devices",
     "meshes": "nbdist.placing.meshes",
+    "pipelined": "nbdist.placing.pipelined",
     "place": "nbdist.placing.place",
+    "stages": "nbdist.placing.stages",
     "where": "nbdist.placing.where",
     "runs": "nbdist.kept",
     "_jupyter_server_extension_points": "nbdist.server",

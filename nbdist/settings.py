@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         worker_memory_bytes: memory that a worker takes when its framework is loaded
             (measured on TensorFlow 2.21: 362 MB in a forked engine, 2026-11).
         runs_folder: where runs are kept; empty for `nbdist/runs` among Jupyter's data.
+        placements: the file in which `@nbdist.autoplace` keeps its choices; empty for
+            `nbdist/placements.sqlite` in the user's cache (`XDG_CACHE_HOME`, or `~/.cache`).
         kept_runs: how many runs are kept; 0 keeps all.
         view: how a cell's output shows a run: `lab` for JupyterLab with the extension, `widget`
             for front ends that have Jupyter widgets instead, `text` for lines as in a terminal;
@@ -52,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
     fold_wait_s: float = 0.3
     worker_memory_bytes: int = 400_000_000
     runs_folder: str = ""
+    placements: str = ""
     kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
     view: RunViewName = "auto"
 
@@ -61,6 +64,14 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         if self.runs_folder:
             return Path(self.runs_folder).expanduser().absolute()
         return Path(jupyter_data_dir()) / "nbdist" / "runs"
+
+    @functools.cached_property
+    def placements_path(self) -> Path:
+        """The file of choices of places; it need not be there yet."""
+        if self.placements:
+            return Path(self.placements).expanduser().absolute()
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(cache).expanduser() / "nbdist" / "placements.sqlite"
 
     @classmethod
     def from_environment(cls) -> Self:

@@ -127,7 +127,12 @@ def test_the_notebook_of_placement(tmp_path: Path) -> None:
     assert "nbdist: 8 devices on 1 host" in text
     assert "float32[4096, 256]  4.2 MB  whole  cpu:3" in text
     assert "P('data', 'model'): parts of [1024, 256]" in text
-    assert "as the batch: True - whole on each: False" in text
+    assert "as the batch: True\nwhole on each: False" in text
+    assert "gradients are the same: True" in text
+    fallen = re.search(r"loss ([\d.]+) -> ([\d.]+); stages are idle for 20% of the time", text)
+    assert fallen is not None
+    assert float(fallen[2]) < 0.5 * float(fallen[1])
+    assert "scores: 1 kind of inputs" in text
     assert "make it 8 or 12, or take another of" in text
     assert re.search(r"4  c = jax.jit\(jnp.matmul\)\(a, b\) +\d", text)
     assert "data (2): between processes of one host" in text

@@ -122,8 +122,7 @@ def _alone(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Ch
     Raises:
         UsageError: there is not enough.
     """
-    roomiest = max(devices, key=lambda device: platforms.free_bytes(device) or 0)
-    shardings = (SingleDeviceSharding(roomiest),) * len(leaves)
+    shardings = (SingleDeviceSharding(platforms.roomiest(devices)),) * len(leaves)
     fitting.check(leaves, shardings)
     return Choice(shardings, reason)
 

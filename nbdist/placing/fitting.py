@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -56,13 +57,9 @@ def needs(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> dict[Device,
 
 def part_bytes(leaf: Leaf, sharding: Sharding) -> int:
     """Of the leaf on each device; the greatest part, where they differ."""
-    elements = 1
-    for size in leaf.shape:
-        elements *= size
-    held = leaf.nbytes // max(1, elements)
-    for size in sharding.shard_shape(leaf.shape):
-        held *= size
-    return held
+    of_one = leaf.nbytes // max(1, math.prod(leaf.shape))
+    held: int = math.prod(sharding.shard_shape(leaf.shape))
+    return of_one * held
 
 
 def _rooms(needed: dict[Device, int]) -> list[tuple[str, int, int]]:

@@ -69,8 +69,7 @@ class OneOf(Target):
             now = leaf.value.sharding
             if len(now.device_set) == 1 and now.device_set <= set(self.devices):
                 return now
-        roomiest = max(self.devices, key=lambda device: platforms.free_bytes(device) or 0)
-        return SingleDeviceSharding(roomiest)
+        return SingleDeviceSharding(platforms.roomiest(self.devices))
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,8 @@ def _called(word: str) -> Target:
     default = next(iter(devices.values()))
     hosts = processes.hosts()
     there = [device for device in default if hosts[device.process_index] == word]
-    if there:
-        return OneOf(there)
+    if there:  # of this process's, where it is on that host
+        return OneOf([device for device in there if platforms.is_own(device)] or there)
     raise UsageError(f"where={word!r} is no place{_near(word)}: there are {_choices()}")
 
 

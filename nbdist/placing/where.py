@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from nbdist.placing.fitting import part_bytes
 from nbdist.placing.leaves import leaves_of
 from nbdist.placing.wanted import targets_of
 from nbdist.views import html, labels
@@ -133,9 +134,7 @@ def _held_by(leaf: Leaf) -> dict[str, int]:
     if not isinstance(leaf.value, jax.Array):
         return {}
     sharding = leaf.value.sharding
-    part = leaf.nbytes // max(1, leaf.value.size)
-    for size in sharding.shard_shape(leaf.shape):
-        part *= size
+    part = part_bytes(leaf, sharding)
     return {platforms.name_of(device): part for device in sharding.device_set}
 
 

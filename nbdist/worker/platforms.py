@@ -77,6 +77,11 @@ def free_bytes(device: Device) -> int | None:
     return available if device.platform == "cpu" else None
 
 
+def roomiest(devices: Sequence[Device]) -> Device:
+    """The one with most memory free; of CPUs, which share their host's, the first."""
+    return max(devices, key=lambda d: 0 if d.platform == "cpu" else free_bytes(d) or 0)
+
+
 def states() -> list[DeviceState]:
     """Of all devices that this process knows; of other processes', how full they are is unknown."""
     hosts = processes.hosts()
