@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.views import html, labels
+from nbdist.views.surface import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ _HEADER = ("", "place", "where", "median", "spread", "rounds", "")
 _NUMBERS = (3, 4, 5)
 _CHOSEN, _OTHER = "#2f6f9f", "#b8c4ce"
 _LETTERS = 90
+_SAID = "medians of each place as bars, with half the spread on either side"
 
 
 class AutoplacePicture:
@@ -49,14 +51,8 @@ class AutoplacePicture:
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
-        bundle: MimeBundle = {"text/plain": repr(self), "text/html": self.html()}
-        if not self._drawn():
-            return bundle, {}
-        return {**bundle, "image/png": self.png()}, {"image/png": {"width": WIDTH}}
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return bundle(self)
 
     def html(self) -> str:
         parts = []
@@ -65,7 +61,8 @@ class AutoplacePicture:
             if decision.timed:
                 parts.append(html.table(_HEADER, _rows(decision), _NUMBERS))
             parts += [html.faint(text) for text in _left_out(decision)]
-        return html.box(self._title(), *parts, *map(html.line, self._rest()))
+        picture = [html.picture(self.png(), _SAID, WIDTH)] if self._drawn() else []
+        return html.box(self._title(), *parts, *map(html.line, self._rest()), *picture)
 
     def lines(self) -> list[str]:
         lines = [self._title()]

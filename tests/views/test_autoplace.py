@@ -36,20 +36,17 @@ def test_every_place_is_a_row_with_why_it_was_chosen_or_left_out() -> None:
 
 
 def test_the_page_says_the_same_and_escapes() -> None:
-    page = AutoplacePicture("m.<lambda>", [decision()])._repr_html_()
+    page = AutoplacePicture("m.<lambda>", [decision()]).html()
     assert "m.&lt;lambda&gt;" in page
     assert "&lt;b&gt;" in page
     assert "<table" in page
 
 
 def test_there_is_a_picture_where_something_was_measured() -> None:
-    bundle, metadata = AutoplacePicture("m.f", [decision()] * (DRAWN + 1))._repr_mimebundle_()
-    drawn = bundle["image/png"]
-    assert isinstance(drawn, bytes)
-    assert drawn.startswith(PNG)
-    assert metadata["image/png"] == {"width": 672}
-    bundle, _ = AutoplacePicture("m.f", [decision(is_timed=False)])._repr_mimebundle_()
-    assert bundle.keys() == {"text/plain", "text/html"}
+    measured = AutoplacePicture("m.f", [decision()] * (DRAWN + 1))
+    assert measured.png().startswith(PNG)
+    assert measured.html().count('src="data:image/png;base64,') == 1
+    assert "<img" not in AutoplacePicture("m.f", [decision(is_timed=False)]).html()
 
 
 def test_of_many_kinds_the_latest_are_shown() -> None:
