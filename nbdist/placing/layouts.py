@@ -12,7 +12,7 @@ from nbdist.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jax.sharding import Mesh
+    from jax.sharding import AbstractMesh, Mesh
 
 LayoutName = Literal["replicated", "batch", "model", "full"]
 LAYOUTS: tuple[str, ...] = get_args(LayoutName)
@@ -23,7 +23,7 @@ _MODEL_AXES = frozenset({"model", "tensor", "tp", "mp"})
 Axes = tuple[str, ...]
 
 
-def named(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+def named(name: str, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding that a layout means for an array of this shape.
 
     - `replicated`: whole on every device.
@@ -43,24 +43,24 @@ def named(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, _spec(name, tuple(shape), mesh))
 
 
-def batch_axes(mesh: Mesh) -> Axes:
+def batch_axes(mesh: Mesh | AbstractMesh) -> Axes:
     """The axes that rows are cut over; all, where the mesh has one."""
     rest = tuple(axis for axis in mesh.axis_names if axis not in model_axes(mesh))
     return rest or tuple(mesh.axis_names)
 
 
-def model_axes(mesh: Mesh) -> Axes:
+def model_axes(mesh: Mesh | AbstractMesh) -> Axes:
     """The axes that parameters are cut over."""
     called = tuple(axis for axis in mesh.axis_names if axis in _MODEL_AXES)
     return called or tuple(mesh.axis_names[-1:])
 
 
-def cuts(mesh: Mesh, axes: Axes) -> int:
+def cuts(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
     """Into how many parts they cut."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     if name == "replicated" or not shape:
         return PartitionSpec()
     if name == "batch":
@@ -74,7 +74,9 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     return _cut(name, shape, mesh, {(dividing or [0])[0]: every})
 
 
-def _cut(name: str, shape: tuple[int, ...], mesh: Mesh, axes: dict[int, Axes]) -> PartitionSpec:
+def _cut(
+    name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, axes: dict[int, Axes]
+) -> PartitionSpec:
     wrong = [
         _undivided(name, shape, dimension, cut, cuts(mesh, cut))
         for dimension, cut in axes.items()

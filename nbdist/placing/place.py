@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 from nbdist.errors import UsageError
 from nbdist.placing import fitting
 from nbdist.placing.automatic import Automatic
+from nbdist.placing.constrained import constrained, is_traced
 from nbdist.placing.leaves import leaves_of
 from nbdist.placing.targets import AUTO, is_there
 from nbdist.placing.wanted import targets_of
@@ -66,12 +67,15 @@ def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bo
             all devices, if left out.
         explain: return the reason as well, as `Placed(tree, reason)`.
 
-    Over several processes each has to call it, with the same values.
+    Over several processes each has to call it, with the same values. Within `jax.jit`, and in step
+    cells, it takes layouts, specs and `NamedSharding`s, and has the program lay out what it makes.
 
     Raises:
         UsageError: there is no such place, leaves are no arrays or were donated, sizes do not
             divide, or it does not fit: then it says how much is missing.
     """
+    if is_traced(tree):
+        return constrained(tree, where, mesh)
     leaves, structure = leaves_of(tree, "place")
     targets = targets_of(tree, len(leaves), where, mesh)
     shardings = _shardings(leaves, targets)

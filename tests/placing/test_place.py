@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import nbdist
 from nbdist.errors import UsageError
+from nbdist.records import StepOptions
 from nbdist.worker import platforms
 from tests import clusters
 
@@ -170,9 +171,37 @@ def test_all_leaves_that_are_no_arrays_are_said_at_once() -> None:
         assert "leaf ['d'] [3] is gone, donated" in text
 
 
-def test_a_traced_array_is_refused() -> None:
+@pytest.mark.parametrize("layout", [*LAYOUTS, PartitionSpec("model")])
+def test_a_program_lays_out_what_it_makes(mesh: jax.sharding.Mesh, layout: Any) -> None:
+    def made(x: jax.Array) -> Any:
+        return nbdist.place({"sum": x + 1, "twice": 2 * x}, layout)
+
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    with jax.set_mesh(mesh):
+        found = jax.jit(made)(x)
+        assert nbdist.where(found) == layout
+        slope = jax.jit(jax.grad(lambda x: (made(x)["twice"] ** 2).sum()))(x)
+    np.testing.assert_array_equal(found["sum"], x + 1)
+    np.testing.assert_array_equal(slope, 8 * x)
+
+
+def test_each_part_of_what_a_program_makes(mesh: jax.sharding.Mesh) -> None:
+    places = {"a": "batch", "b": NamedSharding(mesh, PartitionSpec(None, "model"))}
+    laid = jax.jit(lambda x: nbdist.place({"a": x, "b": [x, x]}, places, mesh=mesh))(
+        np.ones((8, 8))
+    )
+    with jax.set_mesh(mesh):
+        assert nbdist.where(laid) == places
+
+
+@pytest.mark.parametrize("place", ["auto", "cpu", "cpu:3", 3])
+def test_a_program_does_not_move_elsewhere(place: Any) -> None:
+    with pytest.raises(UsageError, match="call place outside"):
+        jax.jit(lambda x: nbdist.place(x, place))(jnp.ones(8))
+    with pytest.raises(UsageError, match="no mesh is set"):
+        jax.jit(lambda x: nbdist.place(x, "batch"))(jnp.ones(8))
     with pytest.raises(UsageError, match="it is traced"):
-        jax.jit(nbdist.place)(jnp.ones(8))
+        jax.jit(nbdist.where)(jnp.ones(8))
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +243,21 @@ found, nbdist.where(ours).axes
             == "(2): inside each process: memory, or the host's own links between devices"
         )
         assert axes["data"] == "(4): between processes of one host"
+
+
+def test_in_a_step_cell(cluster: nbdist.Cluster) -> None:
+    """The numbers are those without it."""
+    cluster.run(
+        "import nbdist, numpy as np, jax.numpy as jnp\nxs = np.ones((32, 8), 'f')", strategy="pjrt"
+    )
+    losses = []
+    for wrapped in ("hidden", "nbdist.place(hidden, 'batch')"):
+        cluster.run("w = jnp.full((8, 8), 0.1)", strategy="pjrt")
+        cell = (
+            "import jax\ndef error(w):\n    hidden = jnp.tanh(batch @ w)\n"
+            f"    return ({wrapped} ** 2).mean()\n"
+            "loss, slope = jax.value_and_grad(error)(w)\nw = w - slope"
+        )
+        run = cluster.run(cell, strategy="pjrt", step=StepOptions(data="xs", batch=16, epochs=2))
+        losses.append(run.loss.tolist())
+    assert losses[0] == losses[1]
