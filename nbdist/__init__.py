@@ -7,6 +7,7 @@ In Python: `with nbdist.Cluster(hosts=4) as cluster: run = cluster.run(cell)`.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import (
@@ -95,5 +96,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     """Load what needs ipyparallel or JAX when it is first used, not on import (PEP 562)."""
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        home = _HOME[name]
+        if home.startswith("nbdist.placing") and importlib.util.find_spec("jax") is None:
+            raise UsageError(f'nbdist.{name} needs JAX: type %pip install "nbdist[jax]"')
+        return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'nbdist' has no attribute {name!r}")

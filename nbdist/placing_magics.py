@@ -133,6 +133,9 @@ def _check(args: Any) -> None:
     faults = []
     if args.output and not args.output.isidentifier():
         faults.append(f"-o {args.output}: type a name that Python can use")
+    kept = Path(unquoted(args.keep or "."))
+    if kept.exists() and not kept.is_dir():
+        faults.append(f"--keep {kept}: there is a file of that name; name a folder")
     if not args.data:
         idle = [f"--{name}" for name in ("batch", "steps") if getattr(args, name) is not None]
         faults += [f"{', '.join(idle)} without --data: name the data set of the step"] * bool(idle)

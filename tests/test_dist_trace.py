@@ -229,6 +229,17 @@ def test_another_trace_is_in_the_way_once(cluster: nbdist.Cluster) -> None:
     assert cluster.trace("w @ w").ranks == (0, 1)
 
 
+def test_a_cell_may_end_the_trace_itself(cluster: nbdist.Cluster) -> None:
+    trace = cluster.trace("(w @ w).block_until_ready()\njax.profiler.stop_trace()\nw.T @ w")
+    assert sum(one.seconds for one in trace.by_line) > 0
+    assert cluster.trace("w @ w").ranks == (0, 1)
+
+
+def test_a_cell_that_is_debugged_is_noted(cluster: nbdist.Cluster) -> None:
+    trace = cluster.trace("import sys\nsys.settrace(None)\nw @ w")
+    assert any("lines" in note for note in trace.notes)
+
+
 def test_tensorflow_is_refused_with_the_reason(cluster: nbdist.Cluster) -> None:
     with pytest.raises(UsageError, match="TensorFlow's own profiler does not work in workers"):
         cluster.trace("w @ w", strategy="mirrored")
@@ -271,6 +282,8 @@ def test_in_a_plain_kernel_all_wrong_options_are_told(alone: Kernel) -> None:
     done = alone.run("%%dist_trace --steps 3 -o 1x\nw @ w\n")
     assert "--steps without --data" in done.traceback
     assert "-o 1x" in done.traceback
+    done = alone.run("%%dist_trace --keep /dev/null\nw @ w\n")
+    assert "--keep /dev/null: there is a file of that name" in done.traceback
     done = alone.run("%%dist_trace --ranks 0 --strategy pjrt\nw @ w\n")
     assert "--ranks, --strategy: no workers run" in done.traceback
 

@@ -13,7 +13,9 @@ from nbdist.errors import UsageError
 from nbdist.placing import fitting
 from nbdist.placing.layouts import named
 from nbdist.placing.leaves import leaves_of
+from nbdist.placing.meshes import current_mesh
 from nbdist.placing.targets import Target
+from nbdist.records import DATA
 from nbdist.views import labels
 from nbdist.worker import platforms
 from nbdist.worker.crossing import own_crossing
@@ -58,31 +60,35 @@ class Automatic(Target):
         return decide(leaves)
 
     @functools.cached_property
-    def _by_path(self) -> dict[str, Sharding]:
+    def _by_value(self) -> dict[int, Sharding]:
         leaves, _ = leaves_of(self._tree, "place")
         return {
-            leaf.path: sharding
+            id(leaf.value): sharding
             for leaf, sharding in zip(leaves, self.choice.shardings, strict=True)
         }
 
     def sharding(self, leaf: Leaf) -> Sharding:
-        return self._by_path[leaf.path]
+        return self._by_value[id(leaf.value)]
 
 
 def decide(leaves: Sequence[Leaf]) -> Choice:
-    """Where this process's own devices hold them best.
+    """Where devices hold them best.
 
-    Arrays that are on devices of the default platform stay. Others go there where the largest is
-    beyond the size from which on the way is worth it (see `crossing`), and else stay with a CPU.
-    Where one device has no room, they are cut over all of them.
+    Arrays that are on devices of the default platform stay, and those over several processes.
+    Others go there where the largest is beyond the size from which on the way is worth it (see
+    `crossing`), and else stay with a CPU. Where one device has no room, they are cut over all of
+    them. Over several processes a cell computes on the whole mesh, and so they go there: to each
+    device, or cut over all where that has no room.
 
     Raises:
         UsageError: they fit nowhere.
     """
-    own = jax.local_devices()
+    own, mesh = jax.local_devices(), current_mesh()
     if all(_is_on(leaf, own) for leaf in leaves):
         stay = tuple(leaf.value.sharding for leaf in leaves)
         return Choice(stay, f"already on {platforms.platform_of(own[0])}: nothing is moved")
+    if jax.process_count() > 1:
+        return _over(leaves, mesh)
     measured = own_crossing()
     if measured is None:
         return _alone(leaves, own, f"{platforms.name_of(own[0])} is the only device")
@@ -93,12 +99,28 @@ def decide(leaves: Sequence[Leaf]) -> Choice:
     if large < measured.nbytes:
         return _room(leaves, own if is_cpu else host[:1], f"on one device, {measured.home}: {why}")
     if is_cpu:
-        return _spread(leaves, own, f"cut over {len(own)} devices: {why}")
+        return _spread(leaves, _mesh(own), f"cut over {len(own)} devices: {why}")
     return _room(leaves, own, f"on {measured.there}: {why}")
 
 
 def _is_on(leaf: Leaf, own: Sequence[Device]) -> bool:
-    return isinstance(leaf.value, jax.Array) and leaf.value.sharding.device_set <= set(own)
+    """Whether it is where this process computes, be it with others."""
+    if not isinstance(leaf.value, jax.Array):
+        return False
+    now: Sharding = leaf.value.sharding
+    shared = jax.process_count() > 1
+    return not now.is_fully_addressable if shared else now.device_set <= set(own)
+
+
+def _over(leaves: Sequence[Leaf], mesh: Mesh) -> Choice:
+    """Whole on each device of a mesh over several processes, or cut over it."""
+    whole = tuple(named("replicated", leaf.shape, mesh) for leaf in leaves)
+    reason = f"on all {mesh.size} devices of the mesh, over which cells compute"
+    try:
+        fitting.check(leaves, whole)
+    except UsageError as full:
+        return _spread(leaves, mesh, f"cut over the mesh's {mesh.size} devices: {full}")
+    return Choice(whole, f"whole {reason}")
 
 
 def _words(measured: Crossing) -> str:
@@ -134,12 +156,15 @@ def _room(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Cho
     except UsageError as full:
         if len(devices) == 1:
             raise
-        return _spread(leaves, devices, f"cut over {len(devices)} devices: {full}")
+        return _spread(leaves, _mesh(devices), f"cut over {len(devices)} devices: {full}")
 
 
-def _spread(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Choice:
+def _mesh(devices: Sequence[Device]) -> Mesh:
+    return Mesh(devices, (DATA,))
+
+
+def _spread(leaves: Sequence[Leaf], mesh: Mesh, reason: str) -> Choice:
     """Each leaf cut, if a dimension divides; else whole on each."""
-    mesh = Mesh(devices, ("data",))
     shardings = tuple(_spread_sharding(leaf, mesh) for leaf in leaves)
     fitting.check(leaves, shardings)
     return Choice(shardings, reason)

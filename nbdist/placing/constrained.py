@@ -5,19 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+from jax._src.core import trace_state_clean
+from jax.errors import ConcretizationTypeError
+from jax.extend.core import concrete_or_error
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nbdist.errors import UsageError
 from nbdist.placing.layouts import LAYOUTS, named
+from nbdist.placing.leaves import Leaf
+from nbdist.placing.targets import spec_over
+from nbdist.placing.wanted import spread_of
 from nbdist.worker import state
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
 
 
-def is_traced(tree: Any) -> bool:
-    """Whether it is part of a program that JAX is tracing."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+def is_traced() -> bool:
+    """Whether JAX is tracing a program here."""
+    return not trace_state_clean()
 
 
 def constrained(tree: Any, where: Any, mesh: Mesh | AbstractMesh | None) -> Any:
@@ -25,35 +32,64 @@ def constrained(tree: Any, where: Any, mesh: Mesh | AbstractMesh | None) -> Any:
 
     Args:
         tree: of arrays, traced ones among them.
-        where: a layout's name, a `PartitionSpec` or a `NamedSharding`, or a tree of them.
+        where: a layout's name, a `PartitionSpec` or a `NamedSharding`, or a tree of them. Where
+            only gradients are traced, a device as well.
         mesh: for layouts and specs; the one that is set or the strategy's, where it is None.
 
     Raises:
-        UsageError: another place, which a program cannot change; or sizes do not divide.
+        UsageError: another place, which a program cannot change, or sizes do not divide; each leaf.
     """
-    spread = jax.tree.map(
-        lambda place, part: jax.tree.map(lambda leaf: _constrained(leaf, place, mesh), part),
-        where,
-        tree,
-        is_leaf=lambda place: not isinstance(place, (dict, list, tuple)),
-    )
-    return jax.tree.unflatten(jax.tree.structure(tree), jax.tree.leaves(spread))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    places = spread_of(tree, where, lambda place, _: place)
+    found, wrong = [], dict[str, None]()
+    for (path, value), place in zip(leaves, places, strict=True):
+        leaf = Leaf(path, value, np.shape(value), 0)
+        try:
+            found.append(_constrained(leaf, place, mesh))
+        except UsageError as error:
+            wrong[str(error)] = None
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return jax.tree.unflatten(structure, found)
 
 
-def _constrained(leaf: Any, where: Any, mesh: Mesh | AbstractMesh | None) -> Any:
+def _constrained(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> Any:
+    if isinstance(where, (jax.Device, SingleDeviceSharding)) and _has_value(leaf.value):
+        return jax.device_put(leaf.value, where)
+    sharding = _sharding(leaf, where, mesh)
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return jax.sharding.reshard(leaf.value, sharding)
+    return jax.lax.with_sharding_constraint(leaf.value, sharding)
+
+
+def _sharding(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> NamedSharding:
     if isinstance(where, str) and where in LAYOUTS:
-        sharding = named(where, jax.numpy.shape(leaf), mesh or _mesh())
-    elif isinstance(where, PartitionSpec):
-        sharding = NamedSharding(mesh or _mesh(), where)
-    elif isinstance(where, NamedSharding):
-        sharding = where
-    else:
-        raise UsageError(
-            f"where={where!r} within jax.jit or a step cell: a program runs where its arguments "
-            f"are. It can be told how to cut what it makes: {', '.join(LAYOUTS)}, a PartitionSpec "
-            "or a NamedSharding; to move data elsewhere, call place outside"
-        )
-    return jax.lax.with_sharding_constraint(leaf, sharding)
+        try:
+            return named(where, leaf.shape, mesh or _mesh())
+        except UsageError as error:
+            raise UsageError(f"{leaf.path or 'the array'}: {error}") from None
+    if isinstance(where, PartitionSpec):
+        where = spec_over(where, mesh or _mesh())
+    if isinstance(where, NamedSharding):
+        try:
+            where.shard_shape(leaf.shape)
+        except (ValueError, IndexError) as error:  # an axis of what has none
+            raise UsageError(f"{leaf.name} cannot lie so: {str(error).splitlines()[0]}") from None
+        return where
+    raise UsageError(
+        f"where={where!r} within jax.jit or a step cell: a program runs where its arguments are. "
+        f"It can be told how to cut what it makes: {', '.join(LAYOUTS)}, a PartitionSpec or a "
+        "NamedSharding; to move data elsewhere, call place outside"
+    )
+
+
+def _has_value(value: Any) -> bool:
+    """Whether it is only traced for its gradient."""
+    try:
+        concrete_or_error(None, value)
+    except ConcretizationTypeError:
+        return False
+    return True
 
 
 def _mesh() -> Mesh | AbstractMesh:
@@ -64,7 +100,7 @@ def _mesh() -> Mesh | AbstractMesh:
     strategy = state.strategies().get("pjrt")
     if strategy is None:
         raise UsageError(
-            "no mesh is set: give one, mesh=nbdist.meshes({...}), or jax.set_mesh(...)"
+            "no mesh is set: give one, mesh=nbdist.meshes({...}), or set it by jax.set_mesh"
         )
     own: Mesh = strategy.mesh
     return own

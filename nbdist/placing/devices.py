@@ -7,11 +7,13 @@ workers need.
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 from nbdist.errors import PlanError, UsageError
 from nbdist.records import DevicesSeen
@@ -26,6 +28,9 @@ _BENCH_S = 300.0
 
 def devices(*, bench: bool = False) -> DevicesPicture:
     """Every device that JAX knows in this process, of every platform and host.
+
+    Of other processes' devices it is not known here how much of their memory is used, nor are
+    links, unless they are measured: `%dist_devices` and `Cluster.devices` ask every worker.
 
     Args:
         bench: products by size and type, copies, transfers and links are measured first, with
@@ -46,6 +51,8 @@ def devices_apart(*, bench: bool) -> DevicesPicture:
     """
     if "jax" in sys.modules:
         return devices(bench=bench)
+    if importlib.util.find_spec("jax") is None:
+        raise UsageError('%dist_devices needs JAX: type %pip install "nbdist[jax]"')
     command = [sys.executable, "-m", __name__, *(["--bench"] if bench else [])]
     try:
         ended = subprocess.run(
@@ -55,7 +62,9 @@ def devices_apart(*, bench: bool) -> DevicesPicture:
         said = getattr(error, "stderr", None) or str(error).encode()
         last = said.decode(errors="replace").strip().splitlines()[-1:]
         raise UsageError(f"JAX could not tell of this machine's devices: {''.join(last)}") from None
-    return _picture(msgspec.msgpack.decode(ended.stdout, type=DevicesSeen))
+    seen = msgspec.msgpack.decode(ended.stdout, type=DevicesSeen)
+    _benched[:] = [seen.bench] if seen.bench else _benched
+    return _picture(structs.replace(seen, bench=_benched[-1] if _benched else None))
 
 
 _benched: list[Bench] = []
@@ -69,7 +78,8 @@ def _see(*, bench: bool) -> DevicesSeen:
 
     if bench:
         _benched[:] = [_measured()]
-    topology, fault = _topology() if jax.process_count() == 1 else (None, "")
+    alone = jax.process_count() == 1  # else every process has to look, as they do to measure
+    topology, fault = _topology() if alone or bench else (None, "")
     return DevicesSeen(
         devices=tuple(platforms.states()),
         topology=topology,

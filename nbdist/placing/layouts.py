@@ -8,30 +8,29 @@ from typing import TYPE_CHECKING, Literal, get_args
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nbdist.errors import UsageError
+from nbdist.placing.axes import batch_axes, model_axes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax.sharding import AbstractMesh, Mesh
 
+    from nbdist.placing.axes import Axes
+
 LayoutName = Literal["replicated", "batch", "model", "full"]
 LAYOUTS: tuple[str, ...] = get_args(LayoutName)
-
-_MODEL_AXES = frozenset({"model", "tensor", "tp", "mp"})
-"""What the axis that cuts parameters is called: MaxText, Megatron-LM and JAX's own examples."""
-
-Axes = tuple[str, ...]
 
 
 def named(name: str, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding that a layout means for an array of this shape.
 
     - `replicated`: whole on every device.
-    - `batch`: the first dimension over the axes of the batch: all that are not the model's.
-    - `model`: the last dimension over the model's axes: those called `model`, `tensor`, `tp` or
-      `mp`, else the last axis of the mesh.
-    - `full`: over all axes: the first dimension as in `batch` and the last as in `model`; where the
-      mesh has one axis, or the array one dimension, the first dimension that divides over all.
+    - `batch`: the first dimension over the axes of the batch: all but the model's, a sequence's and
+      a pipeline's (`placing/axes.py` knows them by their names).
+    - `model`: the last dimension over the model's axes, `model`, `tensor`, `tp` or `mp`; over the
+      only one, where the mesh has one.
+    - `full`: the first dimension as in `batch` and the last as in `model`; where the mesh has one
+      axis, or the array one dimension, the first dimension that divides over both.
 
     An array without dimensions is replicated.
 
@@ -41,18 +40,6 @@ def named(name: str, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> NamedSh
     if name not in LAYOUTS:
         raise UsageError(f"where={name!r} is no layout: they are {', '.join(LAYOUTS)}")
     return NamedSharding(mesh, _spec(name, tuple(shape), mesh))
-
-
-def batch_axes(mesh: Mesh | AbstractMesh) -> Axes:
-    """The axes that rows are cut over; all, where the mesh has one."""
-    rest = tuple(axis for axis in mesh.axis_names if axis not in model_axes(mesh))
-    return rest or tuple(mesh.axis_names)
-
-
-def model_axes(mesh: Mesh | AbstractMesh) -> Axes:
-    """The axes that parameters are cut over."""
-    called = tuple(axis for axis in mesh.axis_names if axis in _MODEL_AXES)
-    return called or tuple(mesh.axis_names[-1:])
 
 
 def cuts(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
@@ -67,9 +54,10 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Parti
         return _cut(name, shape, mesh, {0: batch_axes(mesh)})
     if name == "model":
         return _cut(name, shape, mesh, {len(shape) - 1: model_axes(mesh)})
-    if len(shape) > 1 and len(mesh.axis_names) > 1:
-        return _cut(name, shape, mesh, {0: batch_axes(mesh), len(shape) - 1: model_axes(mesh)})
-    every = tuple(mesh.axis_names)
+    rows, model = batch_axes(mesh), model_axes(mesh)
+    if len(shape) > 1 and rows != model:
+        return _cut(name, shape, mesh, {0: rows, len(shape) - 1: model})
+    every = tuple(dict.fromkeys((*rows, *model)))
     dividing = [i for i, size in enumerate(shape) if size % cuts(mesh, every) == 0]
     return _cut(name, shape, mesh, {(dividing or [0])[0]: every})
 

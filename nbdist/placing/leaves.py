@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NUMBERS = (bool, int, float, complex, np.generic)
+_SHORT: dict[np.dtype, Any] = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+_TOO_LONG = (np.dtype(np.longdouble), np.dtype(np.clongdouble))
+_WIDE = (
+    "JAX's integers have 32 bits: take smaller ones, or "
+    'jax.config.update("jax_enable_x64", True) before anything is made'
+)
 
 
 class Leaf(NamedTuple):
@@ -68,10 +74,11 @@ def _wrong(path: Sequence[Any], value: Any) -> str:
 
 
 def _fault(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        known = value.dtype.kind not in "OSUMm" and not value.dtype.names
-        return "" if known else f"is of {value.dtype}, which JAX has not: make numbers of it"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _fault_of_numpy(np.asanyarray(value))
     if not isinstance(value, jax.Array):
+        if isinstance(value, int) and _is_lost(value, value, np.int32):
+            return f"is {value}, and {_WIDE}"
         number = isinstance(value, _NUMBERS)
         return "" if number else f"is a {type(value).__name__}: make it an array, or leave it out"
     if isinstance(value, jax.core.Tracer):
@@ -82,6 +89,25 @@ def _fault(value: Any) -> str:
             "function returned"
         )
     return ""
+
+
+def _fault_of_numpy(value: np.ndarray) -> str:
+    if isinstance(value, np.ma.MaskedArray):
+        return "is masked, and JAX has no masks: give .filled(...), and the mask as another array"
+    if value.dtype.kind in "OSUMm" or value.dtype.names or value.dtype in _TOO_LONG:
+        return f"is of {value.dtype}, which JAX has not: make numbers of it, such as float32"
+    short = _SHORT.get(value.dtype)
+    if short and value.size and _is_lost(int(value.min()), int(value.max()), short):
+        return f"has numbers from {value.min()} to {value.max()}, and {_WIDE}"
+    return ""
+
+
+def _is_lost(least: int, most: int, short: Any) -> bool:
+    """Whether JAX, which has integers of 32 bits unless told otherwise, would cut them off."""
+    if jax.config.read("jax_enable_x64"):
+        return False
+    bounds = np.iinfo(short)
+    return bool(least < bounds.min or most > bounds.max)
 
 
 def _leaf(path: Sequence[Any], value: Any) -> Leaf:

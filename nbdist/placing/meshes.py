@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import jax
@@ -11,30 +13,18 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from nbdist.errors import UsageError
+from nbdist.placing.axes import ROLES, role_of
 from nbdist.records import DATA
 from nbdist.worker import processes, state
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jax import Device
 
-_INNERMOST_LAST = (
-    {"stage", "stages", "pipe", "pipeline", "pp"},
-    {"replica", "dp", "data", "batch"},
-    {"fsdp", "zero", "expert", "ep"},
-    {"sequence", "seq", "context", "cp", "sp"},
-    {"model", "tensor", "tp", "mp"},
-)
-"""By how much an axis sends, the least first: pipelines pass activations between neighbours, data
-parallelism reduces once a step, tensor parallelism in each layer. The order is Megatron-LM's
-(Narayanan et al., 2021, section 3.2: tensor within a host, pipelines across)."""
-
-_UNKNOWN = 2
-
 
 def meshes(axes: Mapping[str, int], devices: Sequence[Device] | None = None) -> Mesh:
-    """A mesh whose axes lie on links as fast as what they carry: `where(mesh)` says on which.
+    """A mesh whose axes lie on links as fast as what they carry: `where(mesh)` says which.
 
     An axis called `model`, `tensor`, `tp` or `mp` lies innermost, on devices of one process or
     host; then `sequence`, `fsdp`, `expert`, others, `data`, and outermost `stage` or `pipeline`. On
@@ -51,9 +41,9 @@ def meshes(axes: Mapping[str, int], devices: Sequence[Device] | None = None) -> 
     Raises:
         UsageError: the sizes do not multiply out to the number of devices; each fault is named.
     """
-    chosen = list(jax.devices() if devices is None else devices)
+    chosen = _chosen(devices)
     sizes = _sizes(axes, len(chosen))
-    order = sorted(sizes, key=_sends)
+    order = sorted(sizes, key=lambda axis: ROLES.index(role_of(axis)))
     grid = _grid([sizes[axis] for axis in order], chosen)
     turned = grid.transpose([order.index(axis) for axis in sizes])
     return Mesh(turned, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
@@ -71,14 +61,29 @@ def current_mesh() -> Mesh:
     return Mesh(np.array(jax.devices()), (DATA,), axis_types=(AxisType.Auto,))
 
 
+def _chosen(devices: Sequence[Device] | None) -> list[Device]:
+    chosen = list(jax.devices() if devices is None else devices)
+    named = [device for device in chosen if isinstance(device, (str, int))]
+    wrong = [f"{device!r} is no device: take some of jax.devices()" for device in named]
+    wrong += [f"{d} is there {n} times" for d, n in Counter(chosen).items() if n > 1]
+    if wrong or not chosen:
+        raise UsageError(f"devices={devices!r}: {'; '.join(wrong) or 'there are none'}")
+    return chosen
+
+
 def _sizes(axes: Mapping[str, int], devices: int) -> dict[str, int]:
-    if not axes:
-        raise UsageError('meshes needs axes: give names and sizes, {"data": -1, "model": 2}')
+    if not isinstance(axes, Mapping) or not axes:
+        raise UsageError(
+            f'axes={axes!r}: meshes needs names and sizes of axes, as in {{"data": -1, "model": 2}}'
+        )
     wrong = [
         f"axis {name!r} has size {size!r}: take a whole number from 1, or -1 for what is left"
         for name, size in axes.items()
-        if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1)
+        if not isinstance(size, (int, np.integer))
+        or isinstance(size, bool)
+        or (size < 1 and size != -1)
     ]
+    wrong += [f"axis {name!r} is no name: take text" for name in axes if not isinstance(name, str)]
     open_axes = [name for name, size in axes.items() if size == -1]
     if len(open_axes) > 1:
         wrong.append(f"{' and '.join(map(repr, open_axes))} are both -1: one axis may be")
@@ -92,12 +97,12 @@ def _sizes(axes: Mapping[str, int], devices: int) -> dict[str, int]:
             f"{said} does not multiply out to {devices} devices: sizes that divide them are "
             f"{', '.join(fitting)}, and one axis may be -1"
         )
-    return {name: devices // given if size == -1 else size for name, size in axes.items()}
+    return {name: devices // given if size == -1 else int(size) for name, size in axes.items()}
 
 
-def _sends(axis: str) -> int:
-    ranked = (rank for rank, names in enumerate(_INNERMOST_LAST) if axis.lower() in names)
-    return next(ranked, _UNKNOWN)
+def _is_size(size: object) -> bool:
+    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    return whole and (size == -1 or size >= 1)  # type: ignore[operator]  # whole
 
 
 def _grid(shape: list[int], devices: list[Device]) -> np.ndarray:

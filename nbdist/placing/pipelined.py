@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nbdist.errors import UsageError
 from nbdist.placing.leaves import leaves_of
 from nbdist.placing.piped_checks import (
     check_blocks,
@@ -24,6 +25,8 @@ from nbdist.placing.piped_checks import (
     check_rows,
 )
 from nbdist.placing.place import place
+from nbdist.placing.targets import spec_over
+from nbdist.placing.wanted import spread_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,11 +127,9 @@ class Pipelined:
         """
         leaves_of(params, "place")
         check_layers(params, self.stages, self.rounds)
-        spread = jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: self._sharding(spec), part),
-            specs,
-            params,
-            is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+        spread = jax.tree.unflatten(
+            jax.tree.structure(params),
+            spread_of(params, specs, lambda spec, _: self._sharding(spec)),
         )
         if self.rounds > 1:
             params = jax.tree.map(lambda leaf: jnp.reshape(leaf, self._cut(leaf.shape)), params)
@@ -245,8 +246,10 @@ class Pipelined:
         return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        if not isinstance(spec, PartitionSpec):
+            raise UsageError(f"specs has {spec!r}: give a PartitionSpec over the other axes")
         lead = (self.axis,) if self.rounds == 1 else (None, self.axis, None)
-        return NamedSharding(self.mesh, PartitionSpec(*lead, *spec))
+        return spec_over(PartitionSpec(*lead, *spec), self.mesh)
 
 
 def _same(tree: Any, working: jax.Array) -> Any:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import jax
-import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
 from nbdist.errors import UsageError
 from nbdist.placing import fitting
 from nbdist.placing.automatic import Automatic
 from nbdist.placing.constrained import constrained, is_traced
 from nbdist.placing.leaves import leaves_of
+from nbdist.placing.spread import move_all
 from nbdist.placing.targets import AUTO, is_there
 from nbdist.placing.wanted import targets_of
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh, Sharding
+    from jax.sharding import Sharding
 
     from nbdist.placing.leaves import Leaf
 
@@ -49,8 +49,9 @@ def place(
 def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bool = False) -> Any:
     """Put the arrays of a tree somewhere; what is there already is not copied.
 
-    Values stay as they are, bit for bit; NumPy arrays and numbers become arrays of JAX (whose types
-    have 32 bits, unless `jax_enable_x64` is set). `nbdist.where` tells where they are.
+    Values stay as they are, bit for bit; NumPy arrays and numbers become arrays of JAX, whose types
+    have 32 bits unless `jax_enable_x64` is set: floating-point numbers are rounded to that, and
+    integers that do not fit are refused. `nbdist.where` tells where they are.
 
     Args:
         tree: of arrays and numbers.
@@ -74,8 +75,11 @@ def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bo
         UsageError: there is no such place, leaves are no arrays or were donated, sizes do not
             divide, or it does not fit: then it says how much is missing.
     """
-    if is_traced(tree):
-        return constrained(tree, where, mesh)
+    if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise UsageError(f"mesh={mesh!r} is no mesh: give one of nbdist.meshes(...)")
+    if is_traced():
+        made = constrained(tree, where, mesh)
+        return Placed(made, f"as asked: {where}") if explain else made
     leaves, structure = leaves_of(tree, "place")
     targets = targets_of(tree, len(leaves), where, mesh)
     shardings = _shardings(leaves, targets)
@@ -106,59 +110,33 @@ def _shardings(leaves: list[Leaf], targets: list[Any]) -> list[Sharding]:
 
 
 def _moved(leaves: list[Leaf], shardings: list[Sharding]) -> list[Any]:
+    arrays = [leaf.value for leaf in leaves]
     to_move = [
         index
         for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True))
-        if not is_there(leaf, sharding)
+        if not (is_there(leaf, sharding) and leaf.value.committed)
     ]
-    arrays = [leaf.value for leaf in leaves]
-    if len(to_move) == 1:  # JAX takes twice as long for a list of one, or for a new sharding
+    if jax.process_count() > 1:
+        moved = move_all([leaves[i] for i in to_move], [shardings[i] for i in to_move])
+    elif len(to_move) == 1:  # JAX takes twice as long for a list of one, or for a new sharding
         (index,) = to_move
-        source, goal = _source(leaves[index], shardings[index]), shardings[index]
-        arrays[index] = jax.device_put(source, _device(goal) or goal)
-        return arrays
-    moved = jax.device_put(
-        [_source(leaves[index], shardings[index]) for index in to_move],
-        [shardings[index] for index in to_move],
-    )
+        goal = _device(leaves[index], shardings[index]) or shardings[index]
+        moved = [jax.device_put(leaves[index].value, goal)]
+    else:
+        moved = jax.device_put([arrays[i] for i in to_move], [shardings[i] for i in to_move])
     for index, array in zip(to_move, moved, strict=True):
         arrays[index] = array
     return arrays
 
 
-def _device(sharding: Sharding) -> jax.Device | None:
-    """The one that it is; None where it is more than that."""
-    if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        if sharding.memory_kind in {None, device.default_memory().kind}:
-            return device
-    return None
-
-
-def _source(leaf: Leaf, sharding: Sharding) -> Any:
-    """What `device_put` can move there: it does not go from one process's devices to all."""
-    value = leaf.value
-    if not isinstance(value, jax.Array) or jax.process_count() == 1:
-        return value
-    if not value.is_fully_addressable:
-        if value.sharding.device_set == sharding.device_set:
-            return value
-        value = _whole(leaf)
-    return value if sharding.is_fully_addressable else np.asarray(value)
-
-
-def _whole(leaf: Leaf) -> jax.Array:
-    """All of an array over several processes, on a device of this one.
-
-    Raises:
-        UsageError: no process has that.
-    """
-    if leaf.value.is_fully_replicated:
-        return leaf.value.addressable_data(0)
-    raise UsageError(
-        f"{leaf.name} is cut over the devices of several processes, and no process has all of it: "
-        'nbdist.place(x, "replicated") first'
-    )
+def _device(leaf: Leaf, sharding: Sharding) -> jax.Device | None:
+    """The one that it is, where that says all; else None."""
+    if not isinstance(sharding, SingleDeviceSharding):
+        return None
+    (device,) = sharding.device_set
+    usual = {None, device.default_memory().kind}
+    now = leaf.value.sharding.memory_kind if isinstance(leaf.value, jax.Array) else None
+    return device if {sharding.memory_kind, now} <= usual else None
 
 
 def _reason(target: Any, where: object) -> str:

@@ -111,6 +111,9 @@ def _mesh_of(place: Device | Mesh) -> Mesh:
 
 
 def _faults(stages: int, places: Sequence[Any]) -> Iterator[str]:
+    if isinstance(places, (Mesh, jax.Device)):
+        yield f"devices is one {type(places).__name__}: give a list with one for each stage"
+        return
     if len(places) != stages:
         yield (
             f"devices has {len(places)} entries for {stages} stages: give one for each, or leave "

@@ -35,7 +35,7 @@ def check_there(params: Sequence[Any], seats: Sequence[Seat]) -> None:
     Raises:
         UsageError: there are not, or arrays were donated; each fault.
     """
-    wrong = [*_wrong_length(params, seats), *_gone(params, "params")]
+    wrong = [*_wrong_length(params, seats), *_faults(params, "params")]
     if wrong:
         raise UsageError("; ".join(wrong))
 
@@ -61,7 +61,7 @@ def check_call(
             "jax.vmap: call them outside; jax.grad may be around them"
         )
     check_there(params, seats)
-    wrong = [*_gone(x, "x"), *_elsewhere(params, seats)]
+    wrong = [*_faults(x, "x"), *_elsewhere(params, seats)]
     if gradients:
         wrong += _whole_numbers(params)
     try:
@@ -88,13 +88,19 @@ def _wrong_length(params: Sequence[Any], seats: Sequence[Seat]) -> Iterator[str]
         yield f"params has {len(params)} entries for {len(seats)} stages ({names}): give one each"
 
 
-def _gone(tree: Any, root: str) -> Iterator[str]:
+def _faults(tree: Any, root: str) -> Iterator[str]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
         if array and leaf.is_deleted():
             yield (
                 f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is gone, donated to a "
                 "function or deleted: take what that function returned"
+            )
+        elif array and not leaf.is_fully_addressable:
+            yield (
+                f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is over several processes, "
+                "and stages run on devices of their own process: give a NumPy array, or take "
+                "nbdist.pipelined over the mesh of all"
             )
 
 

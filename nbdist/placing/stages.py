@@ -150,6 +150,8 @@ class Stages:
         Raises:
             UsageError: when called, as `stages(params, x)` does.
         """
+        if not callable(loss):
+            raise UsageError(f"loss is {loss!r}, and no function (what the last stage made, y)")
         graded = jax.jit(jax.value_and_grad(loss, allow_int=True))
 
         def step(params: Sequence[Any], x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -244,6 +246,11 @@ def _joined(parts: list[Any]) -> Any:
     """The rows of all microbatches, in order."""
     if len(parts) == 1:
         return parts[0]
+    if not all(map(np.ndim, jax.tree.leaves(parts[0]))):
+        raise UsageError(
+            "the last stage makes a number, and with several microbatches it has to make rows: "
+            "take value_and_grad(loss), whose loss makes the number"
+        )
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ from nbdist.placing.meshes import current_mesh
 from nbdist.worker import platforms, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jax import Device
+    from jax.sharding import AbstractMesh
 
     from nbdist.placing.leaves import Leaf
 
@@ -55,7 +56,21 @@ class Given(Target):
     wanted: Sharding
 
     def sharding(self, leaf: Leaf) -> Sharding:
-        return self.wanted
+        return checked(leaf, self.wanted)
+
+
+@dataclass(frozen=True)
+class Cut(Target):
+    """A `PartitionSpec` over a mesh; the current one, where it is None."""
+
+    spec: PartitionSpec
+    mesh: Mesh | None
+
+    def sharding(self, leaf: Leaf) -> Sharding:
+        return checked(leaf, spec_over(self.spec, self.mesh or current_mesh()))
+
+    def holds(self, leaf: Leaf) -> bool:
+        return _over_its_mesh(leaf, lambda mesh: Cut(self.spec, mesh), self.mesh)
 
 
 @dataclass(frozen=True)
@@ -74,16 +89,46 @@ class OneOf(Target):
 
 @dataclass(frozen=True)
 class Layout(Target):
-    """A layout by its name, over a mesh."""
+    """A layout by its name, over a mesh; the current one, where it is None."""
 
     name: str
-    mesh: Mesh
+    mesh: Mesh | None
 
     def sharding(self, leaf: Leaf) -> Sharding:
         try:
-            return named(self.name, leaf.shape, self.mesh)
+            return named(self.name, leaf.shape, self.mesh or current_mesh())
         except UsageError as error:
             raise UsageError(f"{leaf.path or 'the array'}: {error}") from None
+
+    def holds(self, leaf: Leaf) -> bool:
+        return _over_its_mesh(leaf, lambda mesh: Layout(self.name, mesh), self.mesh)
+
+
+def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None) -> bool:
+    """Whether it is there over the mesh that it lies on, where nobody says which is meant."""
+    if not isinstance(leaf.value, jax.Array):
+        return False
+    now = leaf.value.sharding
+    own = now.mesh if isinstance(now, NamedSharding) and isinstance(now.mesh, Mesh) else None
+    try:
+        return is_there(leaf, over(mesh or own or current_mesh()).sharding(leaf))
+    except UsageError:
+        return False
+
+
+def checked(leaf: Leaf, wanted: Sharding) -> Sharding:
+    """The sharding, where such an array can have it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if isinstance(wanted, NamedSharding) and not isinstance(wanted.mesh, Mesh):
+        raise UsageError(f"{leaf.name}: {wanted} is over a mesh without devices: give a real one")
+    try:
+        wanted.shard_shape(leaf.shape)
+    except (ValueError, IndexError) as error:  # an axis of what has none
+        raise UsageError(f"{leaf.name} cannot lie so: {str(error).splitlines()[0]}") from None
+    return wanted
 
 
 def is_there(leaf: Leaf, wanted: Sharding) -> bool:
@@ -113,21 +158,29 @@ def target_of(where: object, mesh: Mesh | None) -> Target:
     if isinstance(where, Sharding):
         return Given(where)
     if isinstance(where, PartitionSpec):
-        return Given(_spec_over(where, mesh or current_mesh()))
+        return Cut(where, mesh)
     if isinstance(where, str):
-        return Layout(where, mesh or current_mesh()) if where in LAYOUTS else _called(where)
+        return Layout(where, mesh) if where in LAYOUTS else _called(where)
     raise UsageError(
         f"where={where!r} is a {type(where).__name__}, and no place: give a device, a name "
         f"({_choices()}), a sharding or a PartitionSpec"
     )
 
 
-def _spec_over(spec: PartitionSpec, mesh: Mesh) -> NamedSharding:
-    used = itertools.chain(*((axes,) if isinstance(axes, str) else axes or () for axes in spec))
-    unknown = sorted(set(used) - set(mesh.axis_names))
-    if unknown:
+def spec_over(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """A spec over a mesh.
+
+    Raises:
+        UsageError: the mesh has no such axes, or the spec has one twice or leaves one open.
+    """
+    if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED in tuple(spec):
+        raise UsageError(f"{spec!r} does not say how to cut: give a PartitionSpec of axes and None")
+    used = [a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ())]
+    wrong = [f"no axis {axis!r}" for axis in dict.fromkeys(used) if axis not in mesh.axis_names]
+    wrong += [f"{axis!r} {count} times" for axis, count in Counter(used).items() if count > 1]
+    if wrong:
         raise UsageError(
-            f"where={spec} has no axis {', '.join(map(repr, unknown))} in the mesh, whose axes are "
+            f"{spec} has {' and '.join(wrong)} in the mesh, whose axes are "
             f"{', '.join(f'{axis} ({size})' for axis, size in mesh.shape.items())}"
         )
     return NamedSharding(mesh, spec)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from nbdist.placing.axes import role_of
 from nbdist.placing.fitting import part_bytes
 from nbdist.placing.leaves import leaves_of
 from nbdist.placing.wanted import targets_of
@@ -41,7 +42,12 @@ class Where:
     tree: Any
 
     def __eq__(self, where: object) -> bool:
-        """Whether every array is there: `where(tree) == "batch"`, or a device, or a sharding."""
+        """Whether every array is there: `where(tree) == "batch"`, or a device, or a sharding.
+
+        Layouts and specs are taken over the mesh that an array lies on.
+        """
+        if where is None:
+            return False
         targets = targets_of(self.tree, len(self.leaves), where, None)
         return all(target.holds(leaf) for target, leaf in zip(targets, self.leaves, strict=True))
 
@@ -168,8 +174,10 @@ def _kind_of_memory(sharding: Sharding) -> str:
 
 
 def _order(mesh: Mesh) -> MeshOrder:
+    if mesh.empty:
+        return MeshOrder({}, "no devices")
     axes = {
-        axis: f"({size}): {_links(mesh, index)}"
+        axis: f"({size}): {_links(mesh, index)}; {role_of(axis).sends}"
         for index, (axis, size) in enumerate(mesh.shape.items())
     }
     names = [platforms.name_of(device) for device in mesh.devices.flat]

@@ -109,6 +109,11 @@ class Way(Record, frozen=True):
     home_s: float
     there_s: float
 
+    @property
+    def pays(self) -> bool:
+        """Whether the way is worth it: what is less than a tenth is noise."""
+        return self.there_s * 1.1 < self.home_s
+
 
 class Crossing(Record, frozen=True):
     """From which size on the way to other devices is worth it.

@@ -138,7 +138,7 @@ def _advice(crossing: Crossing) -> Table:
             labels.size(4 * way.size**2),
             labels.brief(way.home_s),
             labels.brief(way.there_s),
-            crossing.there if way.there_s < way.home_s else crossing.home,
+            crossing.there if way.pays else crossing.home,
         ]
         for way in crossing.ways
     ]

@@ -46,7 +46,8 @@ class CellLines:
             sys.settrace(self._called)
 
     def end(self) -> None:
-        """Follow it no more."""
+        """Follow it no more; where the cell has set another function in our place, it was not."""
+        self._follows = self._follows and sys.gettrace() == self._called
         if self._follows:
             sys.settrace(None)
 

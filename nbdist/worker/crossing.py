@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from jax.sharding import Sharding
 
 _SIZES = tuple(32 << power for power in range(8))
-_ENOUGH_S = 0.1
-"""A product that takes longer where the matrices are is the last one."""
+_ENOUGH_S = 0.02
+"""A product that takes longer where the matrices are is the last one: the next takes eight times as
+long, and all of it is to take a second or so."""
 
 _ROUNDS = 5
 
@@ -101,12 +102,12 @@ def _crossed(ways: list[Way]) -> float | None:
 
     Where both lines are straight on logarithmic axes, they meet in proportion to their distance.
     """
-    if ways[-1].there_s >= ways[-1].home_s:
+    if not ways[-1].pays:
         return None
     last = float(ways[0].size)
     for before, after in pairwise(ways):
-        if before.there_s >= before.home_s and after.there_s < after.home_s:
-            above = math.log(before.there_s / before.home_s)
+        if not before.pays and after.pays:
+            above = max(0.0, math.log(before.there_s / before.home_s))
             below = math.log(after.home_s / after.there_s)
             part = above / (above + below)
             last = before.size * (after.size / before.size) ** part

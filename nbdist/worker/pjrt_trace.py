@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ class PjrtTracer:
         return True
 
     def stop(self) -> None:
-        jax.profiler.stop_trace()
+        with contextlib.suppress(RuntimeError):  # the user has: what it saw until then is written
+            jax.profiler.stop_trace()
 
     def read(self, folder: Path) -> list[Span]:
         return spans_of(jax.profiler.ProfileData.from_file(str(newest(folder))))

@@ -15,6 +15,7 @@ from hypothesis import given
 
 import nbdist
 from nbdist.errors import UsageError
+from nbdist.placing.layouts import named
 
 NAMES = ("data", "fsdp", "model", "stage", "other")
 
@@ -103,13 +104,16 @@ def test_where_says_over_which_links() -> None:
     assert found.grid.splitlines()[0] == "cpu:0 cpu:1"
     assert "<table" in found._repr_mimebundle_()["text/html"]
     alone = nbdist.where(nbdist.meshes({"data": 1}, devices=jax.devices()[:1]))
-    assert alone.axes["data"] == "(1): one device: nothing is sent"
+    assert alone.axes["data"].startswith("(1): one device: nothing is sent")
+    assert found.axes["model"].endswith("sends in each layer: innermost")
 
 
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
-        ({}, "needs axes"),
+        ({}, "needs names and sizes"),
+        (8, "needs names and sizes"),
+        ({3: 8}, "axis 3 is no name"),
         ({"data": -1, "model": -1}, "'data' and 'model' are both -1"),
         ({"data": 0, "model": 2.0}, "axis 'data' has size 0.*axis 'model' has size 2.0"),
         ({"data": 3}, "data 3 does not multiply out to 8 devices: .* 1, 2, 4, 8"),
@@ -119,3 +123,36 @@ def test_where_says_over_which_links() -> None:
 def test_sizes_that_are_none(axes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         nbdist.meshes(axes)
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"), [([], "there are none"), (["cpu:0"], "is no device"), ([0, 0], "is no")]
+)
+def test_devices_that_are_none(devices: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        nbdist.meshes({"data": -1}, devices=devices)
+    twice = [jax.devices()[0]] * 2
+    with pytest.raises(UsageError, match="is there 2 times"):
+        nbdist.meshes({"data": -1}, devices=twice)
+
+
+@pytest.mark.parametrize(
+    ("axes", "layout", "spec"),
+    [
+        ({"DATA": 4, "Model": 2}, "model", (None, "Model")),
+        ({"DATA": 4, "Model": 2}, "batch", ("DATA",)),
+        ({"stage": 2, "data": 4}, "batch", ("data",)),
+        ({"stage": 2, "data": 4}, "model", (None, "data")),
+        ({"stage": 2, "data": 2, "model": 2}, "full", ("data", "model")),
+        ({"fsdp": 4, "tp": 2}, "full", ("fsdp", "tp")),
+        ({"x": 4, "y": 2}, "full", ("x", "y")),
+    ],
+)
+def test_layouts_know_axes_by_their_names(axes: Any, layout: str, spec: Any) -> None:
+    sharding = named(layout, (8, 8), nbdist.meshes(axes))
+    assert tuple(sharding.spec) == spec
+
+
+def test_no_axis_is_the_models() -> None:
+    with pytest.raises(UsageError, match=r"'data', 'fsdp', of which none is the model's: call one"):
+        named("model", (8, 8), nbdist.meshes({"data": 2, "fsdp": 4}))

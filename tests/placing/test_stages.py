@@ -400,3 +400,19 @@ def test_each_process_has_stages_of_its_own(cluster: nbdist.Cluster) -> None:
     for rank, said in results.items():
         assert said.startswith(f"({4.0 * (1 + rank) ** 2}")
         assert ("another process's" in said) == (rank != 0)
+
+
+def test_what_stages_cannot_be_given() -> None:
+    both = stages(one, one, devices=jax.devices()[:2], micro=2)
+    params = both.place((jnp.eye(4), jnp.eye(4)))
+    with pytest.raises(UsageError, match="loss is 3, and no function"):
+        both.value_and_grad(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="devices is one Mesh: give a list"):
+        stages(one, one, devices=meshes({"data": -1}))  # type: ignore[arg-type]
+    ends = stages(one, lambda p, x: (x @ p).sum(), devices=jax.devices()[:2], micro=2)
+    with pytest.raises(UsageError, match="the last stage makes a number"):
+        ends(params, jnp.ones((4, 4)))
+
+
+def one(params: jax.Array, x: jax.Array) -> jax.Array:
+    return x @ params

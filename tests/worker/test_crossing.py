@@ -17,10 +17,10 @@ SECONDS = st.floats(1e-6, 1.0)
 def test_it_lies_between_the_sizes_around_it(seconds: list[tuple[float, float]]) -> None:
     ways = [Way(2**i, home, there) for i, (home, there) in enumerate(seconds)]
     crossed = _crossed(ways)
-    if ways[-1].there_s >= ways[-1].home_s:
+    if ways[-1].there_s * 1.1 >= ways[-1].home_s:
         assert crossed is None
         return
-    slower = [way.size for way in ways if way.there_s >= way.home_s]
+    slower = [way.size for way in ways if way.there_s * 1.1 >= way.home_s]
     assert crossed is not None
     if slower:
         assert slower[-1] <= crossed <= 2 * slower[-1]
