@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _CALLS = {
-    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), "jaxpr"),
+    **dict.fromkeys(("jit", "pjit"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call"), "call_jaxpr"),
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), "call_jaxpr"),
 }
 """Primitives that are what they call, by the parameter that holds it; rules of derivatives are of

@@ -249,9 +249,8 @@ def _tie_slices(build: _Builder, whole: Value, part: Value) -> None:
 
 
 NESTED: dict[str, Nested] = {
-    **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"), _call("jaxpr")
-    ),
+    **dict.fromkeys(("jit", "pjit", "remat2", "checkpoint"), _call("jaxpr")),
+    **dict.fromkeys(("closed_call", "core_call"), _call("call_jaxpr")),
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call("call_jaxpr")
     ),

@@ -65,6 +65,10 @@ def scanned(params: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, layer: (block(x, layer), None), x, stacked)[0]
 
 
+def checkpointed_scan(params: Any, x: Any) -> Any:
+    return jax.checkpoint(scanned)(params, x)
+
+
 def dropped_out(params: Any, x: Any) -> Any:
     key = jax.random.key(7)
     for number, layer in enumerate(params):
@@ -108,7 +112,7 @@ def memory(closed: ClosedJaxpr, inputs: Any, how: Remat) -> PlannedMemory:
 
 
 @pytest.mark.parametrize("how", REMATS[1:])
-@pytest.mark.parametrize("forward", [unrolled, scanned, dropped_out])
+@pytest.mark.parametrize("forward", [unrolled, scanned, checkpointed_scan, dropped_out])
 def test_numbers_are_those_of_what_is_kept(forward: Callable[..., Any], how: Remat) -> None:
     params, batch = given()
     step = step_of(forward)
