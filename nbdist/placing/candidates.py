@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 from nbdist.errors import UsageError
+from nbdist.placing.fitting import part_bytes
 from nbdist.placing.layouts import named
 from nbdist.records import DATA
 from nbdist.records.autoplace import DEFAULT, LeftOut
@@ -284,7 +285,7 @@ def _too_big(candidate: Candidate, leaves: Sequence[Any], out_bytes: int, scene:
     ]
     if scene.is_shared:
         return ""
-    each = sum(_part_bytes(leaf, where) for leaf, where in moved) + out_bytes
+    each = sum(part_bytes(np.shape(leaf), leaf.nbytes, where) for leaf, where in moved) + out_bytes
     devices = {device for _, where in moved for device in where.device_set}
     for device in sorted(devices, key=lambda d: d.id):
         free = platforms.free_bytes(device)
@@ -295,8 +296,3 @@ def _too_big(candidate: Candidate, leaves: Sequence[Any], out_bytes: int, scene:
                 f"{free:,} free"
             )
     return ""
-
-
-def _part_bytes(leaf: Any, where: Sharding) -> int:
-    parts = np.prod(where.shard_shape(np.shape(leaf)), dtype=np.int64)
-    return int(parts) * int(leaf.dtype.itemsize)

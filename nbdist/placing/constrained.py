@@ -12,9 +12,9 @@ from jax.extend.core import concrete_or_error
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nbdist.errors import UsageError
-from nbdist.placing.layouts import LAYOUTS, named
+from nbdist.placing.layouts import LAYOUTS
 from nbdist.placing.leaves import Leaf
-from nbdist.placing.targets import spec_over
+from nbdist.placing.targets import checked, laid_out, spec_over
 from nbdist.placing.wanted import spread_of
 from nbdist.worker import state
 
@@ -64,17 +64,11 @@ def _constrained(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> An
 
 def _sharding(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> NamedSharding:
     if isinstance(where, str) and where in LAYOUTS:
-        try:
-            return named(where, leaf.shape, mesh or _mesh())
-        except UsageError as error:
-            raise UsageError(f"{leaf.path or 'the array'}: {error}") from None
+        return laid_out(leaf, where, mesh or _mesh())
     if isinstance(where, PartitionSpec):
         where = spec_over(where, mesh or _mesh())
     if isinstance(where, NamedSharding):
-        try:
-            where.shard_shape(leaf.shape)
-        except (ValueError, IndexError) as error:  # an axis of what has none
-            raise UsageError(f"{leaf.name} cannot lie so: {str(error).splitlines()[0]}") from None
+        checked(leaf, where)
         return where
     raise UsageError(
         f"where={where!r} within jax.jit or a step cell: a program runs where its arguments are. "

@@ -49,17 +49,16 @@ def needs(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> dict[Device,
     found: dict[Device, int] = defaultdict(int)
     for leaf, sharding in zip(leaves, shardings, strict=True):
         if not is_there(leaf, sharding):
-            part = part_bytes(leaf, sharding)
+            part = part_bytes(leaf.shape, leaf.nbytes, sharding)
             for device in sharding.addressable_devices:
                 found[device] += part
     return found
 
 
-def part_bytes(leaf: Leaf, sharding: Sharding) -> int:
-    """Of the leaf on each device; the greatest part, where they differ."""
-    of_one = leaf.nbytes // max(1, math.prod(leaf.shape))
-    held: int = math.prod(sharding.shard_shape(leaf.shape))
-    return of_one * held
+def part_bytes(shape: tuple[int, ...], nbytes: int, sharding: Sharding) -> int:
+    """Of an array on each device; of the greatest part, where they differ."""
+    held: int = math.prod(sharding.shard_shape(shape))
+    return nbytes // max(1, math.prod(shape)) * held
 
 
 def _rooms(needed: dict[Device, int]) -> list[tuple[str, int, int]]:

@@ -56,7 +56,10 @@ class Given(Target):
     wanted: Sharding
 
     def sharding(self, leaf: Leaf) -> Sharding:
-        return checked(leaf, self.wanted)
+        now = self.wanted
+        if isinstance(now, NamedSharding) and not isinstance(now.mesh, Mesh):
+            raise UsageError(f"{leaf.name}: {now} is over a mesh without devices: give a real one")
+        return checked(leaf, now)
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,7 @@ class Layout(Target):
     mesh: Mesh | None
 
     def sharding(self, leaf: Leaf) -> Sharding:
-        try:
-            return named(self.name, leaf.shape, self.mesh or current_mesh())
-        except UsageError as error:
-            raise UsageError(f"{leaf.path or 'the array'}: {error}") from None
+        return laid_out(leaf, self.name, self.mesh or current_mesh())
 
     def holds(self, leaf: Leaf) -> bool:
         return _over_its_mesh(leaf, lambda mesh: Layout(self.name, mesh), self.mesh)
@@ -116,14 +116,24 @@ def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None
         return False
 
 
+def laid_out(leaf: Leaf, name: str, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """The sharding that a layout means for a leaf.
+
+    Raises:
+        UsageError: a dimension does not divide; the leaf is named.
+    """
+    try:
+        return named(name, leaf.shape, mesh)
+    except UsageError as error:
+        raise UsageError(f"{leaf.path or 'the array'}: {error}") from None
+
+
 def checked(leaf: Leaf, wanted: Sharding) -> Sharding:
     """The sharding, where such an array can have it.
 
     Raises:
         UsageError: it cannot.
     """
-    if isinstance(wanted, NamedSharding) and not isinstance(wanted.mesh, Mesh):
-        raise UsageError(f"{leaf.name}: {wanted} is over a mesh without devices: give a real one")
     try:
         wanted.shard_shape(leaf.shape)
     except (ValueError, IndexError) as error:  # an axis of what has none

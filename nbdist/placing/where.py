@@ -140,7 +140,7 @@ def _held_by(leaf: Leaf) -> dict[str, int]:
     if not isinstance(leaf.value, jax.Array):
         return {}
     sharding = leaf.value.sharding
-    part = part_bytes(leaf, sharding)
+    part = part_bytes(leaf.shape, leaf.nbytes, sharding)
     return {platforms.name_of(device): part for device in sharding.device_set}
 
 
