@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
 
 from nbdist.errors import UsageError
+from nbdist.placing.leaves import fault_of
 from nbdist.placing.targets import is_there
 from nbdist.views import labels
 from nbdist.worker import platforms
@@ -21,6 +25,16 @@ if TYPE_CHECKING:
 
 _UNASKED_BYTES = 64 << 20
 """What is less is not checked: to ask how much is free takes as long as to move a part of it."""
+
+
+def is_small(tree: Any) -> bool:
+    """Whether it is one array of one process that can be placed; nobody asks if it fits."""
+    return (
+        isinstance(tree, (np.ndarray, jax.Array))
+        and tree.nbytes < _UNASKED_BYTES
+        and jax.process_count() == 1
+        and not fault_of(tree)
+    )
 
 
 def check(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> None:

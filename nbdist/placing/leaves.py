@@ -67,13 +67,14 @@ def leaves_of(tree: Any, what: str) -> tuple[list[Leaf], jax.tree_util.PyTreeDef
 
 def _wrong(path: Sequence[Any], value: Any) -> str:
     """What is; nothing of an array that can be placed."""
-    fault = _fault(value)
+    fault = fault_of(value)
     if not fault:
         return ""
     return f"leaf {jax.tree_util.keystr(tuple(path))} {fault}" if path else f"it {fault}"
 
 
-def _fault(value: Any) -> str:
+def fault_of(value: Any) -> str:
+    """Why it cannot be placed; nothing where it can."""
     if isinstance(value, (np.ndarray, np.generic)):
         return _fault_of_numpy(np.asanyarray(value))
     if not isinstance(value, jax.Array):

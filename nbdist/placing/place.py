@@ -11,15 +11,14 @@ from nbdist.errors import UsageError
 from nbdist.placing import fitting
 from nbdist.placing.automatic import Automatic
 from nbdist.placing.constrained import constrained, is_traced
-from nbdist.placing.leaves import leaves_of
+from nbdist.placing.fitting import is_small
+from nbdist.placing.leaves import Leaf, leaves_of
 from nbdist.placing.spread import move_all
 from nbdist.placing.targets import AUTO, is_there
 from nbdist.placing.wanted import targets_of
 
 if TYPE_CHECKING:
     from jax.sharding import Sharding
-
-    from nbdist.placing.leaves import Leaf
 
 
 class Placed(NamedTuple):
@@ -80,6 +79,8 @@ def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bo
     if is_traced():
         made = constrained(tree, where, mesh)
         return Placed(made, f"as asked: {where}") if explain else made
+    if isinstance(where, jax.Device) and not explain and is_small(tree):
+        return _to_device(tree, where)
     leaves, structure = leaves_of(tree, "place")
     targets = targets_of(tree, len(leaves), where, mesh)
     shardings = _shardings(leaves, targets)
@@ -107,6 +108,15 @@ def _shardings(leaves: list[Leaf], targets: list[Any]) -> list[Sharding]:
     if wrong:
         raise UsageError("\n".join(wrong))
     return found
+
+
+def _to_device(array: Any, device: jax.Device) -> jax.Array:
+    """What `place` would do with one array, in half the time: small ones are moved often."""
+    leaf, there = Leaf((), array, array.shape, array.nbytes), SingleDeviceSharding(device)
+    if is_there(leaf, there) and array.committed:
+        found: jax.Array = array
+        return found
+    return jax.device_put(array, _device(leaf, there) or there)
 
 
 def _moved(leaves: list[Leaf], shardings: list[Sharding]) -> list[Any]:
