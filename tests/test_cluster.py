@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,8 +87,14 @@ def test_the_status_tells_of_every_worker(cluster: nbdist.Cluster) -> None:
     pids = [worker.pid for worker in status.workers]
     assert all(psutil.Process(pid).is_running() for pid in pids)
     assert all(str(pid) in "\n".join(status.lines()) for pid in pids)
-    assert all(worker.memory_bytes > 50e6 for worker in status.workers)
     assert "jax 0.10" in status.html()
+
+
+def test_the_status_tells_what_every_worker_takes(cluster: nbdist.Cluster) -> None:
+    """A busy host that does not tell within a second is left out, and asked anew the next time."""
+    end = time.monotonic() + 30
+    while not all(worker.memory_bytes > 50e6 for worker in cluster.status().workers):
+        assert time.monotonic() < end, cluster.status()
 
 
 def test_logs_of_a_rank_that_is_not_there(cluster: nbdist.Cluster) -> None:
