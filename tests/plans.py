@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from nbdist.plan.search import plan
 from nbdist.plan.topology import parse
 from nbdist.records import Plan, PlannedMemory, PlannedTensor, PlannedTime, Planning
 from nbdist.worker.jaxpr_model import model_of
+
+if TYPE_CHECKING:
+    from nbdist.plan.model import Model
 
 LAYERS, WIDE, ROWS = 6, 256, 64
 HOSTILE = "['<script>alert(1)</script>']"
@@ -59,6 +62,53 @@ def made(name: str) -> Plan:
     model = model_of(jax.make_jaxpr(step)(*given.values()), inputs)
     topology = parse(on)
     return plan(model, Target(topology, calibration_of(topology.chip)), Planning(fixed=fixed))
+
+
+def stacked_loss(params: Any, x: Any, y: Any) -> Any:
+    def layer(x: Any, own: Any) -> tuple[Any, None]:
+        return x + jax.nn.relu(x @ own["up"] + own["b"]) @ own["down"], None
+
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    return ((x @ params["head"] - y) ** 2).mean()
+
+
+def stacked_step(params: Any, moments: Any, x: Any, y: Any) -> Any:
+    value, slopes = jax.value_and_grad(stacked_loss)(params, x, y)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, slopes)
+    return value, jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments
+
+
+def stacked_traced(layers: int = 8, wide: int = WIDE, rows: int = ROWS) -> tuple[Any, Any]:
+    """The jaxpr of a step whose layers are in a scan, and what its inputs are."""
+    params = {
+        "layers": {
+            "up": shape(layers, wide, 4 * wide),
+            "down": shape(layers, 4 * wide, wide),
+            "b": shape(layers, 4 * wide),
+        },
+        "head": shape(wide, 8),
+    }
+    given = {"params": params, "moments": params, "x": shape(rows, wide), "y": shape(rows, 8)}
+    inputs: Any = [
+        (key + jax.tree_util.keystr(path), "batch" if key in "xy" else "carried")
+        for key, tree in given.items()
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return jax.make_jaxpr(stacked_step)(*given.values()), inputs
+
+
+@functools.cache
+def stacked(layers: int = 8, wide: int = WIDE, rows: int = ROWS) -> Model:
+    """The model of such a step."""
+    return model_of(*stacked_traced(layers, wide, rows))
+
+
+@functools.cache
+def piped(**fixed: int) -> Plan:
+    """A real plan of such a step, with stages."""
+    topology = parse("2 hosts x 4 A100")
+    target = Target(topology, calibration_of(topology.chip))
+    return plan(stacked(), target, Planning(fixed=fixed))
 
 
 def by_hand(*tensors: PlannedTensor, data: int = 2, model: int = 2, over: int = 0) -> Plan:

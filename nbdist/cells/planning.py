@@ -8,16 +8,18 @@ from pathlib import Path
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import DATA, MODEL, Plan, Remat
+from nbdist.records import DATA, MODEL, STAGE, Plan, Remat
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _AXES = {
     **dict.fromkeys(("data", "dp"), DATA),
     **dict.fromkeys(("tensor", "tp", "model"), MODEL),
+    **dict.fromkeys(("stage", "pp"), STAGE),
     "zero": "zero",
     "micro": "micro",
 }
+_COUNTED = {"micro": "parts", "stage": "stages", "pp": "stages"}
 _LEVELS = (0, 1, 3)
 _REMATS: dict[str, Remat] = {"none": "", "selective": "selective", "full": "full"}
 
@@ -59,7 +61,7 @@ def parse_fixed(text: str | None) -> tuple[dict[str, int], Remat | None]:
         elif name not in _AXES:
             faults.append(f"{name or word!r} is none of {', '.join((*_AXES, 'remat'))}")
         elif not value.isdecimal() or (name != "zero" and not int(value)):
-            what = "parts" if name == "micro" else "devices"
+            what = _COUNTED.get(name, "devices")
             faults.append(f"{name}={value} is no number of {what}")
         elif name == "zero" and int(value) not in _LEVELS:
             faults.append(f"zero={value}: ZeRO is 0, 1 or 3")

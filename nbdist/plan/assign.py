@@ -177,14 +177,15 @@ class _Program:
     def _price(self, ops: tuple[Op, ...], cost: Cost, times: int = 1) -> None:
         for op in ops:
             if op.kind == "loop":
-                self._price(op.body, cost, times * op.times)
+                within, rounds = cost.inside(op)
+                self._price(op.body, within, times * rounds)
                 continue
             bundle = self._of(tuple(_groups(op)))
             if not bundle:
                 continue
             seconds = times * cost.op_s(op)
             self._saved[bundle] += seconds * (1 - 1 / self._laid.layout.model)
-            nbytes = sum(map(self._laid.bytes_of, op.outs))
+            nbytes = sum(map(cost.laid.bytes_of, op.outs))
             out = self._of(tuple(group for value in op.outs for group in value.groups))
             for group in self._of(op.summed) - out:
                 self._summed[group] += times * cost.all_reduce_s(MODEL, nbytes)

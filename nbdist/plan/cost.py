@@ -2,6 +2,9 @@
 
 Where a group that is summed over is cut, the parts are summed by an all-reduce of the result
 (arXiv:1909.08053, section 3). Nothing is taken to be hidden behind something else: an upper bound.
+Loops over layers that are cut into stages are run as `worker/pipeline_ticks.py` runs them: in each
+tick every stage goes through its own layers with a microbatch, and what it leaves goes on to the
+next; for all else, stages have rows of their own.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
+from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
 from nbdist.plan.hardware import computed_as, peak
+from nbdist.plan.pipeline import bubble
 from nbdist.plan.roofline import issued_s, matmul_s, memory_s
-from nbdist.records import DATA, MODEL, PlannedTime, Traffic
+from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
 
 if TYPE_CHECKING:
     from nbdist.plan.calibration import Calibration
@@ -48,6 +52,11 @@ class _Bill:
     axes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     gradients: float = 0.0
+    idle_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.device_s + sum(self.axes.values())
 
 
 def time_of(
@@ -85,21 +94,26 @@ def time_of(
             if seconds
         ),
         mfu=_least_s(useful, topology) / step if step else 0.0,
+        bubble=bill.idle_s / step if step else 0.0,
     )
 
 
 class Cost:
-    """Seconds of operations and of the collectives that they need."""
+    """Seconds of operations and of the collectives that they need.
+
+    Attributes:
+        laid: the model in its layout.
+    """
 
     def __init__(self, laid: Laid, target: Target, extents: dict[str, Extent]) -> None:
-        self._laid = laid
+        self.laid = laid
         self._target = target
         self._extents = extents
 
     def bill(self, program: tuple[Op, ...]) -> _Bill:
         """What all of it comes to."""
         bill = _Bill()
-        self._add(bill, program, 1, outside=True)
+        self._add(bill, program, 1, together=1)
         self._add_data(bill)
         return bill
 
@@ -114,38 +128,84 @@ class Cost:
 
     def reduced(self, op: Op) -> dict[str, float]:
         """Bytes of the all-reduce that an operation needs, over each axis that needs one."""
-        laid, summed = self._laid, set(op.summed)
+        laid, summed = self.laid, set(op.summed)
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
-        nbytes = sum(laid.bytes_of(value) for value in op.outs)
-        if laid.by_data(summed) > 1 and laid.by_data(out) == 1:
-            found[DATA] = nbytes
+        if laid.layout.data > 1 and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
+            sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
+            found[DATA] = sum(map(sized, op.outs))
+        if laid.by_stage_too and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
+            found[STAGE] = sum(map(laid.bytes_of, op.outs))
         if laid.by_model(summed) > 1 and laid.by_model(out) == 1:
-            found[MODEL] = nbytes
+            found[MODEL] = sum(map(laid.bytes_of, op.outs))
         return found
 
     def all_reduce_s(self, axis: str, nbytes: float) -> float:
         target = self._target
         return all_reduce_s(nbytes, self._extents[axis], target.topology, target.calibration)
 
-    def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, outside: bool) -> None:
+    def inside(self, op: Op) -> tuple[Cost, int]:
+        """Of a loop, what prices its body, and how often each device goes through it."""
+        laid, layout = self.laid, self.laid.layout
+        if not laid.is_staged(op):
+            return self, op.times
+        few = Cost(laid.microbatch, self._target, self._extents)
+        return few, layout.ticks * op.times // layout.stage
+
+    def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, together: int) -> None:
+        """Operations.
+
+        Args:
+            bill: what they are added to.
+            ops: the operations.
+            times: how often they are made.
+            together: how many of each of their sums over the batch go over the data axis when all
+                is made; 0 if each goes by itself.
+        """
         for op in ops:
             if op.kind == "loop":
-                self._add(bill, op.body, times * op.times, outside=False)
+                self._add_loop(bill, op, times, together)
                 continue
             bill.device_s += times * self.op_s(op)
             bill.operations += times
             for axis, nbytes in self.reduced(op).items():
-                if axis == DATA and outside:
-                    bill.gradients += nbytes  # they go together, in few messages
+                if axis == DATA and together:
+                    bill.gradients += together * nbytes  # in few messages
                     continue
                 bill.axes[axis] += times * self.all_reduce_s(axis, nbytes)
                 bill.bytes[axis] += times * nbytes
                 bill.collectives[prod(self._extents[axis])] += times
 
+    def _add_loop(self, bill: _Bill, op: Op, times: int, together: int) -> None:
+        within, rounds = self.inside(op)
+        if within is self:
+            kept = together if self.laid.is_microbatch else 0
+            self._add(bill, op.body, times * rounds, together=kept)
+            return
+        layout, before = self.laid.layout, bill.seconds
+        within._add(bill, op.body, rounds, together=op.times // layout.stage)
+        waits = bubble(layout.stage, layout.micro)
+        bill.idle_s += (bill.seconds - before) * waits / (1 + waits)
+        self._add_sends(bill, op, within.laid)
+
+    def _add_sends(self, bill: _Bill, op: Op, few: Laid) -> None:
+        """What stages pass on in each tick, and what all have of it when it is through."""
+        target, extent, ticks = self._target, self._extents[STAGE], few.layout.ticks
+        passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
+        whole = sum(
+            self.laid.entering_bytes(value) if few.has_rows(value) else self.laid.bytes_of(value)
+            for value in op.carried
+        )
+        outermost = max(place for place, size in enumerate(extent) if size > 1)
+        one_s = send_s(passed, outermost, target.topology, target.calibration)
+        bill.axes[STAGE] += ticks * one_s + self.all_reduce_s(STAGE, whole)
+        bill.bytes[STAGE] += ticks * passed + whole
+        bill.collectives[2] += ticks
+        bill.collectives[prod(extent)] += 1
+
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""
-        laid, extent = self._laid, self._extents[DATA]
+        laid, extent = self.laid, self._extents[DATA]
         topology, calibration = self._target.topology, self._target.calibration
         if laid.layout.data == 1:
             return
@@ -164,7 +224,7 @@ class Cost:
 
     def _product(self, op: Op) -> tuple[int, int, int, int]:
         """Batch, m, n and k of a product, on each device."""
-        laid = self._laid
+        laid = self.laid
         left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
         summed = set(op.summed)
         k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
@@ -174,13 +234,13 @@ class Cost:
 
     def _moved(self, op: Op) -> float:
         """Bytes that an operation reads and writes on each device."""
-        outs = sum(map(self._laid.bytes_of, op.outs))
+        outs = sum(map(self.laid.bytes_of, op.outs))
         if op.kind == "lookup":
             return 2 * outs
         ins: list[Value] = list(op.ins)
         if op.kind == "scatter":
             ins = ins[1:]  # it adds to the table in place
-        return outs + sum(map(self._laid.bytes_of, ins))
+        return outs + sum(map(self.laid.bytes_of, ins))
 
 
 def slowest(topology: Topology, extent: Extent) -> Level:

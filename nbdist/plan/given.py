@@ -3,59 +3,97 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.layout import Laid, Layout, states_of
-from nbdist.records import DATA, MODEL
+from nbdist.plan.refusal import faults_of_stages
+from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.plan.model import Model, Tensor
+    from nbdist.plan.model import Tensor
+    from nbdist.plan.steps import Steps
     from nbdist.records import Plan, PlannedTensor
 
 
-def laid_as(given: Plan, model: Model, devices: int) -> Laid:
-    """The model as a plan lays it out; only its axes, `zero` and specs are looked at.
+def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
+    """A step as a plan lays it out; its axes, `zero`, `remat`, `micro` and specs are looked at.
+
+    Not the batch's: it comes cut over all devices.
 
     Raises:
         PlanError: it cannot be had; every fault is named.
     """
-    faults = list(_faults(given, model, devices))
+    given = _without_one_stage(given)
+    faults = list(_faults(given, steps, devices))
     if faults:
         raise PlanError("the plan cannot be had:\n" + "\n".join(f"  - {fault}" for fault in faults))
-    specs = {tensor.path: tensor.spec for tensor in given.tensors}
+    layout = Layout(
+        given.axes[DATA],
+        given.axes[MODEL],
+        zero=given.zero,
+        remat=given.remat,
+        micro=given.micro,
+        stage=given.axes.get(STAGE, 1),
+    )
+    model = steps.of(layout).model
+    ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
+    specs = {tensor.path: tensor.spec for tensor in given.tensors if tensor.path in ours}
     split = {
         group
         for tensor in model.tensors
         for group, axes in zip(tensor.value.groups, specs.get(tensor.path, ()), strict=False)
         if MODEL in axes
     }
-    data, tensor = given.axes[DATA], given.axes[MODEL]
-    layout = Layout(data, tensor, frozenset(split), given.zero, given.remat, given.micro)
-    return Laid(model, layout, states_of(model), specs)
+    return Laid(model, replace(layout, split=frozenset(split)), states_of(model), specs)
 
 
-def _faults(given: Plan, model: Model, devices: int) -> Iterator[str]:
-    if set(given.axes) != {DATA, MODEL}:
-        yield f"its axes are {', '.join(given.axes) or 'none'}: they are to be {DATA} and {MODEL}"
+def _without_one_stage(given: Plan) -> Plan:
+    """One stage is none, and no axis of the mesh."""
+    if given.axes.get(STAGE) != 1:
+        return given
+    axes = {axis: size for axis, size in given.axes.items() if axis != STAGE}
+    tensors = tuple(
+        msgspec.structs.replace(
+            tensor,
+            spec=tuple(tuple(axis for axis in dim if axis != STAGE) for dim in tensor.spec),
+        )
+        for tensor in given.tensors
+    )
+    return msgspec.structs.replace(given, axes=axes, tensors=tensors)
+
+
+def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
+    model = steps.plain
+    if set(given.axes) - {STAGE} != {DATA, MODEL}:
+        yield (
+            f"its axes are {', '.join(given.axes) or 'none'}: they are to be {DATA} and {MODEL}, "
+            f"and {STAGE} where there are stages"
+        )
         return
     sizes = " x ".join(f"{axis} {size}" for axis, size in given.axes.items())
     if math.prod(given.axes.values()) != devices or min(given.axes.values()) < 1:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
-    elif given.micro < 1:
+    if given.micro < 1:
         yield f"micro is {given.micro}: a batch is gone through in 1 part or more"
-    elif model.rows % (given.axes[DATA] * given.micro):
+    elif given.axes[DATA] >= 1 and model.rows % (given.axes[DATA] * given.micro):
         parts = f" and gone through in {given.micro}" if given.micro > 1 else ""
         yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"
-    if model.apart and min(given.axes.values()) > 1:
+    if given.axes.get(STAGE, 1) > 1:
+        asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
+        yield from faults_of_stages(steps, asked, given.remat)
+    if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
         yield f"{sizes} cuts both the batch and the model: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}
     for planned in given.tensors:
         if planned.path not in known:
             yield f"the step has no {planned.path}"
-        else:
+        elif known[planned.path].role != "batch" and min(given.axes.values()) >= 1:
             yield from _faults_of(planned, known[planned.path], given.axes)
 
 

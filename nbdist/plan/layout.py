@@ -2,15 +2,21 @@
 
 The axis `data` cuts the batch. `model` cuts groups of dimensions; where a group that is summed over
 is cut, each device has a part of the sum (tensor parallelism, arXiv:1909.08053). What is carried
-may be cut over `data` as well, and is gathered where it is used (ZeRO, arXiv:1910.02054).
+may be cut over `data` as well, and is gathered where it is used (ZeRO, arXiv:1910.02054). `stage`
+cuts the layers of scans over layers, which the batch goes through in microbatches (GPipe,
+arXiv:1811.06965).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
-from nbdist.records import DATA, MODEL
+from nbdist.plan.layers import is_over_layers
+from nbdist.plan.pipeline import step_s
+from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +27,9 @@ if TYPE_CHECKING:
 SMALLEST = 2**11
 """Elements of an array that is worth cutting over the data axis: gathering a smaller one costs a
 message and saves nothing."""
+
+_SUM_ITEM = 4
+"""Bytes of an element of what microbatches add to: see `wide` in `worker/microbatches.py`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class Layout:
         split: groups that are cut over `model`.
         zero: what is cut over `data` beside the batch.
         remat: which activations are made again.
-        micro: in how many parts the batch is gone through.
+        micro: in how many parts the batch is gone through; with stages, it goes through them so.
+        stage: into how many stages the layers are cut.
     """
 
     data: int
@@ -42,10 +52,18 @@ class Layout:
     zero: Zero = 0
     remat: Remat = ""
     micro: int = 1
+    stage: int = 1
 
     @property
     def axes(self) -> dict[str, int]:
-        return {DATA: self.data, MODEL: self.model}
+        """Sizes of the mesh's axes, the outermost first: stages send least."""
+        stages = {STAGE: self.stage} if self.stage > 1 else {}
+        return {**stages, DATA: self.data, MODEL: self.model}
+
+    @property
+    def ticks(self) -> int:
+        """Turns of a pipeline until the last microbatch has left the last stage."""
+        return round(step_s("gpipe", [1.0] * self.stage, self.micro))
 
 
 class Laid:
@@ -71,23 +89,69 @@ class Laid:
         self._given = given or {}
         is_cut = model.rows % layout.data == 0  # else every device computes all of the batch
         self._batch = model.batch_groups if is_cut else frozenset()
+        self._parts = layout.data
+        if model.rows % (layout.data * layout.stage) == 0:
+            self._parts *= layout.stage  # out of pipelines, each stage has rows of its own
+        self.is_microbatch = False
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def with_layout(self, layout: Layout) -> Laid:
+        """The same model in another layout."""
+        return Laid(self.model, layout, self._states, self._given)
+
+    @cached_property
+    def microbatch(self) -> Laid:
+        """The same with the rows of one microbatch."""
+        few = self.with_layout(self.layout)
+        few._parts = self.layout.data * self.layout.micro
+        few.is_microbatch = True
+        return few
+
+    def is_staged(self, op: Op) -> bool:
+        """Whether it is a loop that is run as a pipeline."""
+        return self.layout.stage > 1 and is_over_layers(op, self.model)
+
+    @property
+    def by_stage_too(self) -> bool:
+        """Whether rows are cut over the stages as well."""
+        return not self.is_microbatch and self._parts > self.layout.data
+
+    def has_rows(self, value: Value) -> bool:
+        """Whether it has dimensions of the batch's."""
+        return not self.model.batch_groups.isdisjoint(value.groups)
 
     def by_data(self, groups: set[int]) -> int:
-        """In how many parts the batch's axis cuts what has dimensions of these groups."""
-        return 1 if self._batch.isdisjoint(groups) else self.layout.data
+        """In how many parts the batch is cut where something has dimensions of these groups."""
+        return 1 if self._batch.isdisjoint(groups) else self._parts
 
     def by_model(self, groups: set[int]) -> int:
         """In how many parts the model's axis cuts it."""
         return 1 if self.layout.split.isdisjoint(groups) else self.layout.model
 
+    def by_stage(self, groups: set[int]) -> int:
+        """In how many parts the stages' axis cuts its layers; it cuts one dimension alone."""
+        is_cut = self.by_stage_too and self.by_data(groups) > 1
+        return 1 if is_cut or self.model.layers.isdisjoint(groups) else self.layout.stage
+
     def parts(self, value: Value) -> int:
         """In how many parts a value of the step is."""
-        groups = set(value.groups)
-        return self.by_data(groups) * self.by_model(groups)
+        if value.groups not in self._known:
+            groups = set(value.groups)
+            parts = self.by_data(groups) * self.by_model(groups) * self.by_stage(groups)
+            self._known[value.groups] = parts
+        return self._known[value.groups]
 
     def bytes_of(self, value: Value) -> float:
         """Of a value of the step, on each device."""
         return value.nbytes / self.parts(value)
+
+    def entering_bytes(self, value: Value) -> float:
+        """Of what goes through stages, of all microbatches, on each device."""
+        return self.layout.micro * self.microbatch.bytes_of(value)
+
+    def summed_bytes(self, value: Value) -> float:
+        """Of what microbatches add to, on each device: no narrower than float32."""
+        return max(1.0, _SUM_ITEM / value.itemsize) * self.bytes_of(value)
 
     def cuts_products(self, ops: tuple[Op, ...]) -> bool:
         """Whether the model's axis cuts a dot or a convolution among them."""
@@ -114,13 +178,14 @@ class Laid:
         cut: list[tuple[str, ...]] = [() for _ in value.sizes]
         if tensor.role == "batch":
             axes = tuple(axis for axis, size in self.layout.axes.items() if size > 1)
-            if cut and not value.sizes[0] % (self.layout.data * self.layout.model):
-                cut[0] = axes  # it comes so, and is put together along the model's axis in the step
+            if cut and not value.sizes[0] % prod(self.layout.axes.values()):
+                cut[0] = axes  # it comes so, and is put together along the data's axis in the step
             return tuple(cut)
-        for dim, group in enumerate(value.groups):
-            if group in self.layout.split:
-                cut[dim] = (MODEL,)
-                break
+        layers = self.model.layers if self.layout.stage > 1 else frozenset()
+        for axis, groups in ((STAGE, layers), (MODEL, self.layout.split)):
+            dim = next((dim for dim, group in enumerate(value.groups) if group in groups), -1)
+            if dim >= 0:
+                cut[dim] = (axis,)
         if self._is_sharded(tensor):
             dim = self._dimension_for_data(value, cut)
             if dim >= 0:
@@ -149,10 +214,11 @@ class Laid:
 
     def _dimension_for_data(self, value: Value, cut: list[tuple[str, ...]]) -> int:
         """The largest one that can be cut, of those that are whole if there is one."""
+        axes = self.layout.axes
         fitting = [
             dim
             for dim, size in enumerate(value.sizes)
-            if not size % (self.layout.data * (self.layout.model if cut[dim] else 1))
+            if not size % (self.layout.data * prod(axes[axis] for axis in cut[dim]))
         ]
         return max(fitting, key=lambda d: (not cut[d], value.sizes[d], -d), default=-1)
 

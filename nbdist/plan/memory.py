@@ -3,6 +3,10 @@
 What the step is given is counted exactly, as XLA counts it. The rest is what the fused program
 (`plan/fusion.py`) has in memory at the worst moment, if it is run in its own order; what is left at
 the end takes the place of what was given.
+
+Of a pipeline each stage has its own layers' activations, of all ticks (GPipe keeps all
+microbatches). What goes through it is there twice more: as it comes in, and as it leaves the stages
+tick by tick; and what the layers leave in a tick is there before it is put to the rest.
 """
 
 from __future__ import annotations
@@ -74,7 +78,7 @@ def _peak(
     now = [0.0, 0.0]
     worst = (0.0, 0.0)
     for place, op in enumerate(ops):
-        inner = _peak(laid, op.body, {v.number for v in op.outs}, batch) if op.body else (0.0, 0.0)
+        inner = _within(laid, op, batch)
         for value in op.outs:
             if value.number not in free:
                 now[_is_other(value, batch)] += _bytes_of(value, op, laid)
@@ -86,11 +90,41 @@ def _peak(
     return worst
 
 
+def _within(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
+    """As `_peak`, of what a loop has in memory beside what it is given and leaves."""
+    if not op.body:
+        return 0.0, 0.0
+    free = {value.number for value in op.outs}
+    if not laid.is_staged(op):
+        return _peak(laid, op.body, free, batch)
+    rows, others = _peak(laid.microbatch, op.body, free, batch)
+    rows += (1 + _held(laid)) * sum(map(laid.entering_bytes, filter(laid.has_rows, op.carried)))
+    given = {value.number for value in op.ins}
+    for value in op.over:
+        if value.number in given:
+            continue
+        if laid.has_rows(value):
+            rows += laid.microbatch.bytes_of(value)
+        else:
+            others += laid.bytes_of(value)
+    return rows, others
+
+
+def _held(laid: Laid) -> float:
+    """Over the batch, the rows of all ticks, those included in which a stage waits."""
+    return laid.layout.ticks / laid.layout.micro
+
+
 def _bytes_of(value: Value, maker: Op, laid: Laid) -> float:
     """On each device. Gradients that a loop sums or stacks are cut as the state that they change.
 
-    (Seen in what XLA makes of ZeRO-1, for GPUs; those that no loop makes are whole there.)
+    (Seen in what XLA makes of ZeRO-1, for GPUs; those that no loop makes are whole there.) Those of
+    a pipeline's layers are whole, and wide, until all microbatches have come through.
     """
+    if laid.is_staged(maker) and value.groups[:1] and value.groups[0] in laid.model.layers:
+        if laid.has_rows(value):
+            return laid.entering_bytes(value) * _held(laid)
+        return laid.summed_bytes(value)
     nbytes = laid.bytes_of(value)
     if maker.kind != "loop" or laid.layout.zero != 1 or laid.by_data(set(value.groups)) > 1:
         return nbytes

@@ -89,6 +89,8 @@ class Op:
         contract: of a `dot` or a `conv`, the length of each sum.
         times: how often it is run.
         body: of a `loop`, what is run.
+        carried: of a `loop`, what goes from round to round.
+        over: of a scan, the arrays that it goes over, and those that its rounds leave.
     """
 
     kind: Kind
@@ -100,6 +102,8 @@ class Op:
     contract: int = 1
     times: int = 1
     body: tuple[Op, ...] = ()
+    carried: tuple[Value, ...] = ()
+    over: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class Model:
         results: numbers of the values that it leaves.
         apart: why the batch and the model cannot both be cut; empty if they can.
         notes: what could not be looked into.
+        layers: groups that scans over layers go over: see `plan/layers.py`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -121,6 +126,7 @@ class Model:
     results: frozenset[int] = frozenset()
     apart: str = ""
     notes: tuple[str, ...] = ()
+    layers: frozenset[int] = frozenset()
 
     @property
     def batch_groups(self) -> frozenset[int]:

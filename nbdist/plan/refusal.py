@@ -2,25 +2,73 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from nbdist.plan.sizes import STAGED
+from nbdist.records import DATA, MODEL, STAGE
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from nbdist.plan.cost import Target
-    from nbdist.plan.model import Model
-    from nbdist.records import Planning
+    from nbdist.plan.steps import Steps
+    from nbdist.records import Planning, Remat
 
 
-def none_as_asked(model: Model, target: Target, wishes: Planning) -> str:
+def none_as_asked(steps: Steps, target: Target, wishes: Planning) -> str:
     """Of no layout that is as it was asked for."""
+    model = steps.plain
     asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
     devices = target.topology.devices
+    head = f"no layout over {devices} devices is as asked for ({asked}): "
+    faults = list(_faults_as_asked(steps, devices, wishes))
+    if faults:
+        return head + "; ".join(faults)
     rows = "data times micro" if "micro" in wishes.fixed else "data"
     apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
     return (
-        f"no layout over {devices} devices is as asked for ({asked}): the axes' sizes multiply to "
-        f"{devices}, {rows} divides the batch of {model.rows}, and the model has "
-        f"dimensions that can be cut so often{apart}"
+        f"{head}the axes' sizes multiply to {devices}, {rows} divides the batch of {model.rows}, "
+        f"and the model has dimensions that can be cut so often{apart}"
     )
+
+
+def faults_of_stages(
+    steps: Steps, asked: Mapping[str, int], remat: Remat | None = None
+) -> Iterator[str]:
+    """What is wrong with the stages that are asked for.
+
+    Args:
+        steps: what is to be cut into them.
+        asked: how many, and what else is.
+        remat: which activations are made again, if that is asked for.
+    """
+    stages, reason = asked[STAGE], steps.why_whole(remat or "")
+    if reason:
+        yield f"no stages: {reason}"
+    elif stages not in steps.stages:
+        counts = ", ".join(map(str, steps.stages))
+        yield f"the layers cannot be cut into {stages} stages: {counts} would do"
+    if asked.get("micro", 2) < 2:
+        yield f"micro is {asked['micro']}: a batch goes through stages in 2 microbatches or more"
+    if asked.get("zero", 0) not in STAGED:
+        yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
+
+
+def _faults_as_asked(steps: Steps, devices: int, wishes: Planning) -> Iterator[str]:
+    """Of stages; what else may be wrong is told in general."""
+    asked = wishes.fixed
+    if asked.get(STAGE, 1) == 1:
+        return
+    yield from faults_of_stages(steps, asked, wishes.remat)
+    sizes = {axis: asked[axis] for axis in (STAGE, DATA, MODEL) if axis in asked}
+    if devices % math.prod(sizes.values()):
+        words = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        yield f"{words} does not divide {devices} devices"
+    parts = asked.get(DATA, 1) * asked.get("micro", 1)
+    if steps.plain.rows % parts:
+        words = " x ".join(f"{name} {asked[name]}" for name in (DATA, "micro") if name in asked)
+        yield f"{words} does not divide the batch of {steps.plain.rows}"
 
 
 def gib(nbytes: float) -> str:

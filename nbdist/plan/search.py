@@ -3,88 +3,43 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.assign import split_for
-from nbdist.plan.cost import time_of
+from nbdist.plan.candidates import Candidate, priced, ranked
 from nbdist.plan.given import laid_as
 from nbdist.plan.layout import Laid, Layout
-from nbdist.plan.memory import MARGIN, memory_of
+from nbdist.plan.memory import MARGIN
 from nbdist.plan.refusal import gib, none_as_asked
-from nbdist.plan.steps import LARGE, REMATS, Steps
+from nbdist.plan.sizes import LEVELS, bare_layouts, staged
+from nbdist.plan.steps import LARGE, Steps
 from nbdist.plan.topology import describe, extents
 from nbdist.plan.warn import warnings_of
-from nbdist.records import DATA, MODEL, Plan, PlannedTensor, RunnerUp, title_of
+from nbdist.records import DATA, Plan, PlannedTensor, RunnerUp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from nbdist.plan.cost import Target
-    from nbdist.plan.model import Model, Op, Tensor
+    from nbdist.plan.model import Model
     from nbdist.records import (
-        Extent,
-        PlannedMemory,
-        PlannedTime,
         Planning,
         Remat,
         Spec,
-        Topology,
-        Zero,
     )
 
 SHOWN = 5
 """Plans that were not chosen and are told of."""
 
+_LARGE_SHOWN = 2
+"""Of those, how many may be such as do not fit."""
+
 _TRIES = 3
 """Numbers of microbatches that are tried, from what would be enough if nothing else took more."""
-
-LEVELS: tuple[Zero, ...] = (0, 1, 3)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A layout and what it comes to.
-
-    Attributes:
-        strained: links between hosts that its tensor parallelism crosses; empty if it crosses none.
-        copied: the path of a large table that every device has all of, if there is one.
-    """
-
-    laid: Laid
-    memory: PlannedMemory
-    time: PlannedTime
-    strained: str
-    copied: str | None
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.total <= self.memory.available
-
-    @property
-    def title(self) -> str:
-        layout = self.laid.layout
-        return title_of(layout.axes, layout.zero, layout.micro, layout.remat)
-
-    @property
-    def keeps_too_much(self) -> bool:
-        """Whether it would fit with fewer activations."""
-        return not self.fits and self.memory.total - self.memory.activations < self.memory.available
-
-    @property
-    def rank(self) -> tuple[bool, float, int, int, int, int]:
-        """Products are cut within hosts if at all; faster is better, then what changes less."""
-        step = float(f"{self.time.step:.3g}")
-        return bool(self.strained), step, *self.changes
-
-    @property
-    def changes(self) -> tuple[int, int, int, int]:
-        """What it makes of a step on one device."""
-        layout = self.laid.layout
-        return layout.model, REMATS.index(layout.remat), layout.micro, layout.zero
 
 
 def plan(
@@ -128,20 +83,20 @@ def plans(
         PlanError: none fits, or none is as was asked for.
     """
     steps = step if isinstance(step, Steps) else Steps(step)
-    model = steps.plain
     if wishes.given is not None:
         return [_taken(wishes.given, steps, target, wishes)]
     if target.cautious and not wishes.only:
-        bare = _bare(model, target, wishes)
+        bare = bare_layouts(steps, target, wishes)
         simplest = next(_laid_out(bare, steps, target, wishes, pinned), None)
         if simplest is not None and simplest.fits and simplest.copied is None:
             return [_plan(simplest, [], target)]  # as would come out, without weighing all others
-    candidates = sorted(_candidates(steps, target, wishes, pinned), key=lambda c: c.rank)
+    candidates = ranked(_candidates(steps, target, wishes, pinned))
     if not candidates:
-        raise PlanError(none_as_asked(model, target, wishes))
+        raise PlanError(none_as_asked(steps, target, wishes))
     fitting = [c for c in candidates if c.fits]
     if not fitting:
-        raise PlanError("\n".join((_too_large(candidates), *steps.notes)))
+        told = (f"({note})" for note in _notes(steps, target))
+        raise PlanError("\n".join((_too_large(candidates), *told)))
     if not wishes.fixed.keys() - {"micro"} and target.topology.devices > 1:
         whole, fitting = fitting[0], [c for c in fitting if c.copied is None]
         if not fitting:
@@ -154,7 +109,16 @@ def plans(
     best = fitting[:most]
     after = [[c for c in candidates if c not in best[: place + 1]] for place in range(len(best))]
     made = (_plan(found, others, target) for found, others in zip(best, after, strict=True))
-    return [msgspec.structs.replace(p, notes=(*p.notes, *steps.notes)) for p in made]
+    notes = _notes(steps, target)
+    return [msgspec.structs.replace(one, notes=(*one.notes, *notes)) for one in made]
+
+
+def _notes(steps: Steps, target: Target) -> tuple[str, ...]:
+    """What could not be had of the step."""
+    has_stages = not target.cautious and target.topology.devices > 1
+    reason = steps.why_whole().partition(": ")[0] if has_stages else ""
+    stages = f"no stages: {reason} (docs/planner.md, Pipelines)" if reason else ""
+    return tuple(filter(None, (steps.whole, stages)))
 
 
 def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...]:
@@ -165,10 +129,13 @@ def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...
 
 def _candidates(
     steps: Steps, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     """A batch that cannot be cut is computed by all, where there is no other way."""
-    bare = _bare(steps.plain, target, wishes)
+    bare = bare_layouts(steps, target, wishes)
     found = list(_laid_out(bare, steps, target, wishes, pinned))
+    if not any(c.fits and not c.strained for c in found):
+        bare = bare_layouts(steps, target, wishes, crossing=True)
+        found += _laid_out(bare, steps, target, wishes, pinned)
     whole = (
         Layout(target.topology.devices, 1, zero=zero)
         for zero in LEVELS
@@ -183,29 +150,48 @@ def _laid_out(
     target: Target,
     wishes: Planning,
     pinned: Mapping[str, Spec] | None,
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     """What keeps too much comes again, in ways that keep less."""
     for bare in bares:
-        kept: list[_Candidate] = []
+        kept: list[Candidate] = []
         for remat in _remats(steps, target) if wishes.remat is None else (wishes.remat,):
+            if bare.stage > 1 and steps.why_whole(remat):
+                continue
             found = _laid(replace(bare, remat=remat), steps, target, wishes, pinned)
-            if found is not None:
-                yield found
-                kept.append(found)
-            if found is None or not found.keeps_too_much:
+            if found is None:
                 break
-        if kept and kept[0].keeps_too_much and "micro" not in wishes.fixed:
+            alike = list(_alike(found, steps, target, wishes))
+            yield from alike
+            kept.append(found)
+            if any(c.fits for c in alike) or not any(c.keeps_too_much for c in alike):
+                break
+        if kept and kept[0].keeps_too_much and bare.stage == 1 and "micro" not in wishes.fixed:
             for whole in dict.fromkeys((0, len(kept) - 1)):
                 yield from _in_parts(kept[whole], steps, target, wishes, pinned)
 
 
+def _alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
+    """It, and what cuts the same: of a pipeline in more microbatches, until that is no faster."""
+    yield found
+    last = found
+    for layout in staged(found.laid.layout, steps, wishes):
+        if layout.micro == last.laid.layout.micro and last.fits:
+            continue
+        laid = found.laid.with_layout(layout)
+        now = priced(laid, steps, target, found.memory.available)
+        yield now
+        if last.fits and now.time.step >= last.time.step:
+            return
+        last = now
+
+
 def _in_parts(
-    whole: _Candidate,
+    whole: Candidate,
     steps: Steps,
     target: Target,
     wishes: Planning,
     pinned: Mapping[str, Spec] | None,
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     """The same in the fewest microbatches that fit, if it does not fit in one."""
     memory, layout = whole.memory, whole.laid.layout
     if not whole.keeps_too_much or steps.whole or steps.is_fixed:
@@ -238,7 +224,7 @@ def _laid(
     target: Target,
     wishes: Planning,
     pinned: Mapping[str, Spec] | None,
-) -> _Candidate | None:
+) -> Candidate | None:
     """With what the model's axis cuts; None where there is nothing to cut."""
     step, topology = steps.of(bare), target.topology
     budget = wishes.budget or topology.chip.memory_bytes
@@ -251,67 +237,30 @@ def _laid(
         if not split:
             return None
         layout = replace(bare, split=split)
-    laid = Laid(step.model, layout, step.states, pinned)
-    return _priced(laid, steps, target, budget)
+    laid = Laid(step.model, layout, step.states, _over_all(pinned or {}, layout))
+    return priced(laid, steps, target, budget)
+
+
+def _over_all(pinned: Mapping[str, Spec], layout: Layout) -> dict[str, Spec]:
+    """What users have cut over the strategy's one axis, as the mesh of a layout has it."""
+    every = tuple(axis for axis, size in layout.axes.items() if size > 1) or (DATA,)
+    return {
+        path: tuple(every if DATA in axes else axes for axes in spec)
+        for path, spec in pinned.items()
+    }
 
 
 def _taken(given: Plan, steps: Steps, target: Target, wishes: Planning) -> Plan:
     """A plan that was given, priced anew."""
-    bare = Layout(1, 1, remat=given.remat, micro=max(1, given.micro))
-    laid = laid_as(given, steps.of(bare).model, target.topology.devices)
+    laid = laid_as(given, steps, target.topology.devices)
     budget = wishes.budget or target.topology.chip.memory_bytes
-    found = _priced(laid, steps, target, budget)
+    found = priced(laid, steps, target, budget)
     if not found.fits:
         raise PlanError(_too_large([found]))
     return _plan(found, [], target)
 
 
-def _priced(laid: Laid, steps: Steps, target: Target, budget: int) -> _Candidate:
-    step = steps.of(laid.layout)
-    lie = extents(laid.layout.axes, target.topology)
-    return _Candidate(
-        laid,
-        memory_of(laid, step.program, budget),
-        time_of(laid, step.program, target, lie, steps.plain.ops),
-        _strained(laid, step.program, target.topology, lie[MODEL]),
-        _copied(laid, step.large),
-    )
-
-
-def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Extent) -> str:
-    """Links between hosts over which parts of products are summed; tables are no products.
-
-    What each layer has to wait for belongs on the links within hosts (arXiv:2104.04473, section 3).
-    """
-    crossed = [
-        level.name
-        for level, size in zip(topology.levels, lie, strict=True)
-        if size > 1 and level.alone_bytes_per_s is not None
-    ]
-    return crossed[-1] if crossed and laid.cuts_products(program) else ""
-
-
-def _copied(laid: Laid, large: list[Tensor]) -> str | None:
-    """The first large table that every device has all of."""
-    whole = (t.path for t in large if laid.device_bytes(t) == t.value.nbytes)
-    return next(whole, None)
-
-
-def _bare(model: Model, target: Target, wishes: Planning) -> Iterator[Layout]:
-    """Sizes of axes that are possible, with nothing cut over the model's yet."""
-    devices, micro = target.topology.devices, wishes.fixed.get("micro", 1)
-    largest = max((group.divisor for group in model.groups), default=1)
-    for size in range(1, min(devices, largest) + 1):
-        data = devices // size
-        if devices % size or model.rows % (data * micro) or (model.apart and 1 < size < devices):
-            continue
-        for zero in LEVELS if data > 1 else LEVELS[:1]:
-            own = {DATA: data, MODEL: size, "zero": zero, "micro": micro}
-            if own | wishes.fixed == own:
-                yield Layout(data, size, zero=zero, micro=micro)
-
-
-def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
+def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
     laid, model = best.laid, best.laid.model
     tensors = tuple(
         PlannedTensor(
@@ -335,12 +284,25 @@ def _plan(best: _Candidate, others: list[_Candidate], target: Target) -> Plan:
         memory=best.memory,
         time=best.time,
         warnings=warnings_of(laid, best.time, target.topology),
-        runners_up=tuple(_why(best, other) for other in others[:SHOWN]),
+        runners_up=tuple(_why(best, other) for other in _shown(best, others)),
         notes=(*model.notes, *target.topology.assumed),
     )
 
 
-def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
+def _shown(best: Candidate, others: list[Candidate]) -> list[Candidate]:
+    """The next ones; where there are stages, the best of those with and without is among them.
+
+    Few of those that do not fit are, where enough others do.
+    """
+    large = [c for c in others if not c.fits][_LARGE_SHOWN:]
+    fitting = [c for c in others if c not in large]
+    first = (fitting if len(fitting) >= SHOWN else others)[:SHOWN]
+    of_other_kind = (c for c in others if c.fits and c.is_pipeline != best.is_pipeline)
+    found = next(of_other_kind, None)
+    return first if found is None or found in first else [*first[:-1], found]
+
+
+def _why(best: Candidate, other: Candidate) -> RunnerUp:
     if not other.fits:
         over = other.memory.total - other.memory.available
         why = f"{gib(over)} too much on each device"
@@ -348,10 +310,16 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
         why = f"every device would have all of {other.copied}, over {LARGE:,} entries"
     elif other.strained and not best.strained:
         why = f"its tensor parallelism crosses {other.strained}, where it can be had without"
-    elif other.time.step > 2 * best.time.step:
-        why = f"{other.time.step / best.time.step:.2g} times as long"
+    elif other.is_pipeline and other.time.step > best.time.step:
+        why = f"{_slower(best, other)}: its stages wait {other.time.bubble:.0%} of a step"
+    elif other.is_pipeline and not best.is_pipeline:
+        stages = other.laid.layout.stage
+        why = (
+            "its stages wait in any case, and what the best one sends may be hidden by "
+            f"operations; --fix stage={stages} has it"
+        )
     elif other.time.step > best.time.step:
-        why = f"{other.time.step / best.time.step - 1:.0%} slower"
+        why = _slower(best, other)
     else:
         why = "it cuts more, and is not known to be faster"
     return RunnerUp(
@@ -362,7 +330,12 @@ def _why(best: _Candidate, other: _Candidate) -> RunnerUp:
     )
 
 
-def _too_large(candidates: list[_Candidate]) -> str:
+def _slower(best: Candidate, other: Candidate) -> str:
+    ratio = other.time.step / best.time.step
+    return f"{ratio:.2g} times as long" if ratio > 2 else f"{ratio - 1:.0%} slower"
+
+
+def _too_large(candidates: list[Candidate]) -> str:
     """By how much, and what would make it fit."""
     least = min(candidates, key=lambda c: c.memory.total)
     memory = least.memory
@@ -376,10 +349,12 @@ def _too_large(candidates: list[_Candidate]) -> str:
         f"{gib(budget)} there are. It would fit with"
     )
     lines = [head, f"  - about {more} times as many devices"]
-    if memory.activations:
-        part = max(0.0, 1 - over / memory.activations)
-        rows = int(least.laid.model.rows * part)
-        if rows:
-            lines.append(f"  - a global batch of {rows}")
+    layout, rows = least.laid.layout, least.laid.model.rows
+    part = max(0.0, 1 - over / memory.activations) if memory.activations else 0.0
+    parts = layout.data * layout.micro
+    if rows * part >= parts:
+        lines.append(f"  - a global batch of {int(rows * part) // parts * parts}")
+    else:
+        lines.append(f"  - devices of {gib(memory.total)} or more")
     lines.append("  - parameters and state in bfloat16, which takes half as much of them")
     return "\n".join(lines)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nbdist.errors import PlanError
 from nbdist.plan.fusion import fused
+from nbdist.plan.layers import stages_of
 from nbdist.plan.layout import states_of
 
 if TYPE_CHECKING:
@@ -47,34 +50,71 @@ class Steps:
         model: the step.
         again: makes a model of it in which the backward pass makes activations again, and the batch
             is gone through in so many parts; None where none can be had.
+        layers: of it with activations made again so, how many layers each of its scans over layers
+            has, as what runs it finds them; raises PlanError where one cannot be cut into stages.
+            None leaves it to the model.
     """
 
     whole = ""
     """Why its batch cannot be gone through in parts, once that was tried."""
 
-    def __init__(self, model: Model, again: Callable[[Remat, int], Model] | None = None) -> None:
-        self._again = again
+    def __init__(
+        self,
+        model: Model,
+        again: Callable[[Remat, int], Model] | None = None,
+        layers: Callable[[Remat], tuple[int, ...]] | None = None,
+    ) -> None:
+        self._again, self._layers = again, layers
         self._made: dict[tuple[Remat, int], Step] = {("", 1): _step(model)}
+        self._whole: dict[Remat, str] = {}
         self.is_fixed = again is None
         self.remats = REMATS[:1] if self.is_fixed else REMATS
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is to be said of a plan of it."""
-        return (self.whole,) if self.whole else ()
 
     @property
     def plain(self) -> Model:
         """The step as it is."""
         return self._made["", 1].model
 
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """Into how many stages its layers can be cut; none where they cannot be."""
+        return () if self.why_whole() else self._counts("")
+
+    def why_whole(self, remat: Remat = "") -> str:
+        """Why its layers cannot be cut into stages; empty if they can."""
+        if remat not in self._whole:
+            self._whole[remat] = self._why_whole(remat)
+        return self._whole[remat]
+
+    def _why_whole(self, remat: Remat) -> str:
+        try:
+            lengths = () if self._layers is None else self._layers(remat)
+        except PlanError as error:
+            return str(error)
+        if self._counts(remat):
+            return ""
+        if math.gcd(*lengths) == 1:
+            counts = " and ".join(map(str, lengths))
+            return f"no number of stages divides all scans over layers, of {counts} layers"
+        return (
+            "there is no scan over layers whose parameters are, stacked as [layers, ...], what "
+            "the step carries"
+        )
+
+    def _counts(self, remat: Remat) -> tuple[int, ...]:
+        lengths = () if self._layers is None else self._layers(remat)
+        fitting = stages_of(self.plain)
+        return tuple(n for n in fitting if not any(length % n for length in lengths))
+
     def of(self, layout: Layout) -> Step:
-        """The step as a layout has it.
+        """The step as a layout has it; microbatches of a pipeline are none of it.
 
         Raises:
             PlanError: no such can be had.
         """
-        key = layout.remat, layout.micro
+        if layout.stage > 1 and self.why_whole(layout.remat):
+            raise PlanError(f"no stages: {self.why_whole(layout.remat)}")
+        key = layout.remat, layout.micro if layout.stage == 1 else 1
         if key not in self._made:
             if self._again is None:
                 raise PlanError("it cannot be written anew")

@@ -17,6 +17,8 @@ FEW_ROWS = 4
 MUCH_TRAFFIC = 0.20
 """Of a step, the share of collectives from which on they are worth a word."""
 
+MUCH_BUBBLE = 0.15
+"""Of a step, the share in which stages wait for microbatches from which on it is worth a word."""
 
 MUCH_INPUT = 1e9
 """Bytes a second that a host has to have of the batches, from which on reading them may be what a
@@ -35,6 +37,11 @@ def warnings_of(laid: Laid, time: PlannedTime, topology: Topology) -> tuple[str,
         slowest = max(time.traffic, key=lambda traffic: traffic.seconds)
         found.append(
             f"{share:.0%} of a step is spent in collectives, most of it over {slowest.level}"
+        )
+    if time.bubble > MUCH_BUBBLE:
+        found.append(
+            f"{time.bubble:.0%} of a step stages wait for microbatches (the pipeline's bubble): a "
+            "larger batch, in more of them, makes it smaller"
         )
     fed = _fed(laid, time, topology)
     if fed > MUCH_INPUT:

@@ -97,6 +97,7 @@ from nbdist.records.placement import (
 from nbdist.records.plan import (
     DATA,
     MODEL,
+    STAGE,
     Collective,
     Plan,
     PlannedMemory,
@@ -183,6 +184,7 @@ __all__ = [
     "RUN_IS_GONE",
     "RUN_MIME",
     "SOON",
+    "STAGE",
     "WATCHDOG",
     "AnyServerMessage",
     "Batch",

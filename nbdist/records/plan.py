@@ -86,12 +86,14 @@ class PlannedTime(Record, frozen=True):
         exposed: of collectives that nothing hides.
         traffic: of all collectives, by level.
         mfu: model FLOPs utilisation: the step's operations over what the devices could do.
+        bubble: of the step, the share in which a stage waits for microbatches.
     """
 
     compute: float
     exposed: float
     traffic: tuple[Traffic, ...]
     mfu: float
+    bubble: float = 0.0
 
     @property
     def step(self) -> float:
@@ -154,7 +156,8 @@ class Plan(Record, frozen=True):
         notes: what could not be looked into, and what was assumed.
         verified: by the hardware's compiler; None where it was not asked.
         remat: which activations are made again.
-        micro: in how many parts each device goes through its part of the batch.
+        micro: in how many parts each device goes through its part of the batch; with stages, in how
+            many microbatches that goes through them.
     """
 
     axes: dict[str, int]
@@ -177,14 +180,15 @@ class Plan(Record, frozen=True):
 
     @property
     def title(self) -> str:
-        """As in `data 4 x tensor 2, ZeRO-3, 2 microbatches, full remat`."""
+        """As in `data 4 x tensor 2 x 4 stages, ZeRO-1, 16 microbatches, full remat`."""
         return title_of(self.axes, self.zero, self.micro, self.remat)
 
 
 def title_of(axes: dict[str, int], zero: Zero, micro: int, remat: Remat) -> str:
     """A layout in a few words."""
-    words = {DATA: "data", MODEL: "tensor"}
-    parts = [f"{words[axis]} {size}" for axis, size in axes.items() if size > 1]
+    words, stages = {DATA: "data", MODEL: "tensor"}, axes.get(STAGE, 1)
+    parts = [f"{words[axis]} {size}" for axis, size in axes.items() if axis in words and size > 1]
+    parts += [f"{stages} stages"] * (stages > 1)
     more = [f"ZeRO-{zero}"] * bool(zero) + [f"{micro} microbatches"] * (micro > 1)
     more += [f"{remat} remat"] * bool(remat)
     return ", ".join([" x ".join(parts or ["one device"]), *more])
@@ -212,5 +216,6 @@ class Planning(Record, frozen=True):
     remat: Remat | None = None
 
 
-DATA, MODEL = "data", "model"
-"""The mesh's axes: the batch is cut over the first, what the model is made of over the second."""
+DATA, MODEL, STAGE = "data", "model", "stage"
+"""The mesh's axes: the batch is cut over the first, what the model is made of over the second, and
+its layers over the third."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.records import DATA, MODEL
+from nbdist.records import DATA, MODEL, STAGE
 from nbdist.views import labels
 from nbdist.views import placement_words as words
 from nbdist.views.placement_tree import Leaf
@@ -31,6 +31,10 @@ _REMAT = {
     "selective": "the backward pass makes again what is no product with parameters",
     "full": "the backward pass makes again all but what goes into each stretch of layers",
 }
+_WAY = (
+    "are gone through one after another, and summed",
+    "go from stage to stage, one behind another",
+)
 _ROUNDING = 1e-6
 """Of a step: what seconds may differ by and be the same."""
 
@@ -70,7 +74,7 @@ def memory(plan: Plan) -> str:
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """What is said of a plan as its step begins: nothing where all is on every device, as ever."""
-    if plan.zero or plan.remat or plan.micro > 1 or plan.axes[MODEL] > 1:
+    if plan.zero or plan.remat or plan.micro > 1 or plan.devices > plan.axes[DATA]:
         yield f"laid out as {plan.title}: {memory(plan)} on each device"
         yield from plan.warnings
 
@@ -109,12 +113,12 @@ def verified(plan: Plan) -> Iterator[str]:
 
 def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     """The axes that cut: name, size, and what each cuts; and what is made again."""
-    said = {DATA: _data, MODEL: _model}
+    said = {DATA: _data, MODEL: _model, STAGE: _stages}
     found = [(axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1]
     found = found or [("none", "1", "one device holds all of it")]
     if plan.micro > 1:
         rows = plan.rows / plan.axes[DATA] / plan.micro
-        what = f"parts of {rows:,.4g} samples are gone through one after another, and summed"
+        what = f"parts of {rows:,.4g} samples {_WAY[STAGE in plan.axes]}"
         found.append(("microbatches", f"{plan.micro:,}", what))
     if plan.remat:
         found.append(("remat", plan.remat, _REMAT[plan.remat]))
@@ -139,6 +143,16 @@ def _model(plan: Plan) -> str:
     return (
         f"dimensions of {len(cut):,} of {labels.count(len(wholes), 'parameter')}, "
         f"{labels.share(share)} of their bytes, and the work on them (tensor parallel)"
+    )
+
+
+def _stages(plan: Plan) -> str:
+    own = [tensor for tensor in plan.tensors if tensor.role != "batch"]
+    dims = (size for t in own for size, axes in zip(t.shape, t.spec, strict=True) if STAGE in axes)
+    counts = [f"{size // plan.axes[STAGE]:,}" for size in sorted(set(dims))]
+    return (
+        f"{' or '.join(counts) or 'some'} of the layers of a scan on each (pipeline parallel), "
+        f"which waits {labels.share(plan.time.bubble)} of a step for microbatches"
     )
 
 

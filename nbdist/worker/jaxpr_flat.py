@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var, new_jaxpr_eqn
 from jax.interpreters import partial_eval
 from jax.sharding import Sharding
 
@@ -34,7 +34,7 @@ _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0].primitive
 def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, of the same inputs, without what nothing needs.
 
-    So are the bodies of its scans and checkpoints.
+    So are the bodies of its scans and checkpoints, and branches.
     """
     used = [True] * len(closed.jaxpr.outvars)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
@@ -90,22 +90,48 @@ def _called(eqn: Any) -> Any:
 
 def _params(eqn: Any) -> dict[str, Any]:
     """Its own, with the program that it holds flat as well, if that needs no constants."""
-    body = eqn.params.get("jaxpr")
-    is_open = eqn.primitive.name in OPEN
-    if not (is_open or eqn.primitive.name == "scan"):
-        return dict(eqn.params)
-    whole = body if is_open else body.jaxpr
+    name, params = eqn.primitive.name, dict(eqn.params)
+    if name in OPEN:
+        params["jaxpr"] = _held(params["jaxpr"]) or params["jaxpr"]
+    elif name == "scan":
+        params["jaxpr"] = _closed(params["jaxpr"])
+    elif name == "cond":
+        params["branches"] = tuple(map(_closed, params["branches"]))
+    return params
+
+
+def _closed(program: ClosedJaxpr) -> ClosedJaxpr:
+    made = _held(program)
+    return program if made is None else ClosedJaxpr(made, [])
+
+
+def _held(program: Any) -> Jaxpr | None:
+    """A program that an equation holds, flat; None where it needs constants."""
+    whole: Jaxpr = program if isinstance(program, Jaxpr) else program.jaxpr
     made = _Flat()
     ins = [Var(var.aval) for var in whole.invars]
-    outs = made.add(body, ins)
-    if made.constants:
-        return dict(eqn.params)
-    jaxpr = whole.replace(invars=ins, eqns=made.eqns, outvars=outs)
-    return {**eqn.params, "jaxpr": jaxpr if is_open else ClosedJaxpr(jaxpr, [])}
+    outs = made.add(program, ins)
+    return None if made.constants else whole.replace(invars=ins, eqns=made.eqns, outvars=outs)
 
 
 def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if isinstance(var, DropVar) else Var(var.aval)
+
+
+def opened(jaxpr: Jaxpr) -> Jaxpr:
+    """A flat program, with what its checkpoints hold in their place."""
+    names: dict[Var, Any] = {}
+    eqns = []
+    for eqn in jaxpr.eqns:
+        ins = renamed(eqn.invars, names)
+        if eqn.primitive.name in OPEN:
+            held = opened(eqn.params["jaxpr"])
+            own = dict(zip(held.invars, ins, strict=True))
+            eqns += [one.replace(invars=renamed(one.invars, own)) for one in held.eqns]
+            names |= dict(zip(eqn.outvars, renamed(held.outvars, own), strict=True))
+        else:
+            eqns.append(eqn.replace(invars=ins))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def variables(atoms: Sequence[Any]) -> list[Var]:

@@ -9,6 +9,7 @@ from jax.extend.core import Jaxpr, Literal
 from jax.interpreters import partial_eval
 
 from nbdist.plan.dims import Dims
+from nbdist.plan.layers import layers_of
 from nbdist.plan.model import Model, Op, Tensor, Value
 from nbdist.worker.jaxpr_rules import RULES, unknown
 
@@ -147,9 +148,21 @@ class _Builder:
         self._ops.append(Op("loop", "scan", (), (), times=times, body=body))
         return outs
 
-    def close(self, ins: Sequence[Value], outs: Sequence[Value]) -> None:
+    def close(
+        self,
+        ins: Sequence[Value],
+        outs: Sequence[Value],
+        carried: Sequence[Value] = (),
+        over: Sequence[Value] = (),
+    ) -> None:
         """The last loop reads and leaves these."""
-        self._ops[-1] = replace(self._ops[-1], ins=tuple(ins), outs=tuple(outs))
+        self._ops[-1] = replace(
+            self._ops[-1],
+            ins=tuple(ins),
+            outs=tuple(outs),
+            carried=tuple(carried),
+            over=tuple(over),
+        )
 
     def finish(self, tensors: list[Tensor], results: list[Value]) -> Model:
         numbers, groups = self.dims.groups()
@@ -171,9 +184,11 @@ class _Builder:
                 outs=tuple(map(settled, old.outs)),
                 summed=tuple(group(dim) for dim in old.summed if dim >= 0),
                 body=tuple(map(op, old.body)),
+                carried=tuple(map(settled, old.carried)),
+                over=tuple(map(settled, old.over)),
             )
 
-        return Model(
+        model = Model(
             tensors=tuple(replace(t, value=settled(t.value)) for t in tensors),
             groups=groups,
             ops=tuple(map(op, self._ops)),
@@ -181,6 +196,7 @@ class _Builder:
             apart=self._apart,
             notes=tuple(self._notes),
         )
+        return replace(model, layers=layers_of(model))
 
 
 def _call(name: str) -> Nested:
@@ -208,7 +224,7 @@ def _scan(build: _Builder, eqn: Any, ins: list[Value]) -> list[Value]:
             _tie(build, before, other)
     for part, whole in zip(outs[carries:], made[carries:], strict=True):
         _tie_slices(build, whole, part)
-    build.close(ins, made)
+    build.close(ins, made, made[:carries], [*stacked, *made[carries:]])
     return made
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from nbdist.records import DATA, MODEL
+from nbdist.records import DATA, STAGE
 from nbdist.worker.data import map_arrays
 from nbdist.worker.leaves import Spread
+from nbdist.worker.pipeline_rows import row_axes
 from nbdist.worker.rewritten import rewriting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from jax.sharding import Mesh, NamedSharding
 
@@ -25,10 +26,11 @@ class Lowered:
     """What a plan comes to.
 
     Batches are cut over all devices, whatever the plan, and put together again in the step along
-    the model's axis: so its devices cannot have different rows, which nothing would notice.
+    the axis of the model: so these devices cannot have different rows, which nothing would notice.
+    Where there are stages, each has rows of its own but for the layers that it goes through.
 
     Attributes:
-        mesh: the strategy's own where the model is not cut.
+        mesh: the strategy's own where neither the model nor its layers are cut.
 
     Args:
         plan: the plan.
@@ -36,16 +38,15 @@ class Lowered:
     """
 
     def __init__(self, plan: Plan, whole: Mesh) -> None:
-        self._data, model = plan.axes[DATA], plan.axes[MODEL]
         self.mesh = whole
         rows: Any = DATA
-        if model > 1:
-            devices = whole.devices.reshape(self._data, model)
-            auto = (jax.sharding.AxisType.Auto,) * 2
-            rows = DATA, MODEL
-            self.mesh = jax.sharding.Mesh(devices, rows, axis_types=auto)
-        self._is_split = model > 1
+        self._is_split = plan.devices > plan.axes[DATA]
+        if self._is_split:
+            rows, sizes = tuple(plan.axes), tuple(plan.axes.values())
+            auto = (jax.sharding.AxisType.Auto,) * len(rows)
+            self.mesh = jax.sharding.Mesh(whole.devices.reshape(sizes), rows, axis_types=auto)
         self._remat, self._micro = plan.remat, plan.micro
+        self._stages = plan.axes.get(STAGE, 1)
         self.replicated = jax.NamedSharding(self.mesh, jax.P())
         self._specs = {tensor.path: tensor.spec for tensor in plan.tensors}
         self._by_row = Spread(jax.NamedSharding(self.mesh, jax.P(rows)))
@@ -65,12 +66,12 @@ class Lowered:
     def over(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step, of which the last argument is a batch as it comes to the devices."""
         if self._remat or self._micro > 1:
-            step = rewriting(step, self._remat, self._micro)
+            step = rewriting(step, self._remat, self._micro, self._stages)
         if not self._is_split:
             return step
 
         def lowered(*others: Any) -> Any:
-            batch = jax.tree.map(lambda array: by_data(array, self._data), others[-1])
+            batch = jax.tree.map(lambda rows: put_together(rows, self.mesh.shape), others[-1])
             return step(*others[:-1], batch)
 
         return lowered
@@ -80,11 +81,15 @@ class Lowered:
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
 
 
-def by_data(array: jax.Array, data: int) -> jax.Array:
-    """An array of a batch, cut over the axis `data` alone, where its rows can be: in a step."""
-    if not array.ndim or array.shape[0] % data:
-        return array
-    return jax.lax.with_sharding_constraint(array, jax.P(DATA))
+def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+    """An array of a batch, put together along the model's axis, where its rows can be: in a step.
+
+    Args:
+        array: it.
+        sizes: of the mesh's axes.
+    """
+    axes = row_axes(array.shape[0] if array.ndim else 1, sizes)
+    return jax.lax.with_sharding_constraint(array, jax.P(axes)) if axes else array
 
 
 def is_cut(array: Any, mesh: Mesh) -> bool:

@@ -25,6 +25,7 @@ from nbdist.worker.jaxpr_rows import (
     is_sum_over_rows,
     with_fewer,
 )
+from nbdist.worker.jaxpr_source import told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
     from nbdist.plan.model import Role
 
-Kind = Literal["same", "zero", "rows", "sum", "after"]
+Kind = Literal["same", "zero", "rows", "sum", "after", "each"]
 """Of a value: it is the same for all parts; so, and nothing but zeros; each part has its rows of
-it; it is the sum of what parts have; it is made of such sums."""
+it; it is the sum of what parts have; it is made of such sums; it is the same for all parts, and
+made in each of them, beside rows or sums."""
 
 Where = Literal["before", "loop", "after"]
 
@@ -56,7 +58,7 @@ def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int
         var for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True) if role == "batch"
     ]
     batch = max(var.aval.shape[0] for var in data if var.aval.shape)
-    made = _Parted(program, _Rows(of_rows(program, inputs), batch, parts), set(data))
+    made = _Parted(program, Rows(of_rows(program, inputs), batch, parts), set(data))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
@@ -64,7 +66,7 @@ def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int
     return jax.make_jaxpr(made.run)(*given)
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Where the batch's rows are.
 
     Attributes:
@@ -123,8 +125,9 @@ class _Rows(NamedTuple):
             shapes = [list(map(self.shape, side)) for side in (eqn.outvars, eqn.invars)]
             params = with_fewer(eqn, *shapes)
             if eqn.primitive.name == "scan":
-                body = self.fewer(params["jaxpr"].jaxpr)
-                params["jaxpr"] = ClosedJaxpr(body, params["jaxpr"].consts)
+                params["jaxpr"] = self._closed(params["jaxpr"])
+            elif eqn.primitive.name == "cond":
+                params["branches"] = tuple(map(self._closed, params["branches"]))
             elif eqn.primitive.name in OPEN:
                 params["jaxpr"] = self.fewer(params["jaxpr"])
             given = renamed(eqn.invars, names)
@@ -133,8 +136,11 @@ class _Rows(NamedTuple):
             )
         return jaxpr.replace(invars=ins, eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
+    def _closed(self, program: ClosedJaxpr) -> ClosedJaxpr:
+        return ClosedJaxpr(self.fewer(program.jaxpr), program.consts)
 
-class _Kinds:
+
+class Kinds:
     """What each value of a step is, as the program is gone through.
 
     Attributes:
@@ -142,7 +148,7 @@ class _Kinds:
         where: of each of the step's operations, if it is made before the parts, in them, or after.
     """
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.of: dict[Var, Kind] = {}
         self.where: list[Where] = []
         self._dims = rows.dims
@@ -180,17 +186,22 @@ class _Kinds:
         first: list[Kind] = ["rows" if var in self._dims else "same" for var in eqn.outvars]
         if whole and "rows" in ins and "rows" not in first:
             return first, "before"
+        beside = "each" in ins
         try:
-            outs = self._outs(eqn, ins)
+            outs = self._outs(eqn, ["same" if kind == "each" else kind for kind in ins])
         except PlanError:
             if not whole:
                 raise
             return first, "before"
         if outs is None:
+            if beside:
+                raise PlanError(f"{told(eqn)} makes rows of what is made beside others")
             return first, "before"
         if {"rows", "sum"} & {*outs} or "rows" in ins:
-            return ["after" if kind in ("same", "zero") else kind for kind in outs], "loop"
-        return outs, "after" if {"sum", "after"} & {*ins} else "before"
+            return ["each" if kind in ("same", "zero") else kind for kind in outs], "loop"
+        if {"sum", "after"} & {*ins}:
+            return outs, "after"
+        return (["each"] * len(outs), "loop") if beside else (outs, "before")
 
     def read(self, jaxpr: Jaxpr, kinds: Sequence[Kind]) -> list[Kind]:
         """A program within the step, with such inputs; what it leaves.
@@ -201,14 +212,13 @@ class _Kinds:
         self.of |= dict(zip(jaxpr.invars, kinds, strict=True))
         self.of |= {var: "rows" if var in self._dims else "same" for var in jaxpr.constvars}
         for eqn in jaxpr.eqns:
-            name = eqn.primitive.name
             if eqn.effects:
-                raise PlanError(f"{name} has effects in a loop")
+                raise PlanError(f"{told(eqn)} has effects in a loop")
             outs = self._outs(eqn, list(map(self._kind, eqn.invars)))
             if outs is None:
-                raise PlanError(f"{name} makes rows in a loop")
+                raise PlanError(f"{told(eqn)} makes rows in a loop")
             if "after" in outs:
-                raise PlanError(f"{name} needs a sum over all rows in a loop")
+                raise PlanError(f"{told(eqn)} needs a sum over all rows in a loop")
             self.of.update(zip(eqn.outvars, outs, strict=True))
         return list(map(self._kind, jaxpr.outvars))
 
@@ -222,21 +232,23 @@ class _Kinds:
         name = eqn.primitive.name
         if "rows" not in ins:
             return self._without_rows(eqn, ins)
+        if name == "cond":
+            return self._cond(eqn, ins)
         if "after" in ins or "sum" in ins:
-            raise PlanError(f"{name} needs the sum over all rows for each of them")
+            raise PlanError(f"{told(eqn)} needs the sum over all rows for each of them")
         if name == "scan":
             return self._scan(eqn, ins)
         if name in OPEN:
             return self.read(eqn.params["jaxpr"], ins)
         if eqn.effects:
-            raise PlanError(f"{name} has effects")
+            raise PlanError(f"{told(eqn)} has effects")
         if name == "optimization_barrier":
             return ins
         if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
             return ["sum"]
         has_rows = [var in self._dims for var in eqn.outvars]
         if not (is_by_row(eqn, self._dims) if all(has_rows) else is_sum_over_rows(eqn, self._dims)):
-            raise PlanError(f"{name} puts rows together")
+            raise PlanError(f"{told(eqn)} is not known to keep rows of the batch apart")
         return ["rows" if has else "sum" for has in has_rows]
 
     def _without_rows(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
@@ -264,6 +276,23 @@ class _Kinds:
                 return [*carry, *outs[len(carry) :]]
             carry = now
 
+    def _cond(self, eqn: Any, ins: list[Kind]) -> list[Kind]:
+        """All branches leave the same kinds; which one it is depends on no row."""
+        which, *given = ins
+        if which != "same":
+            raise PlanError(f"{told(eqn)}: which branch is taken depends on the batch")
+        of_each = [self.read(branch.jaxpr, given) for branch in eqn.params["branches"]]
+        return [_alike(eqn, set(kinds)) for kinds in zip(*of_each, strict=True)]
+
+
+def _alike(eqn: Any, kinds: set[Kind]) -> Kind:
+    """Of what branches leave."""
+    if len(kinds) == 1:
+        return kinds.pop()
+    if kinds == {"zero", "sum"} or kinds == {"zero", "same"}:
+        return "sum" if "sum" in kinds else "same"
+    raise PlanError(f"{told(eqn)}: one branch makes it of the batch, another does not")
+
 
 def _joined(before: Kind, after: Kind) -> Kind:
     """Of what a scan carries."""
@@ -283,10 +312,10 @@ class _Parted:
         data: its inputs that are the batch's.
     """
 
-    def __init__(self, program: ClosedJaxpr, rows: _Rows, data: set[Var]) -> None:
+    def __init__(self, program: ClosedJaxpr, rows: Rows, data: set[Var]) -> None:
         self._program, self._rows = program, rows
         jaxpr = program.jaxpr
-        kinds = _Kinds(rows)
+        kinds = Kinds(rows)
         kinds.read_step(jaxpr, data)
         at = list(zip(jaxpr.eqns, kinds.where, strict=True))
         self._loop, self._after = ([e for e, where in at if where == w] for w in ("loop", "after"))
@@ -300,7 +329,7 @@ class _Parted:
         left = [var for eqn in self._loop for var in eqn.outvars if var in needed]
         self._sums = [var for var in left if kinds.of[var] == "sum"]
         self._stacked = [var for var in left if kinds.of[var] == "rows"]
-        self._last = [var for var in left if kinds.of[var] == "after"]
+        self._last = [var for var in left if kinds.of[var] == "each"]
 
     def run(self, *args: Any) -> list[Any]:
         """The step."""
@@ -322,7 +351,7 @@ class _Parted:
             pairs = zip(total, outs, strict=False)
             return [t + new.astype(t.dtype) for t, new in pairs], outs[len(total) :]
 
-        zeros = [jnp.zeros(var.aval.shape, _wide(var.aval.dtype)) for var in self._sums]
+        zeros = [jnp.zeros(var.aval.shape, wide(var.aval.dtype)) for var in self._sums]
         given = [rows.divided(there[var], rows.dims[var]) for var in self._over]
         sums, stacked = jax.lax.scan(one, zeros, given, length=rows.parts)
         there |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
@@ -353,7 +382,7 @@ def _with_makers(eqns: list[Any], wanted: list[Any]) -> list[Any]:
     return found[::-1]
 
 
-def _wide(dtype: Any) -> Any:
+def wide(dtype: Any) -> Any:
     """What sums of parts are kept in."""
     half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < jnp.dtype("float32").itemsize
     return jnp.dtype("float32") if half else dtype

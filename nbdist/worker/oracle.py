@@ -20,9 +20,9 @@ from nbdist.errors import PlanError
 from nbdist.plan.compilers import PACKAGES, compiler_target
 from nbdist.plan.refusal import gib
 from nbdist.plan.search import plans
-from nbdist.records import DATA, MODEL, RunnerUp
+from nbdist.records import STAGE, RunnerUp
 from nbdist.worker.compiling import REFUSED, Job, Outcome, partition
-from nbdist.worker.lowered import by_data
+from nbdist.worker.lowered import put_together
 from nbdist.worker.rewritten import rewritten
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ def _job(
     traced: Any, inputs: Sequence[tuple[str, Role]], found: Plan, compiler: CompilerTarget
 ) -> Job:
     """The step, lowered for a mesh that is none yet."""
-    traced = rewritten(traced, inputs, found.remat, found.micro)
     mesh = jax.sharding.AbstractMesh(
         tuple(found.axes.values()),
         tuple(found.axes),
@@ -147,13 +146,15 @@ def _job(
         )
         for kind, spec in zip(kinds, lie, strict=True)
     ]
-    step = jax.jit(
-        _with_rows(traced, [role for _, role in inputs], found.axes[DATA]),
-        out_shardings=[jax.NamedSharding(mesh, partition(spec)) for spec in outputs],
-    )
 
     def exported() -> bytes:
         with jax.sharding.use_abstract_mesh(mesh):
+            stages = found.axes.get(STAGE, 1)
+            closed = rewritten(traced, inputs, found.remat, found.micro, stages)
+            step = jax.jit(
+                _with_rows(closed, [role for _, role in inputs], found.axes),
+                out_shardings=[jax.NamedSharding(mesh, partition(spec)) for spec in outputs],
+            )
             made = jax.export.export(step, platforms=[compiler.platform])(*arguments)
         return bytes(made.serialize())
 
@@ -173,17 +174,17 @@ def _rows(shape: tuple[int, ...], found: Plan) -> Spec:
     """How a batch comes to the devices: cut over all of them, as the worker does it."""
     if not shape or shape[0] % found.devices:
         return ()
-    return ((DATA, MODEL), *((),) * (len(shape) - 1))
+    return (tuple(found.axes), *((),) * (len(shape) - 1))
 
 
-def _with_rows(traced: Any, roles: Sequence[Role], data: int) -> Any:
+def _with_rows(traced: Any, roles: Sequence[Role], sizes: Mapping[str, int]) -> Any:
     """The step as a function of its arrays, with each batch put together along the model's axis."""
     step = jax.extend.core.jaxpr_as_fun(traced)
 
-    def put_together(array: jax.Array, role: Role) -> jax.Array:
-        return by_data(array, data) if role == "batch" else array
+    def lain(array: jax.Array, role: Role) -> jax.Array:
+        return put_together(array, sizes) if role == "batch" else array
 
-    return lambda *arrays: step(*map(put_together, arrays, roles))
+    return lambda *arrays: step(*map(lain, arrays, roles))
 
 
 def _compile(job: Job) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import zlib
@@ -22,6 +23,7 @@ from nbdist.plan.topology_live import live
 from nbdist.records import DATA, LocalDevices
 from nbdist.worker import processes
 from nbdist.worker.jaxpr_model import model_of
+from nbdist.worker.pipelines import layers_of
 from nbdist.worker.rewritten import rewritten
 
 if TYPE_CHECKING:
@@ -56,10 +58,17 @@ def plan_of(
         PlanError: it fits nowhere, or not as it was asked for.
     """
 
-    def again(remat: Remat, micro: int) -> Model:
-        return model_of(rewritten(traced, inputs, remat, micro), inputs)
+    @functools.cache
+    def anew(remat: Remat, micro: int) -> Any:
+        return rewritten(traced, inputs, remat, micro)
 
-    steps = Steps(model_of(traced, inputs), again)
+    def again(remat: Remat, micro: int) -> Model:
+        return model_of(anew(remat, micro), inputs)
+
+    def layers(remat: Remat) -> tuple[int, ...]:
+        return layers_of(anew(remat, 1), inputs)
+
+    steps = Steps(model_of(traced, inputs), again, layers)
     if wishes.verify and jax.process_index() == 0:
         from nbdist.worker.oracle import verified_plan
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nbdist.records import Remat
 
 
-class _Scan(NamedTuple):
+class Scan(NamedTuple):
     """A scan's parts: its inputs, and its body's, as constants, carried and gone over."""
 
     eqn: Any
@@ -55,7 +55,7 @@ def paired(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> tuple[list[Any], set[int
     for (first, second), stacked in _pairs(jaxpr).items():
         if not {first, second}.isdisjoint(done):
             continue
-        made = _remade(_scan(eqns[first]), _scan(eqns[second]), stacked & rows, rows, how)
+        made = _remade(scan_of(eqns[first]), scan_of(eqns[second]), stacked & rows, rows, how)
         if made is not None:
             eqns[first], eqns[second] = made
         done |= {first, second}
@@ -67,12 +67,12 @@ def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
     makers = {
         var: place
         for place, eqn in enumerate(jaxpr.eqns)
-        if _is_scan(eqn)
+        if is_scan(eqn)
         for var in eqn.outvars[eqn.params["num_carry"] :]
     }
     users: dict[Var, list[tuple[int, bool]]] = defaultdict(list)
     for place, eqn in enumerate(jaxpr.eqns):
-        over = _scan(eqn).parts(eqn.invars)[2] if _is_scan(eqn) else []
+        over = scan_of(eqn).parts(eqn.invars)[2] if is_scan(eqn) else []
         for var in variables(eqn.invars):
             if var in makers:
                 users[var].append((place, any(var is one for one in over)))
@@ -90,7 +90,7 @@ def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
 
 
 def _remade(
-    first: _Scan, second: _Scan, lost: set[Var], rows: set[Var], how: Remat
+    first: Scan, second: Scan, lost: set[Var], rows: set[Var], how: Remat
 ) -> tuple[Any, Any] | None:
     """Both scans; None where nothing is gained.
 
@@ -160,7 +160,7 @@ def _round(body: Jaxpr, wanted: list[Var], there: set[Var]) -> tuple[list[Any], 
     return eqns[::-1], open_ & set(body.invars)
 
 
-def _forward(first: _Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
+def _forward(first: Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
     outs, made = list(first.body.outvars), list(first.eqn.outvars)
     left = [place for place, var in enumerate(made) if var not in lost]
     body = first.body.replace(outvars=[*(outs[place] for place in left), *stacked])
@@ -170,7 +170,7 @@ def _forward(first: _Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
     )
 
 
-def _backward(first: _Scan, second: _Scan, again: _Again) -> Any:
+def _backward(first: Scan, second: Scan, again: _Again) -> Any:
     outer = dict(zip(first.body.invars, first.eqn.invars, strict=True))
     constants, _, over = (
         [var for var in part if var in again.needed] for part in first.parts(first.body.invars)
@@ -217,10 +217,10 @@ def _backward(first: _Scan, second: _Scan, again: _Again) -> Any:
     )
 
 
-def _is_scan(eqn: Any) -> bool:
+def is_scan(eqn: Any) -> bool:
     """One whose body needs no constants of its own."""
     return bool(eqn.primitive.name == "scan" and not eqn.params["jaxpr"].consts)
 
 
-def _scan(eqn: Any) -> _Scan:
-    return _Scan(eqn, eqn.params["num_consts"], eqn.params["num_carry"])
+def scan_of(eqn: Any) -> Scan:
+    return Scan(eqn, eqn.params["num_consts"], eqn.params["num_carry"])

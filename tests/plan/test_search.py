@@ -170,6 +170,7 @@ def test_a_step_that_fits_nowhere_is_told_by_how_much() -> None:
     assert found
     over = least + MARGIN * budget - budget
     assert int(found[1].replace(",", "")) == pytest.approx(over, rel=0.05)
+    assert changes.pop().startswith("(no stages: there is no scan over layers")
     assert len(changes) == 3
     assert re.fullmatch(r"  - about \d+ times as many devices", changes[0])
 

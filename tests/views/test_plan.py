@@ -21,7 +21,7 @@ from nbdist.views import plan_words as words
 from nbdist.views.placement_tree import Branch, Leaf
 from nbdist.views.plan import WIDTH, PlanPicture
 from nbdist.views.plan_tensors import folded, placement_of, segments, written
-from tests.plans import ASKED, HOSTILE, LAYERS, WIDE, by_hand, made, tensor
+from tests.plans import ASKED, HOSTILE, LAYERS, WIDE, by_hand, made, piped, tensor
 from tests.views.test_placement import Page
 
 if TYPE_CHECKING:
@@ -140,6 +140,26 @@ def test_degrees_say_what_each_axis_cuts() -> None:
     assert [axis for axis, _, _ in words.degrees(made("sharded"))] == ["data"]
     assert "ZeRO-3" in words.degrees(made("sharded"))[0][2]
     assert words.degrees(made("one")) == [("none", "1", "one device holds all of it")]
+
+
+def test_stages_are_told_with_what_they_wait() -> None:
+    plan = piped(stage=4, data=2, micro=8)
+    degrees = {axis: (size, text) for axis, size, text in words.degrees(plan)}
+    assert list(degrees) == ["stage", "data", "microbatches"]
+    assert degrees["stage"][0] == "4"
+    assert re.match(
+        r"2 of the layers of a scan on each \(pipeline parallel\), which waits \d+% of a step",
+        degrees["stage"][1],
+    )
+    assert (
+        degrees["microbatches"][1]
+        == "parts of 4 samples go from stage to stage, one behind another"
+    )
+    assert next(iter(words.plan_lines(plan))).startswith(
+        "laid out as data 2 x 4 stages, 8 microbatches: "
+    )
+    assert "data 2 x 4 stages, 8 microbatches on 8 x A100-40GB" in repr(PlanPicture(plan))
+    assert "P(&#x27;stage&#x27;)" in PlanPicture(plan).html()
 
 
 def test_specs_are_written_as_one_types_them() -> None:

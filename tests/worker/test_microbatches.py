@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from nbdist.records import Remat
 
 REFUSED = {
-    "depthwise CNN": "conv_general_dilated puts rows together",
-    "experts": "add_any needs the sum over all rows",
+    "depthwise CNN": "conv_general_dilated .*is not known to keep rows",
+    "experts": "add_any .*needs the sum over all rows",
 }
 """Of the eight models, those whose rows depend on others, and how it is said."""
 
@@ -121,18 +121,18 @@ def normalised(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (normalised, "sub needs the sum over all rows for each of them"),
+        (normalised, "sub .*needs the sum over all rows for each of them"),
         (lambda x: x @ x.T, "rows"),
-        (lambda x: jnp.sort(x, axis=0), "sort puts rows together"),
-        (lambda x: x - jax.lax.stop_gradient(x.max(0)), "reduce_max puts rows together"),
-        (lambda x: jnp.roll(x, 1, axis=0), "puts rows together"),
+        (lambda x: jnp.sort(x, axis=0), "sort .*is not known to keep rows"),
+        (lambda x: x - jax.lax.stop_gradient(x.max(0)), "reduce_max .*is not known to keep rows"),
+        (lambda x: jnp.roll(x, 1, axis=0), "is not known to keep rows"),
         (lambda x: x.reshape(-1, 2, WIDTH).sum(1), "rows are put together, or taken apart"),
-        (lambda x: jnp.cumsum(x, axis=0), "cumsum puts rows together"),
-        (lambda x: x[jnp.argsort(x[:, 0])], "puts rows together"),
-        (lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x), "for each of them"),
+        (lambda x: jnp.cumsum(x, axis=0), "cumsum .*is not known to keep rows"),
+        (lambda x: x[jnp.argsort(x[:, 0])], "is not known to keep rows"),
+        (lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x), "branch .* depends on"),
         (lambda x: jax.lax.map(jnp.tanh, x), "a scan goes over the rows"),
-        (lambda x: x[::2], "puts rows together"),
-        (lambda x: jnp.flip(x, 0), "rev puts rows together"),
+        (lambda x: x[::2], "is not known to keep rows"),
+        (lambda x: jnp.flip(x, 0), "rev .*is not known to keep rows"),
     ],
 )
 def test_rows_that_depend_on_others_are_refused(function: Callable[..., Any], says: str) -> None:
@@ -167,7 +167,8 @@ def test_why_a_batch_stays_whole_is_said() -> None:
     with pytest.raises(PlanError, match=r"no microbatches: .* needs the sum over all rows"):
         plan(steps, target, Planning(fixed={"micro": 4}))
     budget = whole.memory.total - whole.memory.margin - whole.memory.activations // 4
-    with pytest.raises(PlanError, match=r"(?s)the step fits nowhere.*\nno microbatches: sub needs"):
+    says = r"(?s)the step fits nowhere.*\n\(no microbatches: sub .*needs"
+    with pytest.raises(PlanError, match=says):
         plan(steps, target, Planning(budget=budget))
 
 
@@ -218,6 +219,7 @@ LATE = rows_of(8, 5)
 @pytest.mark.parametrize(
     "step",
     [
+        through_barrier,
         noise_of_a_branch,
         masked,
         weighted,
@@ -248,12 +250,11 @@ def all_pairs(w: Any, x: Any) -> Any:
     ("step", "says"),
     [
         (all_pairs, "rows"),
-        (through_barrier, "dot_general needs"),
         (
             lambda w, x: jax.lax.scan(
                 lambda h, _: (jax.debug.print("{}", h.sum()) or jnp.tanh(h), None), x, None, 2
             )[0].sum(),
-            "debug_print has effects in a loop|debug_callback has effects in a loop",
+            "debug_(print|callback) .*has effects in a loop",
         ),
     ],
 )
@@ -306,3 +307,22 @@ def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
             assert plan(steps_of(closed, inputs), hardware("4xA100"), Planning(budget=budget))
     found = plan(steps_of(closed, inputs), hardware("4xA100"), Planning(budget=1_800_000))
     assert found.memory.total <= 1_800_000
+
+
+def test_what_layers_leave_of_their_parameters_is_used_again() -> None:
+    """A scale, with dimensions that rows have, is left by the forward scan for the backward one."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            def layer(h: Any, own: Any) -> Any:
+                scale, up = own
+                return h + jnp.tanh((h * scale) @ up), None
+
+            return (jax.lax.scan(layer, batch, params)[0] ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss_of)(params)
+        return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = np.full((3, WIDTH), 1.5, np.float32), rows_of(3, WIDTH, WIDTH) / 8
+    batch = rows_of(8, 5, WIDTH)
+    same(jax.jit(rewriting(step, "", 4))(params, batch), jax.jit(step)(params, batch))

@@ -117,6 +117,24 @@ def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
     assert plan.verified.arguments == plan.memory.arguments
 
 
+@pytest.mark.parametrize("remat", ["", "full"])
+def test_stages_are_compiled_so(remat: Remat) -> None:
+    """What they send goes to the next stage; no layer does."""
+    topology = parse("8xCPU")
+    target = Target(topology, calibration_of(topology.chip))
+    wishes = Planning(verify=True, fixed={"stage": 4, "data": 2, "micro": 8}, remat=remat)
+    plan = plan_of(*plans.stacked_traced(), target, wishes, {})
+    found = plan.verified
+    assert found is not None
+    assert found.arguments == plan.memory.arguments
+    own = plan.memory.gradients + plan.memory.activations
+    assert 0.5 * found.temporaries < own < 1.5 * found.temporaries
+    sent = {one.kind: one.bytes for one in found.collectives}
+    layers = sum(t.device_bytes for t in plan.tensors if t.path.startswith("params['layers']"))
+    assert sent["collective-permute"] < layers
+    assert sent.get("all-gather", 0) < layers / 4
+
+
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle, "_COMPILE_S", 0.05)
     with pytest.raises(PlanError, match=r"data 8.* cannot be compiled: not done within 0.05 s"):

@@ -143,7 +143,9 @@ def test_every_model_trains_as_it_does_when_all_is_kept(name: str, how: Remat) -
     assert losses[how] == pytest.approx(losses[""], rel=1e-5)
 
 
-def one_step(program: Any, space: dict[str, Any], how: Remat, micro: int = 1) -> float:
+def one_step(
+    program: Any, space: dict[str, Any], how: Remat, micro: int = 1, stages: int = 1
+) -> float:
     """The loss of the second step: what the first one left is in it."""
     names = program.given.split(", ")
     graph, state = nnx.split(tuple(space[name] for name in names), graph=True)
@@ -155,7 +157,7 @@ def one_step(program: Any, space: dict[str, Any], how: Remat, micro: int = 1) ->
         exec(code, own)
         return own["loss"], nnx.state(tuple(own[name] for name in names), graph=True)
 
-    step = jax.jit(rewriting(step, how, micro))
+    step = jax.jit(rewriting(step, how, micro, stages))
     loss = 0.0
     for start in (0, BATCH):
         batch = jax.tree.map(lambda rows: rows[start : start + BATCH], space["train"])  # noqa: B023

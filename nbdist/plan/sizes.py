@@ -1,0 +1,109 @@
+"""Sizes of axes that are possible for a step, with nothing cut over the model's yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nbdist.plan.layout import Layout
+from nbdist.plan.topology import extents
+from nbdist.records import DATA, MODEL, STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.plan.cost import Target
+    from nbdist.plan.steps import Steps
+    from nbdist.records import Extent, Planning, Topology, Zero
+
+LEVELS: tuple[Zero, ...] = (0, 1, 3)
+
+STAGED: tuple[Zero, ...] = LEVELS[:2]
+"""Parameters that are cut over the data axis would be gathered in each tick."""
+
+_TURNS = (1, 2, 4, 8)
+"""Microbatches that are tried, over the stages: the bubble halves from one to the next."""
+
+
+def bare_layouts(
+    steps: Steps, target: Target, wishes: Planning, *, crossing: bool = False
+) -> Iterator[Layout]:
+    """All that are possible and as was asked for; of pipelines the first of those alike.
+
+    Args:
+        steps: the step.
+        target: the hardware.
+        wishes: what was asked for.
+        crossing: instead, those that cross slow links with both stages and tensor parallelism.
+            Stages are there to keep sums that layers wait for within hosts.
+    """
+    for stage in _stages(steps, target, wishes):
+        for data, size in _sizes(steps, target, stage):
+            micro = next(iter(_microbatches(steps, data, stage, wishes)), 0)
+            if not micro or steps.plain.rows % (data * micro):
+                continue
+            for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
+                own = {DATA: data, MODEL: size, STAGE: stage, "zero": zero, "micro": micro}
+                layout = Layout(data, size, zero=zero, micro=micro, stage=stage)
+                if own | wishes.fixed == own and _crosses(layout, target.topology) == crossing:
+                    yield layout
+
+
+def staged(layout: Layout, steps: Steps, wishes: Planning) -> Iterator[Layout]:
+    """What is alike but for microbatches, the fewest first, and for the state being cut."""
+    if layout.stage == 1:
+        return
+    for micro in _microbatches(steps, layout.data, layout.stage, wishes):
+        for zero in _levels(layout.data, layout.stage, wishes):
+            if (micro, zero) != (layout.micro, layout.zero):
+                yield replace(layout, micro=micro, zero=zero)
+
+
+def _levels(data: int, stage: int, wishes: Planning) -> tuple[Zero, ...]:
+    levels = (STAGED if stage > 1 else LEVELS) if data > 1 else LEVELS[:1]
+    asked = wishes.fixed.get("zero")
+    return tuple(zero for zero in levels if asked is None or zero == asked)
+
+
+def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tuple[int, ...]:
+    """In how many the batch may go through stages, the fewest first; without stages in one part."""
+    asked = wishes.fixed.get("micro")
+    if stage == 1 or asked is not None:
+        micro = asked or 1
+        return (micro,) if stage == 1 or micro > 1 else ()
+    rows = steps.plain.rows // data
+    parts = [n for n in range(2, min(rows, 2 * _TURNS[-1] * stage) + 1) if not rows % n]
+    starts = (turns * stage for turns in _TURNS)
+    found = [next((n for n in parts if start <= n < 2 * start), 0) for start in starts]
+    return tuple(dict.fromkeys(filter(None, found))) or tuple(parts[-1:])
+
+
+def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
+    """One first; on hardware whose figures decide nothing, more are to be asked for."""
+    asked = wishes.fixed.get(STAGE, 1)
+    if asked > 1 or STAGE in wishes.fixed or target.cautious:
+        fitting = asked == 1 or (asked in steps.stages and not target.topology.devices % asked)
+        return (asked,) if fitting else ()
+    return (1, *(n for n in steps.stages if not target.topology.devices % n))
+
+
+def _sizes(steps: Steps, target: Target, stage: int) -> Iterator[tuple[int, int]]:
+    """Of the axes for the batch and for the model."""
+    model, devices = steps.plain, target.topology.devices // stage
+    largest = max((group.divisor for group in model.groups), default=1)
+    for size in range(1, min(devices, largest) + 1):
+        if not devices % size and not (model.apart and 1 < size < devices):
+            yield devices // size, size
+
+
+def _crosses(layout: Layout, topology: Topology) -> bool:
+    return layout.stage > 1 and bool(slow_links(topology, extents(layout.axes, topology)[MODEL]))
+
+
+def slow_links(topology: Topology, lie: Extent) -> list[str]:
+    """Links between hosts that an axis crosses."""
+    return [
+        level.name
+        for level, size in zip(topology.levels, lie, strict=True)
+        if size > 1 and level.alone_bytes_per_s is not None
+    ]

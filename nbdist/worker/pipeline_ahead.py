@@ -1,0 +1,104 @@
+"""What layers make of other things than rows: once for all microbatches.
+
+Keys of generators that are split from layer to layer, parameters in a narrower type, dropouts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters import partial_eval
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from jax.extend.core import Jaxpr
+
+    from nbdist.worker.layer_scans import Layers
+
+    Arrays = dict[int, Any]
+    """By the number of an input, or of an output, of the scan's body."""
+
+
+class Round:
+    """A layer, for some of what it leaves.
+
+    Attributes:
+        needed: the numbers of the inputs that it needs.
+
+    Args:
+        body: of the scan that it is of.
+        wanted: the numbers of the outputs.
+    """
+
+    def __init__(self, body: Jaxpr, wanted: Collection[int]) -> None:
+        self._wanted = sorted(wanted)
+        is_wanted = [n in wanted for n in range(len(body.outvars))]
+        jaxpr, is_needed = partial_eval.dce_jaxpr(body, is_wanted)
+        self._needed = [n for n, needed in enumerate(is_needed) if needed]
+        self.needed = frozenset(self._needed)
+        self._run = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+    def __call__(self, given: Mapping[int, Any]) -> Arrays:
+        """What is wanted."""
+        outs = self._run(*(given[n] for n in self._needed))
+        return dict(zip(self._wanted, outs, strict=True))
+
+
+class Ahead(NamedTuple):
+    """What is made before the rows come.
+
+    Attributes:
+        over: what layers are given of it, stacked: of what they go over, and what they pass on.
+        left: what the scan leaves of it.
+        drawn: what layers go over that has rows, stacked.
+    """
+
+    over: Arrays
+    left: Arrays
+    drawn: Arrays
+
+
+def ahead(layers: Layers, given: Arrays) -> Ahead:
+    """What a scan over layers makes without rows.
+
+    Args:
+        layers: the scan.
+        given: what it is given.
+    """
+    first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
+    alike = {n for n, kind in enumerate(layers.given) if kind == "same"}
+    shared = {n: given[n] for n in alike if n < first}
+    over = {n: given[n] for n in alike if n >= second}
+    carry = {n: given[first + n] for n in layers.carried("same")}
+    passing, left = _passing(layers, shared, over, carry)
+    over |= {first + n: array for n, array in passing.items()}
+    left |= _each(layers, Round(layers.few, layers.stacked("same")), shared, over)
+    drawn = _each(layers, Round(layers.draws, range(len(layers.draws.outvars))), shared, over)
+    return Ahead(over, left, {n + len(given): array for n, array in drawn.items()})
+
+
+def _each(layers: Layers, made: Round, shared: Arrays, over: Arrays) -> Arrays:
+    """What each layer makes, stacked."""
+    own = {n: array for n, array in over.items() if n in made.needed}
+    run = jax.vmap(lambda own, _: made(shared | own))
+    outs: Arrays = run(own, jnp.arange(layers.length))
+    return outs
+
+
+def _passing(layers: Layers, shared: Arrays, over: Arrays, carry: Arrays) -> tuple[Arrays, Arrays]:
+    """What goes from layer to layer: as each one is given it, and what the last one leaves."""
+    if not carry:
+        return {}, {}
+    first = layers.scan.constants
+    made = Round(layers.few, carry)
+
+    def one(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
+        return made(shared | own | {first + n: array for n, array in now.items()}), now
+
+    own = {n: array for n, array in over.items() if n in made.needed}
+    left, passing = jax.lax.scan(one, carry, own, layers.length, reverse=layers.reverse)
+    return passing, left

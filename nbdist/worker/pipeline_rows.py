@@ -1,0 +1,183 @@
+"""Which rows of the batch are on which stage in which tick of a pipeline.
+
+Each microbatch is in turn in as many parts as the mesh has places along its data axis, in a
+dimension of their own: so what is summed over rows stays apart for each part until all ticks are
+over, and devices add it up once, not in each tick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from nbdist.records import DATA, STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nbdist.worker.microbatches import Rows
+
+_OPEN = jax.P.UNCONSTRAINED
+
+
+class Skewed(NamedTuple):
+    """What each layer has of the rows, by the ticks in which its stage has them.
+
+    Attributes:
+        array: [ticks, stages, parts, layers of a stage, ...].
+    """
+
+    array: Any
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The ticks of a pipeline.
+
+    Attributes:
+        rows: where rows are; in how many parts of microbatches.
+        stages: how many stages.
+        parts: of a microbatch.
+    """
+
+    rows: Rows
+    stages: int
+    parts: int
+
+    @property
+    def micro(self) -> int:
+        """How many microbatches."""
+        return self.rows.parts // self.parts
+
+    @property
+    def ticks(self) -> int:
+        """Until the last microbatch has left the last stage."""
+        return self.micro + self.stages - 1
+
+    def divided(self, array: Any, var: Any) -> Any:
+        """Rows as [microbatches, parts, ...]: a part has rows of one place, with gaps between them.
+
+        Args:
+            array: it.
+            var: the variable that it is of.
+        """
+        (dim,) = self.rows.dims[var]
+        head, tail = array.shape[:dim], array.shape[dim + 1 :]
+        own, beside = self.rows.batch // self.rows.parts, array.shape[dim] // self.rows.batch
+        apart = array.reshape(*head, self.parts, own, self.micro, beside, *tail)
+        first = jnp.moveaxis(apart, (dim + 2, dim), (0, 1))
+        return first.reshape(self.micro, self.parts, *head, own * beside, *tail)
+
+    def joined(self, array: Any, var: Any) -> Any:
+        """What `divided` has divided."""
+        (dim,) = self.rows.dims[var]
+        head, tail = array.shape[2 : dim + 2], array.shape[dim + 3 :]
+        own = self.rows.batch // self.rows.parts
+        beside = array.shape[dim + 2] // own
+        apart = array.reshape(self.micro, self.parts, *head, own, beside, *tail)
+        last = jnp.moveaxis(apart, (0, 1), (dim + 2, dim))
+        return last.reshape(*head, self.rows.batch * beside, *tail)
+
+    def fed(self, array: Any, var: Any) -> Any:
+        """Rows that all layers are given, as [ticks, stages, parts, ...]."""
+        return self._by_ticks(self.divided(array, var), None)
+
+    def skewed(self, array: Any, var: Any) -> Skewed:
+        """Rows of a stack [layers, ...]."""
+        return Skewed(self._by_ticks(self.by_stages(self.divided(array, var), 2), 2))
+
+    def whole(self, skewed: Skewed, var: Any) -> Any:
+        """What `skewed` has skewed."""
+
+        def own(array: Any, stage: Any) -> Any:
+            return jax.lax.dynamic_slice_in_dim(array, stage, self.micro)
+
+        run = jax.vmap(own, in_axes=(1, 0), out_axes=2)
+        stack = run(skewed.array, jnp.arange(self.stages))
+        shape = stack.shape
+        return self.leaving(stack.reshape(*shape[:2], shape[2] * shape[3], *shape[4:]), var)
+
+    def entering(self, array: Any, var: Any) -> Any:
+        """As `divided`, with all rows of a part on every stage: what is cut is gathered once."""
+        made, (dim,) = self.divided(array, var), self.rows.dims[var]
+        sizes = _mesh().shape
+        if STAGE not in sizes:
+            return made
+        own: Any = None
+        if self.parts == 1 and made.shape[dim + 2] % sizes[DATA] == 0:
+            own = DATA  # rows whose microbatches do not divide over the places
+        rest: list[Any] = [_OPEN] * (made.ndim - 2)
+        rest[dim] = own
+        spec = jax.P(None, DATA if self.parts > 1 else None, *rest)
+        return jax.lax.with_sharding_constraint(made, spec)
+
+    def leaving(self, array: Any, var: Any) -> Any:
+        """As `joined`, with each stage having rows of its own, for what is no layer."""
+        made, (dim,) = self.joined(array, var), self.rows.dims[var]
+        sizes = _mesh().shape
+        if STAGE not in sizes:
+            return made
+        axes = row_axes(self.rows.batch, sizes) or _OPEN
+        rest: list[Any] = [_OPEN] * made.ndim
+        rest[dim] = axes
+        return jax.lax.with_sharding_constraint(made, jax.P(*rest))
+
+    def by_stages(self, array: Any, dim: int = 0) -> Any:
+        """A dimension of layers as one of stages, and one of each one's layers."""
+        shape = array.shape
+        apart = (self.stages, shape[dim] // self.stages)
+        return array.reshape(*shape[:dim], *apart, *shape[dim + 1 :])
+
+    def laid(self, array: Any, dim: int = 0, *, parts: bool = True) -> Any:
+        """Cut over the mesh's stages, if it has some; other dimensions as they come.
+
+        Args:
+            array: it.
+            dim: which dimension is that of the stages.
+            parts: whether the next one is that of a microbatch's parts.
+        """
+        if STAGE not in _mesh().shape:
+            return array
+        rest: list[Any] = [_OPEN] * (array.ndim - dim - 1)
+        if parts and self.parts > 1:
+            rest[0] = DATA
+        return jax.lax.with_sharding_constraint(array, jax.P(*[_OPEN] * dim, STAGE, *rest))
+
+    def _by_ticks(self, array: Any, dim: int | None) -> Any:
+        """What stages have of [microbatches, ...], in which they may be a dimension."""
+
+        def own(array: Any, stage: Any) -> Any:
+            return array[jnp.clip(jnp.arange(self.ticks) - stage, 0, self.micro - 1)]
+
+        run = jax.vmap(own, in_axes=(dim, 0), out_axes=1)
+        return self.laid(run(array, jnp.arange(self.stages)), 1)
+
+
+def parts_of(batch: int, micro: int) -> int:
+    """Of a microbatch: the places of the mesh's data axis, where rows divide over them."""
+    places = _mesh().shape.get(DATA, 1)
+    return places if batch % (micro * places) == 0 else 1
+
+
+def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes that rows are cut over where they go through no layers: those that divide them.
+
+    Args:
+        rows: how many.
+        sizes: of the mesh's axes.
+    """
+    axes: tuple[str, ...] = ()
+    for axis in (DATA, STAGE):
+        size = sizes.get(axis, 1)
+        if rows % size:
+            break
+        rows //= size
+        axes += (axis,) if axis in sizes else ()
+    return axes
+
+
+def _mesh() -> jax.sharding.AbstractMesh:
+    return jax.sharding.get_abstract_mesh()
