@@ -15,9 +15,9 @@ from nbdist.cells.grammar import STRATEGIES, parse_saving, parse_seconds
 from nbdist.completion import option_matcher
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.objects import fingerprint
-from nbdist.options import plan_options, planning_arguments, step_options
+from nbdist.options import check_name, planning_arguments, step_options
 from nbdist.placing_magics import PlacingMagics
-from nbdist.plans import planned
+from nbdist.planning_magics import PlanMagics
 from nbdist.records import GUARD_STEPS
 from nbdist.session import MOST_HEALS, Cluster
 from nbdist.starting import (
@@ -30,7 +30,6 @@ from nbdist.starting import (
     starting_arguments,
 )
 from nbdist.takeover import attach, offer, stop_all
-from nbdist.views.plan import PlanPicture
 from nbdist.views.surface import show_once
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class DistMagics(Magics):
         """Run the cell once on every worker, or once for each batch, in the strategy's scope."""
         args = parse_argstring(self.dist_run, line)
         cluster = self._cluster("%%dist_run")
-        _check_name(args.output)
+        check_name(args.output)
         step = step_options(args)
         if step is not None and step.data:
             self._bring(cluster, step.data)
@@ -174,32 +173,6 @@ class DistMagics(Magics):
         finally:  # of a run that failed, what it had reported is kept too
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
-
-    @magic_arguments()
-    @argument("--data", metavar="NAME", help="The data set of the step; none where a model fits.")
-    @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
-    @argument(
-        "--on", metavar="HARDWARE", help="Hardware to plan for: 32xH100, v5e:16x16, a file's path."
-    )
-    @argument("--verify", action="store_true", help="Ask the hardware's compiler too.")
-    @argument("-o", "--output", metavar="NAME", help="Keep the plan under this name.")
-    @planning_arguments
-    @cell_magic
-    def dist_plan(self, line: str, cell: str) -> None:
-        """Show how the step would be laid out over devices, and what it would cost; train nothing.
-
-        Without `--data`, the cell is run up to its first `fit`, and that is planned.
-        """
-        args = parse_argstring(self.dist_plan, line)
-        cluster = self._cluster("%%dist_plan")
-        _check_name(args.output)
-        step = plan_options(args)
-        if step.data:
-            self._bring(cluster, step.data)
-        plan = planned(cluster, cell, step, label=self._label(), header=f"%%dist_plan {line}")
-        if args.output:
-            self.shell.user_ns[args.output] = plan
-        display(PlanPicture(plan))
 
     def _label(self) -> int:
         """The number in the prompt of the cell that runs; IPython's own count is ahead of it."""
@@ -236,7 +209,7 @@ class DistMagics(Magics):
     def dist_attach(self, line: str) -> None:
         """Take over the workers of a notebook whose kernel is gone, and follow their cell."""
         args = parse_argstring(self.dist_attach, line)
-        _check_name(args.output)
+        check_name(args.output)
         self._refuse_running()
         self._brought = {}
         self._started = cluster = attach(args.cluster)
@@ -325,7 +298,7 @@ class DistMagics(Magics):
         From one rank the object itself, from several a list in rank order.
         """
         args = parse_argstring(self.dist_pull, line)
-        _check_name(args.output)
+        check_name(args.output)
         if args.output and len(args.names) > 1:
             raise UsageError(f"-o {args.output} names one object, and {len(args.names)} are pulled")
         pulled = self._cluster("%dist_pull").pull(args.names, ranks=args.ranks)
@@ -356,18 +329,13 @@ class DistMagics(Magics):
             self._started = None
 
 
-def _check_name(name: str | None) -> None:
-    if name is not None and not name.isidentifier():
-        raise UsageError(f"-o {name}: type a name that Python can use")
-
-
 _loaded: dict[int, tuple[DistMagics, Any]] = {}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext nbdist`."""
     magics = DistMagics(shell)
-    shell.register_magics(magics, PlacingMagics(shell, magics))
+    shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
     matcher = option_matcher(shell)
     shell.Completer.custom_matchers.append(matcher)
     atexit.register(magics.end)

@@ -88,6 +88,12 @@ def plan_options(args: Any) -> StepOptions:
     return StepOptions(data=args.data or "", batch=args.batch or 0, planning=planning)
 
 
+def check_name(name: str | None) -> None:
+    """Raises UsageError where what `-o` names is no name."""
+    if name is not None and not name.isidentifier():
+        raise UsageError(f"-o {name}: type a name that Python can use")
+
+
 def unquoted(text: str | None) -> str:
     """IPython leaves the quotes around what was typed in some; those within are its own."""
     text = text or ""

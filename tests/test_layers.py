@@ -56,6 +56,7 @@ COMPOSERS = {
 FRONT = {
     "magics",
     "placing_magics",
+    "planning_magics",
     "options",
     "starting",
     "noticed",

@@ -156,3 +156,42 @@ def test_other_hardware_is_compiled_for_whatever_is_there(notebook: Kernel) -> N
 )
 def test_what_cannot_be_planned_is_said(notebook: Kernel, line: str, cell: str, said: str) -> None:
     assert said in notebook.run(f"%%dist_plan {line}\n{cell}").traceback
+
+
+def test_a_model_is_planned_by_its_name(notebook: Kernel) -> None:
+    notebook.run(f"%%dist_plan -o by_cell{FIT}").check()
+    line = "%dist_plan model --data train --batch 16 -o by_name"
+    shown = notebook.run(line).check()
+    assert "data 4 on 4 x CPU" in shown.plain[-1]
+    assert value(notebook, "by_name.tensors == by_cell.tensors") == "True"
+    other = notebook.run("%dist_plan model --data train --batch 16 --on 8xH100").check()
+    assert "on 8 x H100" in other.plain[-1]
+    done = notebook.run("%%dist_run\nint(model.optimizer.iterations)")
+    assert "0" in done.check().stdout
+
+
+def test_names_are_shown_as_the_newest_plan_has_them(notebook: Kernel) -> None:
+    notebook.run(f"%%dist_plan --data train --batch 16 --fix tensor=2{STEP}").check()
+    shown = notebook.run("%dist_plan params -o own").check().plain[-1]
+    assert re.match(r"params in data 2 x tensor 2 on 4 x CPU: .* of the .* on each device", shown)
+    assert "P(None, 'model')" in shown
+    assert "batch" not in shown
+    assert value(notebook, "{t.path.partition('[')[0] for t in own.tensors}") == "{'params'}"
+    notebook.run(SET_UP).check()
+    notebook.run(f"%%dist_run --strategy pjrt --data train --batch 16{STEP}").check()
+    assert "params in data 4 on" in notebook.run("%dist_plan params").check().plain[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%dist_plan", "write the step below %%dist_plan --data NAME"),
+        ("%dist_plan gone", "the plan has no gone: it has params, batch"),
+        ("%dist_plan a b --data train", "name the Keras model that fits it"),
+        ("%dist_plan params --data train", "'dict' object has no attribute 'fit'"),
+        (f"%%dist_plan params --data train --batch 16{STEP}", "a cell needs no names"),
+    ],
+)
+def test_what_no_plan_has_is_said(notebook: Kernel, line: str, said: str) -> None:
+    notebook.run(f"%%dist_plan --data train --batch 16{STEP}").check()
+    assert said in notebook.run(line).traceback

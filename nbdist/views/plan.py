@@ -67,16 +67,16 @@ class PlanPicture:
 
     def _lines(self) -> Iterator[str]:
         plan = self.plan
-        yield from _wrapped(words.headline(plan))
+        yield from wrapped(words.headline(plan))
         for text in words.facts(plan):
-            yield from _wrapped(text, "  ")
+            yield from wrapped(text, "  ")
         for text in words.warnings(plan):
-            yield from _wrapped(f"warning: {text}", "  ")
+            yield from wrapped(f"warning: {text}", "  ")
         for text in words.verified(plan):
-            yield from _wrapped(text, "  ")
+            yield from wrapped(text, "  ")
         yield ""
         for axis, size, text in words.degrees(plan):
-            yield from _wrapped(f"{axis} {size}: {text}", "  ")
+            yield from wrapped(f"{axis} {size}: {text}", "  ")
         yield from ("", words.memory_title(plan))
         yield from _bars(words.memory_parts(plan), labels.binary)
         yield from ("", words.time_title(plan))
@@ -115,10 +115,11 @@ class PlanPicture:
             yield from _table(words.RUNNERS_UP, [*_unfolded(words.runners_up(self.plan))], (1, 2))
             yield ""
         for note in self.plan.notes:
-            yield from _wrapped(f"note: {note}")
+            yield from wrapped(f"note: {note}")
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """In lines that are no wider than the text."""
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 

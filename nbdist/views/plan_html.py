@@ -90,6 +90,11 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
     )
 
 
+def part(title: str, plan: Plan, placement: Placement, root: Branch) -> str:
+    """Some of its arrays; as `page`, with a title of its own."""
+    return html.box(title, _tensors(placement, root), _cards(plan, placement))
+
+
 def _warning(text: str) -> str:
     sign = '<span style="color:var(--jp-warn-color1,#d26900);margin-right:6px">⚠</span>'
     return f'<div style="margin-top:2px">{sign}{escape(text)}</div>'

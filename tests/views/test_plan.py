@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbdist.errors import UsageError
 from nbdist.records import Plan, PlannedMemory, PlannedTensor, PlannedTime, Traffic
 from nbdist.views import labels
 from nbdist.views import plan_words as words
 from nbdist.views.placement_tree import Branch, Leaf
 from nbdist.views.plan import WIDTH, PlanPicture
+from nbdist.views.plan_names import NamesPicture
 from nbdist.views.plan_tensors import folded, placement_of, segments, written
 from tests.plans import ASKED, HOSTILE, LAYERS, WIDE, by_hand, made, piped, tensor
 from tests.views.test_placement import Page
@@ -160,6 +162,20 @@ def test_stages_are_told_with_what_they_wait() -> None:
     )
     assert "data 2 x 4 stages, 8 microbatches on 8 x A100-40GB" in repr(PlanPicture(plan))
     assert "P(&#x27;stage&#x27;)" in PlanPicture(plan).html()
+
+
+def test_names_are_shown_alone() -> None:
+    plan = piped(stage=4, data=2, micro=8)
+    picture = NamesPicture(plan, ["moments", "x"])
+    text, page = repr(picture), picture.html()
+    assert text.startswith("moments, x in data 2 x 4 stages, 8 microbatches on 8 x A100-40GB: ")
+    assert "what else was weighed" not in page
+    for shown in (text, page):
+        assert "params" not in shown
+        assert "[&#x27;up&#x27;]" in shown or "['up']" in shown
+    assert max(map(len, text.splitlines())) <= WIDTH
+    with pytest.raises(UsageError, match=r"the plan has no mom, y\.: it has params, moments, x, y"):
+        NamesPicture(plan, ["mom", "y."])
 
 
 def test_specs_are_written_as_one_types_them() -> None:
