@@ -69,7 +69,7 @@ def test_all_faults_of_what_is_fixed_are_named() -> None:
     for fault in (
         "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, remat",
         "tensor=x is no number",
-        "zero=2: ZeRO is 0, 1 or 3",
+        "zero=2: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3",
         "data=0 is no number",
         "data is given twice",
     ):
