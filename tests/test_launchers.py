@@ -98,7 +98,10 @@ def test_mpi_refuses(tmp_path: Path) -> None:
         nbdist.Cluster(2, batch=wrong, framework="none")
 
 
-@pytest.mark.parametrize("launcher", schedulers.COMMANDS)
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(n, marks=() if n == "pbs" else pytest.mark.full) for n in schedulers.COMMANDS],
+)
 def test_doubles_of_others(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:

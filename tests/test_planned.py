@@ -67,7 +67,6 @@ def possible(name: str) -> list[Degrees]:
 
 
 QUICK = {
-    (1, "CNN", Degrees(4, 2, 3)),
     (1, "depthwise CNN", Degrees(1, 8, 0)),
     (1, "transformer", Degrees(4, 2, 3, "full")),
     (1, "tied transformer", Degrees(1, 8, 0, "selective")),

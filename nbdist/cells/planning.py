@@ -64,7 +64,9 @@ def parse_fixed(text: str | None) -> tuple[dict[str, int], Remat | None]:
             what = _COUNTED.get(name, "devices")
             faults.append(f"{name}={value} is no number of {what}")
         elif name == "zero" and int(value) not in _LEVELS:
-            faults.append(f"zero={value}: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3")
+            faults.append(
+                f"zero={value}: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3"
+            )
         elif fixed.setdefault(_AXES[name], int(value)) != int(value):
             faults.append(f"{name} is given twice")
     if faults:

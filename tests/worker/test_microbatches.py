@@ -53,7 +53,7 @@ def same(one: Any, other: Any, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
 
 
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", ["", pytest.param("full", marks=pytest.mark.full)])
 @pytest.mark.parametrize("forward", [unrolled, scanned, dropped_out, checkpointed])
 def test_numbers_are_those_of_the_whole_batch(forward: Callable[..., Any], remat: Remat) -> None:
     step = step_of(forward)

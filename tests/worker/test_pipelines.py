@@ -83,7 +83,7 @@ def test_numbers_are_the_same_whatever_is_made_again(remat: Remat) -> None:
     same(jax.jit(rewriting(step, remat, 4, 3))(*given()), jax.jit(step)(*given()))
 
 
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", ["", pytest.param("full", marks=pytest.mark.full)])
 def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     program = PROGRAMS["tied transformer"]
 
@@ -133,7 +133,7 @@ def test_what_goes_through_layers_beside_rows(again: bool) -> None:
     assert layers_of(*traced(step, params, batch)) == (6, 6)
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("remat", ["", "full"])
 def test_dropouts_are_those_of_the_whole_batch(again: bool, remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
@@ -156,7 +156,7 @@ def test_dropouts_are_those_of_the_whole_batch(again: bool, remat: Remat) -> Non
     same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
 
 
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_a_sum_that_layers_add_to_may_begin_as_a_number(remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, own: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_sum_that_layers_add_to_may_begin_as_a_number(remat: Remat) -> None:
     same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
 
 
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_layers_may_be_one_of_several_kinds(remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(h: Any, at: Any) -> Any:
