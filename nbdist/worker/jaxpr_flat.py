@@ -9,12 +9,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var, jaxpr_as_fun, new_jaxpr_eqn
 from jax.interpreters import partial_eval
 from jax.sharding import Sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _CALLS = {
     **dict.fromkeys(("jit", "pjit"), "jaxpr"),
@@ -132,6 +132,25 @@ def opened(jaxpr: Jaxpr) -> Jaxpr:
         else:
             eqns.append(eqn.replace(invars=ins))
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def make(
+    jaxpr: Jaxpr, eqns: list[Any], there: dict[Var, Any], read: Callable[[Var], Any] | None = None
+) -> None:
+    """Run some equations of a flat program.
+
+    Args:
+        jaxpr: the program.
+        eqns: those of it, in their order.
+        there: the values that there are; what they make is added.
+        read: gets one of them, where that takes more than a look.
+    """
+    made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
+    own = set(made)
+    given = dict.fromkeys(v for e in eqns for v in variables(e.invars) if v not in own)
+    part = jaxpr.replace(constvars=[], invars=list(given), eqns=eqns, outvars=made)
+    values = jaxpr_as_fun(ClosedJaxpr(part, []))(*map(read or there.__getitem__, given))
+    there.update(zip(made, values, strict=True))
 
 
 def variables(atoms: Sequence[Any]) -> list[Var]:

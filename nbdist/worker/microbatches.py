@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DropVar, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from jax.extend.core import Literal as Constant
 
 from nbdist.errors import PlanError
-from nbdist.worker.jaxpr_flat import OPEN, flat, renamed, variables
+from nbdist.worker.jaxpr_flat import OPEN, flat, make, renamed, variables
 from nbdist.worker.jaxpr_model import of_rows
 from nbdist.worker.jaxpr_rows import (
     is_added_to_zeros,
@@ -336,7 +336,7 @@ class _Parted:
         jaxpr, rows = self._program.jaxpr, self._rows
         there: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
         there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
-        self._make(self._before, there)
+        make(jaxpr, self._before, there)
         body = jaxpr.replace(
             constvars=[],
             invars=[*self._constants, *self._over],
@@ -357,18 +357,8 @@ class _Parted:
         there |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
         pairs = zip((*self._stacked, *self._last), stacked, strict=True)
         there |= {v: rows.joined(s, rows.dims[v]) if v in rows.dims else s[-1] for v, s in pairs}
-        self._make(self._after, there)
+        make(jaxpr, self._after, there)
         return [v.val if isinstance(v, Constant) else there[v] for v in jaxpr.outvars]
-
-    def _make(self, eqns: list[Any], there: dict[Var, Any]) -> None:
-        made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
-        own = set(made)
-        given = dict.fromkeys(v for e in eqns for v in variables(e.invars) if v not in own)
-        jaxpr = self._program.jaxpr.replace(
-            constvars=[], invars=list(given), eqns=eqns, outvars=made
-        )
-        values = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*(there[var] for var in given))
-        there.update(zip(made, values, strict=True))
 
 
 def _with_makers(eqns: list[Any], wanted: list[Any]) -> list[Any]:

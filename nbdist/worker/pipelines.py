@@ -7,13 +7,14 @@ is, but for the order of the sums.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
 
 from nbdist.errors import PlanError
-from nbdist.worker.jaxpr_flat import flat, variables
+from nbdist.worker.jaxpr_flat import flat, make
 from nbdist.worker.jaxpr_model import of_rows
 from nbdist.worker.layer_scans import over_layers, read
 from nbdist.worker.microbatches import Rows
@@ -128,17 +129,18 @@ class _Piped:
         jaxpr = self._program.jaxpr
         there: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
         there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
+        read = partial(self._whole, there=there)
         plain: list[Any] = []
         for place, eqn in enumerate(jaxpr.eqns):
             if place in self._layers:
-                self._make(plain, there)
+                make(jaxpr, plain, there, read)
                 plain = []
                 pipeline = Pipeline(self._layers[place], self._schedule)
                 left = pipeline.run(self._given(scan_of(eqn), there))
                 there.update(zip(eqn.outvars, left, strict=True))
             else:
                 plain.append(eqn)
-        self._make(plain, there)
+        make(jaxpr, plain, there, read)
         return [self._whole(atom, there) for atom in jaxpr.outvars]
 
     def _given(self, scan: Scan, there: dict[Var, Any]) -> list[Any]:
@@ -169,14 +171,3 @@ class _Piped:
         if isinstance(there[atom], Skewed):
             return self._schedule.whole(there[atom], atom)
         return there[atom]
-
-    def _make(self, eqns: list[Any], there: dict[Var, Any]) -> None:
-        """What is made on the whole batch."""
-        made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
-        own = set(made)
-        given = dict.fromkeys(v for e in eqns for v in variables(e.invars) if v not in own)
-        jaxpr = self._program.jaxpr.replace(
-            constvars=[], invars=list(given), eqns=eqns, outvars=made
-        )
-        values = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*(self._whole(v, there) for v in given))
-        there.update(zip(made, values, strict=True))
