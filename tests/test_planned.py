@@ -35,41 +35,61 @@ class Degrees(NamedTuple):
     zero: int
     remat: Remat = ""
     micro: int = 1
+    sequence: bool = False
 
     def __str__(self) -> str:
         more = [self.remat] * bool(self.remat) + [f"micro{self.micro}"] * (self.micro > 1)
+        more += ["sequence"] * self.sequence
         return "-".join(map(str, (*self[:3], *more)))
 
     @property
     def planning(self) -> Planning:
         """A plan of these alone."""
-        fixed = {DATA: self.data, MODEL: self.model, "zero": self.zero, "micro": self.micro}
-        return Planning(fixed=fixed, remat=self.remat)
+        axes = {DATA: self.data, MODEL: self.model}
+        more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
+        return Planning(fixed={**axes, **more}, remat=self.remat)
 
 
 APART = "depthwise CNN"
 """Of a convolution by groups of features, XLA gets the gradient wrong on a mesh of two axes."""
 
+ALONG = {
+    "transformer": {1: (2, 4), 2: (2, 4), 4: (2,)},
+    "tied transformer": dict.fromkeys(HOSTS, (2, 4, 8)),
+    "experts": dict.fromkeys(HOSTS, (2,)),
+}
+"""By hosts, how many devices may cut along the sequence, or the seats of experts, what the products
+pass on whose sums they share; other sizes cut what sums over none."""
+
 LAYOUTS = [
-    Degrees(data, DEVICES // data, zero)
+    Degrees(data, DEVICES // data, zero, sequence=sequence)
     for data in (8, 4, 2, 1)
     for zero in ((0, 1, 3) if data > 1 else (0,))
+    for sequence in ((False, True) if data < DEVICES else (False,))
 ]
 LAYOUTS += [
     Degrees(*degrees, *more)
     for degrees in ((8, 1, 0), (4, 2, 3), (1, 8, 0))
     for more in (*((remat,) for remat in REMATS[1:]), ("", 2), ("full", 2))
 ]
+LAYOUTS += [Degrees(2, 4, 3, "full", 2, sequence=True)]
 
 
-def possible(name: str) -> list[Degrees]:
-    return [d for d in LAYOUTS if name != APART or 1 in (d.data, d.model)]
+def possible(hosts: int, name: str) -> list[Degrees]:
+    return [
+        d
+        for d in LAYOUTS
+        if (name != APART or 1 in (d.data, d.model))
+        and (not d.sequence or d.model in ALONG.get(name, {}).get(hosts, ()))
+    ]
 
 
 QUICK = {
     (1, "depthwise CNN", Degrees(1, 8, 0)),
     (1, "transformer", Degrees(4, 2, 3, "full")),
     (1, "tied transformer", Degrees(1, 8, 0, "selective")),
+    (1, "tied transformer", Degrees(2, 4, 3, "full", 2, sequence=True)),
+    (4, "transformer", Degrees(4, 2, 1, sequence=True)),
     (1, "experts", Degrees(4, 2, 1)),
     (1, "LSTM", Degrees(4, 2, 3, "", 2)),
     (1, "recommender", Degrees(8, 1, 3)),
@@ -88,7 +108,7 @@ CASES = [
     )
     for hosts in HOSTS
     for name in PROGRAMS
-    for degrees in possible(name)
+    for degrees in possible(hosts, name)
 ]
 
 
@@ -123,7 +143,7 @@ def test_a_layout_trains_as_one_device_does(
     np.testing.assert_allclose(losses, by_hand()[name], rtol=1e-5)
     assert run.plan is not None
     assert run.plan.axes == {DATA: degrees.data, MODEL: degrees.model}
-    assert (run.plan.zero, run.plan.remat, run.plan.micro) == degrees[2:]
+    assert (run.plan.zero, run.plan.remat, run.plan.micro, run.plan.sequence) == degrees[2:]
     assert any(MODEL in axes for t in carried(run.plan) for axes in t.spec) == (degrees.model > 1)
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
@@ -136,8 +156,11 @@ def test_a_layout_trains_as_one_device_does(
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_these_are_all_that_the_search_may_return(hosts: int, name: str) -> None:
     found = layouts(model_of_program(name), engines(hosts, DEVICES // hosts), Planning())
-    plain = [degrees for degrees in possible(name) if degrees[3:] == ("", 1)]
-    assert [Degrees(layout.data, layout.model, layout.zero) for layout in found] == plain
+    plain = [degrees for degrees in possible(hosts, name) if degrees[3:5] == ("", 1)]
+    assert [
+        Degrees(layout.data, layout.model, layout.zero, sequence=layout.sequence)
+        for layout in found
+    ] == plain
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)

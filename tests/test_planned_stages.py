@@ -35,15 +35,17 @@ class Degrees(NamedTuple):
     zero: int
     micro: int
     remat: Remat = ""
+    sequence: bool = False
 
     def __str__(self) -> str:
-        more = [self.remat] * bool(self.remat)
+        more = [self.remat] * bool(self.remat) + ["sequence"] * self.sequence
         return "-".join([*map(str, self[:4]), f"micro{self.micro}", *more])
 
     @property
     def planning(self) -> Planning:
         axes = {STAGE: self.stage, DATA: self.data, MODEL: self.model}
-        return Planning(fixed={**axes, "zero": self.zero, "micro": self.micro}, remat=self.remat)
+        more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
+        return Planning(fixed={**axes, **more}, remat=self.remat)
 
 
 CASES = [
@@ -52,6 +54,7 @@ CASES = [
         (1, Degrees(2, 2, 2, 1, 4), ()),
         (1, Degrees(4, 2, 1, 0, 8, "full"), ()),
         (1, Degrees(4, 1, 2, 0, 4), pytest.mark.full),
+        (1, Degrees(2, 2, 2, 1, 4, "full", sequence=True), ()),
         (1, Degrees(2, 4, 1, 0, 2, "selective"), pytest.mark.full),
         (4, Degrees(4, 2, 1, 1, 4), ()),
         (4, Degrees(2, 2, 2, 0, 8, "full"), pytest.mark.full),
@@ -87,7 +90,7 @@ def test_a_pipeline_trains_as_one_device_does(cluster: nbdist.Cluster, degrees: 
         (DATA, degrees.data),
         (MODEL, degrees.model),
     )
-    assert (run.plan.zero, run.plan.micro, run.plan.remat) == degrees[3:]
+    assert (run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence) == degrees[3:]
     layers = [t for t in carried(run.plan) if "['layers']" in t.path]
     assert layers
     assert all(tensor.spec[0] == (STAGE,) for tensor in layers)

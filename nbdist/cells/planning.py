@@ -18,9 +18,13 @@ _AXES = {
     **dict.fromkeys(("stage", "pp"), STAGE),
     "zero": "zero",
     "micro": "micro",
+    **dict.fromkeys(("sequence", "sp"), "sequence"),
 }
 _COUNTED = {"micro": "parts", "stage": "stages", "pp": "stages"}
-_LEVELS = (0, 1, 3)
+_CHOICES = {
+    "zero": (("0", "1", "3"), "ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3"),
+    "sequence": (("0", "1"), "it is 0 or 1"),
+}
 _REMATS: dict[str, Remat] = {"none": "", "selective": "selective", "full": "full"}
 
 
@@ -60,13 +64,11 @@ def parse_fixed(text: str | None) -> tuple[dict[str, int], Remat | None]:
             remat = _REMATS.get(value)
         elif name not in _AXES:
             faults.append(f"{name or word!r} is none of {', '.join((*_AXES, 'remat'))}")
-        elif not value.isdecimal() or (name != "zero" and not int(value)):
+        elif _AXES[name] in _CHOICES and value not in _CHOICES[_AXES[name]][0]:
+            faults.append(f"{name}={value}: {_CHOICES[_AXES[name]][1]}")
+        elif _AXES[name] not in _CHOICES and (not value.isdecimal() or not int(value)):
             what = _COUNTED.get(name, "devices")
             faults.append(f"{name}={value} is no number of {what}")
-        elif name == "zero" and int(value) not in _LEVELS:
-            faults.append(
-                f"zero={value}: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3"
-            )
         elif fixed.setdefault(_AXES[name], int(value)) != int(value):
             faults.append(f"{name} is given twice")
     if faults:

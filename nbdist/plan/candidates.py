@@ -48,7 +48,9 @@ class Candidate:
     @property
     def title(self) -> str:
         layout = self.laid.layout
-        return title_of(layout.axes, layout.zero, layout.micro, layout.remat)
+        return title_of(
+            layout.axes, layout.zero, layout.micro, layout.remat, sequence=layout.sequence
+        )
 
     @property
     def keeps_too_much(self) -> bool:
@@ -63,16 +65,17 @@ class Candidate:
         return (self.time.step + least) / 2
 
     @property
-    def rank(self) -> tuple[bool, float, int, int, int, int, int]:
+    def rank(self) -> tuple[bool, float, int, int, int, int, int, int]:
         """Products are cut within hosts if at all; faster is better, then what changes less."""
         step = float(f"{self.time.step:.3g}")
         return bool(self.strained), step, *self.changes
 
     @property
-    def changes(self) -> tuple[int, int, int, int, int]:
+    def changes(self) -> tuple[int, int, int, int, int, int]:
         """What it makes of a step on one device."""
         layout = self.laid.layout
-        return layout.stage, layout.model, REMATS.index(layout.remat), layout.micro, layout.zero
+        remat = REMATS.index(layout.remat)
+        return layout.stage, layout.model, layout.sequence, remat, layout.micro, layout.zero
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -4,7 +4,8 @@ Where a group that is summed over is cut, the parts are summed by an all-reduce 
 (arXiv:1909.08053, section 3). Nothing is taken to be hidden behind something else: an upper bound.
 Loops over layers that are cut into stages are run as `worker/pipeline_ticks.py` runs them: in each
 tick every stage goes through its own layers with a microbatch, and what it leaves goes on to the
-next; for all else, stages have rows of their own.
+next; for all else, stages have rows of their own. What is cut along the sequence is gathered once
+for all operations of a program that need it whole, and their sums are scattered.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from nbdist.plan.roofline import issued_s, matmul_s, memory_s
 from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nbdist.plan.calibration import Calibration
     from nbdist.plan.layout import Laid
     from nbdist.plan.model import Op, Value
@@ -122,13 +125,13 @@ class Cost:
         chip, calibration = self._target.topology.chip, self._target.calibration
         if op.kind in ("dot", "conv"):
             dtype = computed_as(chip, _dtype(op, chip))
-            batch, m, n, k = self._product(op)
+            batch, m, n, k = _product(op, self.laid.around(op))
             return matmul_s(batch, m, n, k, dtype, chip, calibration)
-        return memory_s(self._moved(op), chip, calibration)
+        return memory_s(_moved(op, self.laid.around(op)), chip, calibration)
 
     def reduced(self, op: Op) -> dict[str, float]:
         """Bytes of the all-reduce that an operation needs, over each axis that needs one."""
-        laid, summed = self.laid, set(op.summed)
+        laid, summed = self.laid.around(op), set(op.summed)
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
         if laid.layout.data > 1 and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
@@ -143,6 +146,33 @@ class Cost:
     def all_reduce_s(self, axis: str, nbytes: float) -> float:
         target = self._target
         return all_reduce_s(nbytes, self._extents[axis], target.topology, target.calibration)
+
+    def _half_s(self, axis: str, nbytes: float) -> float:
+        """Of half an all-reduce: a reduce-scatter, or an all-gather."""
+        target = self._target
+        return reduce_scatter_s(nbytes, self._extents[axis], target.topology, target.calibration)
+
+    def _sums(self, ops: tuple[Op, ...]) -> Iterator[tuple[Op, str, float]]:
+        """All-reduces of a program's operations; of those that are added up before, the first."""
+        done: set[tuple[str, int]] = set()
+        for op in ops:
+            for axis, nbytes in self.reduced(op).items() if op.kind != "loop" else ():
+                (first, *_) = (value.number for value in op.outs)
+                whole = axis, self.laid.model.added.get(first, first)
+                if whole not in done:
+                    done.add(whole)
+                    yield op, axis, nbytes
+
+    def _gathers(self, ops: tuple[Op, ...]) -> list[float]:
+        """Bytes of what is gathered along the sequence for a program's operations, each once."""
+        laid = self.laid
+        found: dict[int, float] = {}
+        for op in ops if laid.sequence else ():
+            around = laid.around(op)
+            if around is not laid and not op.body:
+                whole = (value for value in op.ins if laid.is_cut_along(value))
+                found |= {value.number: around.bytes_of(value) for value in whole}
+        return list(found.values())
 
     def inside(self, op: Op) -> tuple[Cost, int]:
         """Of a loop, what prices its body, and how often each device goes through it."""
@@ -168,13 +198,23 @@ class Cost:
                 continue
             bill.device_s += times * self.op_s(op)
             bill.operations += times
-            for axis, nbytes in self.reduced(op).items():
-                if axis == DATA and together:
-                    bill.gradients += together * nbytes  # in few messages
-                    continue
-                bill.axes[axis] += times * self.all_reduce_s(axis, nbytes)
-                bill.bytes[axis] += times * nbytes
-                bill.collectives[prod(self._extents[axis])] += times
+        for op, axis, nbytes in self._sums(ops):
+            if axis == DATA and together:
+                bill.gradients += together * nbytes  # in few messages
+                continue
+            is_scattered = axis == MODEL and any(map(self.laid.is_cut_along, op.outs))
+            self._add_collective(bill, axis, nbytes, times, is_half=is_scattered)
+        for nbytes in self._gathers(ops):
+            self._add_collective(bill, MODEL, nbytes, times, is_half=True)
+
+    def _add_collective(
+        self, bill: _Bill, axis: str, nbytes: float, times: int, *, is_half: bool
+    ) -> None:
+        """An all-reduce, or half of one."""
+        one_s = self._half_s(axis, nbytes) if is_half else self.all_reduce_s(axis, nbytes)
+        bill.axes[axis] += times * one_s
+        bill.bytes[axis] += times * nbytes / (2 if is_half else 1)
+        bill.collectives[prod(self._extents[axis])] += times
 
     def _add_loop(self, bill: _Bill, op: Op, times: int, together: int) -> None:
         within, rounds = self.inside(op)
@@ -222,26 +262,6 @@ class Cost:
         bill.bytes[DATA] += bill.gradients / 2 + micro * sum(wholes)
         bill.collectives[prod(extent)] += 2 * micro * len(wholes)
 
-    def _product(self, op: Op) -> tuple[int, int, int, int]:
-        """Batch, m, n and k of a product, on each device."""
-        laid = self.laid
-        left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
-        summed = set(op.summed)
-        k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
-        batch = 1.0 if op.kind == "conv" else max(1.0, left / k * (right / k) / out)
-        n = right / k / batch
-        return _whole(batch), _whole(out / n / batch), _whole(n), _whole(k)
-
-    def _moved(self, op: Op) -> float:
-        """Bytes that an operation reads and writes on each device."""
-        outs = sum(map(self.laid.bytes_of, op.outs))
-        if op.kind == "lookup":
-            return 2 * outs
-        ins: list[Value] = list(op.ins)
-        if op.kind == "scatter":
-            ins = ins[1:]  # it adds to the table in place
-        return outs + sum(map(self.laid.bytes_of, ins))
-
 
 def slowest(topology: Topology, extent: Extent) -> Level:
     """The slowest links that an axis crosses; the innermost where it crosses none."""
@@ -257,6 +277,27 @@ def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
         own = op.flops / peak(chip, _dtype(op, chip)) / topology.devices if op.flops else 0.0
         seconds += op.times * (own + inner)
     return seconds
+
+
+def _product(op: Op, laid: Laid) -> tuple[int, int, int, int]:
+    """Batch, m, n and k of a product, on each device."""
+    left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
+    summed = set(op.summed)
+    k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
+    batch = 1.0 if op.kind == "conv" else max(1.0, left / k * (right / k) / out)
+    n = right / k / batch
+    return _whole(batch), _whole(out / n / batch), _whole(n), _whole(k)
+
+
+def _moved(op: Op, laid: Laid) -> float:
+    """Bytes that an operation reads and writes on each device."""
+    outs = sum(map(laid.bytes_of, op.outs))
+    if op.kind == "lookup":
+        return 2 * outs
+    ins: list[Value] = list(op.ins)
+    if op.kind == "scatter":
+        ins = ins[1:]  # it adds to the table in place
+    return outs + sum(map(laid.bytes_of, ins))
 
 
 def _dtype(op: Op, chip: Chip) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.layout import Laid, Layout, states_of
-from nbdist.plan.refusal import faults_of_stages
+from nbdist.plan.refusal import NO_SEQUENCE, faults_of_stages
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
         for group, axes in zip(tensor.value.groups, specs.get(tensor.path, ()), strict=False)
         if MODEL in axes
     }
-    return Laid(model, replace(layout, split=frozenset(split)), states_of(model), specs)
+    layout = replace(layout, split=frozenset(split), sequence=given.sequence)
+    laid = Laid(model, layout, states_of(model), specs)
+    if given.sequence and not laid.sequence:
+        raise PlanError(f"the plan cannot be had:\n  - sequence is true: {NO_SEQUENCE}")
+    return laid
 
 
 def _without_one_stage(given: Plan) -> Plan:

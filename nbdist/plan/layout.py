@@ -4,18 +4,19 @@ The axis `data` cuts the batch. `model` cuts groups of dimensions; where a group
 is cut, each device has a part of the sum (tensor parallelism, arXiv:1909.08053). What is carried
 may be cut over `data` as well, and is gathered where it is used (ZeRO, arXiv:1910.02054). `stage`
 cuts the layers of scans over layers, which the batch goes through in microbatches (GPipe,
-arXiv:1811.06965).
+arXiv:1811.06965). What goes from layer to layer may be cut along the sequence: `plan/sequence.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
 from nbdist.plan.layers import is_over_layers
 from nbdist.plan.pipeline import step_s
+from nbdist.plan.sequence import sequence_of
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Layout:
         remat: which activations are made again.
         micro: in how many parts the batch is gone through; with stages, it goes through them so.
         stage: into how many stages the layers are cut.
+        sequence: whether `model` cuts what products pass on along the sequence.
     """
 
     data: int
@@ -53,6 +55,7 @@ class Layout:
     remat: Remat = ""
     micro: int = 1
     stage: int = 1
+    sequence: bool = False
 
     @property
     def axes(self) -> dict[str, int]:
@@ -107,6 +110,33 @@ class Laid:
         few.is_microbatch = True
         return few
 
+    @cached_property
+    def sequence(self) -> frozenset[int]:
+        """Groups along which what products pass on is cut over the model's axis."""
+        layout = self.layout
+        if not layout.sequence:
+            return frozenset()
+        return sequence_of(self.model, layout.split, layout.model)
+
+    @cached_property
+    def _gathered(self) -> Laid:
+        """The same, with whole sequences."""
+        same = self.with_layout(replace(self.layout, sequence=False))
+        same._parts, same.is_microbatch = self._parts, self.is_microbatch
+        return same
+
+    def around(self, op: Op) -> Laid:
+        """As an operation has its values: one that the model's axis shares has whole sequences."""
+        values = (*op.ins, *op.outs)
+        is_shared = any(self.by_model({*value.groups, *op.summed}) > 1 for value in values)
+        return self._gathered if self.sequence and is_shared else self
+
+    def is_cut_along(self, value: Value) -> bool:
+        """Whether it is cut along the sequence, but where an operation needs it whole."""
+        groups = set(value.groups)
+        is_there = self.has_rows(value) and not self.sequence.isdisjoint(groups)
+        return is_there and self.by_model(groups) == 1
+
     def is_staged(self, op: Op) -> bool:
         """Whether it is a loop that is run as a pipeline."""
         return self.layout.stage > 1 and is_over_layers(op, self.model)
@@ -137,7 +167,8 @@ class Laid:
         """In how many parts a value of the step is."""
         if value.groups not in self._known:
             groups = set(value.groups)
-            parts = self.by_data(groups) * self.by_model(groups) * self.by_stage(groups)
+            by_model = self.layout.model if self.is_cut_along(value) else self.by_model(groups)
+            parts = self.by_data(groups) * by_model * self.by_stage(groups)
             self._known[value.groups] = parts
         return self._known[value.groups]
 

@@ -83,7 +83,7 @@ def _peak(
             if value.number not in free:
                 now[_is_other(value, batch)] += _bytes_of(value, op, laid)
                 ends.setdefault(last.get(value.number, place), []).append((value, op))
-        here = now[0] + inner[0], now[1] + inner[1]
+        here = now[0] + inner[0] + _gathered_along(laid, op), now[1] + inner[1]
         worst = max(worst, here, key=sum)
         for value, maker in ends.pop(place, ()):
             now[_is_other(value, batch)] -= _bytes_of(value, maker, laid)
@@ -108,6 +108,15 @@ def _within(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
         else:
             others += laid.bytes_of(value)
     return rows, others
+
+
+def _gathered_along(laid: Laid, op: Op) -> float:
+    """What an operation has whole in memory, that is cut along the sequence before and after."""
+    around = laid.around(op)
+    if around is laid or op.body:
+        return 0.0
+    cut = {v.number: v for v in (*op.ins, *op.outs) if laid.is_cut_along(v)}.values()
+    return sum(around.bytes_of(value) - laid.bytes_of(value) for value in cut)
 
 
 def _held(laid: Laid) -> float:

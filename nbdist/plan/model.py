@@ -6,8 +6,11 @@ Nothing here holds data: a model of 175 billion parameters is some thousand smal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Role = Literal["carried", "read", "batch"]
 
@@ -118,6 +121,7 @@ class Model:
         apart: why the batch and the model cannot both be cut; empty if they can.
         notes: what could not be looked into.
         layers: groups that scans over layers go over: see `plan/layers.py`.
+        added: products' results that are added up before they are used: see `plan/sums.py`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -127,6 +131,7 @@ class Model:
     apart: str = ""
     notes: tuple[str, ...] = ()
     layers: frozenset[int] = frozenset()
+    added: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def batch_groups(self) -> frozenset[int]:

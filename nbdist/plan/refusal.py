@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from nbdist.records import Planning, Remat
 
 
+NO_SEQUENCE = (
+    "no product whose sum the axis of the model cuts has a dimension, beside its rows and those of "
+    "parameters, that this axis could cut as well"
+)
+
+
 def none_as_asked(steps: Steps, target: Target, wishes: Planning) -> str:
     """Of no layout that is as it was asked for."""
     model = steps.plain
@@ -26,10 +32,11 @@ def none_as_asked(steps: Steps, target: Target, wishes: Planning) -> str:
     if faults:
         return head + "; ".join(faults)
     rows = "data times micro" if "micro" in wishes.fixed else "data"
+    sequence = f"; nothing is cut along a sequence: {NO_SEQUENCE}" * wishes.fixed.get("sequence", 0)
     apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
     return (
         f"{head}the axes' sizes multiply to {devices}, {rows} divides the batch of {model.rows}, "
-        f"and the model has dimensions that can be cut so often{apart}"
+        f"and the model has dimensions that can be cut so often{apart}{sequence}"
     )
 
 

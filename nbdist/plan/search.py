@@ -97,7 +97,7 @@ def plans(
     if not fitting:
         told = (f"({note})" for note in _notes(steps, target))
         raise PlanError("\n".join((_too_large(candidates), *told)))
-    if not wishes.fixed.keys() - {"micro"} and target.topology.devices > 1:
+    if not wishes.fixed.keys() - {"micro", "sequence"} and target.topology.devices > 1:
         whole, fitting = fitting[0], [c for c in fitting if c.copied is None]
         if not fitting:
             raise PlanError(
@@ -160,14 +160,25 @@ def _laid_out(
             found = _laid(replace(bare, remat=remat), steps, target, wishes, pinned)
             if found is None:
                 break
-            alike = list(_alike(found, steps, target, wishes))
+            kinds = list(_kinds(found, steps, target, wishes))
+            alike = [one for kind in kinds for one in _alike(kind, steps, target, wishes)]
             yield from alike
-            kept.append(found)
+            kept += kinds[-1:]
             if any(c.fits for c in alike) or not any(c.keeps_too_much for c in alike):
                 break
         if kept and kept[0].keeps_too_much and bare.stage == 1 and "micro" not in wishes.fixed:
             for whole in dict.fromkeys((0, len(kept) - 1)):
                 yield from _in_parts(kept[whole], steps, target, wishes, pinned)
+
+
+def _kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
+    """It, and the same with what products pass on cut along the sequence, where that can be."""
+    asked, layout = wishes.fixed.get("sequence"), found.laid.layout
+    if asked != 1:
+        yield found
+    along = found.laid.with_layout(replace(layout, sequence=True))
+    if asked != 0 and along.sequence:
+        yield priced(along, steps, target, found.memory.available)
 
 
 def _alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
@@ -278,6 +289,7 @@ def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
         zero=laid.layout.zero,
         remat=laid.layout.remat,
         micro=laid.layout.micro,
+        sequence=laid.layout.sequence,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,

@@ -45,7 +45,8 @@ def bare_layouts(
             for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
                 own = {DATA: data, MODEL: size, STAGE: stage, "zero": zero, "micro": micro}
                 layout = Layout(data, size, zero=zero, micro=micro, stage=stage)
-                if own | wishes.fixed == own and _crosses(layout, target.topology) == crossing:
+                is_asked = all(own.get(name, size) == size for name, size in wishes.fixed.items())
+                if is_asked and _crosses(layout, target.topology) == crossing:
                     yield layout
 
 

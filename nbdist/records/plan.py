@@ -158,6 +158,7 @@ class Plan(Record, frozen=True):
         remat: which activations are made again.
         micro: in how many parts each device goes through its part of the batch; with stages, in how
             many microbatches that goes through them.
+        sequence: whether the axis `model` cuts what products pass on along the sequence.
     """
 
     axes: dict[str, int]
@@ -173,6 +174,7 @@ class Plan(Record, frozen=True):
     verified: Verified | None = None
     remat: Remat = ""
     micro: int = 1
+    sequence: bool = False
 
     @property
     def devices(self) -> int:
@@ -181,15 +183,18 @@ class Plan(Record, frozen=True):
     @property
     def title(self) -> str:
         """As in `data 4 x tensor 2 x 4 stages, ZeRO-1, 16 microbatches, full remat`."""
-        return title_of(self.axes, self.zero, self.micro, self.remat)
+        return title_of(self.axes, self.zero, self.micro, self.remat, sequence=self.sequence)
 
 
-def title_of(axes: dict[str, int], zero: Zero, micro: int, remat: Remat) -> str:
+def title_of(
+    axes: dict[str, int], zero: Zero, micro: int, remat: Remat, *, sequence: bool = False
+) -> str:
     """A layout in a few words."""
     words, stages = {DATA: "data", MODEL: "tensor"}, axes.get(STAGE, 1)
     parts = [f"{words[axis]} {size}" for axis, size in axes.items() if axis in words and size > 1]
     parts += [f"{stages} stages"] * (stages > 1)
-    more = [f"ZeRO-{zero}"] * bool(zero) + [f"{micro} microbatches"] * (micro > 1)
+    more = ["sequence parallel"] * sequence + [f"ZeRO-{zero}"] * bool(zero)
+    more += [f"{micro} microbatches"] * (micro > 1)
     more += [f"{remat} remat"] * bool(remat)
     return ", ".join([" x ".join(parts or ["one device"]), *more])
 
@@ -199,7 +204,7 @@ class Planning(Record, frozen=True):
 
     Attributes:
         budget: bytes that may be taken on each device; 0 is all there is.
-        fixed: sizes of axes, `zero` and `micro`, that are given.
+        fixed: sizes of axes, `zero`, `micro` and `sequence` (0 or 1), that are given.
         remat: which activations are made again; None leaves it open.
         given: a plan that is to be taken as it is.
         on: hardware to plan for in place of what is there; nothing is run then.

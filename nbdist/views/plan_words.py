@@ -140,10 +140,12 @@ def _model(plan: Plan) -> str:
     ]
     cut = [nbytes for nbytes, spec in wholes if any(MODEL in axes for axes in spec)]
     share = sum(cut) / (sum(nbytes for nbytes, _ in wholes) or 1)
-    return (
+    text = (
         f"dimensions of {len(cut):,} of {labels.count(len(wholes), 'parameter')}, "
         f"{labels.share(share)} of their bytes, and the work on them (tensor parallel)"
     )
+    along = "what it passes on between them is cut along the sequence (sequence parallel)"
+    return f"{text}; {along}" if plan.sequence else text
 
 
 def _stages(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Jaxpr, Literal
@@ -11,12 +12,13 @@ from jax.interpreters import partial_eval
 from nbdist.plan.dims import Dims
 from nbdist.plan.layers import layers_of
 from nbdist.plan.model import Model, Op, Tensor, Value
+from nbdist.plan.sums import added_up
 from nbdist.worker.jaxpr_rules import RULES, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.plan.model import Kind, Role
+    from nbdist.plan.model import Group, Kind, Role
 
     Nested = Callable[["_Builder", Any, list[Value]], list[Value]]
 
@@ -30,7 +32,7 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
     """
     build = _Builder()
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    values, _ = build.given(closed.jaxpr.invars, inputs)
+    values = build.given(closed.jaxpr.invars, inputs)
     needed = [value for value, is_used in zip(values, used, strict=True) if is_used]
     results = build.inline(jaxpr, needed)
     tensors = [
@@ -47,19 +49,28 @@ def of_rows(closed: Any, inputs: Sequence[tuple[str, Role]]) -> dict[Any, tuple[
         closed: its jaxpr, in which each variable is set in one place.
         inputs: of each of its inputs, the path and the role.
     """
-    build = _Builder()
-    values, rows = build.given(closed.jaxpr.invars, inputs)
-    build.inline(closed.jaxpr, values)
-    batch = {build.dims.find(group) for group in rows if group >= 0}
+    model, values = values_of(closed, inputs)
+    batch = model.batch_groups
     found = {
-        var: tuple(
-            dim
-            for dim, group in enumerate(value.groups)
-            if group >= 0 and build.dims.find(group) in batch
-        )
-        for var, value in build.known.items()
+        var: tuple(dim for dim, group in enumerate(value.groups) if group in batch)
+        for var, value in values.items()
     }
     return {var: dims for var, dims in found.items() if dims}
+
+
+def values_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> tuple[Model, dict[Any, Value]]:
+    """A step's model, and what its variables are there.
+
+    Args:
+        closed: its jaxpr, in which each variable is set in one place.
+        inputs: of each of its inputs, the path and the role.
+    """
+    build = _Builder()
+    values = build.given(closed.jaxpr.invars, inputs)
+    results = build.inline(closed.jaxpr, values)
+    tensors = [Tensor(*named, value) for value, named in zip(values, inputs, strict=True)]
+    model = build.finish(tensors, results)
+    return model, {var: build.settled(value) for var, value in build.known.items()}
 
 
 class _Builder:
@@ -73,11 +84,10 @@ class _Builder:
         self._name = ""
         self._notes: dict[str, None] = {}
         self._apart = ""
+        self._made: dict[int, Value] = {}
 
-    def given(
-        self, variables: Sequence[Any], inputs: Sequence[tuple[str, Role]]
-    ) -> tuple[list[Value], list[int]]:
-        """What the step is given, and the dimensions of rows, which are tied."""
+    def given(self, variables: Sequence[Any], inputs: Sequence[tuple[str, Role]]) -> list[Value]:
+        """What the step is given; dimensions of rows are tied."""
         values = [
             self.new(var.aval, path) for var, (path, _) in zip(variables, inputs, strict=True)
         ]
@@ -88,7 +98,7 @@ class _Builder:
         ]
         for group in rows[1:]:
             self.dims.tie(rows[0], group)
-        return values, rows
+        return values
 
     def new(self, aval: Any, name: str = "") -> Value:
         sizes = tuple(aval.shape)
@@ -165,24 +175,15 @@ class _Builder:
         )
 
     def finish(self, tensors: list[Tensor], results: list[Value]) -> Model:
-        numbers, groups = self.dims.groups()
-
-        def group(dim: int) -> int:
-            return numbers[self.dims.find(dim)] if dim >= 0 else -1
-
-        made: dict[int, Value] = {}
-
-        def settled(value: Value) -> Value:
-            if value.number not in made:
-                made[value.number] = replace(value, groups=tuple(map(group, value.groups)))
-            return made[value.number]
+        """The model, once all is gone through."""
+        settled = self.settled
 
         def op(old: Op) -> Op:
             return replace(
                 old,
                 ins=tuple(map(settled, old.ins)),
                 outs=tuple(map(settled, old.outs)),
-                summed=tuple(group(dim) for dim in old.summed if dim >= 0),
+                summed=tuple(self._group(dim) for dim in old.summed if dim >= 0),
                 body=tuple(map(op, old.body)),
                 carried=tuple(map(settled, old.carried)),
                 over=tuple(map(settled, old.over)),
@@ -190,13 +191,27 @@ class _Builder:
 
         model = Model(
             tensors=tuple(replace(t, value=settled(t.value)) for t in tensors),
-            groups=groups,
+            groups=self._groups[1],
             ops=tuple(map(op, self._ops)),
             results=frozenset(value.number for value in results),
             apart=self._apart,
             notes=tuple(self._notes),
         )
-        return replace(model, layers=layers_of(model))
+        return replace(model, layers=layers_of(model), added=added_up(model.ops))
+
+    def settled(self, value: Value) -> Value:
+        """It, with the numbers that groups have once all is gone through."""
+        if value.number not in self._made:
+            groups = tuple(map(self._group, value.groups))
+            self._made[value.number] = replace(value, groups=groups)
+        return self._made[value.number]
+
+    @cached_property
+    def _groups(self) -> tuple[dict[int, int], tuple[Group, ...]]:
+        return self.dims.groups()
+
+    def _group(self, dim: int) -> int:
+        return self._groups[0][self.dims.find(dim)] if dim >= 0 else -1
 
 
 def _call(name: str) -> Nested:

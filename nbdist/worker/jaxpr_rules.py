@@ -203,7 +203,10 @@ def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Slices, pads, concatenations: a dimension whose size stays as it is stays as it is."""
+    """Slices, pads, concatenations: a dimension whose size stays as it is stays as it is.
+
+    A part of tokens is cheap to lay out anew: what is made of it may be cut.
+    """
     outs = outs_of(build, eqn)
     for out in outs:
         for value in ins:
@@ -214,9 +217,14 @@ def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
                     build.dims.tie(a, b)
                 else:
                     build.dims.block(a, "a part of it is taken, or it is a part")
-                    build.dims.block(b, "a part of it is taken, or it is a part")
+                    if eqn.primitive.name != "slice" or _is_inexact(value):
+                        build.dims.block(b, "a part of it is taken, or it is a part")
     build.emit("stream", ins, outs)
     return outs
+
+
+def _is_inexact(value: Value) -> bool:
+    return value.dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _along(names: str) -> Rule:

@@ -194,7 +194,7 @@ class _Training:
     def _compiled(self, layout: _Layout, carried: State, batch: Any) -> Callable[..., Any]:
         lowered, worker = layout.lowered, state.current()
         step = jax.jit(
-            lowered.over(self._step),
+            lowered.over(self._step, layout.wanted),
             donate_argnums=0,
             out_shardings=(lowered.replicated, tuple(layout.wanted)),
         )

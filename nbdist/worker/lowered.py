@@ -9,6 +9,7 @@ import jax
 
 from nbdist.records import DATA, STAGE
 from nbdist.worker.data import map_arrays
+from nbdist.worker.laid_products import Lie
 from nbdist.worker.leaves import Spread
 from nbdist.worker.pipeline_rows import row_axes
 from nbdist.worker.rewritten import rewriting
@@ -47,6 +48,7 @@ class Lowered:
             self.mesh = jax.sharding.Mesh(whole.devices.reshape(sizes), rows, axis_types=auto)
         self._remat, self._micro = plan.remat, plan.micro
         self._stages = plan.axes.get(STAGE, 1)
+        self._lays_products, self._sequence = lays_products(plan), plan.sequence
         self.replicated = jax.NamedSharding(self.mesh, jax.P())
         self._specs = {tensor.path: tensor.spec for tensor in plan.tensors}
         self._by_row = Spread(jax.NamedSharding(self.mesh, jax.P(rows)))
@@ -63,10 +65,22 @@ class Lowered:
         """A batch on the devices."""
         return map_arrays(self._whole if batch.whole else self._by_row, batch.values)
 
-    def over(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step, of which the last argument is a batch as it comes to the devices."""
-        if self._remat or self._micro > 1:
-            step = rewriting(step, self._remat, self._micro, self._stages)
+    def over(self, step: Callable[..., Any], shardings: Any) -> Callable[..., Any]:
+        """The step, of which the last argument is a batch as it comes to the devices.
+
+        Args:
+            step: it.
+            shardings: a tree of those of its first arguments.
+        """
+        lie = None
+        if self._lays_products:
+            specs = [
+                axes_of(sharding) if is_over(sharding, self.mesh) else ()
+                for sharding in jax.tree.leaves(shardings)
+            ]
+            lie = Lie(self.mesh, specs, self._sequence)
+        if self._remat or self._micro > 1 or lie is not None:
+            step = rewriting(step, self._remat, self._micro, self._stages, lie)
         if not self._is_split:
             return step
 
@@ -79,6 +93,11 @@ class Lowered:
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """Within it the step is traced."""
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
+
+
+def lays_products(plan: Plan) -> bool:
+    """Whether its step has to say where the rows of products lie: else there is no other way."""
+    return plan.zero == 3 or plan.devices > plan.axes[DATA]
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
@@ -99,16 +118,21 @@ def is_cut(array: Any, mesh: Mesh) -> bool:
     return bool(array.sharding.device_set == set(mesh.devices.flat))
 
 
-def is_over(array: jax.Array, mesh: Mesh) -> bool:
+def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> bool:
     """Whether it is laid out by the axes of this mesh."""
-    return isinstance(array.sharding, jax.NamedSharding) and array.sharding.mesh == mesh
+    return isinstance(sharding, jax.NamedSharding) and sharding.mesh == mesh
 
 
 def spec_of(array: jax.Array) -> Spec:
     """How an array is cut, dimension by dimension."""
-    assert isinstance(array.sharding, jax.NamedSharding)
-    spec = [*array.sharding.spec, *(None,) * array.ndim][: array.ndim]
+    spec = [*axes_of(array.sharding), *((),) * array.ndim]
+    return tuple(spec[: array.ndim])
+
+
+def axes_of(sharding: jax.sharding.Sharding) -> Spec:
+    """How it cuts the first dimensions of an array, to the last that it names."""
+    assert isinstance(sharding, jax.NamedSharding)
     return tuple(
         (axes,) if isinstance(axes, str) else tuple(axes) if axes is not None else ()
-        for axes in spec
+        for axes in sharding.spec
     )

@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
 
 from nbdist.errors import PlanError
+from nbdist.records import DATA
 from nbdist.worker.jaxpr_flat import flat, make
 from nbdist.worker.jaxpr_model import of_rows
 from nbdist.worker.layer_scans import over_layers, read
@@ -96,12 +97,21 @@ def _layers(
 
 
 def _lays_out(jaxpr: Jaxpr) -> bool:
-    """Whether loops of it say how arrays are cut, and so may name the axis of the data."""
+    """Whether loops of it say how arrays are cut over the axis of the data, or may say so."""
     return any(
-        any(inner.primitive.name == "sharding_constraint" for inner in body.eqns) or _lays_out(body)
+        any(map(_names_data, body.eqns)) or _lays_out(body)
         for eqn in jaxpr.eqns
         for body in jaxprs_in_params(eqn.params)
     )
+
+
+def _names_data(eqn: Any) -> bool:
+    if eqn.primitive.name != "sharding_constraint":
+        return False
+    sharding = eqn.params["sharding"]
+    if not isinstance(sharding, jax.NamedSharding):
+        return True
+    return any(axes == DATA or (isinstance(axes, tuple) and DATA in axes) for axes in sharding.spec)
 
 
 def _check(what: str, number: int, parts: str, wanted: int) -> None:

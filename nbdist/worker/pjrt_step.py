@@ -272,7 +272,7 @@ class PjrtStep:
         return {
             path: spec_of(array)
             for path, array in arrays
-            if self._stays(array) and is_over(array, self._strategy.mesh)
+            if self._stays(array) and is_over(array.sharding, self._strategy.mesh)
         }
 
     def _stays(self, array: Any) -> bool:
@@ -298,13 +298,12 @@ class PjrtStep:
         self._read.place(at)
 
     def _compiled(self) -> jax.stages.Wrapped:
+        given = self._state(), self._read.arrays
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, given)
         return jax.jit(
-            self._lowered.over(self._function),
+            self._lowered.over(self._function, shardings),
             donate_argnums=0,
-            out_shardings=(
-                self._lowered.replicated,
-                jax.tree.map(lambda leaf: leaf.sharding, self._state()),
-            ),
+            out_shardings=(self._lowered.replicated, shardings[0]),
         )
 
     def _pure(

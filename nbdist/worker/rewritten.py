@@ -1,4 +1,7 @@
-"""A step written anew as its plan has it: microbatches, stages, activations that are made again."""
+"""A step written anew as its plan has it.
+
+In microbatches, in stages, with activations that are made again, with products that are laid out.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from nbdist.worker.laid_products import with_laid_products
 from nbdist.worker.microbatches import in_parts
 from nbdist.worker.pipelines import piped
 from nbdist.worker.rematerialise import rematerialised
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from nbdist.plan.model import Role
     from nbdist.records import Remat
+    from nbdist.worker.laid_products import Lie
 
 
 def rewritten(
@@ -25,6 +30,7 @@ def rewritten(
     remat: Remat,
     micro: int,
     stages: int = 1,
+    lie: Lie | None = None,
 ) -> ClosedJaxpr:
     """A step's jaxpr.
 
@@ -34,20 +40,26 @@ def rewritten(
         remat: what is made again.
         micro: in how many parts the batch is gone through; the stages', where there are several.
         stages: in how many the layers are cut.
+        lie: how products are laid out, if that is to be said of them.
 
     Raises:
         PlanError: it cannot be gone through in parts, or cut into stages.
     """
-    if stages > 1:
-        closed = rematerialised(closed, inputs, remat) if remat else closed
-        return piped(closed, inputs, stages, micro)
-    if micro > 1:
+    if micro > 1 and stages == 1:
         closed = in_parts(closed, inputs, micro)
-    return rematerialised(closed, inputs, remat) if remat else closed
+    if remat:
+        closed = rematerialised(closed, inputs, remat)
+    if lie is not None:
+        closed = with_laid_products(closed, inputs, lie)
+    return piped(closed, inputs, stages, micro) if stages > 1 else closed
 
 
 def rewriting(
-    step: Callable[..., Any], remat: Remat, micro: int, stages: int = 1
+    step: Callable[..., Any],
+    remat: Remat,
+    micro: int,
+    stages: int = 1,
+    lie: Lie | None = None,
 ) -> Callable[..., Any]:
     """The step itself. Its last argument is a batch; a smaller one may have fewer parts."""
 
@@ -61,7 +73,7 @@ def rewriting(
             ("", "batch" if place >= first else "carried") for place in range(len(leaves))
         ]
         parts = math.gcd(rows, micro)  # one would leave all stages but one without work
-        made = rewritten(closed, inputs, remat, parts, stages if parts > 1 else 1)
+        made = rewritten(closed, inputs, remat, parts, stages if parts > 1 else 1, lie)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))
 
     return run

@@ -46,6 +46,8 @@ def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
         ("tp=4, dp=2,zero=3", {"model": 4, "data": 2, "zero": 3}),
         ("zero=0", {"zero": 0}),
         ("micro=4", {"micro": 4}),
+        ("sp=0,tp=4", {"sequence": 0, "model": 4}),
+        ("sequence=1", {"sequence": 1}),
         ("stage=4,micro=8", {"stage": 4, "micro": 8}),
         ("pp=2,stage=2", {"stage": 2}),
         ("tp=4,model=4", {"model": 4}),
@@ -65,12 +67,13 @@ def test_what_is_made_again_is_given_by_a_word() -> None:
 
 def test_all_faults_of_what_is_fixed_are_named() -> None:
     with pytest.raises(UsageError) as refused:
-        parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4")
+        parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4,sp=2")
     for fault in (
-        "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, remat",
+        "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, sequence, sp",
         "tensor=x is no number",
         "zero=2: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3",
         "data=0 is no number",
+        "sp=2: it is 0 or 1",
         "data is given twice",
     ):
         assert fault in str(refused.value)
