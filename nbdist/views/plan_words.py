@@ -118,7 +118,8 @@ def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     found = found or [("none", "1", "one device holds all of it")]
     if plan.micro > 1:
         rows = plan.rows / plan.axes[DATA] / plan.micro
-        what = f"parts of {rows:,.4g} samples {_WAY[STAGE in plan.axes]}"
+        noun = "sample" if rows == 1 else "samples"
+        what = f"parts of {rows:,.4g} {noun} {_WAY[STAGE in plan.axes]}"
         found.append(("microbatches", f"{plan.micro:,}", what))
     if plan.remat:
         found.append(("remat", plan.remat, _REMAT[plan.remat]))

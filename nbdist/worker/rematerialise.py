@@ -160,6 +160,12 @@ class _Step:
             or any(self._made[var] <= end < ahead[var] for end in ends)
         }
 
+    def _is_repeated(self, var: Var) -> bool:
+        """Whether it is something smaller, repeated: all of it would be in memory at a barrier."""
+        eqn = self._eqns[self._made[var]]
+        is_broadcast = eqn.primitive.name == "broadcast_in_dim"
+        return is_broadcast and nbytes(var) > sum(map(nbytes, variables(eqn.invars)))
+
     def _made_again(self, missing: list[Var], user: Any, now: dict[Var, Var]) -> Iterator[Any]:
         places: set[int] = set()
         border: dict[Var, Var] = {}
@@ -176,10 +182,16 @@ class _Step:
                 elif var in self._rows or nbytes(var) <= _SMALL:
                     border[var] = Var(var.aval)
         triggers = [v for v in variables(user.invars) if self._made.get(v, -1) > self._turn]
-        after = {var: Var(var.aval) for var in triggers}
+        repeats = {var: self._eqns[self._made[var]] for var in triggers if self._is_repeated(var)}
+        sources = [v for eqn in repeats.values() for v in variables(eqn.invars)]
+        after = {v: Var(v.aval) for v in (*triggers, *sources) if v not in repeats}
         if border:
             passed = border | after
             yield barrier(renamed(list(passed), now), list(passed.values()), user)
+            behind = now | after
+            for var, eqn in repeats.items():
+                after[var] = Var(var.aval)
+                yield eqn.replace(invars=renamed(eqn.invars, behind), outvars=[after[var]])
             now |= after
         for place in sorted(places):
             eqn = self._eqns[place]

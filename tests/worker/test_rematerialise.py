@@ -225,6 +225,32 @@ def test_what_is_made_again_is_no_use_of_the_hardware() -> None:
     assert again.mfu * again.step == pytest.approx(kept.mfu * kept.step)
 
 
+@pytest.mark.parametrize("how", REMATS[1:])
+def test_at_a_barrier_nothing_is_there_that_is_only_repeated(how: Remat) -> None:
+    """XLA would make all of it: of a large vocabulary, one more array of the logits' size."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            table = jnp.concatenate([params[0]["up"]] * 8, axis=1)
+            log = jax.nn.log_softmax(scanned(params, batch[0]) @ table)
+            return -jnp.take_along_axis(log, batch[1], axis=-1).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params, (x, _) = given()
+    batch = x, np.arange(ROWS, dtype=np.int32)[:, None] % WIDTH
+    closed, inputs = traced(step, params, batch)
+    again = rewritten(closed, inputs, how, 1)
+    makers = {var: eqn for eqn in again.eqns for var in eqn.outvars}
+    barriers = [eqn for eqn in again.eqns if eqn.primitive.name == "optimization_barrier"]
+    assert barriers
+    passed = [makers[var].primitive.name for eqn in barriers for var in eqn.invars if var in makers]
+    assert "broadcast_in_dim" not in passed
+    kept, made = (jax.jit(s)(params, batch) for s in (step, rewriting(step, how, 1)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), made, kept)
+
+
 def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     def forward(params: Any, x: Any) -> Any:
         jax.debug.print("forward {}", x.shape[0])
