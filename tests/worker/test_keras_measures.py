@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SLEEP_S = 0.03
 STEPS = 40
 """Twice as many as are looked at."""
+TRIES = 3
+"""Fits in one of which nothing else on the machine holds a rank up."""
 LANDING_S = 10.0
 """How long a step that is traced would wait for one that is never over."""
 MODEL = f"""
@@ -147,9 +149,14 @@ def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
 def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, framework: str) -> None:
     """Without stragglers and with steps of nothing else, it is above the limit."""
     code = "x = np.ones((16 * 400, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16);"
-    cluster.run(f"{MODEL}model = build()\n{code}")
-    assert all(median(heard.column(rank, "collective_s")) > 0 for rank in HOSTS)
-    assert "of a step is spent in collectives" in findings(heard, framework)["network"].text
+    for _ in range(TRIES):
+        heard.rows.clear()
+        cluster.run(f"{MODEL}model = build()\n{code}")
+        assert all(median(heard.column(rank, "collective_s")) > 0 for rank in HOSTS)
+        found = findings(heard, framework)
+        if "network" in found:
+            break
+    assert "of a step is spent in collectives" in found["network"].text
 
 
 @under("tensorflow")
