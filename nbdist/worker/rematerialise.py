@@ -160,6 +160,10 @@ class _Step:
             or any(self._made[var] <= end < ahead[var] for end in ends)
         }
 
+    def _is_behind(self, var: Var) -> bool:
+        """Whether the backward pass makes it."""
+        return self._made.get(var, -1) > self._turn
+
     def _is_repeated(self, var: Var) -> bool:
         """Whether it is something smaller, repeated: all of it would be in memory at a barrier."""
         eqn = self._eqns[self._made[var]]
@@ -181,18 +185,18 @@ class _Step:
                         todo.append(var)
                 elif var in self._rows or nbytes(var) <= _SMALL:
                     border[var] = Var(var.aval)
-        triggers = [v for v in variables(user.invars) if self._made.get(v, -1) > self._turn]
+        triggers = [v for v in variables(user.invars) if self._is_behind(v)]
         repeats = {var: self._eqns[self._made[var]] for var in triggers if self._is_repeated(var)}
         sources = [v for eqn in repeats.values() for v in variables(eqn.invars)]
-        after = {v: Var(v.aval) for v in (*triggers, *sources) if v not in repeats}
+        behind = [*triggers, *filter(self._is_behind, sources)]
+        after = {v: Var(v.aval) for v in behind if v not in repeats}
         if border:
             passed = border | after
             yield barrier(renamed(list(passed), now), list(passed.values()), user)
-            behind = now | after
-            for var, eqn in repeats.items():
-                after[var] = Var(var.aval)
-                yield eqn.replace(invars=renamed(eqn.invars, behind), outvars=[after[var]])
             now |= after
+            for var, eqn in repeats.items():
+                now[var] = Var(var.aval)
+                yield eqn.replace(invars=renamed(eqn.invars, now), outvars=[now[var]])
         for place in sorted(places):
             eqn = self._eqns[place]
             fresh = [Var(var.aval) for var in eqn.outvars]

@@ -251,6 +251,41 @@ def test_at_a_barrier_nothing_is_there_that_is_only_repeated(how: Remat) -> None
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), made, kept)
 
 
+@jax.custom_vjp
+def masked(y: Any, mask: Any) -> Any:
+    return jnp.sin(y) * mask
+
+
+masked.defvjp(
+    lambda y, mask: (masked(y, mask), (jnp.tanh(y * mask), mask)),
+    lambda kept, slope: (slope * (kept[0] * jnp.broadcast_to(kept[1], slope.shape)), None),
+)
+
+
+@pytest.mark.parametrize("how", REMATS[1:])
+def test_what_passes_a_barrier_is_what_is_used_after_it(how: Remat) -> None:
+    """Also what the backward pass repeats, and the forward pass was given."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            x, mask = batch
+            for layer in params[:6]:
+                x = masked(x + jnp.tanh(x @ layer["up"]) @ layer["down"], mask)
+            return jnp.mean(x**2)
+
+        return jax.grad(loss_of)(params)
+
+    params, (x, _) = given()
+    batch = x, np.ones((ROWS, 1), np.float32)
+    again = rewritten(*traced(step, params, batch), how, 1)
+    used = {id(var) for eqn in again.eqns for var in eqn.invars}
+    barriers = [eqn for eqn in again.eqns if eqn.primitive.name == "optimization_barrier"]
+    assert barriers
+    assert all(id(var) in used for eqn in barriers for var in eqn.outvars)
+    kept, made = (jax.jit(s)(params, batch) for s in (step, rewriting(step, how, 1)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), made, kept)
+
+
 def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     def forward(params: Any, x: Any) -> Any:
         jax.debug.print("forward {}", x.shape[0])
