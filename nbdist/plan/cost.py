@@ -157,7 +157,7 @@ class Cost:
         done: set[tuple[str, int]] = set()
         for op in ops:
             for axis, nbytes in self.reduced(op).items() if op.kind != "loop" else ():
-                (first, *_) = (value.number for value in op.outs)
+                first = op.outs[0].number
                 whole = axis, self.laid.model.added.get(first, first)
                 if whole not in done:
                     done.add(whole)
@@ -167,9 +167,9 @@ class Cost:
         """Bytes of what is gathered along the sequence for a program's operations, each once."""
         laid = self.laid
         found: dict[int, float] = {}
-        for op in ops if laid.sequence else ():
+        for op in ops:
             around = laid.around(op)
-            if around is not laid and not op.body:
+            if around is not laid:
                 whole = (value for value in op.ins if laid.is_cut_along(value))
                 found |= {value.number: around.bytes_of(value) for value in whole}
         return list(found.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import PlanError
-from nbdist.plan.layout import Laid, Layout, states_of
+from nbdist.plan.layout import Laid, Layout, split_by, states_of
 from nbdist.plan.refusal import NO_SEQUENCE, faults_of_stages
 from nbdist.records import DATA, MODEL, STAGE
 
@@ -32,7 +32,7 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
     given = _without_one_stage(given)
     faults = list(_faults(given, steps, devices))
     if faults:
-        raise PlanError("the plan cannot be had:\n" + "\n".join(f"  - {fault}" for fault in faults))
+        raise _refused(faults)
     layout = Layout(
         given.axes[DATA],
         given.axes[MODEL],
@@ -44,17 +44,16 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
     model = steps.of(layout).model
     ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
     specs = {tensor.path: tensor.spec for tensor in given.tensors if tensor.path in ours}
-    split = {
-        group
-        for tensor in model.tensors
-        for group, axes in zip(tensor.value.groups, specs.get(tensor.path, ()), strict=False)
-        if MODEL in axes
-    }
-    layout = replace(layout, split=frozenset(split), sequence=given.sequence)
+    split = split_by(model, [specs.get(tensor.path, ()) for tensor in model.tensors])
+    layout = replace(layout, split=split, sequence=given.sequence)
     laid = Laid(model, layout, states_of(model), specs)
     if given.sequence and not laid.sequence:
-        raise PlanError(f"the plan cannot be had:\n  - sequence is true: {NO_SEQUENCE}")
+        raise _refused([f"sequence is true: {NO_SEQUENCE}"])
     return laid
+
+
+def _refused(faults: list[str]) -> PlanError:
+    return PlanError("the plan cannot be had:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
 
 def _without_one_stage(given: Plan) -> Plan:

@@ -20,7 +20,7 @@ from nbdist.plan.sequence import sequence_of
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from nbdist.plan.model import Model, Op, Tensor, Value
     from nbdist.records import Remat, Spec, Zero
@@ -126,10 +126,15 @@ class Laid:
         return same
 
     def around(self, op: Op) -> Laid:
-        """As an operation has its values: one that the model's axis shares has whole sequences."""
+        """As an operation has its values: one that the model's axis shares has whole sequences.
+
+        (Not a loop: its body's operations have them.)
+        """
+        if not self.sequence or op.body:
+            return self
         values = (*op.ins, *op.outs)
         is_shared = any(self.by_model({*value.groups, *op.summed}) > 1 for value in values)
-        return self._gathered if self.sequence and is_shared else self
+        return self._gathered if is_shared else self
 
     def is_cut_along(self, value: Value) -> bool:
         """Whether it is cut along the sequence, but where an operation needs it whole."""
@@ -252,6 +257,21 @@ class Laid:
             if not size % (self.layout.data * prod(axes[axis] for axis in cut[dim]))
         ]
         return max(fitting, key=lambda d: (not cut[d], value.sizes[d], -d), default=-1)
+
+
+def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:
+    """The groups that the model's axis cuts.
+
+    Args:
+        model: the step.
+        specs: how its first tensors lie; batches come cut over all axes, which says nothing.
+    """
+    return frozenset(
+        group
+        for tensor, spec in zip(model.tensors, specs, strict=False)
+        for group, axes in zip(tensor.value.groups, spec, strict=False)
+        if MODEL in axes and tensor.role != "batch"
+    )
 
 
 def states_of(model: Model) -> frozenset[int]:

@@ -113,7 +113,7 @@ def _within(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
 def _gathered_along(laid: Laid, op: Op) -> float:
     """What an operation has whole in memory, that is cut along the sequence before and after."""
     around = laid.around(op)
-    if around is laid or op.body:
+    if around is laid:
         return 0.0
     cut = {v.number: v for v in (*op.ins, *op.outs) if laid.is_cut_along(v)}.values()
     return sum(around.bytes_of(value) - laid.bytes_of(value) for value in cut)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, Var
 
+from nbdist.plan.layout import split_by
 from nbdist.plan.sequence import sequence_of
 from nbdist.records import DATA, MODEL, STAGE
 from nbdist.worker.jaxpr_flat import OPEN, flat, renamed
@@ -76,12 +77,7 @@ class _Laid:
         self._values, self._mesh = values, lie.mesh
         self._batch = model.batch_groups
         self._rows = frozenset[int]() if STAGE in lie.mesh.shape else self._batch
-        self._split = frozenset(
-            group
-            for tensor, spec in zip(model.tensors, lie.specs, strict=False)
-            for group, axes in zip(tensor.value.groups, spec, strict=False)
-            if MODEL in axes and group not in self._batch
-        )
+        self._split = split_by(model, lie.specs) - self._batch
         parts = lie.mesh.shape.get(MODEL, 1)
         self._sequence = (
             sequence_of(model, self._split, parts) if lie.sequence else frozenset[int]()
