@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbdist.plan.model import Model, Op
 
-_INEXACT = ("float", "bfloat", "complex")
-
 
 def layers_of(model: Model) -> frozenset[int]:
     """The groups of dimensions that the scans over layers go over.
@@ -52,5 +50,5 @@ def _is_forward(op: Op, batch: frozenset[int], owned: set[int]) -> bool:
     given = {value.number for value in op.ins}
     own = [value for value in op.over if value.number in given]
     return all(batch.isdisjoint(value.groups) for value in own) and any(
-        value.groups[0] in owned and value.dtype.startswith(_INEXACT) for value in own
+        value.groups[0] in owned and value.is_inexact for value in own
     )

@@ -46,6 +46,11 @@ class Value:
     def nbytes(self) -> int:
         return self.size * self.itemsize
 
+    @property
+    def is_inexact(self) -> bool:
+        """Whether it is of real or complex numbers."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

@@ -217,14 +217,10 @@ def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
                     build.dims.tie(a, b)
                 else:
                     build.dims.block(a, "a part of it is taken, or it is a part")
-                    if eqn.primitive.name != "slice" or _is_inexact(value):
+                    if eqn.primitive.name != "slice" or value.is_inexact:
                         build.dims.block(b, "a part of it is taken, or it is a part")
     build.emit("stream", ins, outs)
     return outs
-
-
-def _is_inexact(value: Value) -> bool:
-    return value.dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _along(names: str) -> Rule:
