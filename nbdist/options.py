@@ -102,10 +102,11 @@ def unquoted(text: str | None) -> str:
 
 
 def _planning(args: Any) -> Planning:
-    fixed, remat = parse_fixed(args.fix)
+    fixed = parse_fixed(args.fix)
     return Planning(
         budget=parse_budget(args.budget),
-        fixed=fixed,
-        remat=remat,
+        fixed=fixed.sizes,
+        remat=fixed.remat,
+        schedule=fixed.schedule,
         given=read_plan(args.plan),
     )

@@ -18,6 +18,7 @@ from nbdist.worker.jaxpr_model import model_of
 
 if TYPE_CHECKING:
     from nbdist.plan.model import Model
+    from nbdist.records import Schedule
 
 LAYERS, WIDE, ROWS = 6, 256, 64
 HOSTILE = "['<script>alert(1)</script>']"
@@ -104,11 +105,11 @@ def stacked(layers: int = 8, wide: int = WIDE, rows: int = ROWS) -> Model:
 
 
 @functools.cache
-def piped(**fixed: int) -> Plan:
+def piped(schedule: Schedule = "gpipe", **fixed: int) -> Plan:
     """A real plan of such a step, with stages."""
     topology = parse("2 hosts x 4 A100")
     target = Target(topology, calibration_of(topology.chip))
-    return plan(stacked(), target, Planning(fixed=fixed))
+    return plan(stacked(), target, Planning(fixed=fixed, schedule=schedule))
 
 
 def by_hand(*tensors: PlannedTensor, data: int = 2, model: int = 2, over: int = 0) -> Plan:

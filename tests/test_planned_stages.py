@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
-    from nbdist.records import Remat
+    from nbdist.records import Remat, Schedule
 
 DEVICES = 8
 PROGRAM = PROGRAMS["tied transformer"]
@@ -36,16 +36,18 @@ class Degrees(NamedTuple):
     micro: int
     remat: Remat = ""
     sequence: bool = False
+    schedule: Schedule = "gpipe"
 
     def __str__(self) -> str:
         more = [self.remat] * bool(self.remat) + ["sequence"] * self.sequence
+        more += [self.schedule] * (self.schedule != "gpipe")
         return "-".join([*map(str, self[:4]), f"micro{self.micro}", *more])
 
     @property
     def planning(self) -> Planning:
         axes = {STAGE: self.stage, DATA: self.data, MODEL: self.model}
         more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
-        return Planning(fixed={**axes, **more}, remat=self.remat)
+        return Planning(fixed={**axes, **more}, remat=self.remat, schedule=self.schedule)
 
 
 CASES = [
@@ -56,7 +58,10 @@ CASES = [
         (1, Degrees(4, 1, 2, 0, 4), pytest.mark.full),
         (1, Degrees(2, 2, 2, 1, 4, "full", sequence=True), ()),
         (1, Degrees(2, 4, 1, 0, 2, "selective"), pytest.mark.full),
+        (1, Degrees(2, 2, 2, 1, 8, "full", sequence=True, schedule="1f1b"), ()),
+        (1, Degrees(4, 2, 1, 0, 8, "selective", schedule="1f1b"), pytest.mark.full),
         (4, Degrees(4, 2, 1, 1, 4), ()),
+        (4, Degrees(4, 2, 1, 0, 8, schedule="1f1b"), ()),
         (4, Degrees(2, 2, 2, 0, 8, "full"), pytest.mark.full),
     )
 ]
@@ -90,7 +95,8 @@ def test_a_pipeline_trains_as_one_device_does(cluster: nbdist.Cluster, degrees: 
         (DATA, degrees.data),
         (MODEL, degrees.model),
     )
-    assert (run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence) == degrees[3:]
+    found = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, run.plan.schedule
+    assert found == degrees[3:]
     layers = [t for t in carried(run.plan) if "['layers']" in t.path]
     assert layers
     assert all(tensor.spec[0] == (STAGE,) for tensor in layers)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import DATA, MODEL, STAGE, Plan, Remat
+from nbdist.records import DATA, MODEL, STAGE, Plan, Remat, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -26,6 +30,22 @@ _CHOICES = {
     "sequence": (("0", "1"), "it is 0 or 1"),
 }
 _REMATS: dict[str, Remat] = {"none": "", "selective": "selective", "full": "full"}
+_SCHEDULES: dict[str, Schedule] = {"gpipe": "gpipe", "1f1b": "1f1b"}
+_WORDS: dict[str, Mapping[str, str]] = {"remat": _REMATS, "schedule": _SCHEDULES}
+
+
+class Fixed(NamedTuple):
+    """What of a layout is given.
+
+    Attributes:
+        sizes: of axes, `zero`, `micro` and `sequence`.
+        remat: what is made again; None leaves it open.
+        schedule: in which order microbatches go through stages; None leaves it open.
+    """
+
+    sizes: dict[str, int]
+    remat: Remat | None = None
+    schedule: Schedule | None = None
 
 
 def parse_budget(text: str | None) -> int:
@@ -47,23 +67,23 @@ def parse_budget(text: str | None) -> int:
     return nbytes
 
 
-def parse_fixed(text: str | None) -> tuple[dict[str, int], Remat | None]:
-    """Sizes by axis, as `tensor=4,zero=3` says, and what is made again, as `remat=full` does.
+def parse_fixed(text: str | None) -> Fixed:
+    """What `tensor=4,zero=3` says, or `stage=4,schedule=1f1b,remat=full`.
 
     Raises:
         UsageError: a word is none; every fault is named.
     """
     fixed: dict[str, int] = {}
-    remat: Remat | None = None
+    words: dict[str, str] = {}
     faults = []
     for word in (text or "").split(",") if text is not None else ():
         name, _, value = (part.strip() for part in word.partition("="))
-        if name == "remat":
-            if value not in _REMATS or remat is not None:
-                faults.append(f"remat={value}: it is one of {', '.join(_REMATS)}, once")
-            remat = _REMATS.get(value)
+        if name in _WORDS:
+            if value not in _WORDS[name] or name in words:
+                faults.append(f"{name}={value}: it is one of {', '.join(_WORDS[name])}, once")
+            words[name] = value
         elif name not in _AXES:
-            faults.append(f"{name or word!r} is none of {', '.join((*_AXES, 'remat'))}")
+            faults.append(f"{name or word!r} is none of {', '.join((*_AXES, *_WORDS))}")
         elif _AXES[name] in _CHOICES and value not in _CHOICES[_AXES[name]][0]:
             faults.append(f"{name}={value}: {_CHOICES[_AXES[name]][1]}")
         elif _AXES[name] not in _CHOICES and (not value.isdecimal() or not int(value)):
@@ -73,7 +93,8 @@ def parse_fixed(text: str | None) -> tuple[dict[str, int], Remat | None]:
             faults.append(f"{name} is given twice")
     if faults:
         raise UsageError(f"--fix {text}: {'; '.join(faults)}; type --fix tensor=4,zero=3")
-    return fixed, remat
+    remat, schedule = words.get("remat", ""), words.get("schedule", "")
+    return Fixed(fixed, _REMATS.get(remat), _SCHEDULES.get(schedule))
 
 
 def read_plan(path: str | None) -> Plan | None:

@@ -47,10 +47,7 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        layout = self.laid.layout
-        return title_of(
-            layout.axes, layout.zero, layout.micro, layout.remat, sequence=layout.sequence
-        )
+        return title_of(self.laid.layout)
 
     @property
     def keeps_too_much(self) -> bool:
@@ -65,17 +62,18 @@ class Candidate:
         return (self.time.step + least) / 2
 
     @property
-    def rank(self) -> tuple[bool, float, int, int, int, int, int, int]:
+    def rank(self) -> tuple[bool, float, int, int, int, int, int, int, int]:
         """Products are cut within hosts if at all; faster is better, then what changes less."""
         step = float(f"{self.time.step:.3g}")
         return bool(self.strained), step, *self.changes
 
     @property
-    def changes(self) -> tuple[int, int, int, int, int, int]:
+    def changes(self) -> tuple[int, int, int, int, int, int, int]:
         """What it makes of a step on one device."""
         layout = self.laid.layout
         remat = REMATS.index(layout.remat)
-        return layout.stage, layout.model, layout.sequence, remat, layout.micro, layout.zero
+        order = layout.schedule != "gpipe"
+        return layout.stage, layout.model, layout.sequence, remat, order, layout.micro, layout.zero
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -100,11 +98,12 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 def priced(laid: Laid, steps: Steps, target: Target, budget: int) -> Candidate:
     """What a layout comes to, with a budget of bytes on each device."""
     step = steps.of(laid.layout)
+    program = step.alternating if laid.layout.schedule == "1f1b" else step.program
     lie = extents(laid.layout.axes, target.topology)
     return Candidate(
         laid,
-        memory_of(laid, step.program, budget),
-        time_of(laid, step.program, target, lie, steps.plain.ops),
+        memory_of(laid, program, budget),
+        time_of(laid, program, target, lie, steps.plain.ops),
         _strained(laid, step.program, target.topology, lie[MODEL]),
         _copied(laid, step.large),
     )

@@ -2,7 +2,7 @@
 
 Where a group that is summed over is cut, the parts are summed by an all-reduce of the result
 (arXiv:1909.08053, section 3). Nothing is taken to be hidden behind something else: an upper bound.
-Loops over layers that are cut into stages are run as `worker/pipeline_ticks.py` runs them: in each
+Loops over layers that are cut into stages are run as `worker/pipeline_stages.py` has them: in each
 tick every stage goes through its own layers with a microbatch, and what it leaves goes on to the
 next; for all else, stages have rows of their own. What is cut along the sequence is gathered once
 for all operations of a program that need it whole, and their sums are scattered.
@@ -19,6 +19,7 @@ from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from nbdist.plan.hardware import computed_as, peak
 from nbdist.plan.pipeline import bubble
 from nbdist.plan.roofline import issued_s, matmul_s, memory_s
+from nbdist.plan.turns import ALTERNATING, parts_of
 from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
 
 if TYPE_CHECKING:
@@ -134,11 +135,11 @@ class Cost:
         laid, summed = self.laid.around(op), set(op.summed)
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
+        sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
         if laid.layout.data > 1 and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
-            sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
             found[DATA] = sum(map(sized, op.outs))
         if laid.by_stage_too and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
-            found[STAGE] = sum(map(laid.bytes_of, op.outs))
+            found[STAGE] = sum(map(sized, op.outs))
         if laid.by_model(summed) > 1 and laid.by_model(out) == 1:
             found[MODEL] = sum(map(laid.bytes_of, op.outs))
         return found
@@ -202,6 +203,9 @@ class Cost:
             if axis == DATA and together:
                 bill.gradients += together * nbytes  # in few messages
                 continue
+            if axis == STAGE and self.laid.is_microbatch:  # kept apart until all have come
+                self._add_collective(bill, axis, nbytes, 1, is_half=False)
+                continue
             is_scattered = axis == MODEL and any(map(self.laid.is_cut_along, op.outs))
             self._add_collective(bill, axis, nbytes, times, is_half=is_scattered)
         for nbytes in self._gathers(ops):
@@ -217,6 +221,13 @@ class Cost:
         bill.collectives[prod(self._extents[axis])] += times
 
     def _add_loop(self, bill: _Bill, op: Op, times: int, together: int) -> None:
+        if op.name == ALTERNATING:
+            there, between, back = parts_of(op)
+            self._add_loop(bill, there, times, together)
+            turn = Cost(self.laid.turning, self._target, self._extents)
+            turn._add(bill, between, self.laid.layout.micro, together=1)
+            self._add_loop(bill, back, times, together)
+            return
         within, rounds = self.inside(op)
         if within is self:
             kept = together if self.laid.is_microbatch else 0
@@ -238,10 +249,15 @@ class Cost:
         )
         outermost = max(place for place, size in enumerate(extent) if size > 1)
         one_s = send_s(passed, outermost, target.topology, target.calibration)
-        bill.axes[STAGE] += ticks * one_s + self.all_reduce_s(STAGE, whole)
-        bill.bytes[STAGE] += ticks * passed + whole
+        bill.axes[STAGE] += ticks * one_s
+        bill.bytes[STAGE] += ticks * passed
         bill.collectives[2] += ticks
-        bill.collectives[prod(extent)] += 1
+        # All rows come to all stages, and go to where they are made use of: there and back halves.
+        is_whole = self.laid.layout.schedule == "gpipe"
+        self._add_collective(bill, STAGE, whole, 1, is_half=not is_whole)
+        if not is_whole:  # at the turn each microbatch by itself
+            each = whole / self.laid.layout.micro
+            self._add_collective(bill, STAGE, each, self.laid.layout.micro, is_half=True)
 
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""

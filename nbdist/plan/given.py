@@ -10,7 +10,7 @@ import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.plan.layout import Laid, Layout, split_by, states_of
-from nbdist.plan.refusal import NO_SEQUENCE, faults_of_stages
+from nbdist.plan.refusal import NO_SEQUENCE, NO_TENSOR, faults_of_stages
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
         remat=given.remat,
         micro=given.micro,
         stage=given.axes.get(STAGE, 1),
+        schedule=given.schedule,
     )
     model = steps.of(layout).model
     ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
@@ -48,7 +49,8 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
     layout = replace(layout, split=split, sequence=given.sequence)
     laid = Laid(model, layout, states_of(model), specs)
     if given.sequence and not laid.sequence:
-        raise _refused([f"sequence is true: {NO_SEQUENCE}"])
+        why = NO_SEQUENCE if given.axes[MODEL] > 1 else NO_TENSOR
+        raise _refused([f"sequence is true: {why}"])
     return laid
 
 
@@ -87,9 +89,7 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
     elif given.axes[DATA] >= 1 and model.rows % (given.axes[DATA] * given.micro):
         parts = f" and gone through in {given.micro}" if given.micro > 1 else ""
         yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"
-    if given.axes.get(STAGE, 1) > 1:
-        asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
-        yield from faults_of_stages(steps, asked, given.remat)
+    yield from _faults_in_stages(given, steps)
     if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
         yield f"{sizes} cuts both the batch and the model: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}
@@ -98,6 +98,14 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
             yield f"the step has no {planned.path}"
         elif known[planned.path].role != "batch" and min(given.axes.values()) >= 1:
             yield from _faults_of(planned, known[planned.path], given.axes)
+
+
+def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
+    if given.axes.get(STAGE, 1) > 1:
+        asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
+        yield from faults_of_stages(steps, asked, given.remat, given.schedule)
+    elif given.schedule != "gpipe":
+        yield f"schedule is {given.schedule}: it is the order of stages, and there are none"
 
 
 def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> Iterator[str]:

@@ -4,7 +4,8 @@ The axis `data` cuts the batch. `model` cuts groups of dimensions; where a group
 is cut, each device has a part of the sum (tensor parallelism, arXiv:1909.08053). What is carried
 may be cut over `data` as well, and is gathered where it is used (ZeRO, arXiv:1910.02054). `stage`
 cuts the layers of scans over layers, which the batch goes through in microbatches (GPipe,
-arXiv:1811.06965). What goes from layer to layer may be cut along the sequence: `plan/sequence.py`.
+arXiv:1811.06965; 1F1B, arXiv:2104.04473). What goes from layer to layer may be cut along the
+sequence: `plan/sequence.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from nbdist.plan.model import Model, Op, Tensor, Value
-    from nbdist.records import Remat, Spec, Zero
+    from nbdist.records import Remat, Schedule, Spec, Zero
 
 SMALLEST = 2**11
 """Elements of an array that is worth cutting over the data axis: gathering a smaller one costs a
@@ -46,6 +47,7 @@ class Layout:
         micro: in how many parts the batch is gone through; with stages, it goes through them so.
         stage: into how many stages the layers are cut.
         sequence: whether `model` cuts what products pass on along the sequence.
+        schedule: the order in which microbatches go through stages.
     """
 
     data: int
@@ -56,6 +58,7 @@ class Layout:
     micro: int = 1
     stage: int = 1
     sequence: bool = False
+    schedule: Schedule = "gpipe"
 
     @property
     def axes(self) -> dict[str, int]:
@@ -67,6 +70,11 @@ class Layout:
     def ticks(self) -> int:
         """Turns of a pipeline until the last microbatch has left the last stage."""
         return round(step_s("gpipe", [1.0] * self.stage, self.micro))
+
+    @property
+    def held(self) -> int:
+        """Microbatches of which a stage has room for what its layers leave: see the worker's."""
+        return self.ticks if self.schedule == "gpipe" else min(2 * self.stage - 1, self.ticks)
 
 
 class Laid:
@@ -96,6 +104,7 @@ class Laid:
         if model.rows % (layout.data * layout.stage) == 0:
             self._parts *= layout.stage  # out of pipelines, each stage has rows of its own
         self.is_microbatch = False
+        self.shares = 1
         self._known: dict[tuple[int, ...], int] = {}
 
     def with_layout(self, layout: Layout) -> Laid:
@@ -111,6 +120,16 @@ class Laid:
         return few
 
     @cached_property
+    def turning(self) -> Laid:
+        """The same, where stages share out its rows among them if they can."""
+        few = self.with_layout(self.layout)
+        few._parts, few.is_microbatch = self.microbatch._parts, True
+        if self.model.rows % (few._parts * self.layout.stage) == 0:
+            few.shares = self.layout.stage
+            few._parts *= few.shares
+        return few
+
+    @cached_property
     def sequence(self) -> frozenset[int]:
         """Groups along which what products pass on is cut over the model's axis."""
         layout = self.layout
@@ -123,6 +142,7 @@ class Laid:
         """The same, with whole sequences."""
         same = self.with_layout(replace(self.layout, sequence=False))
         same._parts, same.is_microbatch = self._parts, self.is_microbatch
+        same.shares = self.shares
         return same
 
     def around(self, op: Op) -> Laid:

@@ -5,14 +5,16 @@ What the step is given is counted exactly, as XLA counts it. The rest is what th
 the end takes the place of what was given.
 
 Of a pipeline each stage has its own layers' activations, of all ticks (GPipe keeps all
-microbatches). What goes through it is there twice more: as it comes in, and as it leaves the stages
-tick by tick; and what the layers leave in a tick is there before it is put to the rest.
+microbatches) or of as many as are under way (1F1B). What goes through it is there twice more: as it
+comes in, and as it leaves the stages tick by tick; and what the layers leave in a tick is there
+before it is put to the rest.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbdist.plan.turns import ALTERNATING, kept, parts_of
 from nbdist.records import PlannedMemory
 
 if TYPE_CHECKING:
@@ -94,11 +96,43 @@ def _within(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
     """As `_peak`, of what a loop has in memory beside what it is given and leaves."""
     if not op.body:
         return 0.0, 0.0
+    if op.name == ALTERNATING:
+        return _alternating(laid, op, batch)
+    if laid.is_staged(op):
+        rows, others = _staged(laid, op, batch)
+        return rows + (1 + _ticks(laid)) * _passed(laid, op), others
+    return _peak(laid, op.body, {value.number for value in op.outs}, batch)
+
+
+def _alternating(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
+    """Of a loop in which microbatches go back as soon as they have come through.
+
+    One of the ways, or what is between, has its own in memory at a time; beside it there is what is
+    kept for the way back, what comes in and what has come back, and what is added to.
+    """
+    there, between, back = parts_of(op)
     free = {value.number for value in op.outs}
-    if not laid.is_staged(op):
-        return _peak(laid, op.body, free, batch)
-    rows, others = _peak(laid.microbatch, op.body, free, batch)
-    rows += (1 + _held(laid)) * sum(map(laid.entering_bytes, filter(laid.has_rows, op.carried)))
+    each = sum(map(laid.microbatch.bytes_of, kept(there, back)))
+    rows, others = _staged(laid, back, batch)
+    rows, others = max(
+        _staged(laid, there, batch),
+        _peak(laid.turning, between, free, batch),
+        (rows + each, others),
+        key=sum,
+    )
+    rows += laid.layout.held * each
+    rows += _passed(laid, there) + _ticks(laid) * _passed(laid, back)
+    return rows, others
+
+
+def _passed(laid: Laid, op: Op) -> float:
+    """What goes from layer to layer, of all microbatches."""
+    return sum(map(laid.entering_bytes, filter(laid.has_rows, op.carried)))
+
+
+def _staged(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
+    """Of a tick of a loop over layers that are cut into stages."""
+    rows, others = _peak(laid.microbatch, op.body, {value.number for value in op.outs}, batch)
     given = {value.number for value in op.ins}
     for value in op.over:
         if value.number in given:
@@ -119,7 +153,7 @@ def _gathered_along(laid: Laid, op: Op) -> float:
     return sum(around.bytes_of(value) - laid.bytes_of(value) for value in cut)
 
 
-def _held(laid: Laid) -> float:
+def _ticks(laid: Laid) -> float:
     """Over the batch, the rows of all ticks, those included in which a stage waits."""
     return laid.layout.ticks / laid.layout.micro
 
@@ -130,9 +164,11 @@ def _bytes_of(value: Value, maker: Op, laid: Laid) -> float:
     (Seen in what XLA makes of ZeRO-1, for GPUs; those that no loop makes are whole there.) Those of
     a pipeline's layers are whole, and wide, until all microbatches have come through.
     """
+    if maker.name == ALTERNATING and not laid.has_rows(value):
+        return laid.summed_bytes(value)
     if laid.is_staged(maker) and value.groups[:1] and value.groups[0] in laid.model.layers:
         if laid.has_rows(value):
-            return laid.entering_bytes(value) * _held(laid)
+            return laid.entering_bytes(value) * _ticks(laid)
         return laid.summed_bytes(value)
     nbytes = laid.bytes_of(value)
     if maker.kind != "loop" or laid.layout.zero != 1 or laid.by_data(set(value.groups)) > 1:

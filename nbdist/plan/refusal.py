@@ -13,22 +13,30 @@ if TYPE_CHECKING:
 
     from nbdist.plan.cost import Target
     from nbdist.plan.steps import Steps
-    from nbdist.records import Planning, Remat
+    from nbdist.records import Planning, Remat, Schedule
 
 
 NO_SEQUENCE = (
     "no product whose sum the axis of the model cuts has a dimension, beside its rows and those of "
     "parameters, that this axis could cut as well"
 )
+NO_TENSOR = (
+    "what tensor parallelism passes on is cut along the sequence, and the axis of the model is 1"
+)
 
 
 def none_as_asked(steps: Steps, target: Target, wishes: Planning) -> str:
     """Of no layout that is as it was asked for."""
     model = steps.plain
-    asked = ", ".join(f"{name}={size}" for name, size in wishes.fixed.items())
+    order = {} if wishes.schedule is None else {"schedule": wishes.schedule}
+    asked = ", ".join(f"{name}={value}" for name, value in (wishes.fixed | order).items())
     devices = target.topology.devices
     head = f"no layout over {devices} devices is as asked for ({asked}): "
     faults = list(_faults_as_asked(steps, devices, wishes))
+    others = math.prod(wishes.fixed.get(axis, 1) for axis in (DATA, STAGE))
+    is_whole = wishes.fixed.get(MODEL) == 1 or others == devices
+    if wishes.fixed.get("sequence") and is_whole:
+        faults.append(f"sequence is 1: {NO_TENSOR}")
     if faults:
         return head + "; ".join(faults)
     rows = "data times micro" if "micro" in wishes.fixed else "data"
@@ -41,7 +49,10 @@ def none_as_asked(steps: Steps, target: Target, wishes: Planning) -> str:
 
 
 def faults_of_stages(
-    steps: Steps, asked: Mapping[str, int], remat: Remat | None = None
+    steps: Steps,
+    asked: Mapping[str, int],
+    remat: Remat | None = None,
+    schedule: Schedule | None = None,
 ) -> Iterator[str]:
     """What is wrong with the stages that are asked for.
 
@@ -49,15 +60,21 @@ def faults_of_stages(
         steps: what is to be cut into them.
         asked: how many, and what else is.
         remat: which activations are made again, if that is asked for.
+        schedule: in which order microbatches go through them, likewise.
     """
-    stages, reason = asked[STAGE], steps.why_whole(remat or "")
+    stages, reason = asked.get(STAGE), steps.why_whole(remat or "")
     if reason:
         yield f"no stages: {reason}"
+    elif stages is None:
+        sizes = ", ".join(map(str, steps.stages))
+        yield f"a schedule is the order of stages: {sizes} would do, if they divide the devices"
     elif stages not in steps.stages:
         counts = ", ".join(map(str, steps.stages))
         yield f"the layers cannot be cut into {stages} stages: {counts} would do"
     if asked.get("micro", 2) < 2:
         yield f"micro is {asked['micro']}: a batch goes through stages in 2 microbatches or more"
+    if schedule == "1f1b" and not reason and steps.why_waiting(remat or ""):
+        yield steps.why_waiting(remat or "")
     if asked.get("zero", 0) not in STAGED:
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
 
@@ -65,9 +82,9 @@ def faults_of_stages(
 def _faults_as_asked(steps: Steps, devices: int, wishes: Planning) -> Iterator[str]:
     """Of stages; what else may be wrong is told in general."""
     asked = wishes.fixed
-    if asked.get(STAGE, 1) == 1:
+    if asked.get(STAGE, 1) == 1 and wishes.schedule != "1f1b":
         return
-    yield from faults_of_stages(steps, asked, wishes.remat)
+    yield from faults_of_stages(steps, asked, wishes.remat, wishes.schedule)
     sizes = {axis: asked[axis] for axis in (STAGE, DATA, MODEL) if axis in asked}
     if devices % math.prod(sizes.values()):
         words = " x ".join(f"{axis} {size}" for axis, size in sizes.items())

@@ -153,7 +153,7 @@ def _laid_out(
 ) -> Iterator[Candidate]:
     """What keeps too much comes again, in ways that keep less."""
     for bare in bares:
-        kept: list[Candidate] = []
+        kept: list[list[Candidate]] = []
         for remat in _remats(steps, target) if wishes.remat is None else (wishes.remat,):
             if bare.stage > 1 and steps.why_whole(remat):
                 continue
@@ -163,12 +163,14 @@ def _laid_out(
             kinds = list(_kinds(found, steps, target, wishes))
             alike = [one for kind in kinds for one in _alike(kind, steps, target, wishes)]
             yield from alike
-            kept += kinds[-1:]
-            if any(c.fits for c in alike) or not any(c.keeps_too_much for c in alike):
+            kept.append(kinds)
+            if any(c.fits for c in alike) or (alike and not any(c.keeps_too_much for c in alike)):
                 break
-        if kept and kept[0].keeps_too_much and bare.stage == 1 and "micro" not in wishes.fixed:
-            for whole in dict.fromkeys((0, len(kept) - 1)):
-                yield from _in_parts(kept[whole], steps, target, wishes, pinned)
+        if bare.stage > 1 or "micro" in wishes.fixed:
+            continue
+        for place in dict.fromkeys((0, len(kept) - 1)) if kept else ():
+            for whole in kept[place]:
+                yield from _in_parts(whole, steps, target, wishes, pinned)
 
 
 def _kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
@@ -182,8 +184,23 @@ def _kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> 
 
 
 def _alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
-    """It, and what cuts the same: of a pipeline in more microbatches, until that is no faster."""
-    yield found
+    """It, and what cuts the same: of a pipeline in more microbatches, until that is no faster.
+
+    Where not all of them can be kept, they go back as soon as they have come through.
+    """
+    layout, wanted = found.laid.layout, wishes.schedule
+    alike = [found, *_in_more(found, steps, target, wishes)] if wanted != "1f1b" else []
+    yield from alike
+    too_much = wanted == "1f1b" or (wanted is None and any(c.keeps_too_much for c in alike))
+    if layout.stage > 1 and too_much and not steps.why_waiting(layout.remat):
+        laid = found.laid.with_layout(replace(layout, schedule="1f1b"))
+        first = priced(laid, steps, target, found.memory.available)
+        yield from (first, *_in_more(first, steps, target, wishes))
+
+
+def _in_more(
+    found: Candidate, steps: Steps, target: Target, wishes: Planning
+) -> Iterator[Candidate]:
     last = found
     for layout in staged(found.laid.layout, steps, wishes):
         if layout.micro == last.laid.layout.micro and last.fits:
@@ -290,6 +307,7 @@ def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
         remat=laid.layout.remat,
         micro=laid.layout.micro,
         sequence=laid.layout.sequence,
+        schedule=laid.layout.schedule,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,

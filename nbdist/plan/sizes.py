@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
+SEQUENCE = "sequence"
+"""What is fixed so is no size of an axis, and is seen to when the model's axis is cut."""
+
 STAGED: tuple[Zero, ...] = LEVELS[:2]
 """Parameters that are cut over the data axis would be gathered in each tick."""
 
@@ -45,7 +48,9 @@ def bare_layouts(
             for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
                 own = {DATA: data, MODEL: size, STAGE: stage, "zero": zero, "micro": micro}
                 layout = Layout(data, size, zero=zero, micro=micro, stage=stage)
-                is_asked = all(own.get(name, size) == size for name, size in wishes.fixed.items())
+                is_asked = all(
+                    own.get(name) == size for name, size in wishes.fixed.items() if name != SEQUENCE
+                )
                 if is_asked and _crosses(layout, target.topology) == crossing:
                     yield layout
 
@@ -82,6 +87,8 @@ def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tupl
 def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
     """One first; on hardware whose figures decide nothing, more are to be asked for."""
     asked = wishes.fixed.get(STAGE, 1)
+    if wishes.schedule == "1f1b" and STAGE not in wishes.fixed:
+        return tuple(n for n in steps.stages if not target.topology.devices % n)
     if asked > 1 or STAGE in wishes.fixed or target.cautious:
         fitting = asked == 1 or (asked in steps.stages and not target.topology.devices % asked)
         return (asked,) if fitting else ()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from nbdist.errors import PlanError
 from nbdist.plan.fusion import fused
 from nbdist.plan.layers import stages_of
-from nbdist.plan.layout import states_of
+from nbdist.plan.layout import Layout, states_of
+from nbdist.plan.turns import alternating
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.plan.layout import Layout
     from nbdist.plan.model import Model, Op, Tensor
     from nbdist.records import Remat
 
@@ -42,6 +42,15 @@ class Step:
     states: frozenset[int]
     large: list[Tensor]
 
+    @cached_property
+    def alternating(self) -> tuple[Op, ...]:
+        """Its operations where microbatches go back as soon as they have come through (1F1B).
+
+        Raises:
+            PlanError: they cannot.
+        """
+        return alternating(self.program, self.model)
+
 
 class Steps:
     """A step, and the same step with less in memory at a time.
@@ -53,6 +62,8 @@ class Steps:
         layers: of it with activations made again so, how many layers each of its scans over layers
             has, as what runs it finds them; raises PlanError where one cannot be cut into stages.
             None leaves it to the model.
+        alternates: of it with activations made again so, raises PlanError where microbatches cannot
+            go back through stages as soon as they have come through. None leaves it to the model.
     """
 
     whole = ""
@@ -63,10 +74,12 @@ class Steps:
         model: Model,
         again: Callable[[Remat, int], Model] | None = None,
         layers: Callable[[Remat], tuple[int, ...]] | None = None,
+        alternates: Callable[[Remat], None] | None = None,
     ) -> None:
-        self._again, self._layers = again, layers
+        self._again, self._layers, self._alternates = again, layers, alternates
         self._made: dict[tuple[Remat, int], Step] = {("", 1): _step(model)}
         self._whole: dict[Remat, str] = {}
+        self._waits: dict[Remat, str] = {}
         self.is_fixed = again is None
         self.remats = REMATS[:1] if self.is_fixed else REMATS
 
@@ -85,6 +98,18 @@ class Steps:
         if remat not in self._whole:
             self._whole[remat] = self._why_whole(remat)
         return self._whole[remat]
+
+    def why_waiting(self, remat: Remat) -> str:
+        """Why no microbatch can go back through stages before all have come; empty if it can."""
+        if remat not in self._waits:
+            try:
+                if self._alternates is not None:
+                    self._alternates(remat)
+                self.of(Layout(1, 1, remat=remat)).alternating  # noqa: B018
+                self._waits[remat] = ""
+            except PlanError as error:
+                self._waits[remat] = str(error)
+        return self._waits[remat]
 
     def _why_whole(self, remat: Remat) -> str:
         try:

@@ -11,22 +11,31 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nbdist.plan.model import Op
 
 _ADDS = frozenset(("add", "add_any"))
 
 
-def added_up(ops: tuple[Op, ...]) -> dict[int, int]:
-    """Of each such result, by its number, the number of the sum that it ends in."""
+def added_up(ops: tuple[Op, ...], results: Collection[int]) -> dict[int, int]:
+    """Of each such result, by its number, the number of the sum that it ends in.
+
+    Args:
+        ops: in their order.
+        results: numbers of what the step leaves: these are no more than terms of a sum.
+    """
     found: dict[int, int] = {}
     uses = Counter(value.number for op in ops for value in op.ins)
     terms: dict[int, tuple[int, ...]] = {}
     for op in ops:
-        found |= added_up(op.body)
+        found |= added_up(op.body, results)
         numbers = [value.number for value in op.ins]
         if op.kind == "dot":
             terms[op.outs[0].number] = (op.outs[0].number,)
-        elif op.name in _ADDS and all(n in terms and uses[n] == 1 for n in numbers):
+        elif op.name in _ADDS and all(
+            n in terms and uses[n] == 1 and n not in results for n in numbers
+        ):
             whole = op.outs[0].number
             terms[whole] = tuple(term for number in numbers for term in terms[number])
             found |= dict.fromkeys(terms[whole], whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -16,6 +16,10 @@ Zero = Literal[0, 1, 3]
 """What is cut over the data axis beside the batch: nothing; the optimizer's state (ZeRO-1);
 parameters too (ZeRO-3, fully sharded)."""
 
+
+Schedule = Literal["gpipe", "1f1b"]
+"""The order in which microbatches go through the stages of a pipeline: all there, then all back
+(GPipe); each back as soon as it has come through (1F1B)."""
 
 Remat = Literal["", "selective", "full"]
 """What the backward pass makes again, in place of keeping it: nothing; all but what products and
@@ -159,6 +163,7 @@ class Plan(Record, frozen=True):
         micro: in how many parts each device goes through its part of the batch; with stages, in how
             many microbatches that goes through them.
         sequence: whether the axis `model` cuts what products pass on along the sequence.
+        schedule: with stages, the order in which microbatches go through them.
     """
 
     axes: dict[str, int]
@@ -175,6 +180,7 @@ class Plan(Record, frozen=True):
     remat: Remat = ""
     micro: int = 1
     sequence: bool = False
+    schedule: Schedule = "gpipe"
 
     @property
     def devices(self) -> int:
@@ -183,19 +189,36 @@ class Plan(Record, frozen=True):
     @property
     def title(self) -> str:
         """As in `data 4 x tensor 2 x 4 stages, ZeRO-1, 16 microbatches, full remat`."""
-        return title_of(self.axes, self.zero, self.micro, self.remat, sequence=self.sequence)
+        return title_of(self)
 
 
-def title_of(
-    axes: dict[str, int], zero: Zero, micro: int, remat: Remat, *, sequence: bool = False
-) -> str:
+class _Degrees(Protocol):
+    """What a layout is told by; attributes as a plan's."""
+
+    @property
+    def axes(self) -> dict[str, int]: ...
+    @property
+    def zero(self) -> Zero: ...
+    @property
+    def micro(self) -> int: ...
+    @property
+    def remat(self) -> Remat: ...
+    @property
+    def sequence(self) -> bool: ...
+    @property
+    def schedule(self) -> Schedule: ...
+
+
+def title_of(layout: _Degrees) -> str:
     """A layout in a few words."""
-    words, stages = {DATA: "data", MODEL: "tensor"}, axes.get(STAGE, 1)
+    axes, words = layout.axes, {DATA: "data", MODEL: "tensor"}
+    stages = axes.get(STAGE, 1)
     parts = [f"{words[axis]} {size}" for axis, size in axes.items() if axis in words and size > 1]
     parts += [f"{stages} stages"] * (stages > 1)
-    more = ["sequence parallel"] * sequence + [f"ZeRO-{zero}"] * bool(zero)
-    more += [f"{micro} microbatches"] * (micro > 1)
-    more += [f"{remat} remat"] * bool(remat)
+    more = ["sequence parallel"] * layout.sequence + [f"ZeRO-{layout.zero}"] * bool(layout.zero)
+    more += ["1F1B"] * (layout.schedule == "1f1b" and stages > 1)
+    more += [f"{layout.micro} microbatches"] * (layout.micro > 1)
+    more += [f"{layout.remat} remat"] * bool(layout.remat)
     return ", ".join([" x ".join(parts or ["one device"]), *more])
 
 
@@ -206,6 +229,7 @@ class Planning(Record, frozen=True):
         budget: bytes that may be taken on each device; 0 is all there is.
         fixed: sizes of axes, `zero`, `micro` and `sequence` (0 or 1), that are given.
         remat: which activations are made again; None leaves it open.
+        schedule: the order in which microbatches go through stages; None leaves it open.
         given: a plan that is to be taken as it is.
         on: hardware to plan for in place of what is there; nothing is run then.
         only: nothing is run.
@@ -219,6 +243,7 @@ class Planning(Record, frozen=True):
     only: bool = False
     verify: bool = False
     remat: Remat | None = None
+    schedule: Schedule | None = None
 
 
 DATA, MODEL, STAGE = "data", "model", "stage"

@@ -31,10 +31,11 @@ _REMAT = {
     "selective": "the backward pass makes again what is no product with parameters",
     "full": "the backward pass makes again all but what goes into each stretch of layers",
 }
-_WAY = (
-    "are gone through one after another, and summed",
-    "go from stage to stage, one behind another",
-)
+_WAY = {
+    "": "are gone through one after another, and summed",
+    "gpipe": "go from stage to stage, one behind another, and back when all have come through",
+    "1f1b": "go from stage to stage, each back as soon as it has come through (1F1B)",
+}
 _ROUNDING = 1e-6
 """Of a step: what seconds may differ by and be the same."""
 
@@ -119,7 +120,7 @@ def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     if plan.micro > 1:
         rows = plan.rows / plan.axes[DATA] / plan.micro
         noun = "sample" if rows == 1 else "samples"
-        what = f"parts of {rows:,.4g} {noun} {_WAY[STAGE in plan.axes]}"
+        what = f"parts of {rows:,.4g} {noun} {_WAY[plan.schedule if STAGE in plan.axes else '']}"
         found.append(("microbatches", f"{plan.micro:,}", what))
     if plan.remat:
         found.append(("remat", plan.remat, _REMAT[plan.remat]))

@@ -197,7 +197,7 @@ class _Builder:
             apart=self._apart,
             notes=tuple(self._notes),
         )
-        return replace(model, layers=layers_of(model), added=added_up(model.ops))
+        return replace(model, layers=layers_of(model), added=added_up(model.ops, model.results))
 
     def settled(self, value: Value) -> Value:
         """It, with the numbers that groups have once all is gone through."""

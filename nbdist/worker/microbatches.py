@@ -234,6 +234,8 @@ class Kinds:
             return self._without_rows(eqn, ins)
         if name == "cond":
             return self._cond(eqn, ins)
+        if name == "optimization_barrier" and "after" not in ins:
+            return ins
         if "after" in ins or "sum" in ins:
             raise PlanError(f"{told(eqn)} needs the sum over all rows for each of them")
         if name == "scan":
@@ -242,8 +244,6 @@ class Kinds:
             return self.read(eqn.params["jaxpr"], ins)
         if eqn.effects:
             raise PlanError(f"{told(eqn)} has effects")
-        if name == "optimization_barrier":
-            return ins
         if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
             return ["sum"]
         has_rows = [var in self._dims for var in eqn.outvars]

@@ -81,13 +81,20 @@ class Schedule:
         last = jnp.moveaxis(apart, (0, 1), (dim + 2, dim))
         return last.reshape(*head, self.rows.batch * beside, *tail)
 
-    def fed(self, array: Any, var: Any) -> Any:
-        """Rows that all layers are given, as [ticks, stages, parts, ...]."""
-        return self._by_ticks(self.divided(array, var), None)
+    def fed(self, array: Any, var: Any, *, is_late: bool) -> Any:
+        """Rows that all layers are given, as [ticks, stages, parts, ...].
 
-    def skewed(self, array: Any, var: Any) -> Skewed:
-        """Rows of a stack [layers, ...]."""
-        return Skewed(self._by_ticks(self.by_stages(self.divided(array, var), 2), 2))
+        Args:
+            array: it.
+            var: the variable that it is of.
+            is_late: whether a microbatch is at the last stage first.
+        """
+        return self._by_ticks(self.divided(array, var), None, is_late=is_late)
+
+    def skewed(self, array: Any, var: Any, *, is_late: bool) -> Skewed:
+        """Rows of a stack [layers, ...], likewise."""
+        stack = self.by_stages(self.divided(array, var), 2)
+        return Skewed(self._by_ticks(stack, 2, is_late=is_late))
 
     def whole(self, skewed: Skewed, var: Any) -> Any:
         """What `skewed` has skewed."""
@@ -146,14 +153,15 @@ class Schedule:
             rest[0] = DATA
         return jax.lax.with_sharding_constraint(array, jax.P(*[_OPEN] * dim, STAGE, *rest))
 
-    def _by_ticks(self, array: Any, dim: int | None) -> Any:
+    def _by_ticks(self, array: Any, dim: int | None, *, is_late: bool) -> Any:
         """What stages have of [microbatches, ...], in which they may be a dimension."""
 
-        def own(array: Any, stage: Any) -> Any:
-            return array[jnp.clip(jnp.arange(self.ticks) - stage, 0, self.micro - 1)]
+        def own(array: Any, wait: Any) -> Any:
+            return array[jnp.clip(jnp.arange(self.ticks) - wait, 0, self.micro - 1)]
 
         run = jax.vmap(own, in_axes=(dim, 0), out_axes=1)
-        return self.laid(run(array, jnp.arange(self.stages)), 1)
+        waits = jnp.arange(self.stages)
+        return self.laid(run(array, waits[::-1] if is_late else waits), 1)
 
 
 def parts_of(batch: int, micro: int) -> int:

@@ -7,7 +7,6 @@ is, but for the order of the sums.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,8 +18,11 @@ from nbdist.worker.jaxpr_flat import flat, make
 from nbdist.worker.jaxpr_model import of_rows
 from nbdist.worker.layer_scans import over_layers, read
 from nbdist.worker.microbatches import Rows
+from nbdist.worker.pipeline_1f1b import Alternating, Turn
+from nbdist.worker.pipeline_between import halves, without_bars
 from nbdist.worker.pipeline_rows import Schedule, Skewed, parts_of
-from nbdist.worker.pipeline_ticks import Alike, Pipeline
+from nbdist.worker.pipeline_stages import Alike
+from nbdist.worker.pipeline_ticks import Pipeline
 from nbdist.worker.remat_scans import scan_of
 
 if TYPE_CHECKING:
@@ -29,12 +31,18 @@ if TYPE_CHECKING:
     from jax.extend.core import Jaxpr
 
     from nbdist.plan.model import Role
+    from nbdist.records import Schedule as Order
     from nbdist.worker.layer_scans import Layers
+    from nbdist.worker.pipeline_ahead import Arrays
     from nbdist.worker.remat_scans import Scan
 
 
 def piped(
-    closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], stages: int, micro: int
+    closed: ClosedJaxpr,
+    inputs: Sequence[tuple[str, Role]],
+    stages: int,
+    micro: int,
+    order: Order = "gpipe",
 ) -> ClosedJaxpr:
     """The same step, with its scans over layers as pipelines over the mesh's axis `stage`.
 
@@ -43,24 +51,46 @@ def piped(
         inputs: of each of its inputs, the path and the role.
         stages: how many; the layers of each scan divide by it.
         micro: in how many microbatches the batch goes through them; the batch divides by it.
+        order: in which microbatches go there and back.
 
     Raises:
         PlanError: there are no layers that could be cut so, or they do not divide.
     """
     program = flat(closed)
+    if order == "1f1b":
+        program = without_bars(program, inputs)
     batch = _batch(program, inputs)
     _check("rows", batch, "microbatches", micro)
-    parts = 1 if _lays_out(program.jaxpr) else parts_of(batch, micro)
+    lays_out = _lays_out(program.jaxpr)
+    if order == "1f1b":  # what is no layer goes through a microbatch as well
+        lays_out = lays_out or any(map(_names_data, program.jaxpr.eqns))
+    parts = 1 if lays_out else parts_of(batch, micro)
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
         _check("layers", one.length, "stages", stages)
-    made = _Piped(program, layers, Schedule(rows, stages, parts))
+    kind = _Alternated if order == "1f1b" else _Piped
+    made = kind(program, layers, Schedule(rows, stages, parts))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
     ]
     return jax.make_jaxpr(made.run)(*given)
+
+
+def check_alternates(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:
+    """Whether microbatches can go back through a step's layers as soon as they have come (1F1B).
+
+    Args:
+        closed: its jaxpr.
+        inputs: of each of its inputs, the path and the role.
+
+    Raises:
+        PlanError: they cannot, or there are no layers that could be cut into stages.
+    """
+    program = without_bars(flat(closed), inputs)
+    rows = Rows(of_rows(program, inputs), _batch(program, inputs), 1)
+    halves(program, _layers(program, inputs, rows), rows)
 
 
 def layers_of(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> tuple[int, ...]:
@@ -121,8 +151,8 @@ def _check(what: str, number: int, parts: str, wanted: int) -> None:
         raise PlanError(f"{number} {what} do not divide into {wanted} {parts}: take {fitting or 1}")
 
 
-class _Piped:
-    """A step, with pipelines in it.
+class _Stepped:
+    """A step, run around its layers.
 
     Args:
         program: the step, flat.
@@ -133,51 +163,105 @@ class _Piped:
     def __init__(self, program: ClosedJaxpr, layers: dict[int, Layers], schedule: Schedule) -> None:
         self._program, self._layers, self._schedule = program, layers, schedule
         self._makers = {var: eqn for eqn in program.jaxpr.eqns for var in eqn.outvars}
+        self._there: dict[Var, Any] = {}
 
     def run(self, *args: Any) -> list[Any]:
         """The step."""
         jaxpr = self._program.jaxpr
-        there: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-        there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
-        read = partial(self._whole, there=there)
-        plain: list[Any] = []
-        for place, eqn in enumerate(jaxpr.eqns):
-            if place in self._layers:
-                make(jaxpr, plain, there, read)
-                plain = []
-                pipeline = Pipeline(self._layers[place], self._schedule)
-                left = pipeline.run(self._given(scan_of(eqn), there))
-                there.update(zip(eqn.outvars, left, strict=True))
-            else:
-                plain.append(eqn)
-        make(jaxpr, plain, there, read)
-        return [self._whole(atom, there) for atom in jaxpr.outvars]
+        self._there = dict(zip(jaxpr.invars, args, strict=True))
+        self._there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
+        self._run()
+        return [self._whole(atom) for atom in jaxpr.outvars]
 
-    def _given(self, scan: Scan, there: dict[Var, Any]) -> list[Any]:
-        """What a scan over layers is given."""
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _make(self, eqns: list[Any]) -> None:
+        make(self._program.jaxpr, eqns, self._there, self._whole)
+
+    def _given(self, scan: Scan) -> list[Any]:
+        """What a scan over layers is given; None where that is not there."""
         constants, carried, over = scan.parts(scan.eqn.invars)
         return [
-            *(self._constant(atom, there) for atom in constants),
-            *(self._whole(atom, there) for atom in carried),
-            *(there[var] for var in over),
+            *(self._constant(atom) for atom in constants),
+            *(self._whole(atom) if self._is_there(atom) else None for atom in carried),
+            *(self._there.get(var) for var in over),
         ]
 
-    def _constant(self, atom: Any, there: dict[Var, Any]) -> Any:
+    def _is_there(self, atom: Any) -> bool:
+        return isinstance(atom, Literal) or atom in self._there
+
+    def _constant(self, atom: Any) -> Any:
         """What is repeated for each row is needed for a microbatch alone."""
         rows = self._schedule.rows
         eqn = None if isinstance(atom, Literal) else self._makers.get(atom)
         if eqn is None or atom not in rows.dims or eqn.primitive.name != "broadcast_in_dim":
-            return self._whole(atom, there)
+            return self._whole(atom)
         (source, *_), dims = eqn.invars, eqn.params["broadcast_dimensions"]
         if not isinstance(source, Literal) and source in rows.dims:
-            return self._whole(atom, there)
-        value = self._whole(source, there)
-        return Alike(jax.lax.broadcast_in_dim(value, rows.shape(atom), dims))
+            return self._whole(atom)
+        return Alike(jax.lax.broadcast_in_dim(self._whole(source), rows.shape(atom), dims))
 
-    def _whole(self, atom: Any, there: dict[Var, Any]) -> Any:
+    def _whole(self, atom: Any) -> Any:
         """A value as the step has it."""
         if isinstance(atom, Literal):
             return atom.val
-        if isinstance(there[atom], Skewed):
-            return self._schedule.whole(there[atom], atom)
-        return there[atom]
+        if isinstance(self._there[atom], Skewed):
+            return self._schedule.whole(self._there[atom], atom)
+        return self._there[atom]
+
+
+class _Piped(_Stepped):
+    """One in which all microbatches go through the layers, before any goes back (GPipe)."""
+
+    def _run(self) -> None:
+        plain: list[Any] = []
+        for place, eqn in enumerate(self._program.jaxpr.eqns):
+            if place in self._layers:
+                self._make(plain)
+                plain = []
+                left = Pipeline(self._layers[place], self._schedule).run(self._given(scan_of(eqn)))
+                self._there.update(zip(eqn.outvars, left, strict=True))
+            else:
+                plain.append(eqn)
+        self._make(plain)
+
+
+class _Alternated(_Stepped):
+    """One in which each microbatch goes back as soon as it has come through (1F1B)."""
+
+    def _run(self) -> None:
+        schedule, there = self._schedule, self._there
+        step = halves(self._program, self._layers, schedule.rows)
+        turn = Turn(step, self._program.jaxpr, schedule)
+        pipeline = Alternating(step, turn, schedule)
+        scans = [scan_of(self._program.jaxpr.eqns[place]) for place in sorted(self._layers)]
+        (first, second), (forth, back) = scans, (pipeline.there, pipeline.back)
+        self._make(step.eqns["before"])
+        given = self._given(first)
+        work = forth.work(given)
+        self._leave(first, work.left)
+        self._make(step.eqns["ahead"])
+        coming = self._given(second)
+        returning = back.work(coming, is_late=True)
+        entering = {n: given[first.constants + n] for n in forth.passed}
+        outs = first.eqn.outvars
+        totals, gradients, rows, sums, left = pipeline.run(
+            work,
+            returning,
+            {n: schedule.entering(array, outs[n]) for n, array in entering.items()},
+            [there[var] for var in turn.given],
+            [turn.fed(there[var], var) for var in turn.over],
+        )
+        self._leave(first, forth.sums(totals, given))
+        self._leave(second, returning.left | back.sums(gradients, coming))
+        outs = second.eqn.outvars
+        self._leave(second, {n: schedule.leaving(array, outs[n]) for n, array in rows.items()})
+        there.update(zip(turn.sums, map(turn.total, turn.sums, sums), strict=True))
+        own, last = left[: len(turn.rows)], left[len(turn.rows) :]
+        there.update({v: schedule.leaving(a, v) for v, a in zip(turn.rows, own, strict=True)})
+        there.update({v: a[-1] for v, a in zip(turn.last, last, strict=True)})
+        self._make(step.eqns["after"])
+
+    def _leave(self, scan: Scan, left: Arrays) -> None:
+        self._there.update({scan.eqn.outvars[n]: array for n, array in left.items()})

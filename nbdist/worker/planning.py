@@ -23,7 +23,7 @@ from nbdist.plan.topology_live import live
 from nbdist.records import DATA, LocalDevices
 from nbdist.worker import processes
 from nbdist.worker.jaxpr_model import model_of
-from nbdist.worker.pipelines import layers_of
+from nbdist.worker.pipelines import check_alternates, layers_of
 from nbdist.worker.rewritten import rewritten
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ def plan_of(
     def layers(remat: Remat) -> tuple[int, ...]:
         return layers_of(anew(remat, 1), inputs)
 
-    steps = Steps(model_of(traced, inputs), again, layers)
+    def alternates(remat: Remat) -> None:
+        check_alternates(anew(remat, 1), inputs)
+
+    steps = Steps(model_of(traced, inputs), again, layers, alternates)
     if wishes.verify and jax.process_index() == 0:
         from nbdist.worker.oracle import verified_plan
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nbdist.plan.model import Role
-    from nbdist.records import Remat
+    from nbdist.records import Remat, Schedule
     from nbdist.worker.laid_products import Lie
 
 
@@ -31,6 +31,7 @@ def rewritten(
     micro: int,
     stages: int = 1,
     lie: Lie | None = None,
+    schedule: Schedule = "gpipe",
 ) -> ClosedJaxpr:
     """A step's jaxpr.
 
@@ -41,6 +42,7 @@ def rewritten(
         micro: in how many parts the batch is gone through; the stages', where there are several.
         stages: in how many the layers are cut.
         lie: how products are laid out, if that is to be said of them.
+        schedule: in which order microbatches go through the stages.
 
     Raises:
         PlanError: it cannot be gone through in parts, or cut into stages.
@@ -51,7 +53,7 @@ def rewritten(
         closed = rematerialised(closed, inputs, remat)
     if lie is not None:
         closed = with_laid_products(closed, inputs, lie)
-    return piped(closed, inputs, stages, micro) if stages > 1 else closed
+    return piped(closed, inputs, stages, micro, schedule) if stages > 1 else closed
 
 
 def rewriting(
@@ -60,6 +62,7 @@ def rewriting(
     micro: int,
     stages: int = 1,
     lie: Lie | None = None,
+    schedule: Schedule = "gpipe",
 ) -> Callable[..., Any]:
     """The step itself. Its last argument is a batch; a smaller one may have fewer parts."""
 
@@ -73,7 +76,8 @@ def rewriting(
             ("", "batch" if place >= first else "carried") for place in range(len(leaves))
         ]
         parts = math.gcd(rows, micro)  # one would leave all stages but one without work
-        made = rewritten(closed, inputs, remat, parts, stages if parts > 1 else 1, lie)
+        own = stages if parts > 1 else 1
+        made = rewritten(closed, inputs, remat, parts, own, lie, schedule)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))
 
     return run

@@ -54,15 +54,22 @@ def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
     ],
 )
 def test_what_is_fixed_goes_by_the_fields_names(text: str | None, fixed: dict[str, int]) -> None:
-    assert parse_fixed(text) == (fixed, None)
+    assert parse_fixed(text) == (fixed, None, None)
 
 
 def test_what_is_made_again_is_given_by_a_word() -> None:
-    assert parse_fixed("remat=full,tp=2") == ({"model": 2}, "full")
-    assert parse_fixed("remat=none") == ({}, "")
+    assert parse_fixed("remat=full,tp=2") == ({"model": 2}, "full", None)
+    assert parse_fixed("remat=none") == ({}, "", None)
     for text in ("remat=most", "remat=full,remat=full", "remat"):
         with pytest.raises(UsageError, match=r"remat=.*: it is one of none, selective, full, once"):
             parse_fixed(text)
+
+
+def test_the_order_of_microbatches_is_given_by_a_word() -> None:
+    assert parse_fixed("pp=2,schedule=1f1b") == ({"stage": 2}, None, "1f1b")
+    assert parse_fixed("schedule=gpipe") == ({}, None, "gpipe")
+    with pytest.raises(UsageError, match="schedule=both: it is one of gpipe, 1f1b, once"):
+        parse_fixed("schedule=both")
 
 
 def test_all_faults_of_what_is_fixed_are_named() -> None:

@@ -12,10 +12,12 @@ import pytest
 from nbdist.errors import PlanError
 from nbdist.plan.layout import Laid, Layout, states_of
 from nbdist.plan.memory import MARGIN
+from nbdist.plan.refusal import NO_TENSOR
 from nbdist.plan.search import plan
 from nbdist.plan.sequence import sequence_of
 from nbdist.plan.sums import added_up
-from nbdist.records import DATA, MODEL, Plan, Planning
+from nbdist.records import DATA, MODEL, STAGE, Plan, Planning
+from nbdist.worker.jaxpr_model import model_of
 from tests import plans
 from tests.plan_models import hardware, model_of_program, tensor, traced
 
@@ -92,6 +94,28 @@ def test_without_a_sequence_there_is_nothing_to_cut(name: str) -> None:
         planned(model_of_program(name), sequence=1)
 
 
+@pytest.mark.parametrize("fixed", [{MODEL: 1}, {DATA: 8}, {DATA: 4, STAGE: 2}])
+def test_without_an_axis_of_the_model_that_alone_is_said(fixed: dict[str, int]) -> None:
+    model, target = feed_forward(), hardware("8xA100")
+    with pytest.raises(PlanError) as refused:
+        plan(model, target, Planning(fixed={**fixed, "sequence": 1}))
+    assert str(refused.value).endswith(f"sequence is 1: {NO_TENSOR}")
+    edited = msgspec.structs.replace(plan(model, target, Planning(fixed={DATA: 8})), sequence=True)
+    with pytest.raises(PlanError, match=f"sequence is true: {NO_TENSOR}"):
+        plan(model, target, Planning(given=edited))
+
+
+def test_a_sum_that_the_step_leaves_a_term_of_is_sent_apart() -> None:
+    def step(params: Any, x: Any) -> Any:
+        left, right = (x @ w for w in params)
+        return left + right, left
+
+    params = (plans.shape(WIDTH, WIDTH),) * 2
+    closed = jax.make_jaxpr(step)(params, plans.shape(ROWS, WIDTH))
+    model = model_of(closed, [("a", "carried"), ("b", "carried"), ("x", "batch")])
+    assert not model.added
+
+
 def test_a_sequence_that_does_not_divide_stays_whole() -> None:
     assert planned(feed_forward(length=LENGTH - 2), sequence=1, data=4).sequence
     with pytest.raises(PlanError, match="nothing is cut along a sequence"):
@@ -122,7 +146,7 @@ def test_parts_of_sums_that_are_added_up_are_summed_once() -> None:
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert sent(whole) == LAYERS * 2 * PASSED / 2
     assert sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
-    found = added_up(model.ops)
+    found = added_up(model.ops, model.results)
     assert len(found) == 3
     assert len(set(found.values())) == 1
 

@@ -153,10 +153,13 @@ def test_stages_are_told_with_what_they_wait() -> None:
         r"2 of the layers of a scan on each \(pipeline parallel\), which waits \d+% of a step",
         degrees["stage"][1],
     )
+    way = "parts of 4 samples go from stage to stage, "
+    assert degrees["microbatches"][1].startswith(f"{way}one behind another, and back when all")
+    alternating = piped(schedule="1f1b", stage=4, data=2, micro=8)
     assert (
-        degrees["microbatches"][1]
-        == "parts of 4 samples go from stage to stage, one behind another"
+        words.degrees(alternating)[-1][2] == f"{way}each back as soon as it has come through (1F1B)"
     )
+    assert "data 2 x 4 stages, 1F1B, 8 microbatches" in repr(PlanPicture(alternating))
     assert next(iter(words.plan_lines(plan))).startswith(
         "laid out as data 2 x 4 stages, 8 microbatches: "
     )

@@ -26,6 +26,7 @@ def normal(*shape):
 params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH, WIDTH))
 batch = tuple(normal(2, ROWS, WIDTH))
 
+SCHEDULE = "gpipe"
 CUT = None  # how a layer says that its output is cut
 
 def layer(x, p):
@@ -49,7 +50,8 @@ def on(axes, remat=""):
         laid = {name: jax.NamedSharding(mesh, spec) for name, spec in SPECS.items()}
         rows = jax.NamedSharding(mesh, P("data"))
         given = jax.device_put(params, laid), jax.device_put(batch, rows)
-        run = rewriting(step, remat, MICRO, axes[0]) if axes[0] > 1 else step
+        stages = axes[0]
+        run = rewriting(step, remat, MICRO, stages, schedule=SCHEDULE) if stages > 1 else step
         compiled = jax.jit(run, out_shardings=(None, laid)).lower(*given).compile()
         made = compiled(*given)
         for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from nbdist.plan.model import Model, Role
-    from nbdist.records import PlannedMemory, Remat
+    from nbdist.records import PlannedMemory, Remat, Schedule
 
 ROWS, WIDTH, LAYERS = 64, 32, 24
 
@@ -144,7 +144,12 @@ def test_every_model_trains_as_it_does_when_all_is_kept(name: str, how: Remat) -
 
 
 def one_step(
-    program: Any, space: dict[str, Any], how: Remat, micro: int = 1, stages: int = 1
+    program: Any,
+    space: dict[str, Any],
+    how: Remat,
+    micro: int = 1,
+    stages: int = 1,
+    schedule: Schedule = "gpipe",
 ) -> float:
     """The loss of the second step: what the first one left is in it."""
     names = program.given.split(", ")
@@ -157,7 +162,7 @@ def one_step(
         exec(code, own)
         return own["loss"], nnx.state(tuple(own[name] for name in names), graph=True)
 
-    step = jax.jit(rewriting(step, how, micro, stages))
+    step = jax.jit(rewriting(step, how, micro, stages, schedule=schedule))
     loss = 0.0
     for start in (0, BATCH):
         batch = jax.tree.map(lambda rows: rows[start : start + BATCH], space["train"])  # noqa: B023

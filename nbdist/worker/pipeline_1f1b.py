@@ -1,0 +1,327 @@
+"""Layers in stages through which a microbatch goes back as soon as it has come through.
+
+Stage s of S has microbatch t - s in tick t, as in `pipeline_ticks`, and on its way back microbatch
+t - (2 S - 2 - s), so that the last stage turns it around at once (1F1B: arXiv:2104.04473, section
+2.2.1; here all stages go forward and back in each tick, and what they wait for together is the
+same). So a stage keeps what its layers left of 2 S - 1 microbatches at most, however many there
+are. In the first S - 1 ticks none goes back yet, in the last S - 1 none comes any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+
+from nbdist.records import DATA, STAGE
+from nbdist.worker.jaxpr_flat import variables
+from nbdist.worker.microbatches import Rows, wide
+from nbdist.worker.pipeline_stages import Stages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax.extend.core import Jaxpr
+
+    from nbdist.worker.pipeline_ahead import Arrays
+    from nbdist.worker.pipeline_between import Halves
+    from nbdist.worker.pipeline_rows import Schedule
+    from nbdist.worker.pipeline_stages import Work
+
+_OPEN = jax.P.UNCONSTRAINED
+
+
+class Turn:
+    """What is made of a microbatch between its way there and its way back.
+
+    Each stage makes it of rows of its own, where they can be shared out.
+
+    Attributes:
+        given: what it needs that is there before, and has no rows.
+        over: the same that has.
+
+    Args:
+        halves: the step around its layers.
+        jaxpr: the step.
+        schedule: of the ticks.
+    """
+
+    def __init__(self, halves: Halves, jaxpr: Jaxpr, schedule: Schedule) -> None:
+        self._schedule, eqns = schedule, halves.eqns["between"]
+        self._dims = schedule.rows.dims
+        out = halves.forward.scan.eqn.outvars
+        self._passed = {n: out[n] for n in halves.forward.carried("rows")}
+        self._turning = halves.turning
+        made = {var for eqn in eqns for var in eqn.outvars} | {*self._passed.values()}
+        late = variables([v for eqn in halves.eqns["after"] for v in eqn.invars])
+        left = [v for v in dict.fromkeys((*late, *variables(jaxpr.outvars))) if v in made]
+        self.sums = [v for v in left if halves.kinds.get(v) == "sum"]
+        self.rows = [v for v in left if v in self._dims]
+        self.last = [v for v in left if halves.kinds.get(v) == "each"]
+        outs = [*self._turning.values(), *self.sums, *self.rows, *self.last]
+        used = dict.fromkeys(
+            v for v in (*(v for e in eqns for v in variables(e.invars)), *outs) if v not in made
+        )
+        self.given = [var for var in used if var not in self._dims]
+        self.over = [var for var in used if var in self._dims]
+        own = schedule.rows.batch // schedule.rows.parts
+        self._shares = 1 if own % schedule.stages else schedule.stages
+        few = Rows(self._dims, schedule.rows.batch, schedule.rows.parts * self._shares)
+        body = jaxpr.replace(
+            constvars=[],
+            invars=[*self.given, *self.over, *self._passed.values()],
+            eqns=eqns,
+            outvars=outs,
+        )
+        self._run = jaxpr_as_fun(ClosedJaxpr(few.fewer(body), []))
+
+    def fed(self, array: Any, var: Var) -> Any:
+        """Rows by microbatches, as they are given to it."""
+        if self._shares == 1:
+            return jnp.expand_dims(self._schedule.entering(array, var), 2)
+        return jax.vmap(lambda part: self._shared(part, var))(self._schedule.divided(array, var))
+
+    def zeros(self) -> list[Any]:
+        """What is added to: of each place that rows are shared out over."""
+        places = (self._schedule.parts, self._shares)
+        return [
+            self._laid(jnp.zeros((*places, *var.aval.shape), wide(var.aval.dtype)))
+            for var in self.sums
+        ]
+
+    def total(self, var: Any, total: Any) -> Any:
+        """What all microbatches come to."""
+        return total.sum((0, 1)).astype(var.aval.dtype)
+
+    def __call__(
+        self, given: Sequence[Any], totals: list[Any], over: Sequence[Any], passed: Arrays
+    ) -> tuple[Arrays, list[Any], list[Any]]:
+        """A microbatch.
+
+        Args:
+            given: of `given`.
+            totals: what is added to.
+            over: of `over`: [parts, shares, ...].
+            passed: what has come through the layers: [parts, ...].
+
+        Returns:
+            What goes back, [parts, ...]; the totals; what else is left of its rows, and of all.
+        """
+        shared = [*over, *(self._shared(passed[n], var) for n, var in self._passed.items())]
+        axes = [None] * len(given) + [0] * len(shared)
+        run = jax.vmap(self._run, axes, spmd_axis_name=self._axis(STAGE))
+        outs = jax.vmap(run, axes, spmd_axis_name=self._axis(DATA))(*given, *shared)
+        back, sums, rows, last = _cut(
+            outs, [len(self._turning), len(self.sums), len(self.rows), len(self.last)]
+        )
+        turned = {
+            n: self._whole(array, var)
+            for (n, var), array in zip(self._turning.items(), back, strict=True)
+        }
+        totals = [
+            self._laid(total + new.astype(total.dtype))
+            for total, new in zip(totals, sums, strict=True)
+        ]
+        whole = [self._whole(array, var) for var, array in zip(self.rows, rows, strict=True)]
+        return turned, totals, [*whole, *(array[0, 0] for array in last)]
+
+    def _axis(self, name: str) -> str | None:
+        size = self._schedule.parts if name == DATA else self._shares
+        return name if size > 1 else None
+
+    def _shared(self, array: Any, var: Var) -> Any:
+        """[parts, ...] as [parts, shares, ...]."""
+        (dim,) = self._dims[var]
+        shape = array.shape
+        cut = (*shape[: dim + 1], self._shares, shape[dim + 1] // self._shares, *shape[dim + 2 :])
+        return self._laid(jnp.moveaxis(array.reshape(cut), dim + 1, 1))
+
+    def _whole(self, array: Any, var: Var) -> Any:
+        """What `_shared` has shared out."""
+        (dim,) = self._dims[var]
+        made = jnp.moveaxis(array, 1, dim + 1)
+        shape = made.shape
+        return made.reshape(*shape[: dim + 1], shape[dim + 1] * shape[dim + 2], *shape[dim + 3 :])
+
+    def _laid(self, array: Any) -> Any:
+        if STAGE not in jax.sharding.get_abstract_mesh().shape:
+            return array
+        places = (self._axis(DATA) or _OPEN, self._axis(STAGE) or _OPEN)
+        return jax.lax.with_sharding_constraint(array, jax.P(*places, *[_OPEN] * (array.ndim - 2)))
+
+
+class _There(NamedTuple):
+    """The way there: what stages have, what is added to, and what is kept for the way back.
+
+    Attributes:
+        kept: by the numbers of the scan's outputs, [slots, stages, parts, layers of a stage, ...].
+    """
+
+    state: Arrays
+    totals: Arrays
+    kept: Arrays
+
+
+class _Back(NamedTuple):
+    """The way back: what stages have, and what is added to."""
+
+    state: Arrays
+    totals: Arrays
+
+
+class Alternating:
+    """Layers in stages, forward and back in turn.
+
+    Attributes:
+        there: the layers' stages, on the way there.
+        back: the same, on the way back.
+
+    Args:
+        halves: the step around its layers.
+        turn: what is between.
+        schedule: of the ticks.
+    """
+
+    def __init__(self, halves: Halves, turn: Turn, schedule: Schedule) -> None:
+        self._schedule, self._turn = schedule, turn
+        self.there = Stages(halves.forward, schedule)
+        self.back = Stages(halves.backward, schedule)
+        self._slots = min(2 * schedule.stages - 1, schedule.ticks)
+        outs = halves.forward.scan.eqn.outvars
+        stacks = {outs[n]: n for n in self.there.stacks}
+        over = enumerate(halves.backward.scan.eqn.invars)
+        self._held = {n: stacks[v] for n, v in over if isinstance(v, Var) and v in stacks}
+
+    def run(
+        self, there: Work, back: Work, entering: Arrays, given: Sequence[Any], over: Sequence[Any]
+    ) -> tuple[Arrays, Arrays, Arrays, list[Any], list[Any]]:
+        """All microbatches.
+
+        Args:
+            there: what the layers are given on the way there.
+            back: the same, on the way back.
+            entering: the rows that go through them, [microbatches, parts, ...].
+            given: what `turn` needs.
+            over: the same that has rows, as `Turn.fed` makes it.
+
+        Returns:
+            The totals of the way there and of the way back; what has come back, [microbatches,
+            parts, ...]; the totals of `turn`, and what else it leaves, by microbatches.
+        """
+        schedule, wait = self._schedule, self._schedule.stages - 1
+        early, late = slice(wait), slice(wait, None)
+        fed = (there.fed, there.slices)
+        ticks = jnp.arange(schedule.ticks)
+
+        def come(now: _There, at: Any) -> tuple[_There, None]:
+            return self._come(there, entering, now, at)[0], None
+
+        start = self._start(there, entering)
+        first, _ = jax.lax.scan(come, start, (ticks[early], *_at(fed, early)))
+
+        def both(carry: Any, at: Any) -> tuple[Any, Any]:
+            now, going, totals = carry
+            tick, fed, slices, own, *rest = at
+            now, passed = self._come(there, entering, now, (tick, fed, slices))
+            turned, totals, left = self._turn(given, totals, own, passed)
+            going, rows = self._go(back, now.kept, turned, going, (tick, *rest))
+            return (now, going, totals), (rows, left)
+
+        turned = jax.eval_shape(self._turned, given, over, entering)
+        zeros = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), turned)
+        begin = first, _Back(self.back.begun(zeros), self.back.zeros()), self._turn.zeros()
+        micro = slice(schedule.micro)
+        (last, going, totals), (rows, left) = jax.lax.scan(
+            both,
+            begin,
+            (ticks[late], *_at(fed, late), list(over), *_at((back.fed, back.slices), micro)),
+        )
+
+        def go(going: _Back, at: Any) -> tuple[_Back, Any]:
+            return self._go(back, last.kept, zeros, going, at)
+
+        rest = slice(schedule.micro, None)
+        going, more = jax.lax.scan(
+            go, going, (ticks[early] + schedule.ticks, *_at((back.fed, back.slices), rest))
+        )
+        out = jax.tree.map(
+            lambda *both: self.back.leaving(jnp.concatenate(both)[wait:]), rows, more
+        )
+        return last.totals, going.totals, out, totals, left
+
+    def _start(self, there: Work, entering: Arrays) -> _There:
+        schedule, stages = self._schedule, self.there
+        state = stages.begun({n: array[0] for n, array in entering.items()})
+        now = _at((there.fed, there.slices), 0)
+        avals = jax.eval_shape(
+            lambda: stages.advanced(there, state, stages.zeros(), now, jnp.zeros(1, bool))[2]
+        )
+        kept = {
+            n: schedule.laid(jnp.zeros((self._slots, *avals[n].shape), avals[n].dtype), 1)
+            for n in sorted(set(self._held.values()))
+        }
+        return _There(state, stages.zeros(), kept)
+
+    def _come(self, work: Work, entering: Arrays, now: _There, at: Any) -> tuple[_There, Arrays]:
+        """A tick of the way there; what has come through, [parts, ...]."""
+        (tick, *given), schedule, stages = at, self._schedule, self.there
+        stage = jnp.arange(schedule.stages)
+        coming = {
+            n: jax.lax.dynamic_index_in_dim(
+                a, jnp.minimum(tick, schedule.micro - 1), keepdims=False
+            )
+            for n, a in entering.items()
+        }
+        state = stages.entered(now.state, coming)
+        is_working = (tick >= stage) & (tick < stage + schedule.micro)
+        rows, totals, stacks = stages.advanced(work, state, now.totals, tuple(given), is_working)
+        kept = {
+            n: jax.lax.dynamic_update_index_in_dim(slots, stacks[n], tick % self._slots, 0)
+            for n, slots in now.kept.items()
+        }
+        passed = {n: stages.leaving(array[None])[0] for n, array in rows.items()}
+        return _There(stages.moved(rows), totals, kept), passed
+
+    def _go(
+        self, work: Work, kept: Arrays, turned: Arrays, now: _Back, at: Any
+    ) -> tuple[_Back, Arrays]:
+        """A tick of the way back; what stages pass on, [stages, parts, ...]."""
+        (tick, fed, slices), schedule, stages = at, self._schedule, self.back
+        waits = schedule.stages - 1 - jnp.arange(schedule.stages)
+        since = tick - (schedule.stages - 1) - waits
+        held = {n: self._picked(kept[m], tick - 2 * waits) for n, m in self._held.items()}
+        is_working = (since >= 0) & (since < schedule.micro)
+        rows, totals, _ = stages.advanced(
+            work, stages.entered(now.state, turned), now.totals, (fed, slices | held), is_working
+        )
+        return _Back(stages.moved(rows), totals), rows
+
+    def _picked(self, kept: Any, ticks: Any) -> Any:
+        """Of each stage, what its layers left in its tick."""
+        own = jax.vmap(
+            lambda slots, tick: jax.lax.dynamic_index_in_dim(
+                slots, tick % self._slots, keepdims=False
+            ),
+            in_axes=(1, 0),
+        )
+        return self._schedule.laid(own(kept, ticks))
+
+    def _turned(self, given: Sequence[Any], over: Sequence[Any], entering: Arrays) -> Arrays:
+        """What goes back of one microbatch, for its shapes."""
+        first = {n: array[0] for n, array in entering.items()}
+        return self._turn(given, self._turn.zeros(), [array[0] for array in over], first)[0]
+
+
+def _at(tree: Any, place: Any) -> Any:
+    return jax.tree.map(lambda array: array[place], tree)
+
+
+def _cut(all_: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """In pieces of such lengths."""
+    rest, found = list(all_), []
+    for length in lengths:
+        found.append(rest[:length])
+        rest = rest[length:]
+    return found
