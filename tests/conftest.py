@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -38,8 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """A shell has what it runs in the background ignore SIGINT, and with it all that we start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_full = config.getoption("--full")
+    if not is_full:
+        # XLA takes most of the time of tests, for code that runs once: half of that is saved here
+        # and on engines. `make test-full` compiles as users do.
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     # A machine that is busy is no failure.
-    examples = 100 if config.getoption("--full") else 25
+    examples = 100 if is_full else 25
     hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("nbdist")
 

@@ -41,6 +41,9 @@ class Turn:
     Attributes:
         given: what it needs that is there before, and has no rows.
         over: the same that has.
+        sums: what it adds to, and is needed later.
+        rows: what it makes of each row, likewise.
+        last: what it makes beside them that is the same each time.
 
     Args:
         halves: the step around its layers.
@@ -171,6 +174,24 @@ class _Back(NamedTuple):
     totals: Arrays
 
 
+class Left(NamedTuple):
+    """What is left when all microbatches have come back.
+
+    Attributes:
+        there: what was added to on the way there.
+        back: what was added to on the way back.
+        returned: the rows that have come back, [microbatches, parts, ...].
+        sums: what was added to between, of `Turn.sums`.
+        others: what else is left of it, of `Turn.rows` and `Turn.last`, by microbatches.
+    """
+
+    there: Arrays
+    back: Arrays
+    returned: Arrays
+    sums: list[Any]
+    others: list[Any]
+
+
 class Alternating:
     """Layers in stages, forward and back in turn.
 
@@ -196,7 +217,7 @@ class Alternating:
 
     def run(
         self, there: Work, back: Work, entering: Arrays, given: Sequence[Any], over: Sequence[Any]
-    ) -> tuple[Arrays, Arrays, Arrays, list[Any], list[Any]]:
+    ) -> Left:
         """All microbatches.
 
         Args:
@@ -205,10 +226,6 @@ class Alternating:
             entering: the rows that go through them, [microbatches, parts, ...].
             given: what `turn` needs.
             over: the same that has rows, as `Turn.fed` makes it.
-
-        Returns:
-            The totals of the way there and of the way back; what has come back, [microbatches,
-            parts, ...]; the totals of `turn`, and what else it leaves, by microbatches.
         """
         schedule, wait = self._schedule, self._schedule.stages - 1
         early, late = slice(wait), slice(wait, None)
@@ -246,10 +263,10 @@ class Alternating:
         going, more = jax.lax.scan(
             go, going, (ticks[early] + schedule.ticks, *_at((back.fed, back.slices), rest))
         )
-        out = jax.tree.map(
+        returned = jax.tree.map(
             lambda *both: self.back.leaving(jnp.concatenate(both)[wait:]), rows, more
         )
-        return last.totals, going.totals, out, totals, left
+        return Left(last.totals, going.totals, returned, totals, left)
 
     def _start(self, there: Work, entering: Arrays) -> _There:
         schedule, stages = self._schedule, self.there

@@ -39,7 +39,7 @@ class Halves(NamedTuple):
     Attributes:
         forward: the layers, on the way there.
         backward: the layers, on the way back.
-        eqns: what else it makes, by when; what repeats values for each row may be there twice.
+        eqns: what else it makes, by when; what repeats a value may be there twice.
         kinds: of what is made between.
         turning: what goes into the way back, by the numbers of what the scan passes on.
     """
@@ -122,7 +122,7 @@ class _Halving:
         late = _reached(self._eqns, {*self._sums, *self._back.outvars})
         between = self._between(late)
         kinds = Kinds(self._rows)
-        inside = {v for eqn in between if not self._is_repeated(eqn) for v in eqn.outvars}
+        inside = {v for eqn in between if not self._is_cheap(eqn) for v in eqn.outvars}
         made = {var for eqn in between for var in eqn.outvars}
         given = dict.fromkeys(v for e in between for v in variables(e.invars) if v not in made)
         kinds.read_step(self._jaxpr.replace(constvars=[], invars=list(given), eqns=between), set())
@@ -130,7 +130,7 @@ class _Halving:
         later = {id(e) for e, at in zip(between, kinds.where, strict=True) if at == "after"}
         eqns: dict[When, list[Any]] = {"before": [], "ahead": [], "between": [], "after": []}
         eqns["between"] = [eqn for eqn in between if id(eqn) not in later]
-        own = {id(eqn) for eqn in eqns["between"] if not self._is_repeated(eqn)}
+        own = {id(eqn) for eqn in eqns["between"] if not self._is_cheap(eqn)}
         waiting = _reached(self._eqns, {*self._there.outvars} - self._passed - self._sums)
         for eqn in self._eqns:
             if id(eqn) in later or not late.isdisjoint(eqn.outvars):
@@ -153,7 +153,7 @@ class _Halving:
             if not is_late and (
                 not middle.isdisjoint(eqn.outvars)
                 or (is_own and is_row and not eqn.effects and is_by_row(eqn, self._rows.dims))
-                or (self._is_repeated(eqn) and not wanted.isdisjoint(eqn.outvars))
+                or (self._is_cheap(eqn) and not wanted.isdisjoint(eqn.outvars))
             ):
                 found.append(eqn)
                 wanted.update(variables(eqn.invars))
@@ -161,11 +161,12 @@ class _Halving:
                 others.update(variables(eqn.invars))
         return found[::-1]
 
-    def _is_repeated(self, eqn: Any) -> bool:
-        """Whether it makes rows of what has none."""
-        dims = self._rows.dims
-        makes_rows = eqn.outvars[0] in dims and eqn.primitive.name == "broadcast_in_dim"
-        return makes_rows and not any(var in dims for var in variables(eqn.invars))
+    def _is_cheap(self, eqn: Any) -> bool:
+        """Whether it makes rows of what has none, or zeros and the like: there may be two of it."""
+        if eqn.primitive.name != "broadcast_in_dim":
+            return False
+        dims, given = self._rows.dims, variables(eqn.invars)
+        return not given or (eqn.outvars[0] in dims and not any(var in dims for var in given))
 
     def _check_stacks(self) -> None:
         """What layers leave of rows is gone over on the way back alone."""

@@ -246,19 +246,19 @@ class _Alternated(_Stepped):
         returning = back.work(coming, is_late=True)
         entering = {n: given[first.constants + n] for n in forth.passed}
         outs = first.eqn.outvars
-        totals, gradients, rows, sums, left = pipeline.run(
+        left = pipeline.run(
             work,
             returning,
             {n: schedule.entering(array, outs[n]) for n, array in entering.items()},
             [there[var] for var in turn.given],
             [turn.fed(there[var], var) for var in turn.over],
         )
-        self._leave(first, forth.sums(totals, given))
-        self._leave(second, returning.left | back.sums(gradients, coming))
-        outs = second.eqn.outvars
+        self._leave(first, forth.sums(left.there, given))
+        self._leave(second, returning.left | back.sums(left.back, coming))
+        outs, rows = second.eqn.outvars, left.returned
         self._leave(second, {n: schedule.leaving(array, outs[n]) for n, array in rows.items()})
-        there.update(zip(turn.sums, map(turn.total, turn.sums, sums), strict=True))
-        own, last = left[: len(turn.rows)], left[len(turn.rows) :]
+        there.update(zip(turn.sums, map(turn.total, turn.sums, left.sums), strict=True))
+        own, last = left.others[: len(turn.rows)], left.others[len(turn.rows) :]
         there.update({v: schedule.leaving(a, v) for v, a in zip(turn.rows, own, strict=True)})
         there.update({v: a[-1] for v, a in zip(turn.last, last, strict=True)})
         self._make(step.eqns["after"])

@@ -117,6 +117,26 @@ def test_what_goes_through_layers_beside_rows() -> None:
     alike(step, params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1])), 3, 8, "full")
 
 
+def test_the_loss_may_be_made_piece_by_piece() -> None:
+    """A scan over pieces of the sequence, each with its logits, whose gradients are added up."""
+
+    def forward(params: Any, x: Any) -> Any:
+        own, head = params
+
+        @jax.checkpoint
+        def piece(loss: Any, x: Any) -> Any:
+            return loss + jax.nn.logsumexp(x @ head, -1).sum(), None
+
+        out = through(own, x)
+        pieces = jnp.moveaxis(out.reshape(len(out), 2, 3, 5), 1, 0)
+        loss, _ = jax.lax.scan(piece, 0.0, pieces)
+        return out, None, loss / out.size
+
+    rows = rows_of(2, 8, 6, 5)
+    params = stacked(4), rows_of(5, 9)
+    alike(training(forward), params, (rows[0], rows[1]), 2, 4)
+
+
 def test_idle_stages_leave_nothing_behind() -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, p: Any) -> Any:
