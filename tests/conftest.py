@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 
+QUICK = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+}
+"""JAX compiles in a fraction of the time, here and on engines, and the numbers are the same.
+
+The first leaves out LLVM's expensive passes, which XLA's fusion emitters run all the same; the
+second has it do without them. JAX reads the first as it is imported, which tests do at once.
+`tests/test_step_options.py` sets both back, and has all that XLA does for a user.
+"""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -39,13 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """A shell has what it runs in the background ignore SIGINT, and with it all that we start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    is_full = config.getoption("--full")
-    if not is_full:
-        # XLA takes most of the time of tests, for code that runs once: half of that is saved here
-        # and on engines. `make test-full` compiles as users do.
-        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    os.environ.update(QUICK)
     # A machine that is busy is no failure.
-    examples = 100 if is_full else 25
+    examples = 100 if config.getoption("--full") else 25
     hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("nbdist")
 
@@ -100,20 +107,6 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield folder
         stop_all()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def quick_compilations() -> Iterator[None]:
-    """JAX compiles in a fraction of the time, and the numbers are the same.
-
-    The first variable leaves out LLVM's expensive passes, which XLA's fusion emitters run all the
-    same; the second has it do without them. `tests/test_step_options.py` sets both back, and has
-    all that XLA does for a user.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-        yield
 
 
 @pytest.fixture(scope="module")

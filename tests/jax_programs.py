@@ -8,7 +8,6 @@ from typing import NamedTuple
 X64 = textwrap.dedent("""
     import jax, jax.numpy as jnp
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles in two thirds of the time
 """)
 
 

@@ -97,7 +97,6 @@ def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": compiled,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],
