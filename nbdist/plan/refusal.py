@@ -65,9 +65,9 @@ def faults_of_stages(
     stages, reason = asked.get(STAGE), steps.why_whole(remat or "")
     if reason:
         yield f"no stages: {reason}"
-    elif stages is None:
-        sizes = ", ".join(map(str, steps.stages))
-        yield f"a schedule is the order of stages: {sizes} would do, if they divide the devices"
+    elif stages is None or stages == 1:
+        counts = ", ".join(map(str, steps.stages))
+        yield f"a schedule is the order of stages: {counts} would do, of devices that are left"
     elif stages not in steps.stages:
         counts = ", ".join(map(str, steps.stages))
         yield f"the layers cannot be cut into {stages} stages: {counts} would do"
@@ -86,6 +86,8 @@ def _faults_as_asked(steps: Steps, devices: int, wishes: Planning) -> Iterator[s
         return
     yield from faults_of_stages(steps, asked, wishes.remat, wishes.schedule)
     sizes = {axis: asked[axis] for axis in (STAGE, DATA, MODEL) if axis in asked}
+    if min(sizes.values(), default=1) < 1:
+        return
     if devices % math.prod(sizes.values()):
         words = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         yield f"{words} does not divide {devices} devices"

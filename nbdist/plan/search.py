@@ -153,7 +153,7 @@ def _laid_out(
 ) -> Iterator[Candidate]:
     """What keeps too much comes again, in ways that keep less."""
     for bare in bares:
-        kept: list[list[Candidate]] = []
+        kept: list[Candidate] = []
         for remat in _remats(steps, target) if wishes.remat is None else (wishes.remat,):
             if bare.stage > 1 and steps.why_whole(remat):
                 continue
@@ -163,14 +163,13 @@ def _laid_out(
             kinds = list(_kinds(found, steps, target, wishes))
             alike = [one for kind in kinds for one in _alike(kind, steps, target, wishes)]
             yield from alike
-            kept.append(kinds)
+            kept += kinds[-1:]  # where the sequence is cut, fewer microbatches do
             if any(c.fits for c in alike) or (alike and not any(c.keeps_too_much for c in alike)):
                 break
         if bare.stage > 1 or "micro" in wishes.fixed:
             continue
         for place in dict.fromkeys((0, len(kept) - 1)) if kept else ():
-            for whole in kept[place]:
-                yield from _in_parts(whole, steps, target, wishes, pinned)
+            yield from _in_parts(kept[place], steps, target, wishes, pinned)
 
 
 def _kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:

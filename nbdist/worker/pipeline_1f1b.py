@@ -9,6 +9,7 @@ are. In the first S - 1 ticks none goes back yet, in the last S - 1 none comes a
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from nbdist.records import DATA, STAGE
 from nbdist.worker.jaxpr_flat import variables
 from nbdist.worker.microbatches import Rows, wide
+from nbdist.worker.pipeline_rows import inner, names
 from nbdist.worker.pipeline_stages import Stages
 
 if TYPE_CHECKING:
@@ -70,14 +72,12 @@ class Turn:
         self.given = [var for var in used if var not in self._dims]
         self.over = [var for var in used if var in self._dims]
         own = schedule.rows.batch // schedule.rows.parts
-        self._shares = 1 if own % schedule.stages else schedule.stages
+        body = jaxpr.replace(constvars=[], eqns=eqns)
+        is_said = any(names(eqn, STAGE) for eqn in chain(eqns, inner(body)))
+        self._shares = 1 if own % schedule.stages or is_said else schedule.stages
         few = Rows(self._dims, schedule.rows.batch, schedule.rows.parts * self._shares)
-        body = jaxpr.replace(
-            constvars=[],
-            invars=[*self.given, *self.over, *self._passed.values()],
-            eqns=eqns,
-            outvars=outs,
-        )
+        ins = [*self.given, *self.over, *self._passed.values()]
+        body = body.replace(invars=ins, outvars=outs)
         self._run = jaxpr_as_fun(ClosedJaxpr(few.fewer(body), []))
 
     def fed(self, array: Any, var: Var) -> Any:

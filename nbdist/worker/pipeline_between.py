@@ -6,14 +6,16 @@ time; what comes before the layers, and what comes after them, is made of the wh
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Var
 
 from nbdist.errors import PlanError
 from nbdist.worker.jaxpr_flat import renamed, variables
+from nbdist.worker.jaxpr_model import of_rows
 from nbdist.worker.jaxpr_rows import is_by_row
+from nbdist.worker.layer_scans import over_layers
 from nbdist.worker.microbatches import Kinds
 
 if TYPE_CHECKING:
@@ -52,26 +54,33 @@ class Halves(NamedTuple):
 
 
 def without_bars(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> ClosedJaxpr:
-    """A flat program, at whose barriers nothing waits that is made of no rows.
+    """A flat program, in which nothing else waits for what layers make before their way back.
 
-    What is made again waits for rows with all that it is made of; here, that is made beforehand.
+    What is made again on the way back waits for that with all that it is made of, such as masks and
+    labels; here, these are there beforehand.
 
     Args:
         program: the step.
         inputs: of each of its inputs, the path and the role.
+
+    Raises:
+        PlanError: it has no scan over layers.
     """
     jaxpr = program.jaxpr
-    mixed = {v for v, (_, role) in zip(jaxpr.invars, inputs, strict=True) if role == "batch"}
+    places = sorted(over_layers(program, inputs, of_rows(program, inputs)))
+    mixed, late = ({*jaxpr.eqns[places[n]].outvars} for n in (0, -1))
     names: dict[Var, Any] = {}
     eqns = []
     for eqn in jaxpr.eqns:
         ins, outs = renamed(eqn.invars, names), list(eqn.outvars)
-        if eqn.primitive.name == "optimization_barrier":
-            pairs = list(zip(ins, outs, strict=True))
-            names |= {out: var for var, out in pairs if var not in mixed}
-            ins, outs = ([pair[n] for pair in pairs if pair[0] in mixed] for n in (0, 1))
+        is_early = late.isdisjoint(variables(ins))
+        if eqn.primitive.name == "optimization_barrier" and is_early:
+            waits = [isinstance(atom, Var) and atom in mixed for atom in ins]
+            names |= {out: ins[n] for n, out in enumerate(outs) if not waits[n]}
+            ins, outs = (list(compress(side, waits)) for side in (ins, outs))
         if not mixed.isdisjoint(variables(ins)):
             mixed.update(outs)
+        late.update(outs if not is_early else ())
         if outs:
             eqns.append(eqn.replace(invars=ins, outvars=outs))
     outvars = renamed(jaxpr.outvars, names)
@@ -127,9 +136,10 @@ class _Halving:
         given = dict.fromkeys(v for e in between for v in variables(e.invars) if v not in made)
         kinds.read_step(self._jaxpr.replace(constvars=[], invars=list(given), eqns=between), set())
         self._check_back({var: kinds.of[var] for var in inside})
-        later = {id(e) for e, at in zip(between, kinds.where, strict=True) if at == "after"}
+        placed = list(zip(between, kinds.where, strict=True))
+        later = {id(eqn) for eqn, where in placed if where == "after"}
         eqns: dict[When, list[Any]] = {"before": [], "ahead": [], "between": [], "after": []}
-        eqns["between"] = [eqn for eqn in between if id(eqn) not in later]
+        eqns["between"] = [eqn for eqn, where in placed if where == "loop"]
         own = {id(eqn) for eqn in eqns["between"] if not self._is_cheap(eqn)}
         waiting = _reached(self._eqns, {*self._there.outvars} - self._passed - self._sums)
         for eqn in self._eqns:
@@ -146,13 +156,14 @@ class _Halving:
         others.update(variables((*self._there.invars, *self._back.invars)))
         others -= wanted
         found = []
+        dims = self._rows.dims
         for eqn in reversed(self._eqns):
             is_own = wanted.issuperset(eqn.outvars) and others.isdisjoint(eqn.outvars)
-            is_row = any(var in self._rows.dims for var in eqn.outvars)
+            is_row = all(any(v in dims for v in variables(s)) for s in (eqn.invars, eqn.outvars))
             is_late = not late.isdisjoint(eqn.outvars)
             if not is_late and (
                 not middle.isdisjoint(eqn.outvars)
-                or (is_own and is_row and not eqn.effects and is_by_row(eqn, self._rows.dims))
+                or (is_own and is_row and not eqn.effects and is_by_row(eqn, dims))
                 or (self._is_cheap(eqn) and not wanted.isdisjoint(eqn.outvars))
             ):
                 found.append(eqn)

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
 
 from nbdist.records import DATA, STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from jax.extend.core import Jaxpr
 
     from nbdist.worker.microbatches import Rows
 
@@ -162,6 +165,24 @@ class Schedule:
         run = jax.vmap(own, in_axes=(dim, 0), out_axes=1)
         waits = jnp.arange(self.stages)
         return self.laid(run(array, waits[::-1] if is_late else waits), 1)
+
+
+def inner(jaxpr: Jaxpr) -> Iterator[Any]:
+    """The equations of what a program's equations hold."""
+    for eqn in jaxpr.eqns:
+        for body in jaxprs_in_params(eqn.params):
+            yield from body.eqns
+            yield from inner(body)
+
+
+def names(eqn: Any, axis: str) -> bool:
+    """Whether an equation says how an array is cut over an axis of the mesh, or may say so."""
+    if eqn.primitive.name != "sharding_constraint":
+        return False
+    sharding = eqn.params["sharding"]
+    if not isinstance(sharding, jax.NamedSharding):
+        return True
+    return any(axes == axis or (isinstance(axes, tuple) and axis in axes) for axes in sharding.spec)
 
 
 def parts_of(batch: int, micro: int) -> int:

@@ -7,10 +7,11 @@ is, but for the order of the sums.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
 from nbdist.records import DATA
@@ -20,15 +21,13 @@ from nbdist.worker.layer_scans import over_layers, read
 from nbdist.worker.microbatches import Rows
 from nbdist.worker.pipeline_1f1b import Alternating, Turn
 from nbdist.worker.pipeline_between import halves, without_bars
-from nbdist.worker.pipeline_rows import Schedule, Skewed, parts_of
+from nbdist.worker.pipeline_rows import Schedule, Skewed, inner, names, parts_of
 from nbdist.worker.pipeline_stages import Alike
 from nbdist.worker.pipeline_ticks import Pipeline
 from nbdist.worker.remat_scans import scan_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from jax.extend.core import Jaxpr
 
     from nbdist.plan.model import Role
     from nbdist.records import Schedule as Order
@@ -61,10 +60,10 @@ def piped(
         program = without_bars(program, inputs)
     batch = _batch(program, inputs)
     _check("rows", batch, "microbatches", micro)
-    lays_out = _lays_out(program.jaxpr)
-    if order == "1f1b":  # what is no layer goes through a microbatch as well
-        lays_out = lays_out or any(map(_names_data, program.jaxpr.eqns))
-    parts = 1 if lays_out else parts_of(batch, micro)
+    said = inner(program.jaxpr)
+    if order == "1f1b":  # what is no layer is made of microbatches, too
+        said = chain(said, program.jaxpr.eqns)
+    parts = 1 if any(names(eqn, DATA) for eqn in said) else parts_of(batch, micro)
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
@@ -124,24 +123,6 @@ def _layers(
     """Its scans over layers, by their places."""
     found = over_layers(program, inputs, rows.dims)
     return {place: read(scan, rows) for place, scan in found.items()}
-
-
-def _lays_out(jaxpr: Jaxpr) -> bool:
-    """Whether loops of it say how arrays are cut over the axis of the data, or may say so."""
-    return any(
-        any(map(_names_data, body.eqns)) or _lays_out(body)
-        for eqn in jaxpr.eqns
-        for body in jaxprs_in_params(eqn.params)
-    )
-
-
-def _names_data(eqn: Any) -> bool:
-    if eqn.primitive.name != "sharding_constraint":
-        return False
-    sharding = eqn.params["sharding"]
-    if not isinstance(sharding, jax.NamedSharding):
-        return True
-    return any(axes == DATA or (isinstance(axes, tuple) and DATA in axes) for axes in sharding.spec)
 
 
 def _check(what: str, number: int, parts: str, wanted: int) -> None:

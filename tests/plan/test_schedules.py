@@ -96,7 +96,9 @@ def test_why_it_cannot_be_had_is_said() -> None:
     assert "no 1F1B: the loss needs all rows" in refusal(waiting())
     assert "no 1F1B: the loss needs" in refusal(waiting(), fixed={STAGE: 4})
     assert "no stages: there is no scan" in refusal(Steps(model_of_program("MLP")))
-    assert "2, 4, 8 would do, if they divide" in refusal(Steps(plans.stacked()), fixed={"micro": 3})
+    for fixed in ({"micro": 3}, {STAGE: 1}, {DATA: 8}):
+        assert "2, 4, 8 would do, of devices" in refusal(Steps(plans.stacked()), fixed=fixed)
+    assert "cut into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
     edited = msgspec.structs.replace(piped("gpipe", 16), schedule="1f1b")
     with pytest.raises(PlanError, match="no 1F1B: the loss needs"):
         plan(waiting(), hardware(HOSTS), Planning(given=edited))

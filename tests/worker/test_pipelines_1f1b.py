@@ -137,6 +137,46 @@ def test_the_loss_may_be_made_piece_by_piece() -> None:
     alike(training(forward), params, (rows[0], rows[1]), 2, 4)
 
 
+@pytest.mark.parametrize("micro", [4, 8])
+def test_what_is_put_together_of_no_rows_is_made_beforehand(micro: int) -> None:
+    """Weights of the first rows, and others that go on from row to row."""
+
+    def forward(params: Any, x: Any) -> Any:
+        out = through(params, x)
+        first = jnp.concatenate([jnp.ones(3), jnp.zeros(5)])
+        each = (out**2).mean(-1)
+        return out * jnp.linspace(0, 1, 8)[:, None], (each * first).sum() / 3, 0.0
+
+    rows = rows_of(2, 8, 5)
+    alike(training(forward), stacked(4), (rows[0], rows[1]), 2, micro)
+
+
+@pytest.mark.parametrize("remat", ["", pytest.param("selective", marks=pytest.mark.full), "full"])
+def test_masks_and_what_layers_all_see_do_not_wait_for_the_layers(remat: Remat) -> None:
+    def step(params: Any, batch: Any) -> Any:
+        x, labels = batch
+
+        def loss_of(params: Any) -> Any:
+            own, head = params
+            start = jnp.tanh(x @ head)
+            mask = (x[..., 0] > -1)[..., None]
+
+            def layer(h: Any, p: Any) -> Any:
+                return block(jnp.where(mask, h, 0.0), p) + 0.1 * start, None
+
+            out, _ = jax.lax.scan(layer, start, own)
+            out, _, _ = jax.lax.optimization_barrier((out, 2.0, labels))
+            known = labels > 0
+            each = jnp.where(known, -jax.nn.log_softmax(out)[..., 1], 0.0)
+            return each.sum() / jnp.maximum(known.sum(), 1)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    labels = np.random.default_rng(0).integers(0, 3, (16, 3))
+    alike(step, (stacked(6), rows_of(5, 5)), (rows_of(16, 3, 5), labels), 3, 8, remat)
+
+
 def test_idle_stages_leave_nothing_behind() -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, p: Any) -> Any:
@@ -277,17 +317,21 @@ def test_what_is_between_may_say_how_it_is_cut() -> None:
     on_eight_devices(
         HEAD
         + """
-def step(params, batch):
-    def loss_of(params):
-        out, _ = jax.lax.scan(layer, batch[0], {name: params[name] for name in ("up", "down")})
-        if CUT is not None:
-            out = jax.lax.with_sharding_constraint(out, CUT)
-        return jnp.mean((out @ params["head"]) ** 2)
-    loss, grads = jax.value_and_grad(loss_of)(params)
-    return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-wanted = jax.jit(step)(params, batch)
-CUT = P("data", "model")
-on((2, 2, 2))
+def saying(cut):
+    def step(params, batch):
+        def loss_of(params):
+            layers = {name: params[name] for name in ("up", "down")}
+            out, _ = jax.lax.scan(layer, batch[0], layers)
+            if cut is not None:
+                out = jax.lax.with_sharding_constraint(out, cut)
+            return jnp.mean((out @ params["head"]) ** 2)
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    return step
+wanted = jax.jit(saying(None))(params, batch)
+for cut in (P("data", "model"), P(("data", "stage"))):
+    step = saying(cut)
+    on((2, 2, 2))
 print(0)
 """
     )
