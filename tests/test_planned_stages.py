@@ -147,3 +147,41 @@ def test_a_last_batch_of_one_row_trains_too(cluster: nbdist.Cluster) -> None:
     losses = references.reported(run)["loss"]
     assert len(losses) == 2
     np.testing.assert_allclose(losses[0], by_hand()[0], rtol=1e-5)
+
+
+FIT = """
+import keras, jax, numpy as np
+keras.utils.set_random_seed(1)
+
+class Stack(keras.layers.Layer):
+    def build(self, shape):
+        self.up = self.add_weight((4, shape[-1], 32))
+        self.down = self.add_weight((4, 32, shape[-1]))
+
+    def call(self, x):
+        def layer(h, p):
+            return h + 0.3 * jax.nn.relu(h @ p[0]) @ p[1], None
+        return jax.lax.scan(layer, x, (self.up.value, self.down.value))[0]
+
+x = np.random.default_rng(0).normal(size=(160, 16)).astype("float32")
+y = (x.sum(1, keepdims=True) > 0).astype("float32")
+layers = keras.layers.Dense(16), Stack(), keras.layers.Dense(1, activation="sigmoid")
+model = keras.Sequential([keras.Input((16,)), *layers])
+model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
+history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).history
+"""
+"""The last batch of an epoch has half the rows."""
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.full), "1f1b"])
+def test_a_keras_layer_of_layers_is_cut(cluster: nbdist.Cluster, schedule: Schedule) -> None:
+    setup = "import os\nos.environ['KERAS_BACKEND'] = 'jax'"
+    plain = references.plainly({"it": f"{setup}\n{FIT}\noutcome = history"})["it"]
+    planning = Planning(fixed={STAGE: 4, DATA: 2, "micro": 4}, schedule=schedule)
+    run = cluster.run(FIT, strategy="pjrt", step=StepOptions(data="", planning=planning))
+    assert run.plan is not None
+    assert (run.plan.axes[STAGE], run.plan.schedule) == (4, schedule)
+    (said,) = cluster.run("history", strategy="pjrt").results.values()
+    for name, values in ast.literal_eval(said).items():
+        np.testing.assert_allclose(values, plain[name], rtol=1e-4)
