@@ -147,7 +147,7 @@ class _Loop:
         cut = isinstance(raised[1], KeyboardInterrupt)  # what it has just begun is nowhere noted
         self._worker.unfinished = (cut or bool(self._flying)) and not agreed
         try:
-            self._tracing.close(self._at.epoch)
+            self._tracing.close(min(self._at.epoch, self._options.epochs))
         finally:
             self._checkpoints.close(failed=raised[0] is not None and not self._stops)
 

@@ -194,6 +194,20 @@ class TestPjrt:
         np.testing.assert_array_equal(*losses)
         assert not list(tmp_path.iterdir())
 
+    def test_what_is_known_at_the_end_is_of_an_epoch_that_was(
+        self, cluster: nbdist.Cluster, heard: Heard
+    ) -> None:
+        """Steps that are sampled may be a run's last ones."""
+        cluster.run(f"SLOW = False\n{JAX_SETUP}tracing.GAP_S = 1e-6", strategy="pjrt")
+        for steps in range(SAMPLED_STEPS + 2, SAMPLED_STEPS + 12):
+            few = (
+                f"def few():\n    for _, batch in zip(range({steps}), data()):\n        yield batch"
+            )
+            cluster.run(few, strategy="pjrt")
+            cluster.run(JAX_STEP, step=StepOptions(data="few"), strategy="pjrt")
+        assert heard.column(0, "collective_s")
+        assert set(heard.column(0, "epoch")) == {1}
+
 
 def test_spans_that_overlap_are_counted_once() -> None:
     spans = np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [1.5, 1.75]])
