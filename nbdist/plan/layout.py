@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from nbdist.plan.layers import is_over_layers
-from nbdist.plan.pipeline import step_s
+from nbdist.plan.pipeline import room, step_s
 from nbdist.plan.sequence import sequence_of
 from nbdist.records import DATA, MODEL, STAGE
 
@@ -73,8 +73,8 @@ class Layout:
 
     @property
     def held(self) -> int:
-        """Microbatches of which a stage has room for what its layers leave: see the worker's."""
-        return self.ticks if self.schedule == "gpipe" else min(2 * self.stage - 1, self.ticks)
+        """Microbatches of which a stage has room for what its layers leave."""
+        return self.ticks if self.schedule == "gpipe" else room(self.stage, self.micro)
 
 
 class Laid:

@@ -67,6 +67,15 @@ def in_flight(
     return min(microbatches * chunks, warm) / chunks
 
 
+def room(stages: int, microbatches: int) -> int:
+    """Microbatches of which each stage has room for what its layers leave, under our 1F1B.
+
+    All stages go forward and back in each tick, so that the first one has a microbatch back after
+    2 (p - 1) ticks; of all of `microbatches` and p - 1 ticks there is room at most.
+    """
+    return min(2 * stages - 1, microbatches + stages - 1)
+
+
 def _sends(stages: int, microbatches: int, chunks: int) -> int:
     """Transfers one after the other: to the last stage and back, then two for each that follows."""
     return 0 if stages == 1 else 2 * (chunks * microbatches + stages - 2)

@@ -183,23 +183,25 @@ def _kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> 
 
 
 def _alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
-    """It, and what cuts the same: of a pipeline in more microbatches, until that is no faster.
+    """It, and what cuts the same: of a pipeline in more microbatches.
 
     Where not all of them can be kept, they go back as soon as they have come through.
     """
     layout, wanted = found.laid.layout, wishes.schedule
-    alike = [found, *_in_more(found, steps, target, wishes)] if wanted != "1f1b" else []
+    alike = list(_in_more(found, steps, target, wishes)) if wanted != "1f1b" else []
     yield from alike
     too_much = wanted == "1f1b" or (wanted is None and any(c.keeps_too_much for c in alike))
     if layout.stage > 1 and too_much and not steps.why_waiting(layout.remat):
         laid = found.laid.with_layout(replace(layout, schedule="1f1b"))
         first = priced(laid, steps, target, found.memory.available)
-        yield from (first, *_in_more(first, steps, target, wishes))
+        yield from _in_more(first, steps, target, wishes)
 
 
 def _in_more(
     found: Candidate, steps: Steps, target: Target, wishes: Planning
 ) -> Iterator[Candidate]:
+    """It, and the same in more microbatches, until that is no faster."""
+    yield found
     last = found
     for layout in staged(found.laid.layout, steps, wishes):
         if layout.micro == last.laid.layout.micro and last.fits:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
-SEQUENCE = "sequence"
-"""What is fixed so is no size of an axis, and is seen to when the model's axis is cut."""
-
 STAGED: tuple[Zero, ...] = LEVELS[:2]
 """Parameters that are cut over the data axis would be gathered in each tick."""
 
@@ -40,6 +37,8 @@ def bare_layouts(
         crossing: instead, those that cross slow links with both stages and tensor parallelism.
             Stages are there to keep sums that layers wait for within hosts.
     """
+    # The sequence is seen to once the model's axis is cut.
+    asked = {name: size for name, size in wishes.fixed.items() if name != "sequence"}
     for stage in _stages(steps, target, wishes):
         for data, size in _sizes(steps, target, stage):
             micro = next(iter(_microbatches(steps, data, stage, wishes)), 0)
@@ -48,10 +47,7 @@ def bare_layouts(
             for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
                 own = {DATA: data, MODEL: size, STAGE: stage, "zero": zero, "micro": micro}
                 layout = Layout(data, size, zero=zero, micro=micro, stage=stage)
-                is_asked = all(
-                    own.get(name) == size for name, size in wishes.fixed.items() if name != SEQUENCE
-                )
-                if is_asked and _crosses(layout, target.topology) == crossing:
+                if asked.items() <= own.items() and _crosses(layout, target.topology) == crossing:
                     yield layout
 
 
@@ -87,12 +83,12 @@ def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tupl
 def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
     """One first; on hardware whose figures decide nothing, more are to be asked for."""
     asked = wishes.fixed.get(STAGE, 1)
-    if wishes.schedule == "1f1b" and STAGE not in wishes.fixed:
-        return tuple(n for n in steps.stages if not target.topology.devices % n)
-    if asked > 1 or STAGE in wishes.fixed or target.cautious:
+    is_staged = wishes.schedule == "1f1b"
+    if STAGE in wishes.fixed or (target.cautious and not is_staged):
         fitting = asked == 1 or (asked in steps.stages and not target.topology.devices % asked)
         return (asked,) if fitting else ()
-    return (1, *(n for n in steps.stages if not target.topology.devices % n))
+    found = tuple(n for n in steps.stages if not target.topology.devices % n)
+    return found if is_staged else (1, *found)
 
 
 def _sizes(steps: Steps, target: Target, stage: int) -> Iterator[tuple[int, int]]:

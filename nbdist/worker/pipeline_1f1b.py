@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
+from nbdist.plan.pipeline import room
 from nbdist.records import DATA, STAGE
 from nbdist.worker.jaxpr_flat import variables
 from nbdist.worker.microbatches import Rows, wide
@@ -209,7 +210,7 @@ class Alternating:
         self._schedule, self._turn = schedule, turn
         self.there = Stages(halves.forward, schedule)
         self.back = Stages(halves.backward, schedule)
-        self._slots = min(2 * schedule.stages - 1, schedule.ticks)
+        self._slots = room(schedule.stages, schedule.micro)
         outs = halves.forward.scan.eqn.outvars
         stacks = {outs[n]: n for n in self.there.stacks}
         over = enumerate(halves.backward.scan.eqn.invars)

@@ -68,7 +68,7 @@ class Stages:
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
-        self.layers, self._schedule = layers, schedule
+        self._layers, self._schedule = layers, schedule
         self.passed, self.stacks = layers.carried("rows"), layers.stacked("rows")
         self._added, self._gradients = layers.carried("sum"), layers.stacked("sum")
         wanted = [*self.passed, *self._added, *self._gradients, *self.stacks]
@@ -84,7 +84,7 @@ class Stages:
                 over `Skewed`; None is what comes with the ticks.
             is_late: whether a microbatch is at the last stage first.
         """
-        layers, schedule = self.layers, self._schedule
+        layers, schedule = self._layers, self._schedule
         made = ahead(layers, dict(enumerate(given)))
         drawn = [schedule.laid(array, parts=False) for array in made.drawn.values()]
         all_ = [*given, *drawn]
@@ -114,7 +114,7 @@ class Stages:
     def entered(self, state: Arrays, entering: Mapping[int, Any]) -> Arrays:
         """What stages have once a microbatch is at the first of them."""
         is_first = jnp.arange(self._schedule.stages) == self.first
-        return {n: chosen(is_first, array, state[n]) for n, array in entering.items()}
+        return {n: _chosen(is_first, array, state[n]) for n, array in entering.items()}
 
     def advanced(
         self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], is_working: Any
@@ -135,7 +135,7 @@ class Stages:
         fed, slices = now
         left = self._stages(work.shared, work.blocks, fed, state, slices)
         totals = {
-            n: schedule.laid(chosen(is_working, total + left[n].astype(total.dtype), total))
+            n: schedule.laid(_chosen(is_working, total + left[n].astype(total.dtype), total))
             for n, total in totals.items()
         }
         rows = {n: schedule.laid(left[n]) for n in self.passed}
@@ -143,7 +143,7 @@ class Stages:
 
     def moved(self, rows: Arrays) -> Arrays:
         """What stages have of what was passed on."""
-        step = -1 if self.layers.reverse else 1
+        step = -1 if self._layers.reverse else 1
         return {n: self._schedule.laid(jnp.roll(array, step, 0)) for n, array in rows.items()}
 
     def leaving(self, rows: Any) -> Any:
@@ -167,7 +167,7 @@ class Stages:
             totals: when all ticks are over.
             given: what the scan is given.
         """
-        first = self.layers.scan.constants
+        first = self._layers.scan.constants
         left = {n: self._total(n, totals[n].sum((0, 1)), given[first + n]) for n in self._added}
         return left | {n: self._total(n, self._of_layers(totals[n]), 0) for n in self._gradients}
 
@@ -183,18 +183,18 @@ class Stages:
         self, shared: Arrays, blocks: Arrays, fed: Arrays, state: Arrays, slices: Arrays
     ) -> Arrays:
         """What the layers of one stage leave of one part of a microbatch."""
-        first = self.layers.scan.constants
+        first = self._layers.scan.constants
 
         def layer(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
             carry = {first + n: array for n, array in now.items()}
             outs = self._round(shared | fed | own | carry)
             return {n: outs.pop(n) for n in now}, outs
 
-        avals: list[Any] = [var.aval for var in self.layers.few.outvars]
+        avals: list[Any] = [var.aval for var in self._layers.few.outvars]
         zeros = {n: jnp.zeros(avals[n].shape, avals[n].dtype) for n in self._added}
-        length = self.layers.length // self._schedule.stages
+        length = self._layers.length // self._schedule.stages
         passed, left = jax.lax.scan(
-            layer, state | zeros, blocks | slices, length, reverse=self.layers.reverse
+            layer, state | zeros, blocks | slices, length, reverse=self._layers.reverse
         )
         return {**passed, **left}
 
@@ -202,23 +202,23 @@ class Stages:
         return self._schedule.laid(jnp.broadcast_to(array, (self._schedule.stages, *array.shape)))
 
     def _zeros(self, n: int) -> Any:
-        aval: Any = self.layers.scan.eqn.outvars[n].aval
+        aval: Any = self._layers.scan.eqn.outvars[n].aval
         own = aval.shape
         if n in self._gradients:
-            own = (self.layers.length // self._schedule.stages, *own[1:])
+            own = (self._layers.length // self._schedule.stages, *own[1:])
         shape = (self._schedule.stages, self._schedule.parts, *own)
         return self._schedule.laid(jnp.zeros(shape, wide(aval.dtype)))
 
     def _of_layers(self, totals: Any) -> Any:
         """[stages, parts, layers of a stage, ...] as [layers, ...]."""
         summed = self._schedule.laid(totals.sum(1), parts=False)
-        return summed.reshape(self.layers.length, *summed.shape[2:])
+        return summed.reshape(self._layers.length, *summed.shape[2:])
 
     def _total(self, n: int, total: Any, before: Any) -> Any:
-        aval: Any = self.layers.scan.eqn.outvars[n].aval
+        aval: Any = self._layers.scan.eqn.outvars[n].aval
         return (before + total).astype(aval.dtype)
 
 
-def chosen(flags: Any, those: Any, others: Any) -> Any:
+def _chosen(flags: Any, those: Any, others: Any) -> Any:
     """For each stage of the first dimension one or the other."""
     return jnp.where(flags.reshape(-1, *[1] * (others.ndim - 1)), those, others)

@@ -7,6 +7,7 @@ is, but for the order of the sums.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ def _check(what: str, number: int, parts: str, wanted: int) -> None:
         raise PlanError(f"{number} {what} do not divide into {wanted} {parts}: take {fitting or 1}")
 
 
-class _Stepped:
+class _Stepped(ABC):
     """A step, run around its layers.
 
     Args:
@@ -154,8 +155,9 @@ class _Stepped:
         self._run()
         return [self._whole(atom) for atom in jaxpr.outvars]
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """All of it, from what is given on."""
 
     def _make(self, eqns: list[Any]) -> None:
         make(self._program.jaxpr, eqns, self._there, self._whole)

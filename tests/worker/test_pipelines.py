@@ -36,7 +36,7 @@ from tests.worker.test_rematerialise import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import Remat
+    from nbdist.records import Remat, Schedule
 
 
 def stacked(layers: int) -> Any:
@@ -62,8 +62,16 @@ def training(forward: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def alike(step: Callable[..., Any], params: Any, batch: Any, stages: int, micro: int) -> None:
-    made = jax.jit(rewriting(step, "", micro, stages))(params, batch)
+def alike(
+    step: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    stages: int,
+    micro: int,
+    remat: Remat = "",
+    schedule: Schedule = "gpipe",
+) -> None:
+    made = jax.jit(rewriting(step, remat, micro, stages, schedule=schedule))(params, batch)
     same(made, jax.jit(step)(params, batch))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
@@ -14,9 +15,9 @@ from hypothesis import settings
 
 from nbdist.errors import PlanError
 from nbdist.worker.pipelines import check_alternates, piped
-from nbdist.worker.rewritten import rewriting
 from tests.plan_programs import PROGRAMS
-from tests.worker.test_microbatches import rows_of, same
+from tests.worker.test_microbatches import rows_of
+from tests.worker.test_pipelines import alike as trains_alike
 from tests.worker.test_pipelines import stacked, training
 from tests.worker.test_pipelines_mesh import on_eight_devices
 from tests.worker.test_rematerialise import (
@@ -41,16 +42,7 @@ def through(params: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, p: (block(x, p), None), x, params)[0]
 
 
-def alike(
-    step: Callable[..., Any],
-    params: Any,
-    batch: Any,
-    stages: int,
-    micro: int,
-    remat: Remat = "",
-) -> None:
-    made = jax.jit(rewriting(step, remat, micro, stages, schedule="1f1b"))(params, batch)
-    same(made, jax.jit(step)(params, batch))
+alike = partial(trains_alike, schedule="1f1b")
 
 
 @settings(max_examples=8, deadline=None)
