@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.errors import CellError
-from nbdist.records import DATA, MODEL, STAGE, Planning, StepOptions
+from nbdist.records import DATA, MODEL, STAGE, Planning, Staging, StepOptions
 from tests import clusters, references
 from tests.plan_programs import BATCH, PROGRAMS, STEPS
 from tests.test_planned import SHARDS, carried, shards
@@ -37,16 +37,19 @@ class Degrees(NamedTuple):
     remat: Remat = ""
     sequence: bool = False
     schedule: Schedule = "gpipe"
+    rounds: int = 1
 
     def __str__(self) -> str:
         more = [self.remat] * bool(self.remat) + ["sequence"] * self.sequence
         more += [self.schedule] * (self.schedule != "gpipe")
+        more += [f"{self.rounds} rounds"] * (self.rounds > 1)
         return "-".join([*map(str, self[:4]), f"micro{self.micro}", *more])
 
     @property
     def planning(self) -> Planning:
         axes = {STAGE: self.stage, DATA: self.data, MODEL: self.model}
         more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
+        more["rounds"] = self.rounds
         return Planning(fixed={**axes, **more}, remat=self.remat, schedule=self.schedule)
 
 
@@ -60,8 +63,12 @@ CASES = [
         (1, Degrees(2, 4, 1, 0, 2, "selective"), pytest.mark.full),
         (1, Degrees(2, 2, 2, 1, 8, "full", sequence=True, schedule="1f1b"), ()),
         (1, Degrees(4, 2, 1, 0, 8, "selective", schedule="1f1b"), pytest.mark.full),
+        (1, Degrees(2, 4, 1, 0, 4, "selective", schedule="1f1b", rounds=2), pytest.mark.full),
+        (1, Degrees(2, 2, 2, 1, 4, rounds=2), ()),
         (4, Degrees(4, 2, 1, 1, 4), ()),
-        (4, Degrees(4, 2, 1, 0, 8, schedule="1f1b"), ()),
+        (4, Degrees(4, 2, 1, 0, 8, schedule="1f1b"), pytest.mark.full),
+        (4, Degrees(2, 2, 2, 1, 4, "full", True, "1f1b", 2), ()),
+        (4, Degrees(2, 4, 1, 0, 4, rounds=2), pytest.mark.full),
         (4, Degrees(2, 2, 2, 0, 8, "full"), pytest.mark.full),
     )
 ]
@@ -95,7 +102,7 @@ def test_a_pipeline_trains_as_one_device_does(cluster: nbdist.Cluster, degrees: 
         (DATA, degrees.data),
         (MODEL, degrees.model),
     )
-    found = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, run.plan.schedule
+    found = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, *run.plan.staging
     assert found == degrees[3:]
     layers = [t for t in carried(run.plan) if "['layers']" in t.path]
     assert layers
@@ -174,14 +181,24 @@ history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).his
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.full), "1f1b"])
-def test_a_keras_layer_of_layers_is_cut(cluster: nbdist.Cluster, schedule: Schedule) -> None:
+@pytest.mark.parametrize(
+    ("stages", "staging"),
+    [
+        pytest.param(4, Staging(), marks=pytest.mark.full),
+        pytest.param(4, Staging("1f1b"), marks=pytest.mark.full),
+        (2, Staging("1f1b", 2)),
+    ],
+)
+def test_a_keras_layer_of_layers_is_cut(
+    cluster: nbdist.Cluster, stages: int, staging: Staging
+) -> None:
     setup = "import os\nos.environ['KERAS_BACKEND'] = 'jax'"
     plain = references.plainly({"it": f"{setup}\n{FIT}\noutcome = history"})["it"]
-    planning = Planning(fixed={STAGE: 4, DATA: 2, "micro": 4}, schedule=schedule)
+    fixed = {STAGE: stages, DATA: 2, "micro": 4, "rounds": staging.rounds}
+    planning = Planning(fixed=fixed, schedule=staging.schedule)
     run = cluster.run(FIT, strategy="pjrt", step=StepOptions(data="", planning=planning))
     assert run.plan is not None
-    assert (run.plan.axes[STAGE], run.plan.schedule) == (4, schedule)
+    assert (run.plan.axes[STAGE], run.plan.staging) == (stages, staging)
     (said,) = cluster.run("history", strategy="pjrt").results.values()
     for name, values in ast.literal_eval(said).items():
         np.testing.assert_allclose(values, plain[name], rtol=1e-4)

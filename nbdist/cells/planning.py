@@ -22,9 +22,10 @@ _AXES = {
     **dict.fromkeys(("stage", "pp"), STAGE),
     "zero": "zero",
     "micro": "micro",
+    "rounds": "rounds",
     **dict.fromkeys(("sequence", "sp"), "sequence"),
 }
-_COUNTED = {"micro": "parts", "stage": "stages", "pp": "stages"}
+_COUNTED = {"micro": "parts", "rounds": "rounds", "stage": "stages", "pp": "stages"}
 _CHOICES = {
     "zero": (("0", "1", "3"), "ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3"),
     "sequence": (("0", "1"), "it is 0 or 1"),
@@ -38,7 +39,7 @@ class Fixed(NamedTuple):
     """What of a layout is given.
 
     Attributes:
-        sizes: of axes, `zero`, `micro` and `sequence`.
+        sizes: of axes, `zero`, `micro`, `rounds` and `sequence`.
         remat: what is made again; None leaves it open.
         schedule: in which order microbatches go through stages; None leaves it open.
     """

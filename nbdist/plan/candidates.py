@@ -72,7 +72,7 @@ class Candidate:
         """What it makes of a step on one device."""
         layout = self.laid.layout
         remat = REMATS.index(layout.remat)
-        order = layout.schedule != "gpipe"
+        order = layout.rounds + (layout.schedule != "gpipe")
         return layout.stage, layout.model, layout.sequence, remat, order, layout.micro, layout.zero
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
 from nbdist.plan.hardware import computed_as, peak
+from nbdist.plan.layout import dealt
 from nbdist.plan.pipeline import bubble
 from nbdist.plan.roofline import issued_s, matmul_s, memory_s
 from nbdist.plan.turns import ALTERNATING, parts_of
@@ -181,7 +182,7 @@ class Cost:
         if not laid.is_staged(op):
             return self, op.times
         few = Cost(laid.microbatch, self._target, self._extents)
-        return few, layout.ticks * op.times // layout.stage
+        return few, layout.ticks * op.times // layout.blocks
 
     def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, together: int) -> None:
         """Operations.
@@ -235,9 +236,10 @@ class Cost:
             return
         layout, before = self.laid.layout, bill.seconds
         within._add(bill, op.body, rounds, together=op.times // layout.stage)
-        waits = bubble(layout.stage, layout.micro)
+        waits = bubble(layout.stage, layout.micro, layout.rounds)
         bill.idle_s += (bill.seconds - before) * waits / (1 + waits)
         self._add_sends(bill, op, within.laid)
+        self._add_deal(bill, op)
 
     def _add_sends(self, bill: _Bill, op: Op, few: Laid) -> None:
         """What stages pass on in each tick, and what all have of it when it is through."""
@@ -258,6 +260,19 @@ class Cost:
         if not is_whole:  # at the turn each microbatch by itself
             each = whole / self.laid.layout.micro
             self._add_collective(bill, STAGE, each, self.laid.layout.micro, is_half=True)
+
+    def _add_deal(self, bill: _Bill, op: Op) -> None:
+        """Blocks of layers go to their stages, and gradients back: `worker/pipeline_deal.py`."""
+        layout, target, extent = self.laid.layout, self._target, self._extents[STAGE]
+        if layout.rounds == 1:
+            return
+        outermost = max(place for place, size in enumerate(extent) if size > 1)
+        for value in dealt(self.laid, op):
+            nbytes = self.laid.bytes_of(value) / layout.rounds
+            one_s = send_s(nbytes, outermost, target.topology, target.calibration)
+            bill.axes[STAGE] += layout.rounds * one_s
+            bill.bytes[STAGE] += layout.rounds * nbytes
+            bill.collectives[2] += layout.rounds
 
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""

@@ -41,6 +41,7 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
         micro=given.micro,
         stage=given.axes.get(STAGE, 1),
         schedule=given.schedule,
+        rounds=given.rounds,
     )
     model = steps.of(layout).model
     ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
@@ -103,9 +104,12 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
 def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
     if given.axes.get(STAGE, 1) > 1:
         asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
+        asked["rounds"] = given.rounds
         yield from faults_of_stages(steps, asked, given.remat, given.schedule)
     elif given.schedule != "gpipe":
         yield f"schedule is {given.schedule}: it is the order of stages, and there are none"
+    elif given.rounds != 1:
+        yield f"rounds is {given.rounds}: microbatches go so often through stages: there are none"
 
 
 def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from nbdist.plan.layers import is_over_layers
-from nbdist.plan.pipeline import room, step_s
+from nbdist.plan.pipeline import room
 from nbdist.plan.sequence import sequence_of
 from nbdist.records import DATA, MODEL, STAGE
 
@@ -48,6 +48,7 @@ class Layout:
         stage: into how many stages the layers are cut.
         sequence: whether `model` cuts what products pass on along the sequence.
         schedule: the order in which microbatches go through stages.
+        rounds: how often they do: each stage has as many blocks of layers.
     """
 
     data: int
@@ -59,6 +60,7 @@ class Layout:
     stage: int = 1
     sequence: bool = False
     schedule: Schedule = "gpipe"
+    rounds: int = 1
 
     @property
     def axes(self) -> dict[str, int]:
@@ -67,14 +69,22 @@ class Layout:
         return {**stages, DATA: self.data, MODEL: self.model}
 
     @property
-    def ticks(self) -> int:
-        """Turns of a pipeline until the last microbatch has left the last stage."""
-        return round(step_s("gpipe", [1.0] * self.stage, self.micro))
+    def blocks(self) -> int:
+        """Of layers: in each tick a stage goes through one."""
+        return self.stage * self.rounds
 
     @property
-    def held(self) -> int:
+    def ticks(self) -> int:
+        """Until the last microbatch has left the last stage."""
+        return self.rounds * self.micro + self.stage - 1
+
+    @property
+    def held(self) -> float:
         """Microbatches of which a stage has room for what its layers leave."""
-        return self.ticks if self.schedule == "gpipe" else room(self.stage, self.micro)
+        items = self.ticks
+        if self.schedule == "1f1b":
+            items = room(self.stage, self.micro, self.rounds)
+        return items / self.rounds
 
 
 class Laid:
@@ -277,6 +287,20 @@ class Laid:
             if not size % (self.layout.data * prod(axes[axis] for axis in cut[dim]))
         ]
         return max(fitting, key=lambda d: (not cut[d], value.sizes[d], -d), default=-1)
+
+
+def dealt(laid: Laid, op: Op) -> tuple[Value, ...]:
+    """What goes from stage to stage before or after a loop, as its layers are not in their order.
+
+    Parameters go there once, before the first loop that needs them, and gradients back.
+    """
+    given = {value.number for value in op.ins}
+    is_forward = not any(laid.has_rows(v) for v in op.over if v.number in given)
+    return tuple(
+        value
+        for value in op.over
+        if (value.number in given) == is_forward and not laid.has_rows(value)
+    )
 
 
 def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:

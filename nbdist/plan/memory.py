@@ -6,8 +6,8 @@ the end takes the place of what was given.
 
 Of a pipeline each stage has its own layers' activations, of all ticks (GPipe keeps all
 microbatches) or of as many as are under way (1F1B). What goes through it is there twice more: as it
-comes in, and as it leaves the stages tick by tick; and what the layers leave in a tick is there
-before it is put to the rest.
+comes in, and as it leaves the stages; and what the layers leave in a tick is there before it is put
+to the rest. Where a stage has several blocks of layers, their parameters are there once more.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _within(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
         return _alternating(laid, op, batch)
     if laid.is_staged(op):
         rows, others = _staged(laid, op, batch)
-        return rows + (1 + _ticks(laid)) * _passed(laid, op), others
+        return rows + 2 * _passed(laid, op), others
     return _peak(laid, op.body, {value.number for value in op.outs}, batch)
 
 
@@ -112,16 +112,19 @@ def _alternating(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, flo
     """
     there, between, back = parts_of(op)
     free = {value.number for value in op.outs}
-    each = sum(map(laid.microbatch.bytes_of, kept(there, back)))
+    stacks = kept(there, back)
+    each = sum(laid.microbatch.bytes_of(value) for value in stacks if laid.has_rows(value))
+    now = each / laid.layout.rounds
     rows, others = _staged(laid, back, batch)
     rows, others = max(
         _staged(laid, there, batch),
         _peak(laid.turning, between, free, batch),
-        (rows + each, others),
+        (rows + now, others),
         key=sum,
     )
     rows += laid.layout.held * each
-    rows += _passed(laid, there) + _ticks(laid) * _passed(laid, back)
+    others += sum(laid.bytes_of(value) for value in stacks if not laid.has_rows(value))
+    rows += _passed(laid, there) + _passed(laid, back)
     return rows, others
 
 
@@ -133,14 +136,15 @@ def _passed(laid: Laid, op: Op) -> float:
 def _staged(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
     """Of a tick of a loop over layers that are cut into stages."""
     rows, others = _peak(laid.microbatch, op.body, {value.number for value in op.outs}, batch)
-    given = {value.number for value in op.ins}
+    given, rounds = {value.number for value in op.ins}, laid.layout.rounds
     for value in op.over:
         if value.number in given:
-            continue
-        if laid.has_rows(value):
-            rows += laid.microbatch.bytes_of(value)
+            if rounds > 1 and not laid.has_rows(value):
+                others += (1 + 1 / rounds) * laid.bytes_of(value)  # dealt; and the block of a tick
+        elif laid.has_rows(value):
+            rows += laid.microbatch.bytes_of(value) / rounds
         else:
-            others += laid.bytes_of(value)
+            others += laid.bytes_of(value) / rounds
     return rows, others
 
 
@@ -155,7 +159,7 @@ def _gathered_along(laid: Laid, op: Op) -> float:
 
 def _ticks(laid: Laid) -> float:
     """Over the batch, the rows of all ticks, those included in which a stage waits."""
-    return laid.layout.ticks / laid.layout.micro
+    return laid.layout.ticks / (laid.layout.rounds * laid.layout.micro)
 
 
 def _bytes_of(value: Value, maker: Op, laid: Laid) -> float:

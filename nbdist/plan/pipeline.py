@@ -67,13 +67,13 @@ def in_flight(
     return min(microbatches * chunks, warm) / chunks
 
 
-def room(stages: int, microbatches: int) -> int:
-    """Microbatches of which each stage has room for what its layers leave, under our 1F1B.
+def room(stages: int, microbatches: int, chunks: int = 1) -> int:
+    """Times that each stage has room for what a chunk's layers leave, under our 1F1B.
 
-    All stages go forward and back in each tick, so that the first one has a microbatch back after
-    2 (p - 1) ticks; of all of `microbatches` and p - 1 ticks there is room at most.
+    All stages go forward and back in each tick, so that the first one has a microbatch back in its
+    first chunk after 2 (v p - 1) ticks; of all v m + p - 1 ticks there is room at most.
     """
-    return min(2 * stages - 1, microbatches + stages - 1)
+    return min(2 * chunks * stages - 1, chunks * microbatches + stages - 1)
 
 
 def _sends(stages: int, microbatches: int, chunks: int) -> int:

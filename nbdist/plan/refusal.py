@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nbdist.plan.sizes import STAGED
+from nbdist.plan.sizes import STAGED, wants_stages
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
@@ -67,22 +67,40 @@ def faults_of_stages(
         yield f"no stages: {reason}"
     elif stages is None or stages == 1:
         counts = ", ".join(map(str, steps.stages))
-        yield f"a schedule is the order of stages: {counts} would do, of devices that are left"
+        yield f"rounds and schedules are of stages: {counts} would do, of devices that are left"
     elif stages not in steps.stages:
         counts = ", ".join(map(str, steps.stages))
         yield f"the layers cannot be cut into {stages} stages: {counts} would do"
     if asked.get("micro", 2) < 2:
         yield f"micro is {asked['micro']}: a batch goes through stages in 2 microbatches or more"
+    if not reason and asked.get("rounds", 1) != 1:
+        yield from _faults_of_rounds(steps, asked)
     if schedule == "1f1b" and not reason and steps.why_waiting(remat or ""):
         yield steps.why_waiting(remat or "")
     if asked.get("zero", 0) not in STAGED:
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
 
 
+def _faults_of_rounds(steps: Steps, asked: Mapping[str, int]) -> Iterator[str]:
+    stages, rounds = asked.get(STAGE, 1), asked["rounds"]
+    if rounds < 1:
+        yield f"rounds is {rounds}: microbatches go through stages once or more"
+        return
+    most = max(steps.stages)
+    if stages * rounds > most or most % (stages * rounds):
+        whom = f"{stages} stages have {rounds}" if stages > 1 else f"each stage has {rounds}"
+        yield f"{whom} blocks of layers each: the layers divide into {most} blocks at most"
+    if stages > 1 and asked.get("micro", stages) % stages:
+        yield (
+            f"micro is {asked['micro']}: in several rounds microbatches go in turns of as many as "
+            f"there are stages, {stages}"
+        )
+
+
 def _faults_as_asked(steps: Steps, devices: int, wishes: Planning) -> Iterator[str]:
     """Of stages; what else may be wrong is told in general."""
     asked = wishes.fixed
-    if asked.get(STAGE, 1) == 1 and wishes.schedule != "1f1b":
+    if asked.get(STAGE, 1) == 1 and not wants_stages(wishes):
         return
     yield from faults_of_stages(steps, asked, wishes.remat, wishes.schedule)
     sizes = {axis: asked[axis] for axis in (STAGE, DATA, MODEL) if axis in asked}

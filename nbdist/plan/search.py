@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import PlanError
+from nbdist.plan.alike import alike, kinds
 from nbdist.plan.assign import split_for
 from nbdist.plan.candidates import Candidate, priced, ranked
 from nbdist.plan.given import laid_as
 from nbdist.plan.layout import Laid, Layout
 from nbdist.plan.memory import MARGIN
 from nbdist.plan.refusal import gib, none_as_asked
-from nbdist.plan.sizes import LEVELS, bare_layouts, staged
+from nbdist.plan.sizes import LEVELS, bare_layouts
 from nbdist.plan.steps import LARGE, Steps
 from nbdist.plan.topology import describe, extents
 from nbdist.plan.warn import warnings_of
@@ -97,7 +98,7 @@ def plans(
     if not fitting:
         told = (f"({note})" for note in _notes(steps, target))
         raise PlanError("\n".join((_too_large(candidates), *told)))
-    if not wishes.fixed.keys() - {"micro", "sequence"} and target.topology.devices > 1:
+    if not wishes.fixed.keys() - {"micro", "rounds", "sequence"} and target.topology.devices > 1:
         whole, fitting = fitting[0], [c for c in fitting if c.copied is None]
         if not fitting:
             raise PlanError(
@@ -160,58 +161,16 @@ def _laid_out(
             found = _laid(replace(bare, remat=remat), steps, target, wishes, pinned)
             if found is None:
                 break
-            kinds = list(_kinds(found, steps, target, wishes))
-            alike = [one for kind in kinds for one in _alike(kind, steps, target, wishes)]
-            yield from alike
-            kept += kinds[-1:]  # where the sequence is cut, fewer microbatches do
-            if any(c.fits for c in alike) or (alike and not any(c.keeps_too_much for c in alike)):
+            ways = list(kinds(found, steps, target, wishes))
+            all_ = [one for way in ways for one in alike(way, steps, target, wishes)]
+            yield from all_
+            kept += ways[-1:]  # where the sequence is cut, fewer microbatches do
+            if any(c.fits for c in all_) or (all_ and not any(c.keeps_too_much for c in all_)):
                 break
         if bare.stage > 1 or "micro" in wishes.fixed:
             continue
         for place in dict.fromkeys((0, len(kept) - 1)) if kept else ():
             yield from _in_parts(kept[place], steps, target, wishes, pinned)
-
-
-def _kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
-    """It, and the same with what products pass on cut along the sequence, where that can be."""
-    asked, layout = wishes.fixed.get("sequence"), found.laid.layout
-    if asked != 1:
-        yield found
-    along = found.laid.with_layout(replace(layout, sequence=True))
-    if asked != 0 and along.sequence:
-        yield priced(along, steps, target, found.memory.available)
-
-
-def _alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
-    """It, and what cuts the same: of a pipeline in more microbatches.
-
-    Where not all of them can be kept, they go back as soon as they have come through.
-    """
-    layout, wanted = found.laid.layout, wishes.schedule
-    alike = list(_in_more(found, steps, target, wishes)) if wanted != "1f1b" else []
-    yield from alike
-    too_much = wanted == "1f1b" or (wanted is None and any(c.keeps_too_much for c in alike))
-    if layout.stage > 1 and too_much and not steps.why_waiting(layout.remat):
-        laid = found.laid.with_layout(replace(layout, schedule="1f1b"))
-        first = priced(laid, steps, target, found.memory.available)
-        yield from _in_more(first, steps, target, wishes)
-
-
-def _in_more(
-    found: Candidate, steps: Steps, target: Target, wishes: Planning
-) -> Iterator[Candidate]:
-    """It, and the same in more microbatches, until that is no faster."""
-    yield found
-    last = found
-    for layout in staged(found.laid.layout, steps, wishes):
-        if layout.micro == last.laid.layout.micro and last.fits:
-            continue
-        laid = found.laid.with_layout(layout)
-        now = priced(laid, steps, target, found.memory.available)
-        yield now
-        if last.fits and now.time.step >= last.time.step:
-            return
-        last = now
 
 
 def _in_parts(
@@ -309,6 +268,7 @@ def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
         micro=laid.layout.micro,
         sequence=laid.layout.sequence,
         schedule=laid.layout.schedule,
+        rounds=laid.layout.rounds,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,

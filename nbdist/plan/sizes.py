@@ -21,6 +21,9 @@ LEVELS: tuple[Zero, ...] = (0, 1, 3)
 STAGED: tuple[Zero, ...] = LEVELS[:2]
 """Parameters that are cut over the data axis would be gathered in each tick."""
 
+_ROUNDS = (2, 3, 4)
+"""That are tried beside one."""
+
 _TURNS = (1, 2, 4, 8)
 """Microbatches that are tried, over the stages: the bubble halves from one to the next."""
 
@@ -45,8 +48,10 @@ def bare_layouts(
             if not micro or steps.plain.rows % (data * micro):
                 continue
             for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
-                own = {DATA: data, MODEL: size, STAGE: stage, "zero": zero, "micro": micro}
-                layout = Layout(data, size, zero=zero, micro=micro, stage=stage)
+                rounds = wishes.fixed.get("rounds", 1)
+                own = {DATA: data, MODEL: size, STAGE: stage}
+                own |= {"zero": zero, "micro": micro, "rounds": rounds}
+                layout = Layout(data, size, zero=zero, micro=micro, stage=stage, rounds=rounds)
                 if asked.items() <= own.items() and _crosses(layout, target.topology) == crossing:
                     yield layout
 
@@ -61,6 +66,18 @@ def staged(layout: Layout, steps: Steps, wishes: Planning) -> Iterator[Layout]:
                 yield replace(layout, micro=micro, zero=zero)
 
 
+def more_rounds(layout: Layout, steps: Steps, wishes: Planning) -> tuple[int, ...]:
+    """In how many more its microbatches may go through its stages."""
+    if layout.stage == 1 or layout.micro % layout.stage or "rounds" in wishes.fixed:
+        return ()
+    return tuple(rounds for rounds in _ROUNDS if layout.stage * rounds in steps.stages)
+
+
+def wants_stages(wishes: Planning) -> bool:
+    """Whether something of stages is asked for, and not how many."""
+    return wishes.schedule == "1f1b" or wishes.fixed.get("rounds", 1) != 1
+
+
 def _levels(data: int, stage: int, wishes: Planning) -> tuple[Zero, ...]:
     levels = (STAGED if stage > 1 else LEVELS) if data > 1 else LEVELS[:1]
     asked = wishes.fixed.get("zero")
@@ -69,12 +86,16 @@ def _levels(data: int, stage: int, wishes: Planning) -> tuple[Zero, ...]:
 
 def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tuple[int, ...]:
     """In how many the batch may go through stages, the fewest first; without stages in one part."""
-    asked = wishes.fixed.get("micro")
+    asked, rounds = wishes.fixed.get("micro"), wishes.fixed.get("rounds", 1)
+    turn = stage if rounds > 1 else 1
+    if rounds != 1 and stage * rounds not in steps.stages:
+        return ()
     if stage == 1 or asked is not None:
         micro = asked or 1
-        return (micro,) if stage == 1 or micro > 1 else ()
+        return (micro,) if stage == 1 or (micro > 1 and not micro % turn) else ()
     rows = steps.plain.rows // data
-    parts = [n for n in range(2, min(rows, 2 * _TURNS[-1] * stage) + 1) if not rows % n]
+    most = min(rows, 2 * _TURNS[-1] * stage)
+    parts = [n for n in range(2, most + 1) if not rows % n and not n % turn]
     starts = (turns * stage for turns in _TURNS)
     found = [next((n for n in parts if start <= n < 2 * start), 0) for start in starts]
     return tuple(dict.fromkeys(filter(None, found))) or tuple(parts[-1:])
@@ -83,7 +104,7 @@ def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tupl
 def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
     """One first; on hardware whose figures decide nothing, more are to be asked for."""
     asked = wishes.fixed.get(STAGE, 1)
-    is_staged = wishes.schedule == "1f1b"
+    is_staged = wants_stages(wishes)
     if STAGE in wishes.fixed or (target.cautious and not is_staged):
         fitting = asked == 1 or (asked in steps.stages and not target.topology.devices % asked)
         return (asked,) if fitting else ()

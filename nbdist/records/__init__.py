@@ -96,6 +96,7 @@ from nbdist.records.placement import (
 )
 from nbdist.records.plan import (
     DATA,
+    GPIPE,
     MODEL,
     STAGE,
     Collective,
@@ -108,6 +109,7 @@ from nbdist.records.plan import (
     RunnerUp,
     Schedule,
     Spec,
+    Staging,
     Traffic,
     Verified,
     Zero,
@@ -171,6 +173,7 @@ __all__ = [
     "BATCH_NAME",
     "CLUSTER_ID",
     "DATA",
+    "GPIPE",
     "GUARD_STEPS",
     "HOST_COPIES",
     "HOST_MEMORY",
@@ -291,6 +294,7 @@ __all__ = [
     "Spec",
     "Speech",
     "SpentKind",
+    "Staging",
     "StateMessage",
     "StepBegun",
     "StepFigures",

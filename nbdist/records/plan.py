@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -149,6 +149,17 @@ class RunnerUp(Record, frozen=True):
     compiled_bytes: int = 0
 
 
+class Staging(NamedTuple):
+    """How microbatches go through stages; attributes as a plan's."""
+
+    schedule: Schedule = "gpipe"
+    rounds: int = 1
+
+
+GPIPE = Staging()
+"""All of them once there, and then all back."""
+
+
 class Plan(Record, frozen=True):
     """How a step is laid out.
 
@@ -164,6 +175,7 @@ class Plan(Record, frozen=True):
             many microbatches that goes through them.
         sequence: whether the axis `model` cuts what products pass on along the sequence.
         schedule: with stages, the order in which microbatches go through them.
+        rounds: with stages, how often they do: each has as many blocks of layers (interleaved).
     """
 
     axes: dict[str, int]
@@ -181,6 +193,11 @@ class Plan(Record, frozen=True):
     micro: int = 1
     sequence: bool = False
     schedule: Schedule = "gpipe"
+    rounds: int = 1
+
+    @property
+    def staging(self) -> Staging:
+        return Staging(self.schedule, self.rounds)
 
     @property
     def devices(self) -> int:
@@ -207,6 +224,8 @@ class _Degrees(Protocol):
     def sequence(self) -> bool: ...
     @property
     def schedule(self) -> Schedule: ...
+    @property
+    def rounds(self) -> int: ...
 
 
 def title_of(layout: _Degrees) -> str:
@@ -217,6 +236,7 @@ def title_of(layout: _Degrees) -> str:
     parts += [f"{stages} stages"] * (stages > 1)
     more = ["sequence parallel"] * layout.sequence + [f"ZeRO-{layout.zero}"] * bool(layout.zero)
     more += ["1F1B"] * (layout.schedule == "1f1b" and stages > 1)
+    more += [f"{layout.rounds} rounds"] * (layout.rounds > 1)
     more += [f"{layout.micro} microbatches"] * (layout.micro > 1)
     more += [f"{layout.remat} remat"] * bool(layout.remat)
     return ", ".join([" x ".join(parts or ["one device"]), *more])
@@ -227,7 +247,7 @@ class Planning(Record, frozen=True):
 
     Attributes:
         budget: bytes that may be taken on each device; 0 is all there is.
-        fixed: sizes of axes, `zero`, `micro` and `sequence` (0 or 1), that are given.
+        fixed: sizes of axes, `zero`, `micro`, `rounds` and `sequence` (0 or 1), that are given.
         remat: which activations are made again; None leaves it open.
         schedule: the order in which microbatches go through stages; None leaves it open.
         given: a plan that is to be taken as it is.

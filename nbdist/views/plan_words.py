@@ -33,8 +33,8 @@ _REMAT = {
 }
 _WAY = {
     "": "are gone through one after another, and summed",
-    "gpipe": "go from stage to stage, one behind another, and back when all have come through",
-    "1f1b": "go from stage to stage, each back as soon as it has come through (1F1B)",
+    "gpipe": "go {}from stage to stage, one behind another, and back when all have come through",
+    "1f1b": "go {}from stage to stage, each back as soon as it has come through (1F1B)",
 }
 _ROUNDING = 1e-6
 """Of a step: what seconds may differ by and be the same."""
@@ -120,7 +120,9 @@ def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     if plan.micro > 1:
         rows = plan.rows / plan.axes[DATA] / plan.micro
         noun = "sample" if rows == 1 else "samples"
-        what = f"parts of {rows:,.4g} {noun} {_WAY[plan.schedule if STAGE in plan.axes else '']}"
+        way = _WAY[plan.schedule if STAGE in plan.axes else ""]
+        around = f"{plan.rounds} times around " * (plan.rounds > 1)
+        what = f"parts of {rows:,.4g} {noun} {way.format(around)}"
         found.append(("microbatches", f"{plan.micro:,}", what))
     if plan.remat:
         found.append(("remat", plan.remat, _REMAT[plan.remat]))
@@ -154,9 +156,10 @@ def _stages(plan: Plan) -> str:
     own = [tensor for tensor in plan.tensors if tensor.role != "batch"]
     dims = (size for t in own for size, axes in zip(t.shape, t.spec, strict=True) if STAGE in axes)
     counts = [f"{size // plan.axes[STAGE]:,}" for size in sorted(set(dims))]
+    blocks = f", in {plan.rounds} blocks" * (plan.rounds > 1)
     return (
-        f"{' or '.join(counts) or 'some'} of the layers of a scan on each (pipeline parallel), "
-        f"which waits {labels.share(plan.time.bubble)} of a step for microbatches"
+        f"{' or '.join(counts) or 'some'} of the layers of a scan on each{blocks} (pipeline "
+        f"parallel), which waits {labels.share(plan.time.bubble)} of a step for microbatches"
     )
 
 

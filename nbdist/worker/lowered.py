@@ -47,7 +47,7 @@ class Lowered:
             auto = (jax.sharding.AxisType.Auto,) * len(rows)
             self.mesh = jax.sharding.Mesh(whole.devices.reshape(sizes), rows, axis_types=auto)
         self._remat, self._micro = plan.remat, plan.micro
-        self._stages, self._schedule = plan.axes.get(STAGE, 1), plan.schedule
+        self._stages, self._staging = plan.axes.get(STAGE, 1), plan.staging
         self._lays_products, self._sequence = lays_products(plan), plan.sequence
         self.replicated = jax.NamedSharding(self.mesh, jax.P())
         self._specs = {tensor.path: tensor.spec for tensor in plan.tensors}
@@ -80,7 +80,7 @@ class Lowered:
             ]
             lie = Lie(self.mesh, specs, self._sequence)
         if self._remat or self._micro > 1 or lie is not None:
-            step = rewriting(step, self._remat, self._micro, self._stages, lie, self._schedule)
+            step = rewriting(step, self._remat, self._micro, self._stages, lie, self._staging)
         if not self._is_split:
             return step
 

@@ -152,9 +152,7 @@ def _job(
         with jax.sharding.use_abstract_mesh(mesh):
             stages = found.axes.get(STAGE, 1)
             own = Lie(mesh, lie, found.sequence) if lays_products(found) else None
-            closed = rewritten(
-                traced, inputs, found.remat, found.micro, stages, own, found.schedule
-            )
+            closed = rewritten(traced, inputs, found.remat, found.micro, stages, own, found.staging)
             step = jax.jit(
                 _with_rows(closed, [role for _, role in inputs], found.axes),
                 out_shardings=[jax.NamedSharding(mesh, partition(spec)) for spec in outputs],

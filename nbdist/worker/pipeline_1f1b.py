@@ -1,10 +1,11 @@
 """Layers in stages through which a microbatch goes back as soon as it has come through.
 
-Stage s of S has microbatch t - s in tick t, as in `pipeline_ticks`, and on its way back microbatch
-t - (2 S - 2 - s), so that the last stage turns it around at once (1F1B: arXiv:2104.04473, section
-2.2.1; here all stages go forward and back in each tick, and what they wait for together is the
-same). So a stage keeps what its layers left of 2 S - 1 microbatches at most, however many there
-are. In the first S - 1 ticks none goes back yet, in the last S - 1 none comes any more.
+Each of S stages goes forward with what it has in a tick, as in `pipeline_ticks`, and back with what
+it had before, so that the last one turns a microbatch around at once when that is in the last of
+its v rounds (1F1B, interleaved if v > 1: arXiv:2104.04473, section 2.2; here all stages go forward
+and back in each tick, and what they wait for together is the same). So a stage keeps what a block
+of its layers left 2 v S - 1 times at most, however many microbatches there are. In the first
+v S - 1 ticks none goes back yet, in the last v S - 1 none comes any more.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class _There(NamedTuple):
     """The way there: what stages have, what is added to, and what is kept for the way back.
 
     Attributes:
-        kept: by the numbers of the scan's outputs, [slots, stages, parts, layers of a stage, ...].
+        kept: by the numbers of the scan's outputs, [slots, stages, parts, layers of a block, ...].
     """
 
     state: Arrays
@@ -169,10 +170,11 @@ class _There(NamedTuple):
 
 
 class _Back(NamedTuple):
-    """The way back: what stages have, and what is added to."""
+    """The way back: what stages have, what is added to, and what has come back (`Stages.left`)."""
 
     state: Arrays
     totals: Arrays
+    left: Arrays
 
 
 class Left(NamedTuple):
@@ -210,7 +212,7 @@ class Alternating:
         self._schedule, self._turn = schedule, turn
         self.there = Stages(halves.forward, schedule)
         self.back = Stages(halves.backward, schedule)
-        self._slots = room(schedule.stages, schedule.micro)
+        self._slots = room(schedule.stages, schedule.micro, schedule.rounds)
         outs = halves.forward.scan.eqn.outvars
         stacks = {outs[n]: n for n in self.there.stacks}
         over = enumerate(halves.backward.scan.eqn.invars)
@@ -228,53 +230,54 @@ class Alternating:
             given: what `turn` needs.
             over: the same that has rows, as `Turn.fed` makes it.
         """
-        schedule, wait = self._schedule, self._schedule.stages - 1
-        early, late = slice(wait), slice(wait, None)
-        fed = (there.fed, there.slices)
-        ticks = jnp.arange(schedule.ticks)
+        schedule, wait = self._schedule, self._schedule.wait
+        aval = jax.eval_shape(self._turned, given, over, entering)
+        nothing = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), aval)
 
-        def come(now: _There, at: Any) -> tuple[_There, None]:
-            return self._come(there, entering, now, at)[0], None
+        def come(tick: Any, now: _There) -> _There:
+            return self._come(there, entering, now, tick)[0]
 
-        start = self._start(there, entering)
-        first, _ = jax.lax.scan(come, start, (ticks[early], *_at(fed, early)))
-
-        def both(carry: Any, at: Any) -> tuple[Any, Any]:
+        def both(tick: Any, carry: tuple[_There, _Back, list[Any]]) -> Any:
             now, going, totals = carry
-            tick, fed, slices, own, *rest = at
-            now, passed = self._come(there, entering, now, (tick, fed, slices))
+            now, _ = self._come(there, entering, now, tick)
+            return now, self._go(back, now.kept, nothing, going, tick), totals
+
+        def turning(carry: tuple[_There, _Back, list[Any]], tick: Any) -> Any:
+            now, going, totals = carry
+            now, passed = self._come(there, entering, now, tick)
+            own = _at(list(over), schedule.seats(tick, stage=self.there.last).micro)
             turned, totals, left = self._turn(given, totals, own, passed)
-            going, rows = self._go(back, now.kept, turned, going, (tick, *rest))
-            return (now, going, totals), (rows, left)
+            return (now, self._go(back, now.kept, turned, going, tick), totals), left
 
-        turned = jax.eval_shape(self._turned, given, over, entering)
-        zeros = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), turned)
-        begin = first, _Back(self.back.begun(zeros), self.back.zeros()), self._turn.zeros()
-        micro = slice(schedule.micro)
-        (last, going, totals), (rows, left) = jax.lax.scan(
-            both,
-            begin,
-            (ticks[late], *_at(fed, late), list(over), *_at((back.fed, back.slices), micro)),
-        )
+        each = schedule.stages if schedule.rounds > 1 else schedule.micro
+        apart = schedule.rounds * each
 
-        def go(going: _Back, at: Any) -> tuple[_Back, Any]:
-            return self._go(back, last.kept, zeros, going, at)
+        def lap(carry: tuple[_There, _Back, list[Any]], tick: Any) -> Any:
+            """As many microbatches as there are stages; before them, the rounds until then."""
+            if apart > each:
+                first = jnp.where(tick == wait, tick, tick + each - apart)
+                carry = jax.lax.fori_loop(first, tick, both, carry)
+            return jax.lax.scan(turning, carry, tick + jnp.arange(each))
 
-        rest = slice(schedule.micro, None)
-        going, more = jax.lax.scan(
-            go, going, (ticks[early] + schedule.ticks, *_at((back.fed, back.slices), rest))
-        )
-        returned = jax.tree.map(
-            lambda *both: self.back.leaving(jnp.concatenate(both)[wait:]), rows, more
-        )
-        return Left(last.totals, going.totals, returned, totals, left)
+        first = jax.lax.fori_loop(0, wait, come, self._start(there, entering))
+        begin = first, self._begin(nothing), self._turn.zeros()
+        starts = wait + apart * jnp.arange(schedule.micro // each)
+        (last, going, totals), others = jax.lax.scan(lap, begin, starts)
+
+        def go(tick: Any, going: _Back) -> _Back:
+            return self._go(back, last.kept, nothing, going, tick)
+
+        going = jax.lax.fori_loop(schedule.ticks, schedule.ticks + wait, go, going)
+        returned = {n: self.back.leaving(array) for n, array in going.left.items()}
+        others = [array.reshape(schedule.micro, *array.shape[2:]) for array in others]
+        return Left(last.totals, going.totals, returned, totals, others)
 
     def _start(self, there: Work, entering: Arrays) -> _There:
         schedule, stages = self._schedule, self.there
         state = stages.begun({n: array[0] for n, array in entering.items()})
         now = _at((there.fed, there.slices), 0)
         avals = jax.eval_shape(
-            lambda: stages.advanced(there, state, stages.zeros(), now, jnp.zeros(1, bool))[2]
+            lambda: stages.advanced(there, state, stages.zeros(), now, schedule.seats(0))[2]
         )
         kept = {
             n: schedule.laid(jnp.zeros((self._slots, *avals[n].shape), avals[n].dtype), 1)
@@ -282,19 +285,18 @@ class Alternating:
         }
         return _There(state, stages.zeros(), kept)
 
-    def _come(self, work: Work, entering: Arrays, now: _There, at: Any) -> tuple[_There, Arrays]:
+    def _begin(self, nothing: Arrays) -> _Back:
+        stages = self.back
+        return _Back(stages.begun(nothing), stages.zeros(), stages.leaves(nothing))
+
+    def _come(self, work: Work, entering: Arrays, now: _There, tick: Any) -> tuple[_There, Arrays]:
         """A tick of the way there; what has come through, [parts, ...]."""
-        (tick, *given), schedule, stages = at, self._schedule, self.there
-        stage = jnp.arange(schedule.stages)
-        coming = {
-            n: jax.lax.dynamic_index_in_dim(
-                a, jnp.minimum(tick, schedule.micro - 1), keepdims=False
-            )
-            for n, a in entering.items()
-        }
-        state = stages.entered(now.state, coming)
-        is_working = (tick >= stage) & (tick < stage + schedule.micro)
-        rows, totals, stacks = stages.advanced(work, state, now.totals, tuple(given), is_working)
+        schedule, stages = self._schedule, self.there
+        seats = schedule.seats(tick)
+        coming = _at(entering, schedule.seats(tick, stage=stages.first).micro)
+        state = stages.entered(now.state, coming, seats)
+        given = _at((work.fed, work.slices), tick)
+        rows, totals, stacks = stages.advanced(work, state, now.totals, given, seats)
         kept = {
             n: jax.lax.dynamic_update_index_in_dim(slots, stacks[n], tick % self._slots, 0)
             for n, slots in now.kept.items()
@@ -302,19 +304,18 @@ class Alternating:
         passed = {n: stages.leaving(array[None])[0] for n, array in rows.items()}
         return _There(stages.moved(rows), totals, kept), passed
 
-    def _go(
-        self, work: Work, kept: Arrays, turned: Arrays, now: _Back, at: Any
-    ) -> tuple[_Back, Arrays]:
-        """A tick of the way back; what stages pass on, [stages, parts, ...]."""
-        (tick, fed, slices), schedule, stages = at, self._schedule, self.back
-        waits = schedule.stages - 1 - jnp.arange(schedule.stages)
-        since = tick - (schedule.stages - 1) - waits
-        held = {n: self._picked(kept[m], tick - 2 * waits) for n, m in self._held.items()}
-        is_working = (since >= 0) & (since < schedule.micro)
-        rows, totals, _ = stages.advanced(
-            work, stages.entered(now.state, turned), now.totals, (fed, slices | held), is_working
-        )
-        return _Back(stages.moved(rows), totals), rows
+    def _go(self, work: Work, kept: Arrays, turned: Arrays, now: _Back, tick: Any) -> _Back:
+        """A tick of the way back."""
+        schedule, stages = self._schedule, self.back
+        since = tick - schedule.wait
+        seats = schedule.seats(since, is_late=True)
+        out = schedule.seats(since, stage=stages.last, is_late=True)
+        came = schedule.came(seats)
+        held = {n: self._picked(kept[m], came) for n, m in self._held.items()}
+        fed, slices = _at((work.fed, work.slices), since)
+        state = stages.entered(now.state, turned, seats)
+        rows, totals, _ = stages.advanced(work, state, now.totals, (fed, slices | held), seats)
+        return _Back(stages.moved(rows), totals, stages.left(now.left, rows, out.micro))
 
     def _picked(self, kept: Any, ticks: Any) -> Any:
         """Of each stage, what its layers left in its tick."""
@@ -333,7 +334,7 @@ class Alternating:
 
 
 def _at(tree: Any, place: Any) -> Any:
-    return jax.tree.map(lambda array: array[place], tree)
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False), tree)
 
 
 def _cut(all_: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:

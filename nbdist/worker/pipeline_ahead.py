@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from jax.extend.core import Jaxpr
 
@@ -52,9 +52,10 @@ class Ahead(NamedTuple):
     """What is made before the rows come.
 
     Attributes:
-        over: what layers are given of it, stacked: of what they go over, and what they pass on.
+        over: what layers are given of it, stacked: of what they go over, and what they pass on; as
+            stages have them.
         left: what the scan leaves of it.
-        drawn: what layers go over that has rows, stacked.
+        drawn: what layers go over that has rows, stacked likewise.
     """
 
     over: Arrays
@@ -62,12 +63,13 @@ class Ahead(NamedTuple):
     drawn: Arrays
 
 
-def ahead(layers: Layers, given: Arrays) -> Ahead:
+def ahead(layers: Layers, given: Arrays, deal: Callable[[Any], Any]) -> Ahead:
     """What a scan over layers makes without rows.
 
     Args:
         layers: the scan.
         given: what it is given.
+        deal: puts layers, stacked, in the order in which stages have them.
     """
     first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
     alike = {n for n, kind in enumerate(layers.given) if kind == "same"}
@@ -77,6 +79,7 @@ def ahead(layers: Layers, given: Arrays) -> Ahead:
     passing, left = _passing(layers, shared, over, carry)
     over |= {first + n: array for n, array in passing.items()}
     left |= _each(layers, Round(layers.few, layers.stacked("same")), shared, over)
+    over = {n: deal(array) for n, array in over.items()}
     drawn = _each(layers, Round(layers.draws, range(len(layers.draws.outvars))), shared, over)
     return Ahead(over, left, {n + len(given): array for n, array in drawn.items()})
 

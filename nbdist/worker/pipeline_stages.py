@@ -7,6 +7,7 @@ goes nowhere.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.layer_scans import Layers
     from nbdist.worker.pipeline_ahead import Arrays
-    from nbdist.worker.pipeline_rows import Schedule
+    from nbdist.worker.pipeline_rows import Schedule, Seats
 
 
 class Alike(NamedTuple):
@@ -40,7 +41,7 @@ class Work(NamedTuple):
 
     Attributes:
         shared: by all, in all ticks.
-        blocks: each layer's own: [stages, layers of a stage, ...].
+        blocks: each layer's own: [stages, layers of all blocks of a stage, ...].
         fed: rows that all layers are given: [ticks, stages, parts, ...].
         slices: each layer's own rows, as `Skewed` has them.
         left: what the scan leaves that has nothing of rows, by the numbers of its outputs.
@@ -64,7 +65,7 @@ class Stages:
 
     Args:
         layers: the scan, with the rows of a part of a microbatch.
-        schedule: of the ticks; the layers divide by its stages.
+        schedule: of the ticks; the layers divide by its stages and rounds.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
@@ -75,6 +76,8 @@ class Stages:
         self._round = Round(layers.few, wanted)
         ends = (0, schedule.stages - 1)
         self.first, self.last = ends[::-1] if layers.reverse else ends
+        self._begins = schedule.rounds - 1 if layers.reverse else 0
+        self._per = layers.length // (schedule.stages * schedule.rounds)
 
     def work(self, given: Sequence[Any], *, is_late: bool = False) -> Work:
         """What is made before the rows come.
@@ -85,7 +88,7 @@ class Stages:
             is_late: whether a microbatch is at the last stage first.
         """
         layers, schedule = self._layers, self._schedule
-        made = ahead(layers, dict(enumerate(given)))
+        made = ahead(layers, dict(enumerate(given)), partial(schedule.dealt, is_cut=True))
         drawn = [schedule.laid(array, parts=False) for array in made.drawn.values()]
         all_ = [*given, *drawn]
         needed, (constants, _, _) = self._round.needed, layers.scan.parts(all_)
@@ -104,20 +107,22 @@ class Stages:
                 work.slices[n] = all_[n].array
             elif n >= len(constants) + layers.scan.carried and all_[n] is not None:
                 var = layers.scan.eqn.invars[n]
-                work.slices[n] = schedule.skewed(all_[n], var, is_late=is_late).array
+                rows = all_[n] if n >= len(given) else schedule.dealt(all_[n], is_cut=False)
+                work.slices[n] = schedule.skewed(rows, var, is_late=is_late).array
         return work
 
     def begun(self, entering: Arrays) -> Arrays:
         """What stages begin with, like such rows; of what they make of it nothing is left."""
         return {n: self._everywhere(array) for n, array in entering.items()}
 
-    def entered(self, state: Arrays, entering: Mapping[int, Any]) -> Arrays:
-        """What stages have once a microbatch is at the first of them."""
+    def entered(self, state: Arrays, entering: Mapping[int, Any], seats: Seats) -> Arrays:
+        """What stages have once a microbatch is at the first of them, and in its first round."""
         is_first = jnp.arange(self._schedule.stages) == self.first
+        is_first &= seats.round == self._begins
         return {n: _chosen(is_first, array, state[n]) for n, array in entering.items()}
 
     def advanced(
-        self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], is_working: Any
+        self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], seats: Seats
     ) -> tuple[Arrays, Arrays, Arrays]:
         """A tick.
 
@@ -126,18 +131,15 @@ class Stages:
             state: what stages have of what is passed on.
             totals: what is added to.
             now: what layers are given in this tick: `fed` and `slices` of the work.
-            is_working: of each stage, whether it has a microbatch.
+            seats: what stages are at.
 
         Returns:
             What stages pass on, the totals, and what their layers leave.
         """
         schedule = self._schedule
         fed, slices = now
-        left = self._stages(work.shared, work.blocks, fed, state, slices)
-        totals = {
-            n: schedule.laid(_chosen(is_working, total + left[n].astype(total.dtype), total))
-            for n, total in totals.items()
-        }
+        left = self._stages(work.shared, work.blocks, fed, state, slices, seats.round)
+        totals = {n: self._summed(total, left[n], seats, n) for n, total in totals.items()}
         rows = {n: schedule.laid(left[n]) for n in self.passed}
         return rows, totals, {n: schedule.laid(left[n]) for n in self.stacks}
 
@@ -145,6 +147,28 @@ class Stages:
         """What stages have of what was passed on."""
         step = -1 if self._layers.reverse else 1
         return {n: self._schedule.laid(jnp.roll(array, step, 0)) for n, array in rows.items()}
+
+    def leaves(self, passed: Arrays) -> Arrays:
+        """Where `left` puts what leaves, of such rows: [microbatches, stages, parts, ...]."""
+        schedule = self._schedule
+        sizes = schedule.micro, schedule.stages
+        return {
+            n: schedule.laid(jnp.zeros((*sizes, *array.shape), array.dtype), 1)
+            for n, array in passed.items()
+        }
+
+    def left(self, before: Arrays, rows: Arrays, micro: Any) -> Arrays:
+        """With what stages make in a tick; of the last one, what comes out of its last round stays.
+
+        Args:
+            before: as `leaves` has made it.
+            rows: what stages make.
+            micro: the microbatch that the last one is at.
+        """
+        return {
+            n: jax.lax.dynamic_update_index_in_dim(array, rows[n], micro, 0)
+            for n, array in before.items()
+        }
 
     def leaving(self, rows: Any) -> Any:
         """Of [..., stages, parts, ...], as it is in each tick, that of the last stage.
@@ -171,18 +195,32 @@ class Stages:
         left = {n: self._total(n, totals[n].sum((0, 1)), given[first + n]) for n in self._added}
         return left | {n: self._total(n, self._of_layers(totals[n]), 0) for n in self._gradients}
 
-    def _stages(self, *given: Arrays) -> Arrays:
+    def _summed(self, total: Any, new: Any, seats: Seats, n: int) -> Any:
+        """With what was made in a tick; gradients of one block are those of its layers alone."""
+        new = new.astype(total.dtype)
+        if n not in self._gradients or self._schedule.rounds == 1:
+            return self._schedule.laid(_chosen(seats.is_working, total + new, total))
+
+        def own(total: Any, new: Any, turn: Any, is_working: Any) -> Any:
+            before = jax.lax.dynamic_slice_in_dim(total, turn * self._per, self._per, 1)
+            now = jnp.where(is_working, before + new, before)
+            return jax.lax.dynamic_update_slice_in_dim(total, now, turn * self._per, 1)
+
+        run = jax.vmap(own, spmd_axis_name=STAGE)
+        return self._schedule.laid(run(total, new, seats.round, seats.is_working))
+
+    def _stages(self, *given: Any) -> Arrays:
         """What the layers leave, [stages, parts, ...], of what `_stage` is given."""
         axis = DATA if self._schedule.parts > 1 else None
-        parts = jax.vmap(self._stage, in_axes=(None, None, 0, 0, 0), spmd_axis_name=axis)
-        stages = jax.vmap(parts, in_axes=(None, 0, 0, 0, 0), spmd_axis_name=STAGE)
+        parts = jax.vmap(self._stage, in_axes=(None, None, 0, 0, 0, None), spmd_axis_name=axis)
+        stages = jax.vmap(parts, in_axes=(None, 0, 0, 0, 0, 0), spmd_axis_name=STAGE)
         made: Arrays = stages(*given)
         return made
 
     def _stage(
-        self, shared: Arrays, blocks: Arrays, fed: Arrays, state: Arrays, slices: Arrays
+        self, shared: Arrays, blocks: Arrays, fed: Arrays, state: Arrays, slices: Arrays, turn: Any
     ) -> Arrays:
-        """What the layers of one stage leave of one part of a microbatch."""
+        """What the layers of one stage leave of one part of a microbatch, in one round."""
         first = self._layers.scan.constants
 
         def layer(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
@@ -192,9 +230,13 @@ class Stages:
 
         avals: list[Any] = [var.aval for var in self._layers.few.outvars]
         zeros = {n: jnp.zeros(avals[n].shape, avals[n].dtype) for n in self._added}
-        length = self._layers.length // self._schedule.stages
+        if self._schedule.rounds > 1:
+            blocks = {
+                n: jax.lax.dynamic_slice_in_dim(array, turn * self._per, self._per)
+                for n, array in blocks.items()
+            }
         passed, left = jax.lax.scan(
-            layer, state | zeros, blocks | slices, length, reverse=self._layers.reverse
+            layer, state | zeros, blocks | slices, self._per, reverse=self._layers.reverse
         )
         return {**passed, **left}
 
@@ -205,14 +247,15 @@ class Stages:
         aval: Any = self._layers.scan.eqn.outvars[n].aval
         own = aval.shape
         if n in self._gradients:
-            own = (self._layers.length // self._schedule.stages, *own[1:])
+            own = (self._per * self._schedule.rounds, *own[1:])
         shape = (self._schedule.stages, self._schedule.parts, *own)
         return self._schedule.laid(jnp.zeros(shape, wide(aval.dtype)))
 
     def _of_layers(self, totals: Any) -> Any:
-        """[stages, parts, layers of a stage, ...] as [layers, ...]."""
+        """[stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
         summed = self._schedule.laid(totals.sum(1), parts=False)
-        return summed.reshape(self._layers.length, *summed.shape[2:])
+        whole = summed.reshape(self._layers.length, *summed.shape[2:])
+        return self._schedule.collected(whole, is_cut=True)
 
     def _total(self, n: int, total: Any, before: Any) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval

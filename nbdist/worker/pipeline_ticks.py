@@ -1,7 +1,7 @@
 """A scan over layers as a pipeline: stages of layers that microbatches go through.
 
-In tick t stage s has microbatch t - s (GPipe: arXiv:1811.06965). A backward pass goes through the
-same ticks in their reverse order, so that it finds in each what the forward pass left there.
+All microbatches go there, before any goes back (GPipe: arXiv:1811.06965). A backward pass goes
+through the same ticks in their reverse order, so that it finds in each what the forward pass left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pipeline:
 
     Args:
         layers: the scan, with the rows of a part of a microbatch.
-        schedule: of the ticks; the layers divide by its stages.
+        schedule: of the ticks; the layers divide by its stages and rounds.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
@@ -50,29 +50,28 @@ class Pipeline:
         first, outs = layers.scan.constants, layers.scan.eqn.outvars
         work = stages.work(given)
         entering = {n: schedule.entering(given[first + n], outs[n]) for n in stages.passed}
-        (_, totals), (rows, stacks) = jax.lax.scan(
+        state = stages.begun({n: array[0] for n, array in entering.items()})
+        rows = stages.leaves({n: array[0] for n, array in entering.items()})
+        (_, totals, rows), stacks = jax.lax.scan(
             partial(self._tick, work, entering),
-            (stages.begun({n: array[0] for n, array in entering.items()}), stages.zeros()),
+            (state, stages.zeros(), rows),
             (jnp.arange(schedule.ticks), work.fed, work.slices),
             reverse=layers.reverse,
         )
-        own = slice(stages.last, stages.last + schedule.micro)
         left = work.left | stages.sums(totals, given)
         left |= {n: Skewed(array) for n, array in stacks.items()}
-        left |= {
-            n: schedule.leaving(stages.leaving(array[own]), outs[n]) for n, array in rows.items()
-        }
+        left |= {n: schedule.leaving(stages.leaving(array), outs[n]) for n, array in rows.items()}
         return [left[n] for n in range(len(left))]
 
     def _tick(
-        self, work: Work, entering: Arrays, carry: tuple[Arrays, Arrays], at: Any
+        self, work: Work, entering: Arrays, carry: tuple[Arrays, Arrays, Arrays], at: Any
     ) -> tuple[Any, Any]:
-        (state, totals), (tick, *now) = carry, at
+        (state, totals, left), (tick, *now) = carry, at
         schedule, stages = self._schedule, self._stages
-        stage = jnp.arange(schedule.stages)
-        next_ = jnp.clip(tick - stages.first, 0, schedule.micro - 1)
-        coming = {n: jax.lax.dynamic_index_in_dim(a, next_) for n, a in entering.items()}
-        is_working = (tick >= stage) & (tick < stage + schedule.micro)
-        state = stages.entered(state, coming)
-        rows, totals, stacks = stages.advanced(work, state, totals, tuple(now), is_working)
-        return (stages.moved(rows), totals), (rows, stacks)
+        seats, next_, out = (
+            schedule.seats(tick, stage=s) for s in (None, stages.first, stages.last)
+        )
+        coming = {n: jax.lax.dynamic_index_in_dim(a, next_.micro) for n, a in entering.items()}
+        state = stages.entered(state, coming, seats)
+        rows, totals, stacks = stages.advanced(work, state, totals, tuple(now), seats)
+        return (stages.moved(rows), totals, stages.left(left, rows, out.micro)), stacks

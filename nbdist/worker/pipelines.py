@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
-from nbdist.records import DATA
+from nbdist.records import DATA, GPIPE
 from nbdist.worker.jaxpr_flat import flat, make
 from nbdist.worker.jaxpr_model import of_rows
 from nbdist.worker.layer_scans import over_layers, read
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nbdist.plan.model import Role
-    from nbdist.records import Schedule as Order
+    from nbdist.records import Staging
     from nbdist.worker.layer_scans import Layers
     from nbdist.worker.pipeline_ahead import Arrays
     from nbdist.worker.remat_scans import Scan
@@ -42,7 +42,7 @@ def piped(
     inputs: Sequence[tuple[str, Role]],
     stages: int,
     micro: int,
-    order: Order = "gpipe",
+    staging: Staging = GPIPE,
 ) -> ClosedJaxpr:
     """The same step, with its scans over layers as pipelines over the mesh's axis `stage`.
 
@@ -51,26 +51,29 @@ def piped(
         inputs: of each of its inputs, the path and the role.
         stages: how many; the layers of each scan divide by it.
         micro: in how many microbatches the batch goes through them; the batch divides by it.
-        order: in which microbatches go there and back.
+        staging: how they go through the stages.
 
     Raises:
         PlanError: there are no layers that could be cut so, or they do not divide.
     """
-    program = flat(closed)
-    if order == "1f1b":
+    program, alternates = flat(closed), staging.schedule == "1f1b"
+    if alternates:
         program = without_bars(program, inputs)
     batch = _batch(program, inputs)
     _check("rows", batch, "microbatches", micro)
+    if staging.rounds > 1 and micro % stages:
+        raise PlanError(f"{micro} microbatches are no multiple of the {stages} stages")
     said = inner(program.jaxpr)
-    if order == "1f1b":  # what is no layer is made of microbatches, too
+    if alternates:  # what is no layer is made of microbatches, too
         said = chain(said, program.jaxpr.eqns)
     parts = 1 if any(names(eqn, DATA) for eqn in said) else parts_of(batch, micro)
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
         _check("layers", one.length, "stages", stages)
-    kind = _Alternated if order == "1f1b" else _Piped
-    made = kind(program, layers, Schedule(rows, stages, parts))
+        _check("layers", one.length, "blocks", stages * staging.rounds)
+    kind = _Alternated if alternates else _Piped
+    made = kind(program, layers, Schedule(rows, stages, parts, staging.rounds))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals

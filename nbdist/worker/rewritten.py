@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from nbdist.records import GPIPE, Staging
 from nbdist.worker.laid_products import with_laid_products
 from nbdist.worker.microbatches import in_parts
 from nbdist.worker.pipelines import piped
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nbdist.plan.model import Role
-    from nbdist.records import Remat, Schedule
+    from nbdist.records import Remat
     from nbdist.worker.laid_products import Lie
 
 
@@ -31,7 +32,7 @@ def rewritten(
     micro: int,
     stages: int = 1,
     lie: Lie | None = None,
-    schedule: Schedule = "gpipe",
+    staging: Staging = GPIPE,
 ) -> ClosedJaxpr:
     """A step's jaxpr.
 
@@ -42,7 +43,7 @@ def rewritten(
         micro: in how many parts the batch is gone through; the stages', where there are several.
         stages: in how many the layers are cut.
         lie: how products are laid out, if that is to be said of them.
-        schedule: in which order microbatches go through the stages.
+        staging: how they go through the stages.
 
     Raises:
         PlanError: it cannot be gone through in parts, or cut into stages.
@@ -53,7 +54,7 @@ def rewritten(
         closed = rematerialised(closed, inputs, remat)
     if lie is not None:
         closed = with_laid_products(closed, inputs, lie)
-    return piped(closed, inputs, stages, micro, schedule) if stages > 1 else closed
+    return piped(closed, inputs, stages, micro, staging) if stages > 1 else closed
 
 
 def rewriting(
@@ -62,7 +63,7 @@ def rewriting(
     micro: int,
     stages: int = 1,
     lie: Lie | None = None,
-    schedule: Schedule = "gpipe",
+    staging: Staging = GPIPE,
 ) -> Callable[..., Any]:
     """The step itself. Its last argument is a batch; a smaller one may have fewer parts."""
 
@@ -77,7 +78,9 @@ def rewriting(
         ]
         parts = math.gcd(rows, micro)  # one would leave all stages but one without work
         own = stages if parts > 1 else 1
-        made = rewritten(closed, inputs, remat, parts, own, lie, schedule)
+        rounds = staging.rounds if parts % stages == 0 else 1  # a batch of fewer rows
+        now = Staging(staging.schedule, rounds)
+        made = rewritten(closed, inputs, remat, parts, own, lie, now)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))
 
     return run

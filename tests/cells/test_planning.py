@@ -67,6 +67,9 @@ def test_what_is_made_again_is_given_by_a_word() -> None:
 
 def test_the_order_of_microbatches_is_given_by_a_word() -> None:
     assert parse_fixed("pp=2,schedule=1f1b") == ({"stage": 2}, None, "1f1b")
+    assert parse_fixed("pp=2,rounds=3") == ({"stage": 2, "rounds": 3}, None, None)
+    with pytest.raises(UsageError, match="rounds=0 is no number of rounds"):
+        parse_fixed("pp=2,rounds=0")
     assert parse_fixed("schedule=gpipe") == ({}, None, "gpipe")
     with pytest.raises(UsageError, match="schedule=both: it is one of gpipe, 1f1b, once"):
         parse_fixed("schedule=both")
@@ -76,7 +79,7 @@ def test_all_faults_of_what_is_fixed_are_named() -> None:
     with pytest.raises(UsageError) as refused:
         parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4,sp=2")
     for fault in (
-        "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, sequence, sp",
+        "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, rounds, sequence",
         "tensor=x is no number",
         "zero=2: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3",
         "data=0 is no number",

@@ -160,6 +160,10 @@ def test_stages_are_told_with_what_they_wait() -> None:
         words.degrees(alternating)[-1][2] == f"{way}each back as soon as it has come through (1F1B)"
     )
     assert "data 2 x 4 stages, 1F1B, 8 microbatches" in repr(PlanPicture(alternating))
+    around = piped(stage=4, data=2, micro=8, rounds=2)
+    (_, _, layers), _, (_, _, rows) = words.degrees(around)
+    assert layers.startswith("2 of the layers of a scan on each, in 2 blocks (pipeline parallel)")
+    assert rows.startswith("parts of 4 samples go 2 times around from stage to stage, one behind")
     assert next(iter(words.plan_lines(plan))).startswith(
         "laid out as data 2 x 4 stages, 8 microbatches: "
     )

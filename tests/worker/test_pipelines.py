@@ -15,6 +15,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 
 from nbdist.errors import PlanError
+from nbdist.records import GPIPE, Staging
 from nbdist.worker.jaxpr_model import model_of
 from nbdist.worker.pipelines import layers_of, piped
 from nbdist.worker.rewritten import rewriting
@@ -36,7 +37,7 @@ from tests.worker.test_rematerialise import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import Remat, Schedule
+    from nbdist.records import Remat
 
 
 def stacked(layers: int) -> Any:
@@ -69,9 +70,9 @@ def alike(
     stages: int,
     micro: int,
     remat: Remat = "",
-    schedule: Schedule = "gpipe",
+    staging: Staging = GPIPE,
 ) -> None:
-    made = jax.jit(rewriting(step, remat, micro, stages, schedule=schedule))(params, batch)
+    made = jax.jit(rewriting(step, remat, micro, stages, staging=staging))(params, batch)
     same(made, jax.jit(step)(params, batch))
 
 

@@ -14,6 +14,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 
 from nbdist.errors import PlanError
+from nbdist.records import Staging
 from nbdist.worker.pipelines import check_alternates, piped
 from tests.plan_programs import PROGRAMS
 from tests.worker.test_microbatches import rows_of
@@ -42,7 +43,7 @@ def through(params: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, p: (block(x, p), None), x, params)[0]
 
 
-alike = partial(trains_alike, schedule="1f1b")
+alike = partial(trains_alike, staging=Staging("1f1b"))
 
 
 @settings(max_examples=8, deadline=None)
@@ -71,7 +72,7 @@ def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     def trained(stages: int) -> float:
         space: dict[str, Any] = {}
         exec(program.setup, space)
-        return one_step(program, space, remat, 8 if stages > 1 else 1, stages, "1f1b")
+        return one_step(program, space, remat, 8 if stages > 1 else 1, stages, Staging("1f1b"))
 
     assert trained(2) == pytest.approx(trained(1), rel=1e-5)
 
@@ -188,9 +189,10 @@ def test_idle_stages_leave_nothing_behind() -> None:
 def test_a_stage_keeps_as_many_microbatches_as_are_under_way() -> None:
     stages, micro = 4, 16
     closed, inputs = traced(step_of(scanned), *given())
-    made = piped(closed, inputs, stages, micro, "1f1b")
+    made = piped(closed, inputs, stages, micro, Staging("1f1b"))
     scans = [eqn for eqn in made.jaxpr.eqns if eqn.primitive.name == "scan"]
-    assert [eqn.params["length"] for eqn in scans] == [stages - 1, micro, stages - 1]
+    assert [eqn.params["length"] for eqn in scans] == [stages - 1, 1, stages - 1]
+    assert micro in [eqn.params.get("length") for eqn in scans[1].params["jaxpr"].eqns]
     shapes = {var.aval.shape for eqn in scans for var in eqn.outvars}
     own = (stages, 1, LAYERS // stages, ROWS // micro, 4 * WIDTH)
     assert (2 * stages - 1, *own) in shapes
@@ -239,7 +241,7 @@ def test_steps_whose_microbatches_wait_for_each_other_are_refused(
     piped(closed, inputs, 2, 4)
     for refused in (
         lambda: check_alternates(closed, inputs),
-        lambda: piped(closed, inputs, 2, 4, "1f1b"),
+        lambda: piped(closed, inputs, 2, 4, Staging("1f1b")),
     ):
         with pytest.raises(PlanError, match=f"no 1F1B: .*{says}"):
             refused()

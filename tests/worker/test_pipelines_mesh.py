@@ -15,6 +15,7 @@ from tests.worker.test_rematerialise import ROWS, WIDTH
 ON_A_MESH = """
 import json, re
 import jax, jax.numpy as jnp, numpy as np
+from nbdist.records import Staging
 from nbdist.worker.rewritten import rewriting
 from tests.worker.test_rematerialise import block
 
@@ -26,7 +27,7 @@ def normal(*shape):
 params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH, WIDTH))
 batch = tuple(normal(2, ROWS, WIDTH))
 
-SCHEDULE = "gpipe"
+SCHEDULE, ROUNDS = "gpipe", 1
 CUT = None  # how a layer says that its output is cut
 
 def layer(x, p):
@@ -51,7 +52,8 @@ def on(axes, remat=""):
         rows = jax.NamedSharding(mesh, P("data"))
         given = jax.device_put(params, laid), jax.device_put(batch, rows)
         stages = axes[0]
-        run = rewriting(step, remat, MICRO, stages, schedule=SCHEDULE) if stages > 1 else step
+        staging = Staging(SCHEDULE, ROUNDS)
+        run = rewriting(step, remat, MICRO, stages, staging=staging) if stages > 1 else step
         compiled = jax.jit(run, out_shardings=(None, laid)).lower(*given).compile()
         made = compiled(*given)
         for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):

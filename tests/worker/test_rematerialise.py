@@ -15,7 +15,7 @@ from nbdist.errors import PlanError
 from nbdist.plan.search import plan
 from nbdist.plan.steps import REMATS, Steps
 from nbdist.plan.stretches import stretches
-from nbdist.records import Planning
+from nbdist.records import GPIPE, Planning, Staging
 from nbdist.worker.jaxpr_model import model_of
 from nbdist.worker.rematerialise import rematerialised
 from nbdist.worker.rewritten import rewriting, rewritten
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from nbdist.plan.model import Model, Role
-    from nbdist.records import PlannedMemory, Remat, Schedule
+    from nbdist.records import PlannedMemory, Remat
 
 ROWS, WIDTH, LAYERS = 64, 32, 24
 
@@ -149,7 +149,7 @@ def one_step(
     how: Remat,
     micro: int = 1,
     stages: int = 1,
-    schedule: Schedule = "gpipe",
+    staging: Staging = GPIPE,
 ) -> float:
     """The loss of the second step: what the first one left is in it."""
     names = program.given.split(", ")
@@ -162,7 +162,7 @@ def one_step(
         exec(code, own)
         return own["loss"], nnx.state(tuple(own[name] for name in names), graph=True)
 
-    step = jax.jit(rewriting(step, how, micro, stages, schedule=schedule))
+    step = jax.jit(rewriting(step, how, micro, stages, staging=staging))
     loss = 0.0
     for start in (0, BATCH):
         batch = jax.tree.map(lambda rows: rows[start : start + BATCH], space["train"])  # noqa: B023

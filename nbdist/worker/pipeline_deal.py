@@ -1,0 +1,109 @@
+"""Layers, dealt to stages in blocks, one for each round.
+
+What is carried has its layers in their order, and each stage those that follow each other, as no
+sharding can say otherwise. So blocks go to where they are needed, and gradients back, once in a
+step: in as many permutations of the stages as there are rounds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from nbdist.records import STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def dealt(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
+    """Layers, the blocks of each stage one after another: of the first round, of the second, ...
+
+    Args:
+        array: [layers, ...], in their order.
+        stages: how many.
+        rounds: blocks of each.
+        is_cut: whether each stage has layers of its own.
+    """
+    if rounds == 1:
+        return array
+    if is_cut and _can_be_sent(array):
+        return _each_stage(partial(_sent, stages=stages, rounds=rounds), array)
+    return _transposed(array, rounds, stages)
+
+
+def collected(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
+    """What `dealt` has dealt, in the layers' order.
+
+    Args:
+        array: [layers, ...], the blocks of each stage one after another.
+        stages: as in `dealt`.
+        rounds: as in `dealt`.
+        is_cut: as in `dealt`.
+    """
+    if rounds == 1:
+        return array
+    if is_cut and _can_be_sent(array):
+        return _each_stage(partial(_sent, stages=stages, rounds=rounds, is_back=True), array)
+    return _transposed(array, stages, rounds)
+
+
+def _transposed(array: Any, first: int, second: int) -> Any:
+    apart = array.reshape(first, second, -1, *array.shape[1:])
+    return jnp.swapaxes(apart, 0, 1).reshape(array.shape)
+
+
+def _can_be_sent(array: Any) -> bool:
+    """Keys of generators cannot be, by themselves."""
+    is_plain = not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended)
+    return is_plain and STAGE in jax.sharding.get_abstract_mesh().shape
+
+
+def _each_stage(run: Callable[[Any], Any], array: Any) -> Any:
+    """On each stage, with its own layers."""
+    spec = jax.P(STAGE)
+    mapped = jax.shard_map(run, in_specs=spec, out_specs=spec, axis_names={STAGE}, check_vma=False)
+    return mapped(array)
+
+
+def _sent(own: Any, *, stages: int, rounds: int, is_back: bool = False) -> Any:
+    """A stage's layers, block by block from or to where they lie in the layers' order."""
+    blocks = own.reshape(rounds, -1, *own.shape[1:])
+    left = jnp.zeros_like(blocks)
+    me = jax.lax.axis_index(STAGE)
+    for forth in _permutations(stages, rounds):
+        back = [(there, at, here, place) for here, place, there, at in forth]
+        ways = back if is_back else forth
+        places = jnp.array([place for _, place, _, _ in sorted(ways)])
+        ats = jnp.array([at for _, _, _, at in sorted(ways, key=lambda way: way[2])])
+        block = jax.lax.dynamic_index_in_dim(blocks, places[me], keepdims=False)
+        block = jax.lax.ppermute(block, STAGE, [(here, there) for here, _, there, _ in ways])
+        left = jax.lax.dynamic_update_index_in_dim(left, block, ats[me], 0)
+    return left.reshape(own.shape)
+
+
+def _permutations(stages: int, rounds: int) -> list[list[tuple[int, int, int, int]]]:
+    """In which each stage sends one block and gets one.
+
+    Block b lies at place b % rounds of stage b // rounds, and belongs to round b // stages of stage
+    b % stages. With g the greatest common divisor of both numbers, the stages s, s + stages / g and
+    so on would send their first blocks to the same one: they begin with their second, third, ...
+    blocks. (The starts of the others are a multiple of g apart, and places modulo g differ here.)
+
+    Returns:
+        Of each, for each stage: it, the place of the block, the stage that gets it, the round.
+    """
+    period = stages // gcd(stages, rounds)
+    found = []
+    for turn in range(rounds):
+        ways = []
+        for stage in range(stages):
+            place = (turn + stage // period) % rounds
+            number, there = divmod(stage * rounds + place, stages)
+            ways.append((stage, place, there, number))
+        found.append(ways)
+    return found
