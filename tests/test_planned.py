@@ -93,6 +93,7 @@ QUICK = {
     (1, "experts", Degrees(4, 2, 1)),
     (1, "LSTM", Degrees(4, 2, 3, "", 2)),
     (1, "recommender", Degrees(8, 1, 3)),
+    (4, "recommender", Degrees(4, 2, 3)),
     (1, "U-Net", Degrees(4, 2, 3, "full")),
     (4, "CNN", Degrees(2, 4, 1)),
 }

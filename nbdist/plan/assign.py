@@ -14,7 +14,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from nbdist.plan.cost import Cost
-from nbdist.plan.layout import Laid, Layout, splittable
+from nbdist.plan.layout import Laid, Layout
+from nbdist.plan.legal import splittable
 from nbdist.records import MODEL
 
 if TYPE_CHECKING:

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from nbdist.plan.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
+from nbdist.plan.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    reduce_scatter_s,
+    send_s,
+)
 from nbdist.plan.hardware import computed_as, peak
 from nbdist.plan.layout import dealt
 from nbdist.plan.pipeline import bubble
@@ -137,7 +143,13 @@ class Cost:
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
         sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
-        if laid.layout.data > 1 and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
+        is_whole = laid.exchanged(op) is None
+        if (
+            is_whole
+            and laid.layout.data > 1
+            and laid.by_data(summed) > 1
+            and laid.by_data(out) == 1
+        ):
             found[DATA] = sum(map(sized, op.outs))
         if laid.by_stage_too and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
             found[STAGE] = sum(map(sized, op.outs))
@@ -200,6 +212,7 @@ class Cost:
                 continue
             bill.device_s += times * self.op_s(op)
             bill.operations += times
+            self._add_exchange(bill, op, times)
         for op, axis, nbytes in self._sums(ops):
             if axis == DATA and together:
                 bill.gradients += together * nbytes  # in few messages
@@ -211,6 +224,19 @@ class Cost:
             self._add_collective(bill, axis, nbytes, times, is_half=is_scattered)
         for nbytes in self._gathers(ops):
             self._add_collective(bill, MODEL, nbytes, times, is_half=True)
+
+    def _add_exchange(self, bill: _Bill, op: Op, times: int) -> None:
+        """Rows that are looked up where a table lies; the indices are few bytes beside them."""
+        sent, extent, target = self.laid.exchanged(op), self._extents[DATA], self._target
+        if sent is None:
+            return
+        send = all_to_all_s
+        if sent.is_by_rows:
+            send = reduce_scatter_s if op.kind == "lookup" else all_gather_s
+        one_s = send(sent.nbytes, extent, target.topology, target.calibration)
+        bill.axes[DATA] += times * one_s
+        bill.bytes[DATA] += times * sent.nbytes
+        bill.collectives[prod(extent)] += times
 
     def _add_collective(
         self, bill: _Bill, axis: str, nbytes: float, times: int, *, is_half: bool
@@ -322,13 +348,13 @@ def _product(op: Op, laid: Laid) -> tuple[int, int, int, int]:
 
 def _moved(op: Op, laid: Laid) -> float:
     """Bytes that an operation reads and writes on each device."""
-    outs = sum(map(laid.bytes_of, op.outs))
+    outs = sum(laid.bytes_in(op, value) for value in op.outs)
     if op.kind == "lookup":
         return 2 * outs
     ins: list[Value] = list(op.ins)
     if op.kind == "scatter":
         ins = ins[1:]  # it adds to the table in place
-    return outs + sum(map(laid.bytes_of, ins))
+    return outs + sum(laid.bytes_in(op, value) for value in ins)
 
 
 def _dtype(op: Op, chip: Chip) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import PlanError
-from nbdist.plan.layout import Laid, Layout, split_by, states_of
+from nbdist.plan.layout import Laid, Layout, split_by
 from nbdist.plan.refusal import NO_SEQUENCE, NO_TENSOR, faults_of_stages
+from nbdist.plan.states import states_of
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.plan.layers import is_over_layers
 from nbdist.plan.pipeline import room
@@ -85,6 +85,18 @@ class Layout:
         if self.schedule == "1f1b":
             items = room(self.stage, self.micro, self.rounds)
         return items / self.rounds
+
+
+class Exchange(NamedTuple):
+    """What goes over the data axis where a table lies in parts.
+
+    Attributes:
+        nbytes: of rows, on each device: its own, or those of all.
+        is_by_rows: whether the table is cut along its rows: then the rows of all.
+    """
+
+    nbytes: float
+    is_by_rows: bool
 
 
 class Laid:
@@ -270,7 +282,51 @@ class Laid:
 
     def is_gathered(self, tensor: Tensor) -> bool:
         """Whether it is cut over the data axis, and made whole where it is used."""
-        return self.role(tensor) == "parameter" and self._is_sharded(tensor)
+        table = self.model.tables.get(tensor.value.groups)
+        is_alone = table is not None and table.is_alone
+        return self.role(tensor) == "parameter" and self._is_sharded(tensor) and not is_alone
+
+    def exchanged(self, op: Op) -> Exchange | None:
+        """What devices send each other where rows are looked up in a table, or added to one."""
+        if op.kind not in ("lookup", "scatter"):
+            return None
+        groups = (op.ins[0] if op.kind == "lookup" else op.outs[0]).groups
+        if groups not in self._cut_tables:
+            return None
+        rows = op.outs[0] if op.kind == "lookup" else max(op.ins[1:], key=lambda v: v.nbytes)
+        whole = self.bytes_of(rows) * self.by_data(set(rows.groups))
+        is_by_rows = self._cut_tables[groups] in self.model.tables[groups].rows
+        return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
+
+    def bytes_in(self, op: Op, value: Value) -> float:
+        """Of a value of an operation, on each device.
+
+        What never meets the batch is done as the state lies that it is done to.
+        """
+        has_rows = any(map(self.has_rows, (*op.ins, *op.outs)))
+        is_apart = not has_rows or (value in op.outs and self.exchanged(op) is not None)
+        is_cut = is_apart and op.kind != "lookup" and value.groups in self._cut_states
+        return self.bytes_of(value) / (self.layout.data if is_cut else 1)
+
+    @cached_property
+    def _cut_states(self) -> frozenset[tuple[int, ...]]:
+        """The groups of what is carried and cut over the data axis."""
+        return frozenset(t.value.groups for t in self.model.tensors if self._is_sharded(t))
+
+    @cached_property
+    def _cut_tables(self) -> dict[tuple[int, ...], int]:
+        """By the groups of tables that are cut over the data axis, which of these it cuts."""
+        found: dict[tuple[int, ...], int] = {}
+        for tensor in self.model.tensors:
+            groups = tensor.value.groups
+            if groups in self.model.tables and self.role(tensor) == "parameter":
+                cut = (
+                    group
+                    for group, axes in zip(groups, self.spec(tensor), strict=True)
+                    if DATA in axes
+                )
+                found.update((groups, group) for group in cut)
+        return found
 
     def _is_sharded(self, tensor: Tensor) -> bool:
         """Whether it is cut over the data axis though it is no batch."""
@@ -279,14 +335,23 @@ class Laid:
         return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")
 
     def _dimension_for_data(self, value: Value, cut: list[tuple[str, ...]]) -> int:
-        """The largest one that can be cut, of those that are whole if there is one."""
+        """The largest one that can be cut, of those that are whole if there is one.
+
+        Of a table that is no whole parameter anywhere, rather not one that is looked up along.
+        """
         axes = self.layout.axes
+        table = self.model.tables.get(value.groups) if self.layout.zero == 3 else None
+        looked_up = table.rows if table is not None else frozenset[int]()
         fitting = [
             dim
             for dim, size in enumerate(value.sizes)
             if not size % (self.layout.data * prod(axes[axis] for axis in cut[dim]))
         ]
-        return max(fitting, key=lambda d: (not cut[d], value.sizes[d], -d), default=-1)
+
+        def worth(dim: int) -> tuple[bool, bool, int, int]:
+            return value.groups[dim] not in looked_up, not cut[dim], value.sizes[dim], -dim
+
+        return max(fitting, key=worth, default=-1)
 
 
 def dealt(laid: Laid, op: Op) -> tuple[Value, ...]:
@@ -316,72 +381,3 @@ def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:
         for group, axes in zip(tensor.value.groups, spec, strict=False)
         if MODEL in axes and tensor.role != "batch"
     )
-
-
-def states_of(model: Model) -> frozenset[int]:
-    """Of what is carried, what never meets the batch: an optimizer's state, counters, averages."""
-    batch = model.batch_groups
-    carried = [t.value.number for t in model.tensors if t.role == "carried"]
-    origins = {number: 1 << place for place, number in enumerate(carried)}
-    met = 0
-    for op in model.ops:
-        values = (*op.ins, *op.outs)
-        meets = any(not batch.isdisjoint(v.groups) for v in values) or _loops_over(op, batch)
-        mask = 0
-        for value in op.ins:
-            mask |= origins.get(value.number, 0)
-        if meets:
-            met |= mask
-        elif mask and op.kind in ("stream", "reduce"):
-            for value in op.outs:
-                origins[value.number] = origins.get(value.number, 0) | mask
-    return frozenset(n for place, n in enumerate(carried) if not met >> place & 1)
-
-
-def _loops_over(op: Op, batch: frozenset[int]) -> bool:
-    return any(
-        not batch.isdisjoint(value.groups) or _loops_over(inner, batch)
-        for inner in op.body
-        for value in inner.outs
-    )
-
-
-def splittable(model: Model, parts: int) -> dict[int, str]:
-    """For each group of the arrays that are carried or read, why it cannot be cut in `parts`.
-
-    Empty where it can.
-    """
-    batch, doubled = model.batch_groups, _doubled(model.ops)
-    reasons: dict[int, str] = {}
-    for tensor in model.tensors:
-        for group in tensor.value.groups if tensor.role != "batch" else ():
-            if group >= 0 and group not in reasons:
-                reasons[group] = _reason(model, group, parts, batch, doubled)
-    return reasons
-
-
-def _reason(
-    model: Model, group: int, parts: int, batch: frozenset[int], doubled: frozenset[int]
-) -> str:
-    found = model.groups[group]
-    if group in batch:
-        return "it is the batch's"
-    if found.blocked:
-        return found.blocked
-    if group in doubled:
-        return "an operation has it twice"
-    if found.divisor % parts:
-        pad = -found.divisor % parts
-        return f"{found.divisor} is no multiple of {parts} (pad it by {pad})"
-    return ""
-
-
-def _doubled(ops: tuple[Op, ...]) -> frozenset[int]:
-    """Groups that a value of an operation has twice: one axis cannot cut both."""
-    found: set[int] = set()
-    for op in ops:
-        found |= _doubled(op.body)
-        for value in (*op.ins, *op.outs):
-            groups = [group for group in value.groups if group >= 0]
-            found |= {group for group in groups if groups.count(group) > 1}
-    return frozenset(found)

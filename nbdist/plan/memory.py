@@ -85,7 +85,8 @@ def _peak(
             if value.number not in free:
                 now[_is_other(value, batch)] += _bytes_of(value, op, laid)
                 ends.setdefault(last.get(value.number, place), []).append((value, op))
-        here = now[0] + inner[0] + _gathered_along(laid, op), now[1] + inner[1]
+        beside = _gathered_along(laid, op) + _of_all(laid, op)
+        here = now[0] + inner[0] + beside, now[1] + inner[1]
         worst = max(worst, here, key=sum)
         for value, maker in ends.pop(place, ()):
             now[_is_other(value, batch)] -= _bytes_of(value, maker, laid)
@@ -157,6 +158,12 @@ def _gathered_along(laid: Laid, op: Op) -> float:
     return sum(around.bytes_of(value) - laid.bytes_of(value) for value in cut)
 
 
+def _of_all(laid: Laid, op: Op) -> float:
+    """What an operation has of all devices' rows, where a table lies in parts."""
+    sent = laid.exchanged(op)
+    return sent.nbytes if sent is not None else 0.0
+
+
 def _ticks(laid: Laid) -> float:
     """Over the batch, the rows of all ticks, those included in which a stage waits."""
     return laid.layout.ticks / (laid.layout.rounds * laid.layout.micro)
@@ -175,6 +182,8 @@ def _bytes_of(value: Value, maker: Op, laid: Laid) -> float:
             return laid.entering_bytes(value) * _ticks(laid)
         return laid.summed_bytes(value)
     nbytes = laid.bytes_of(value)
+    if maker.kind == "scatter" and laid.exchanged(maker) is not None:
+        return nbytes / laid.layout.data
     if maker.kind != "loop" or laid.layout.zero != 1 or laid.by_data(set(value.groups)) > 1:
         return nbytes
     return nbytes / laid.layout.data

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nbdist.plan.tables import Table
+
 Role = Literal["carried", "read", "batch"]
 
 Kind = Literal["dot", "conv", "lookup", "scatter", "reduce", "stream", "loop"]
@@ -127,6 +129,7 @@ class Model:
         notes: what could not be looked into.
         layers: groups that scans over layers go over: see `plan/layers.py`.
         added: products' results that are added up before they are used: see `plan/sums.py`.
+        tables: what rows are looked up in, by its groups: see `plan/tables.py`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -137,6 +140,7 @@ class Model:
     notes: tuple[str, ...] = ()
     layers: frozenset[int] = frozenset()
     added: Mapping[int, int] = field(default_factory=dict)
+    tables: Mapping[tuple[int, ...], Table] = field(default_factory=dict)
 
     @property
     def batch_groups(self) -> frozenset[int]:

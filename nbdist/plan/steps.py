@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from nbdist.errors import PlanError
 from nbdist.plan.fusion import fused
 from nbdist.plan.layers import stages_of
-from nbdist.plan.layout import Layout, states_of
+from nbdist.plan.layout import Layout
+from nbdist.plan.states import states_of
 from nbdist.plan.turns import alternating
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from nbdist.plan.dims import Dims
 from nbdist.plan.layers import layers_of
 from nbdist.plan.model import Model, Op, Tensor, Value
 from nbdist.plan.sums import added_up
+from nbdist.plan.tables import tables_of
 from nbdist.worker.jaxpr_rules import RULES, unknown
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ class _Builder:
             apart=self._apart,
             notes=tuple(self._notes),
         )
-        return replace(model, layers=layers_of(model), added=added_up(model.ops, model.results))
+        added = added_up(model.ops, model.results)
+        return replace(model, layers=layers_of(model), added=added, tables=tables_of(model))
 
     def settled(self, value: Value) -> Value:
         """It, with the numbers that groups have once all is gone through."""

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from nbdist.errors import PlanError
-from nbdist.plan.layout import Laid, Layout, states_of
+from nbdist.plan.layout import Laid, Layout
 from nbdist.plan.memory import MARGIN
 from nbdist.plan.refusal import NO_TENSOR
 from nbdist.plan.search import plan
 from nbdist.plan.sequence import sequence_of
+from nbdist.plan.states import states_of
 from nbdist.plan.sums import added_up
 from nbdist.records import DATA, MODEL, STAGE, Plan, Planning
 from nbdist.worker.jaxpr_model import model_of

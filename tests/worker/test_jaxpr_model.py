@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from nbdist.plan.layout import Laid, Layout, states_of
+from nbdist.plan.layout import Laid, Layout
+from nbdist.plan.states import states_of
 from tests.plan_models import model_of_program, tensor, traced
 from tests.plan_programs import PROGRAMS
 
