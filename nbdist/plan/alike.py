@@ -55,9 +55,9 @@ def _in_turns(
         laid = best.laid.with_layout(replace(best.laid.layout, rounds=rounds))
         now = priced(laid, steps, target, found.memory.available)
         yield now
-        if not now.fits or now.time.step >= best.time.step:
+        if now.fits and now.time.step >= best.time.step:
             return
-        best = now
+        best = now if now.fits else best
 
 
 def _in_more(

@@ -62,18 +62,19 @@ class Candidate:
         return (self.time.step + least) / 2
 
     @property
-    def rank(self) -> tuple[bool, float, int, int, int, int, int, int, int]:
+    def rank(self) -> tuple[float, ...]:
         """Products are cut within hosts if at all; faster is better, then what changes less."""
         step = float(f"{self.time.step:.3g}")
         return bool(self.strained), step, *self.changes
 
     @property
-    def changes(self) -> tuple[int, int, int, int, int, int, int]:
+    def changes(self) -> tuple[int, ...]:
         """What it makes of a step on one device."""
         layout = self.laid.layout
         remat = REMATS.index(layout.remat)
-        order = layout.rounds + (layout.schedule != "gpipe")
-        return layout.stage, layout.model, layout.sequence, remat, order, layout.micro, layout.zero
+        order = layout.schedule != "gpipe", layout.rounds
+        cut = layout.stage, layout.model, layout.sequence
+        return *cut, remat, *order, layout.micro, layout.zero
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:

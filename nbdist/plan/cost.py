@@ -22,8 +22,8 @@ from nbdist.plan.collectives import (
     reduce_scatter_s,
     send_s,
 )
+from nbdist.plan.deals import deals
 from nbdist.plan.hardware import computed_as, peak
-from nbdist.plan.layout import dealt
 from nbdist.plan.pipeline import bubble
 from nbdist.plan.roofline import issued_s, matmul_s, memory_s
 from nbdist.plan.turns import ALTERNATING, parts_of
@@ -125,6 +125,7 @@ class Cost:
         """What all of it comes to."""
         bill = _Bill()
         self._add(bill, program, 1, together=1)
+        self._add_deals(bill, program)
         self._add_data(bill)
         return bill
 
@@ -265,7 +266,6 @@ class Cost:
         waits = bubble(layout.stage, layout.micro, layout.rounds)
         bill.idle_s += (bill.seconds - before) * waits / (1 + waits)
         self._add_sends(bill, op, within.laid)
-        self._add_deal(bill, op)
 
     def _add_sends(self, bill: _Bill, op: Op, few: Laid) -> None:
         """What stages pass on in each tick, and what all have of it when it is through."""
@@ -287,18 +287,16 @@ class Cost:
             each = whole / self.laid.layout.micro
             self._add_collective(bill, STAGE, each, self.laid.layout.micro, is_half=True)
 
-    def _add_deal(self, bill: _Bill, op: Op) -> None:
-        """Blocks of layers go to their stages, and gradients back: `worker/pipeline_deal.py`."""
-        layout, target, extent = self.laid.layout, self._target, self._extents[STAGE]
-        if layout.rounds == 1:
-            return
-        outermost = max(place for place, size in enumerate(extent) if size > 1)
-        for value in dealt(self.laid, op):
-            nbytes = self.laid.bytes_of(value) / layout.rounds
+    def _add_deals(self, bill: _Bill, program: tuple[Op, ...]) -> None:
+        """Blocks of layers go to their stages, and gradients back."""
+        rounds, target, extent = self.laid.layout.rounds, self._target, self._extents.get(STAGE, ())
+        outermost = max((place for place, size in enumerate(extent) if size > 1), default=0)
+        for value in deals(self.laid, program).values():
+            nbytes = self.laid.bytes_of(value) / rounds
             one_s = send_s(nbytes, outermost, target.topology, target.calibration)
-            bill.axes[STAGE] += layout.rounds * one_s
-            bill.bytes[STAGE] += layout.rounds * nbytes
-            bill.collectives[2] += layout.rounds
+            bill.axes[STAGE] += rounds * one_s
+            bill.bytes[STAGE] += rounds * nbytes
+            bill.collectives[2] += rounds
 
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""

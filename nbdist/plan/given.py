@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
-    """A step as a plan lays it out; its axes, `zero`, `remat`, `micro` and specs are looked at.
+    """A step as a plan lays it out: its axes, how microbatches go, what is made again, and specs.
 
     Not the batch's: it comes cut over all devices.
 
@@ -109,7 +109,7 @@ def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
         yield from faults_of_stages(steps, asked, given.remat, given.schedule)
     elif given.schedule != "gpipe":
         yield f"schedule is {given.schedule}: it is the order of stages, and there are none"
-    elif given.rounds != 1:
+    if given.axes.get(STAGE, 1) <= 1 and given.rounds != 1:
         yield f"rounds is {given.rounds}: microbatches go so often through stages: there are none"
 
 

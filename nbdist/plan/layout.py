@@ -80,11 +80,8 @@ class Layout:
 
     @property
     def held(self) -> float:
-        """Microbatches of which a stage has room for what its layers leave."""
-        items = self.ticks
-        if self.schedule == "1f1b":
-            items = room(self.stage, self.micro, self.rounds)
-        return items / self.rounds
+        """Microbatches of which a stage has room for what its layers leave, under 1F1B."""
+        return room(self.stage, self.micro, self.rounds) / self.rounds
 
 
 class Exchange(NamedTuple):
@@ -352,20 +349,6 @@ class Laid:
             return value.groups[dim] not in looked_up, not cut[dim], value.sizes[dim], -dim
 
         return max(fitting, key=worth, default=-1)
-
-
-def dealt(laid: Laid, op: Op) -> tuple[Value, ...]:
-    """What goes from stage to stage before or after a loop, as its layers are not in their order.
-
-    Parameters go there once, before the first loop that needs them, and gradients back.
-    """
-    given = {value.number for value in op.ins}
-    is_forward = not any(laid.has_rows(v) for v in op.over if v.number in given)
-    return tuple(
-        value
-        for value in op.over
-        if (value.number in given) == is_forward and not laid.has_rows(value)
-    )
 
 
 def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:

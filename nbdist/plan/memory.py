@@ -12,8 +12,9 @@ to the rest. Where a stage has several blocks of layers, their parameters are th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.plan.deals import deals
 from nbdist.plan.turns import ALTERNATING, kept, parts_of
 from nbdist.records import PlannedMemory
 
@@ -27,6 +28,18 @@ MARGIN = 0.04
 """Of the memory there is: what allocators lose in fragments, and runtimes keep to themselves."""
 
 
+class _Scope(NamedTuple):
+    """What is the same for all operations.
+
+    Attributes:
+        batch: the batch's groups.
+        deals: numbers of what stages send each other: it is there twice.
+    """
+
+    batch: Collection[int]
+    deals: Collection[int]
+
+
 def memory_of(laid: Laid, program: tuple[Op, ...], available: int) -> PlannedMemory:
     """What a layout takes.
 
@@ -36,7 +49,8 @@ def memory_of(laid: Laid, program: tuple[Op, ...], available: int) -> PlannedMem
         available: bytes that may be taken on each.
     """
     given = {tensor.value.number for tensor in laid.model.tensors}
-    batch, rest = _peak(laid, program, laid.model.results | given, laid.model.batch_groups)
+    scope = _Scope(laid.model.batch_groups, frozenset(deals(laid, program)))
+    batch, rest = _peak(laid, program, laid.model.results | given, scope)
     gathered = _gathered(laid)
     return PlannedMemory(
         arguments=sum(laid.device_bytes(tensor) for tensor in laid.model.tensors),
@@ -65,7 +79,7 @@ def _gathered(laid: Laid) -> float:
 
 
 def _peak(
-    laid: Laid, ops: tuple[Op, ...], free: Collection[int], batch: Collection[int]
+    laid: Laid, ops: tuple[Op, ...], free: Collection[int], scope: _Scope
 ) -> tuple[float, float]:
     """The most bytes at a time, of values with the batch's dimensions and of others.
 
@@ -73,39 +87,39 @@ def _peak(
         laid: the model in its layout.
         ops: in their order.
         free: numbers of values that take no memory of their own.
-        batch: the batch's groups.
+        scope: what else is known.
     """
     last = {value.number: place for place, op in enumerate(ops) for value in op.ins}
     ends: dict[int, list[tuple[Value, Op]]] = {}
     now = [0.0, 0.0]
     worst = (0.0, 0.0)
     for place, op in enumerate(ops):
-        inner = _within(laid, op, batch)
+        inner = _within(laid, op, scope)
         for value in op.outs:
             if value.number not in free:
-                now[_is_other(value, batch)] += _bytes_of(value, op, laid)
+                now[_is_other(value, scope.batch)] += _bytes_of(value, op, laid)
                 ends.setdefault(last.get(value.number, place), []).append((value, op))
         beside = _gathered_along(laid, op) + _of_all(laid, op)
         here = now[0] + inner[0] + beside, now[1] + inner[1]
         worst = max(worst, here, key=sum)
         for value, maker in ends.pop(place, ()):
-            now[_is_other(value, batch)] -= _bytes_of(value, maker, laid)
+            now[_is_other(value, scope.batch)] -= _bytes_of(value, maker, laid)
     return worst
 
 
-def _within(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
+def _within(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
     """As `_peak`, of what a loop has in memory beside what it is given and leaves."""
     if not op.body:
         return 0.0, 0.0
     if op.name == ALTERNATING:
-        return _alternating(laid, op, batch)
+        return _alternating(laid, op, scope)
     if laid.is_staged(op):
-        rows, others = _staged(laid, op, batch)
+        rows, others = _staged(laid, op, scope)
         return rows + 2 * _passed(laid, op), others
-    return _peak(laid, op.body, {value.number for value in op.outs}, batch)
+    return _peak(laid, op.body, {value.number for value in op.outs}, scope)
 
 
-def _alternating(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
+def _alternating(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
     """Of a loop in which microbatches go back as soon as they have come through.
 
     One of the ways, or what is between, has its own in memory at a time; beside it there is what is
@@ -116,10 +130,10 @@ def _alternating(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, flo
     stacks = kept(there, back)
     each = sum(laid.microbatch.bytes_of(value) for value in stacks if laid.has_rows(value))
     now = each / laid.layout.rounds
-    rows, others = _staged(laid, back, batch)
+    rows, others = _staged(laid, back, scope)
     rows, others = max(
-        _staged(laid, there, batch),
-        _peak(laid.turning, between, free, batch),
+        _staged(laid, there, scope),
+        _peak(laid.turning, between, free, scope),
         (rows + now, others),
         key=sum,
     )
@@ -134,14 +148,15 @@ def _passed(laid: Laid, op: Op) -> float:
     return sum(map(laid.entering_bytes, filter(laid.has_rows, op.carried)))
 
 
-def _staged(laid: Laid, op: Op, batch: Collection[int]) -> tuple[float, float]:
+def _staged(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
     """Of a tick of a loop over layers that are cut into stages."""
-    rows, others = _peak(laid.microbatch, op.body, {value.number for value in op.outs}, batch)
+    rows, others = _peak(laid.microbatch, op.body, {value.number for value in op.outs}, scope)
     given, rounds = {value.number for value in op.ins}, laid.layout.rounds
     for value in op.over:
         if value.number in given:
             if rounds > 1 and not laid.has_rows(value):
-                others += (1 + 1 / rounds) * laid.bytes_of(value)  # dealt; and the block of a tick
+                is_dealt = value.number in scope.deals
+                others += (is_dealt + 1 / rounds) * laid.bytes_of(value)  # and the block of a tick
         elif laid.has_rows(value):
             rows += laid.microbatch.bytes_of(value) / rounds
         else:

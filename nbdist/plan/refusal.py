@@ -9,7 +9,7 @@ from nbdist.plan.sizes import STAGED, wants_stages
 from nbdist.records import DATA, MODEL, STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nbdist.plan.cost import Target
     from nbdist.plan.steps import Steps
@@ -62,38 +62,53 @@ def faults_of_stages(
         remat: which activations are made again, if that is asked for.
         schedule: in which order microbatches go through them, likewise.
     """
-    stages, reason = asked.get(STAGE), steps.why_whole(remat or "")
+    reason, rounds = steps.why_whole(remat or ""), asked.get("rounds", 1)
+    fitting = [n for n in steps.stages if n * max(rounds, 1) in steps.stages]
     if reason:
         yield f"no stages: {reason}"
-    elif stages is None or stages == 1:
-        counts = ", ".join(map(str, steps.stages))
-        yield f"rounds and schedules are of stages: {counts} would do, of devices that are left"
-    elif stages not in steps.stages:
-        counts = ", ".join(map(str, steps.stages))
-        yield f"the layers cannot be cut into {stages} stages: {counts} would do"
+    else:
+        yield from _faults_of_cuts(steps, asked, fitting)
+    if rounds > 1 and fitting and not reason:
+        yield from _faults_of_turns(steps, asked, fitting)
     if asked.get("micro", 2) < 2:
         yield f"micro is {asked['micro']}: a batch goes through stages in 2 microbatches or more"
-    if not reason and asked.get("rounds", 1) != 1:
-        yield from _faults_of_rounds(steps, asked)
     if schedule == "1f1b" and not reason and steps.why_waiting(remat or ""):
         yield steps.why_waiting(remat or "")
     if asked.get("zero", 0) not in STAGED:
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
 
 
-def _faults_of_rounds(steps: Steps, asked: Mapping[str, int]) -> Iterator[str]:
-    stages, rounds = asked.get(STAGE, 1), asked["rounds"]
+def _faults_of_cuts(
+    steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
+) -> Iterator[str]:
+    """Of how layers are cut."""
+    stages, rounds = asked.get(STAGE), asked.get("rounds", 1)
+    counts = ", ".join(map(str, fitting))
     if rounds < 1:
         yield f"rounds is {rounds}: microbatches go through stages once or more"
-        return
-    most = max(steps.stages)
-    if stages * rounds > most or most % (stages * rounds):
-        whom = f"{stages} stages have {rounds}" if stages > 1 else f"each stage has {rounds}"
-        yield f"{whom} blocks of layers each: the layers divide into {most} blocks at most"
-    if stages > 1 and asked.get("micro", stages) % stages:
+    elif not fitting:
+        most = max(steps.stages)
+        yield f"{rounds} rounds: {most} layers cannot be cut into stages of {rounds} blocks each"
+    elif stages is None or stages == 1:
+        yield f"rounds and schedules are of stages: {counts} would do, of devices that are left"
+    elif stages not in steps.stages:
+        yield f"the layers cannot be cut into {stages} stages: {counts} would do"
+    elif stages not in fitting:
+        yield f"{stages} stages of {rounds} blocks of layers do not divide them: {counts} would do"
+
+
+def _faults_of_turns(
+    steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
+) -> Iterator[str]:
+    """Of several rounds: microbatches that are no multiple of the stages."""
+    each = asked.get("micro", steps.plain.rows // max(1, asked.get(DATA, 1)))
+    turns = [n for n in fitting if not each % n]
+    if each % max(1, asked.get(STAGE, 1)) or not turns:
+        what = f"micro is {each}" if "micro" in asked else f"{each} rows are on each group"
+        would = f": {' or '.join(map(str, turns))} would do" if turns else ""
         yield (
-            f"micro is {asked['micro']}: in several rounds microbatches go in turns of as many as "
-            f"there are stages, {stages}"
+            f"{what}, and in several rounds microbatches go in turns of as many as there are "
+            f"stages{would}"
         )
 
 

@@ -88,7 +88,7 @@ def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tupl
     """In how many the batch may go through stages, the fewest first; without stages in one part."""
     asked, rounds = wishes.fixed.get("micro"), wishes.fixed.get("rounds", 1)
     turn = stage if rounds > 1 else 1
-    if rounds != 1 and stage * rounds not in steps.stages:
+    if rounds != 1 and (stage == 1 or stage * rounds not in steps.stages):
         return ()
     if stage == 1 or asked is not None:
         micro = asked or 1

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
+from nbdist.worker.pipeline_rows import Dealt
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
@@ -54,7 +56,7 @@ class Ahead(NamedTuple):
     Attributes:
         over: what layers are given of it, stacked: of what they go over, and what they pass on; as
             stages have them.
-        left: what the scan leaves of it.
+        left: what the scan leaves of it; of each layer as stages have them.
         drawn: what layers go over that has rows, stacked likewise.
     """
 
@@ -63,23 +65,27 @@ class Ahead(NamedTuple):
     drawn: Arrays
 
 
-def ahead(layers: Layers, given: Arrays, deal: Callable[[Any], Any]) -> Ahead:
+def ahead(
+    layers: Layers, given: Arrays, deal: Callable[[Any], Any], collect: Callable[[Any], Any]
+) -> Ahead:
     """What a scan over layers makes without rows.
 
     Args:
         layers: the scan.
-        given: what it is given.
+        given: what it is given; of what it goes over something may be `Dealt`.
         deal: puts layers, stacked, in the order in which stages have them.
+        collect: does the contrary.
     """
     first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
     alike = {n for n, kind in enumerate(layers.given) if kind == "same"}
     shared = {n: given[n] for n in alike if n < first}
     over = {n: given[n] for n in alike if n >= second}
     carry = {n: given[first + n] for n in layers.carried("same")}
-    passing, left = _passing(layers, shared, over, carry)
-    over |= {first + n: array for n, array in passing.items()}
-    left |= _each(layers, Round(layers.few, layers.stacked("same")), shared, over)
-    over = {n: deal(array) for n, array in over.items()}
+    passing, left = _passing(layers, shared, over, carry, collect)
+    over = {n: a.array if isinstance(a, Dealt) else deal(a) for n, a in over.items()}
+    over |= {first + n: deal(array) for n, array in passing.items()}
+    stacks = _each(layers, Round(layers.few, layers.stacked("same")), shared, over)
+    left |= {n: Dealt(array) for n, array in stacks.items()}
     drawn = _each(layers, Round(layers.draws, range(len(layers.draws.outvars))), shared, over)
     return Ahead(over, left, {n + len(given): array for n, array in drawn.items()})
 
@@ -92,7 +98,9 @@ def _each(layers: Layers, made: Round, shared: Arrays, over: Arrays) -> Arrays:
     return outs
 
 
-def _passing(layers: Layers, shared: Arrays, over: Arrays, carry: Arrays) -> tuple[Arrays, Arrays]:
+def _passing(
+    layers: Layers, shared: Arrays, over: Arrays, carry: Arrays, collect: Callable[[Any], Any]
+) -> tuple[Arrays, Arrays]:
     """What goes from layer to layer: as each one is given it, and what the last one leaves."""
     if not carry:
         return {}, {}
@@ -102,6 +110,10 @@ def _passing(layers: Layers, shared: Arrays, over: Arrays, carry: Arrays) -> tup
     def one(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
         return made(shared | own | {first + n: array for n, array in now.items()}), now
 
-    own = {n: array for n, array in over.items() if n in made.needed}
+    own = {
+        n: collect(array.array) if isinstance(array, Dealt) else array
+        for n, array in over.items()
+        if n in made.needed
+    }
     left, passing = jax.lax.scan(one, carry, own, layers.length, reverse=layers.reverse)
     return passing, left

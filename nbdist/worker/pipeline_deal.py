@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from nbdist.records import STAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def dealt(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
@@ -29,11 +26,7 @@ def dealt(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
         rounds: blocks of each.
         is_cut: whether each stage has layers of its own.
     """
-    if rounds == 1:
-        return array
-    if is_cut and _can_be_sent(array):
-        return _each_stage(partial(_sent, stages=stages, rounds=rounds), array)
-    return _transposed(array, rounds, stages)
+    return _moved(array, stages, rounds, is_cut=is_cut, is_back=False)
 
 
 def collected(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
@@ -45,15 +38,20 @@ def collected(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
         rounds: as in `dealt`.
         is_cut: as in `dealt`.
     """
+    return _moved(array, stages, rounds, is_cut=is_cut, is_back=True)
+
+
+def _moved(array: Any, stages: int, rounds: int, *, is_cut: bool, is_back: bool) -> Any:
     if rounds == 1:
         return array
     if is_cut and _can_be_sent(array):
-        return _each_stage(partial(_sent, stages=stages, rounds=rounds, is_back=True), array)
-    return _transposed(array, stages, rounds)
-
-
-def _transposed(array: Any, first: int, second: int) -> Any:
-    apart = array.reshape(first, second, -1, *array.shape[1:])
+        spec = jax.P(STAGE)
+        own = partial(_sent, stages=stages, rounds=rounds, is_back=is_back)
+        names = {STAGE}
+        run = jax.shard_map(own, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False)
+        return run(array)
+    sizes = (stages, rounds) if is_back else (rounds, stages)
+    apart = array.reshape(*sizes, -1, *array.shape[1:])
     return jnp.swapaxes(apart, 0, 1).reshape(array.shape)
 
 
@@ -63,14 +61,7 @@ def _can_be_sent(array: Any) -> bool:
     return is_plain and STAGE in jax.sharding.get_abstract_mesh().shape
 
 
-def _each_stage(run: Callable[[Any], Any], array: Any) -> Any:
-    """On each stage, with its own layers."""
-    spec = jax.P(STAGE)
-    mapped = jax.shard_map(run, in_specs=spec, out_specs=spec, axis_names={STAGE}, check_vma=False)
-    return mapped(array)
-
-
-def _sent(own: Any, *, stages: int, rounds: int, is_back: bool = False) -> Any:
+def _sent(own: Any, *, stages: int, rounds: int, is_back: bool) -> Any:
     """A stage's layers, block by block from or to where they lie in the layers' order."""
     blocks = own.reshape(rounds, -1, *own.shape[1:])
     left = jnp.zeros_like(blocks)

@@ -43,6 +43,16 @@ class Skewed(NamedTuple):
     array: Any
 
 
+class Dealt(NamedTuple):
+    """What each layer has that is no rows, as `Schedule.dealt` has it.
+
+    Attributes:
+        array: [layers, ...].
+    """
+
+    array: Any
+
+
 class Seats(NamedTuple):
     """What stages are at in a tick, each [stages], or what one of them is at.
 

@@ -84,11 +84,13 @@ class Stages:
 
         Args:
             given: what the scan is given. Constants that have rows may be `Alike`, and what it goes
-                over `Skewed`; None is what comes with the ticks.
+                over `Skewed` or `Dealt`; None is what comes with the ticks.
             is_late: whether a microbatch is at the last stage first.
         """
         layers, schedule = self._layers, self._schedule
-        made = ahead(layers, dict(enumerate(given)), partial(schedule.dealt, is_cut=True))
+        deal = partial(schedule.dealt, is_cut=True)
+        collect = partial(schedule.collected, is_cut=True)
+        made = ahead(layers, dict(enumerate(given)), deal, collect)
         drawn = [schedule.laid(array, parts=False) for array in made.drawn.values()]
         all_ = [*given, *drawn]
         needed, (constants, _, _) = self._round.needed, layers.scan.parts(all_)
@@ -193,7 +195,7 @@ class Stages:
         """
         first = self._layers.scan.constants
         left = {n: self._total(n, totals[n].sum((0, 1)), given[first + n]) for n in self._added}
-        return left | {n: self._total(n, self._of_layers(totals[n]), 0) for n in self._gradients}
+        return left | {n: self._of_layers(n, totals[n]) for n in self._gradients}
 
     def _summed(self, total: Any, new: Any, seats: Seats, n: int) -> Any:
         """With what was made in a tick; gradients of one block are those of its layers alone."""
@@ -251,10 +253,10 @@ class Stages:
         shape = (self._schedule.stages, self._schedule.parts, *own)
         return self._schedule.laid(jnp.zeros(shape, wide(aval.dtype)))
 
-    def _of_layers(self, totals: Any) -> Any:
+    def _of_layers(self, n: int, totals: Any) -> Any:
         """[stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
         summed = self._schedule.laid(totals.sum(1), parts=False)
-        whole = summed.reshape(self._layers.length, *summed.shape[2:])
+        whole = self._total(n, summed.reshape(self._layers.length, *summed.shape[2:]), 0)
         return self._schedule.collected(whole, is_cut=True)
 
     def _total(self, n: int, total: Any, before: Any) -> Any:

@@ -41,10 +41,10 @@ class Pipeline:
 
         Args:
             given: what it is given. Constants that have rows may be `Alike`, and what it goes over
-                `Skewed`.
+                `Skewed` or `Dealt`.
 
         Returns:
-            As the scan; stacks of rows are `Skewed`.
+            As the scan; stacks of rows are `Skewed`, others `Dealt`, but for sums.
         """
         layers, schedule, stages = self._layers, self._schedule, self._stages
         first, outs = layers.scan.constants, layers.scan.eqn.outvars

@@ -22,7 +22,7 @@ from nbdist.worker.layer_scans import over_layers, read
 from nbdist.worker.microbatches import Rows
 from nbdist.worker.pipeline_1f1b import Alternating, Turn
 from nbdist.worker.pipeline_between import halves, without_bars
-from nbdist.worker.pipeline_rows import Schedule, Skewed, inner, names, parts_of
+from nbdist.worker.pipeline_rows import Dealt, Schedule, Skewed, inner, names, parts_of
 from nbdist.worker.pipeline_stages import Alike
 from nbdist.worker.pipeline_ticks import Pipeline
 from nbdist.worker.remat_scans import scan_of
@@ -192,9 +192,12 @@ class _Stepped(ABC):
         """A value as the step has it."""
         if isinstance(atom, Literal):
             return atom.val
-        if isinstance(self._there[atom], Skewed):
-            return self._schedule.whole(self._there[atom], atom)
-        return self._there[atom]
+        value = self._there[atom]
+        if isinstance(value, Skewed):
+            return self._schedule.whole(value, atom)
+        if isinstance(value, Dealt):
+            return self._schedule.collected(value.array, is_cut=True)
+        return value
 
 
 class _Piped(_Stepped):
