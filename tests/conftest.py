@@ -43,7 +43,9 @@ second has it do without them. JAX reads the first as it is imported, which test
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--full", action="store_true", help="also what repeats at other sizes, frameworks"
+        "--full",
+        action="store_true",
+        help="also what repeats at other sizes, frameworks, and rarer faults",
     )
 
 

@@ -142,6 +142,7 @@ def test_the_kernel_is_restarted_while_a_worker_is_replaced(tmp_path: Path) -> N
         check_the_end()
 
 
+@pytest.mark.full
 def test_an_interrupt_while_a_worker_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,6 +260,7 @@ def test_a_program_that_ends_in_order_takes_its_workers_along(tmp_path: Path) ->
     assert not list((tmp_path / "nbdist").iterdir())
 
 
+@pytest.mark.full
 def test_what_a_killed_notebook_left_is_ended(tmp_path: Path) -> None:
     with owner() as (killed, family):
         killed.kill()

@@ -44,7 +44,7 @@ def interrupt(note: Path, after_s: Sequence[float]) -> None:
     threading.Thread(target=send, daemon=True).start()
 
 
-@pytest.mark.parametrize("again_s", [0.5, 5.0])
+@pytest.mark.parametrize("again_s", [0.5, pytest.param(5.0, marks=pytest.mark.full)])
 def test_it_is_killed_when_the_interrupt_comes_again(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], again_s: float
 ) -> None:

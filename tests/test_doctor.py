@@ -123,6 +123,7 @@ def test_a_slow_link(cluster: nbdist.Cluster, hosts: Hosts) -> None:
 
 
 @needs_hosts
+@pytest.mark.full
 def test_files_and_folders_that_hosts_do_not_share(
     cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path
 ) -> None:

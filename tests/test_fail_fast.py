@@ -280,7 +280,8 @@ def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> No
     check_it_goes_on(cluster, strategy)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("pjrt", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 def test_the_second_interrupt_breaks_a_hung_collective(
     cluster: nbdist.Cluster, when_it_hangs: Any, strategy: str
 ) -> None:
@@ -295,6 +296,7 @@ def test_the_second_interrupt_breaks_a_hung_collective(
     check_it_goes_on(cluster, strategy)
 
 
+@pytest.mark.full
 def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
     cluster: nbdist.Cluster, when_it_hangs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -198,7 +198,7 @@ def cluster(spoiled: Spoiled) -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@of("mirrored step", "pjrt step", "mirrored fit")
+@of("mirrored step", "pjrt step")
 def test_a_rank_that_goes_its_own_way_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     with pytest.raises(nbdist.CellError, match=spoiled.named) as raised:
         spoiled.run(cluster, EVERY)
@@ -214,7 +214,7 @@ def test_guard_0_compares_nothing(cluster: nbdist.Cluster, spoiled: Spoiled) -> 
     spoiled.run(cluster, 0)
 
 
-@of("pjrt step", "mirrored fit")
+@of("pjrt step")
 def test_ranks_that_are_alike_go_on(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     """Dropout, moments, metrics, a last batch that cannot be cut evenly; after each step."""
     cluster.run(spoiled.form.setup, strategy=spoiled.form.strategy)

@@ -193,6 +193,7 @@ def test_a_bug_of_the_users_is_not_healed(
 
 @training.forms("pjrt step")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
+@pytest.mark.full
 def test_a_rank_that_is_told_to_end_has_all_saved(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:

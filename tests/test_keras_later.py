@@ -51,6 +51,7 @@ def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
     assert again.results == run.results
 
 
+@pytest.mark.full
 def test_on_one_rank_first_and_within_scopes(cluster: nbdist.Cluster) -> None:
     """Nobody waits for the others; a scope that is open by then is Keras's too."""
     cluster.run("if rank == 1: import keras", strategy="pjrt")

@@ -86,6 +86,7 @@ def test_a_pod_that_is_lost_has_a_successor(
         assert len([key for key in server.objects if key[0] == "Job"]) == 1
 
 
+@pytest.mark.full
 def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.is_full = True
     heard: list[str] = []
@@ -109,7 +110,7 @@ def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"denies": "jobs"}, r"Kubernetes: jobs is forbidden"),
+        pytest.param({"denies": "jobs"}, r"Kubernetes: jobs is forbidden", marks=pytest.mark.full),
         pytest.param(
             {"denies": "secrets"}, r"Kubernetes: secrets is forbidden", marks=pytest.mark.full
         ),
@@ -124,6 +125,7 @@ def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: 
     assert cancelling(), "what cancels the job outlives the cluster, until it has worked twice"
 
 
+@pytest.mark.full
 def test_a_pod_whose_program_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbdist.cluster import called
 
@@ -140,6 +142,7 @@ def test_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         nbdist.Cluster(1, batch=BATCH, framework="none")
 
 
+@pytest.mark.full
 def test_a_server_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tmp_path)
     file = server.kubeconfig("default")
@@ -207,6 +210,7 @@ def test_a_file_that_is_no_pod(server: Server, tmp_path: Path, content: str) -> 
         nbdist.Cluster(1, batch=msgspec.structs.replace(BATCH, pod=str(file)), framework="none")
 
 
+@pytest.mark.full
 def test_a_field_that_the_api_does_not_know(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text("spec: {nodeSelektor: {gpu: h100}}")

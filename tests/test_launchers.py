@@ -92,6 +92,7 @@ def test_the_parent_here_is_killed(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.full
 def test_mpi_refuses(tmp_path: Path) -> None:
     wrong = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
     with pytest.raises(StartError, match=r"(?s)mpiexec gives no hosts: .*no-such-option"):

@@ -109,6 +109,7 @@ def test_tensorflow_across_hosts(hosts: Hosts) -> None:
         assert cluster.run(model).results == across
 
 
+@pytest.mark.full
 def test_workers_here_and_there(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=["localhost", hosts.names[0]], framework="jax") as cluster:
         assert len({w.host for w in cluster.workers()}) == 2
@@ -169,6 +170,7 @@ def test_a_host_whose_key_is_not_known(hosts: Hosts, tmp_path: Path) -> None:
             nbdist.Cluster(hosts=hosts.names[:1], framework="jax")
 
 
+@pytest.mark.full
 def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> None:
     """Nothing is lost, and nobody is replaced."""
     host = hosts.each[1]
@@ -221,6 +223,7 @@ def cmd(process: object) -> str:
     return " ".join(process.cmdline())  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax", spares=2) as cluster:
         engines = cluster._crew.engines
@@ -255,6 +258,7 @@ def test_a_configuration_of_ssh_that_has_more_in_it(
         assert 48889 not in {port for _, port in hosts.each[0].listening()}
 
 
+@pytest.mark.full
 def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
     """Variables are there before a framework is imported, on this machine too."""
     one = Host(name=hosts.names[0], env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"})
@@ -314,6 +318,7 @@ def test_a_host_that_is_frozen_is_told_of(hosts: Hosts, monkeypatch: pytest.Monk
             host.thaw()
 
 
+@pytest.mark.full
 def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path) -> None:
     """A keeper follows the run meanwhile, over the same connections."""
     names = " ".join(hosts.names[:2])
@@ -340,6 +345,7 @@ def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path
         assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
 
 
+@pytest.mark.full
 def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:

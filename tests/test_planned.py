@@ -95,7 +95,6 @@ QUICK = {
     (1, "recommender", Degrees(8, 1, 3)),
     (4, "recommender", Degrees(4, 2, 3)),
     (1, "U-Net", Degrees(4, 2, 3, "full")),
-    (4, "CNN", Degrees(2, 4, 1)),
 }
 """Workers, model and layout; the rest is for `make test-full`."""
 

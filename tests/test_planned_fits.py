@@ -103,7 +103,7 @@ def same(cluster: nbdist.Cluster, text: str) -> object:
     ("degrees", "remat"),
     [
         ((4, 1, 3), ""),
-        ((2, 2, 1), "full"),
+        pytest.param((2, 2, 1), "full", marks=pytest.mark.full),
         *(
             pytest.param(degrees, remat, marks=pytest.mark.full)
             for degrees in ((4, 1, 0), (2, 2, 0), (1, 4, 0))
@@ -197,6 +197,7 @@ def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
     assert losses_of(fitted(cluster, Planning())) == whole
 
 
+@pytest.mark.full
 def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
@@ -272,6 +273,7 @@ def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cl
     assert same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]") == drawn
 
 
+@pytest.mark.full
 def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
@@ -317,6 +319,7 @@ outcome = [{", ".join(IN_TURN)}]
 """
 
 
+@pytest.mark.full
 def test_models_that_share_layers_are_laid_out_in_turn(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
@@ -348,6 +351,7 @@ def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None
         cluster.run("model.get_weights()", ranks="0")
 
 
+@pytest.mark.full
 def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
     """Single batches, several steps in a call, layers that are frozen, a model compiled again."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
@@ -367,6 +371,7 @@ def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
     assert run.plan.axes == {DATA: 2, MODEL: 2}
 
 
+@pytest.mark.full
 def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) -> None:
     """Keras calls its variables otherwise each time."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")

@@ -56,16 +56,16 @@ class Degrees(NamedTuple):
 CASES = [
     pytest.param(hosts, degrees, marks=marks, id=f"{hosts}x{DEVICES // hosts}-{degrees}")
     for hosts, degrees, marks in (
-        (1, Degrees(2, 2, 2, 1, 4), ()),
+        (1, Degrees(2, 2, 2, 1, 4), pytest.mark.full),
         (1, Degrees(4, 2, 1, 0, 8, "full"), ()),
         (1, Degrees(4, 1, 2, 0, 4), pytest.mark.full),
-        (1, Degrees(2, 2, 2, 1, 4, "full", sequence=True), ()),
+        (1, Degrees(2, 2, 2, 1, 4, "full", sequence=True), pytest.mark.full),
         (1, Degrees(2, 4, 1, 0, 2, "selective"), pytest.mark.full),
         (1, Degrees(2, 2, 2, 1, 8, "full", sequence=True, schedule="1f1b"), ()),
         (1, Degrees(4, 2, 1, 0, 8, "selective", schedule="1f1b"), pytest.mark.full),
         (1, Degrees(2, 4, 1, 0, 4, "selective", schedule="1f1b", rounds=2), pytest.mark.full),
         (1, Degrees(2, 2, 2, 1, 4, rounds=2), ()),
-        (4, Degrees(4, 2, 1, 1, 4), ()),
+        (4, Degrees(4, 2, 1, 1, 4), pytest.mark.full),
         (4, Degrees(4, 2, 1, 0, 8, schedule="1f1b"), pytest.mark.full),
         (4, Degrees(2, 2, 2, 1, 4, "full", True, "1f1b", 2), ()),
         (4, Degrees(2, 4, 1, 0, 4, rounds=2), pytest.mark.full),

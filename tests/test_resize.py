@@ -121,6 +121,7 @@ def test_the_magic(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_hosts
+@pytest.mark.full
 def test_hosts_that_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who = "import socket\nsocket.gethostname()"
     with Hosts(3) as network:

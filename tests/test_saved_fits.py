@@ -119,6 +119,7 @@ def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_pat
     cluster.restart()
 
 
+@pytest.mark.full
 def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ losses
 """
 
 
+@pytest.mark.full
 def test_an_epoch_that_is_gone_on_with_counts_its_own_batches(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:

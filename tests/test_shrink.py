@@ -116,6 +116,7 @@ def test_the_run_goes_on_with_fewer_and_the_same_batch(
 
 
 @pytest.mark.parametrize("form", ["mirrored step"], indirect=True)
+@pytest.mark.full
 def test_what_the_lost_worker_had_counted_is_not_lost(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:

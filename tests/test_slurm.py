@@ -148,6 +148,7 @@ def test_an_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None
         slurm.cancel(other)
 
 
+@pytest.mark.full
 def test_a_queue_that_takes_too_long(
     slurm: Slurm, batch: nbdist.Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +172,11 @@ def test_a_queue_that_takes_too_long(
         ({"options": ("--no-such-option",)}, "unrecognized option '--no-such-option'"),
         ({"options": ("--constraint=banana",)}, "Invalid feature specification"),
         ({"gpus": 8}, "Invalid generic resource"),
-        ({"python": "/no/such/python"}, r"(?s)FAILED.*No such file or directory"),
+        pytest.param(
+            {"python": "/no/such/python"},
+            r"(?s)FAILED.*No such file or directory",
+            marks=pytest.mark.full,
+        ),
         ({"listen": "192.0.2.7"}, r"(?s)hosts cannot call this machine:.*192\.0\.2\.7"),
     ],
 )
@@ -221,6 +226,7 @@ def test_what_slurm_says_of_lost_hosts(slurm: Slurm, hosts: Hosts, batch: nbdist
         killer.join()
 
 
+@pytest.mark.full
 def test_a_job_that_is_queued_again_is_healed(
     slurm: Slurm, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
@@ -298,6 +304,7 @@ def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
         assert repeat_until(lambda: list(slurm.jobs()) == [first], END_S)
 
 
+@pytest.mark.full
 def test_the_notebook_is_killed_and_another_goes_on(
     slurm: Slurm, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
@@ -318,6 +325,7 @@ def test_the_notebook_is_killed_and_another_goes_on(
         assert len(slurm.jobs()) == 1
 
 
+@pytest.mark.full
 def test_a_notebook_that_is_killed_leaves_no_job(slurm: Slurm, batch: nbdist.Batch) -> None:
     with Kernel() as kernel:
         kernel.run("import os\nos.environ['NBDIST_RETURN_GRACE_S'] = '1'\n%load_ext nbdist").check()

@@ -277,6 +277,7 @@ def test_a_saved_notebook_holds_a_picture_and_a_text(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [pytest.param(True, marks=pytest.mark.full), False])
+@pytest.mark.full
 def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
     lab: Lab, saved: Path, page: Page, trusted: bool
 ) -> None:

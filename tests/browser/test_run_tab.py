@@ -262,6 +262,7 @@ def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab
     end(run)
 
 
+@pytest.mark.full
 def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs, header="%%dist_run was over")
     run.take(steps(1, 30))

@@ -206,7 +206,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
 
 
 @pytest.mark.usefixtures("own_folders")
-@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("has_key", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_who_calls_in_the_place_of_a_host(
     tmp_path: Path, cluster: nbdist.Cluster, *, has_key: bool
 ) -> None:

@@ -78,6 +78,7 @@ def test_all_choose_the_same_for_what_they_share(cluster: nbdist.Cluster) -> Non
     assert "one device" not in chosen[0]
 
 
+@pytest.mark.full
 def test_what_all_have_kept_is_taken_and_what_one_lost_is_tried_anew(
     cluster: nbdist.Cluster,
 ) -> None:

@@ -374,6 +374,7 @@ found
 """
 
 
+@pytest.mark.full
 def test_over_four_processes(cluster: nbdist.Cluster) -> None:
     losses, _ = trained(plain, *made(4))
     results = cluster.run(PROGRAM + CELL, strategy="pjrt").results

@@ -106,6 +106,7 @@ def findings(heard: Heard, framework: str) -> dict[str, Finding]:
 
 
 @under("tensorflow")
+@pytest.mark.full
 def test_a_fit_that_waits_for_its_data_is_starved(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_fit_that_waits_for_its_data_is_starved(
 
 
 @under("jax")
+@pytest.mark.full
 def test_a_rank_with_slow_data_is_named(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:

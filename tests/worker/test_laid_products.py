@@ -83,7 +83,7 @@ def test_parameters_are_gathered_and_no_rows(forward: Forward) -> None:
     assert 0 < found["all-gather"] <= 8 * parameters
 
 
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
     """XLA would rather gather parameters than what layers pass on, if these are larger."""
     whole, cut = (

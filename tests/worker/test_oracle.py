@@ -117,7 +117,9 @@ def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
     assert plan.verified.arguments == plan.memory.arguments
 
 
-@pytest.mark.parametrize(("remat", "rounds"), [("", 1), ("full", 1), ("full", 2)])
+@pytest.mark.parametrize(
+    ("remat", "rounds"), [pytest.param("", 1, marks=pytest.mark.full), ("full", 1), ("full", 2)]
+)
 def test_stages_are_compiled_so(remat: Remat, rounds: int) -> None:
     """What they send goes to the next stage; layers, where a stage has several blocks of them."""
     topology = parse("8xCPU")

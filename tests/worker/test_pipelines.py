@@ -76,7 +76,7 @@ def alike(
     same(made, jax.jit(step)(params, batch))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @drawn(stages=st.integers(2, 4), micro=st.integers(1, 6), per=st.integers(1, 3))
 def test_numbers_are_those_of_one_stage(stages: int, micro: int, per: int) -> None:
     def forward(params: Any, x: Any) -> Any:

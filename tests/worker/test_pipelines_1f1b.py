@@ -46,7 +46,7 @@ def through(params: Any, x: Any) -> Any:
 alike = partial(trains_alike, staging=Staging("1f1b"))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @drawn(
     stages=st.integers(2, 4),
     micro=st.integers(2, 9),
@@ -307,6 +307,7 @@ print(0)
     )
 
 
+@pytest.mark.full
 def test_what_is_between_may_say_how_it_is_cut() -> None:
     on_eight_devices(
         HEAD

@@ -38,7 +38,7 @@ SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @drawn(
     stages=st.integers(2, 4),
     rounds=st.integers(2, 3),
