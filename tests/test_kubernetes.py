@@ -110,11 +110,15 @@ def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        pytest.param({"denies": "jobs"}, r"Kubernetes: jobs is forbidden", marks=pytest.mark.full),
+        ({"denies": "jobs"}, r"Kubernetes: jobs is forbidden"),
         pytest.param(
             {"denies": "secrets"}, r"Kubernetes: secrets is forbidden", marks=pytest.mark.full
         ),
-        ({"image_fault": "InvalidImageName"}, r"gives no hosts: .*InvalidImageName: no such image"),
+        pytest.param(
+            {"image_fault": "InvalidImageName"},
+            r"gives no hosts: .*InvalidImageName: no such image",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: str) -> None:

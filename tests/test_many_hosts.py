@@ -241,6 +241,7 @@ def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) 
         assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
 
 
+@pytest.mark.full
 def test_a_configuration_of_ssh_that_has_more_in_it(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,7 +261,7 @@ def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
     assert drawn == plainly["drawn"]
     run = fitted(cluster, Planning(fixed={"zero": 3}), BORN_FIT)
     assert run.plan is not None
-    assert same(cluster, PARTS) == {(8192 // DEVICES, 16)}
+    assert same(cluster, PARTS) == {(8192, 16 // DEVICES)}, "as its rows are looked up"
     np.testing.assert_allclose(same(cluster, "losses"), plainly["losses"], rtol=1e-5)
 
 
@@ -394,6 +394,7 @@ def test_what_is_asked_of_a_cell_that_fits_nothing_is_told(cluster: nbdist.Clust
 DROPPED = MODEL_.replace("BatchNormalization()", "Dropout(0.3)")
 
 
+@pytest.mark.full
 def test_a_fit_in_microbatches_learns_as_with_whole_batches(cluster: nbdist.Cluster) -> None:
     said = []
     for micro in (1, 2):

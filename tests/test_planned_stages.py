@@ -131,7 +131,9 @@ params["layers"]["up"] = jax.device_put(params["layers"]["up"], cut)
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-@pytest.mark.parametrize("axes", [{STAGE: 4, "micro": 4}, {DATA: 4, MODEL: 2}])
+@pytest.mark.parametrize(
+    "axes", [{STAGE: 4, "micro": 4}, pytest.param({DATA: 4, MODEL: 2}, marks=pytest.mark.full)]
+)
 def test_what_is_cut_by_hand_stays_so_and_is_counted_exactly(
     cluster: nbdist.Cluster, axes: dict[str, int]
 ) -> None:

@@ -54,6 +54,7 @@ def stop_after(folder: Path, steps: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.full
 def test_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.run("x = rank")
     cluster.resize(3)

@@ -108,6 +108,7 @@ def test_tensorflow(slurm: Slurm, batch: nbdist.Batch) -> None:
     assert slurm.idle() >= 1
 
 
+@pytest.mark.full
 def test_the_queue_is_shown_until_there_are_hosts(
     slurm: Slurm, batch: nbdist.Batch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,7 @@ BEFORE_IT_ENDS_S = 0.2
 """The first nap: interrupts are repeated while ranks that have said how far they go wait again."""
 
 
+@pytest.mark.full
 def test_one_interrupt_waits_for_the_end_of_long_steps(
     cluster: nbdist.Cluster, interrupt_when: Any
 ) -> None:

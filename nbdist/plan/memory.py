@@ -159,8 +159,9 @@ def _staged(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
                 others += (is_dealt + 1 / rounds) * laid.bytes_of(value)  # and the block of a tick
         elif laid.has_rows(value):
             rows += laid.microbatch.bytes_of(value) / rounds
-        else:
-            others += laid.bytes_of(value) / rounds
+        else:  # to a block's gradient a tick's is added aside: both, and the sum
+            aside = 3 if value.number in scope.deals else 1
+            others += aside * laid.bytes_of(value) / rounds
     return rows, others
 
 

@@ -25,7 +25,7 @@ RUNNERS_UP = ("instead", "step", "each device", "why not")
 
 _ZERO = {
     1: "the optimizer's state is cut too (ZeRO-1)",
-    3: "the optimizer's state and parameters are cut too, these gathered for use (ZeRO-3)",
+    3: "the optimizer's state and parameters are cut too, these gathered to multiply by (ZeRO-3)",
 }
 _REMAT = {
     "selective": "the backward pass makes again what is no product with parameters",

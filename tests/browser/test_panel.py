@@ -145,6 +145,7 @@ def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
     wait(notebook, RUN)
 
 
+@pytest.mark.full
 def test_a_cluster_is_resized_by_cells_of_the_notebook(notebook: Page) -> None:
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
     form = panel.get_by_role("form", name="Start a cluster")

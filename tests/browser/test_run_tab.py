@@ -149,6 +149,7 @@ def chart(lab: Lab, tab: Page) -> Locator:
     return shown
 
 
+@pytest.mark.full
 def test_a_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) -> None:
     canvas = chart.get_by_role("img").first.locator("canvas").first
     pixels, rows = canvas.evaluate(PIXELS), table(chart)

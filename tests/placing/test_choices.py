@@ -75,6 +75,7 @@ def test_all_of_a_function_are_forgotten_and_no_other(kept: Choices) -> None:
     assert kept.get("c") is not None
 
 
+@pytest.mark.full
 def test_eight_processes_write_at_once(kept: Choices) -> None:
     command = [sys.executable, "-W", "error", "-c", WRITER, str(kept.path)]
     pipe = subprocess.PIPE

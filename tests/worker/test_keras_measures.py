@@ -148,6 +148,7 @@ def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
 
 
 @under("jax")
+@pytest.mark.full
 def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, framework: str) -> None:
     """Without stragglers and with steps of nothing else, it is above the limit."""
     code = "x = np.ones((16 * 400, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16);"
