@@ -118,7 +118,8 @@ class Laid:
         self._states = states
         self._given = given or {}
         is_cut = model.rows % layout.data == 0  # else every device computes all of the batch
-        self._batch = model.batch_groups if is_cut else frozenset()
+        self._rows = model.batch_groups
+        self._batch = self._rows if is_cut else frozenset()
         self._parts = layout.data
         if model.rows % (layout.data * layout.stage) == 0:
             self._parts *= layout.stage  # out of pipelines, each stage has rows of its own
@@ -192,7 +193,7 @@ class Laid:
 
     def has_rows(self, value: Value) -> bool:
         """Whether it has dimensions of the batch's."""
-        return not self.model.batch_groups.isdisjoint(value.groups)
+        return not self._rows.isdisjoint(value.groups)
 
     def by_data(self, groups: set[int]) -> int:
         """In how many parts the batch is cut where something has dimensions of these groups."""
@@ -300,10 +301,11 @@ class Laid:
 
         What never meets the batch is done as the state lies that it is done to.
         """
+        if value.groups not in self._cut_states or op.kind == "lookup":
+            return self.bytes_of(value)
         has_rows = any(map(self.has_rows, (*op.ins, *op.outs)))
         is_apart = not has_rows or (value in op.outs and self.exchanged(op) is not None)
-        is_cut = is_apart and op.kind != "lookup" and value.groups in self._cut_states
-        return self.bytes_of(value) / (self.layout.data if is_cut else 1)
+        return self.bytes_of(value) / (self.layout.data if is_apart else 1)
 
     @cached_property
     def _cut_states(self) -> frozenset[tuple[int, ...]]:
