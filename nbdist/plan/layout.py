@@ -291,10 +291,18 @@ class Laid:
         groups = (op.ins[0] if op.kind == "lookup" else op.outs[0]).groups
         if groups not in self._cut_tables:
             return None
-        rows = op.outs[0] if op.kind == "lookup" else max(op.ins[1:], key=lambda v: v.nbytes)
+        sent = filter(self.has_rows, op.outs if op.kind == "lookup" else op.ins)
+        rows = max(sent, key=lambda value: value.nbytes, default=None)
+        if rows is None:
+            return None
         whole = self.bytes_of(rows) * self.by_data(set(rows.groups))
         is_by_rows = self._cut_tables[groups] in self.model.tables[groups].rows
         return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
+
+    def lies_as_table(self, value: Value) -> bool:
+        """Whether it is cut as a table that is nowhere put together: it is its gradient."""
+        table = self.model.tables.get(value.groups)
+        return table is not None and table.is_alone and value.groups in self._cut_tables
 
     def bytes_in(self, op: Op, value: Value) -> float:
         """Of a value of an operation, on each device.

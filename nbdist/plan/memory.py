@@ -198,7 +198,7 @@ def _bytes_of(value: Value, maker: Op, laid: Laid) -> float:
             return laid.entering_bytes(value) * _ticks(laid)
         return laid.summed_bytes(value)
     nbytes = laid.bytes_of(value)
-    if maker.kind == "scatter" and laid.exchanged(maker) is not None:
+    if laid.lies_as_table(value):
         return nbytes / laid.layout.data
     if maker.kind != "loop" or laid.layout.zero != 1 or laid.by_data(set(value.groups)) > 1:
         return nbytes
