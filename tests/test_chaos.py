@@ -123,7 +123,7 @@ def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
 @pytest.mark.parametrize(
     ("form", "most", "epochs"),
     [
-        ("pjrt step", 3, 8),
+        ("pjrt step", 3, 15),
         pytest.param("mirrored step", KILLS, EPOCHS, marks=pytest.mark.full),
         pytest.param("pjrt step", KILLS, EPOCHS, marks=pytest.mark.full),
     ],
