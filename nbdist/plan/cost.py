@@ -144,15 +144,10 @@ class Cost:
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
         sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
-        is_whole = laid.exchanged(op) is None
-        if (
-            is_whole
-            and laid.layout.data > 1
-            and laid.by_data(summed) > 1
-            and laid.by_data(out) == 1
-        ):
+        is_summed = laid.by_data(summed) > 1 and laid.by_data(out) == 1
+        if laid.layout.data > 1 and is_summed and laid.exchanged(op) is None:
             found[DATA] = sum(map(sized, op.outs))
-        if laid.by_stage_too and laid.by_data(summed) > 1 and laid.by_data(out) == 1:
+        if laid.by_stage_too and is_summed:
             found[STAGE] = sum(map(sized, op.outs))
         if laid.by_model(summed) > 1 and laid.by_model(out) == 1:
             found[MODEL] = sum(map(laid.bytes_of, op.outs))
@@ -269,17 +264,13 @@ class Cost:
 
     def _add_sends(self, bill: _Bill, op: Op, few: Laid) -> None:
         """What stages pass on in each tick, and what all have of it when it is through."""
-        target, extent, ticks = self._target, self._extents[STAGE], few.layout.ticks
+        ticks = few.layout.ticks
         passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
         whole = sum(
             self.laid.entering_bytes(value) if few.has_rows(value) else self.laid.bytes_of(value)
             for value in op.carried
         )
-        outermost = max(place for place, size in enumerate(extent) if size > 1)
-        one_s = send_s(passed, outermost, target.topology, target.calibration)
-        bill.axes[STAGE] += ticks * one_s
-        bill.bytes[STAGE] += ticks * passed
-        bill.collectives[2] += ticks
+        self._add_send(bill, passed, ticks)
         # All rows come to all stages, and go to where they are made use of: there and back halves.
         is_whole = self.laid.layout.schedule == "gpipe"
         self._add_collective(bill, STAGE, whole, 1, is_half=not is_whole)
@@ -289,14 +280,17 @@ class Cost:
 
     def _add_deals(self, bill: _Bill, program: tuple[Op, ...]) -> None:
         """Blocks of layers go to their stages, and gradients back."""
-        rounds, target, extent = self.laid.layout.rounds, self._target, self._extents.get(STAGE, ())
-        outermost = max((place for place, size in enumerate(extent) if size > 1), default=0)
+        rounds = self.laid.layout.rounds
         for value in deals(self.laid, program).values():
-            nbytes = self.laid.bytes_of(value) / rounds
-            one_s = send_s(nbytes, outermost, target.topology, target.calibration)
-            bill.axes[STAGE] += rounds * one_s
-            bill.bytes[STAGE] += rounds * nbytes
-            bill.collectives[2] += rounds
+            self._add_send(bill, self.laid.bytes_of(value) / rounds, rounds)
+
+    def _add_send(self, bill: _Bill, nbytes: float, times: int) -> None:
+        """What each stage sends to another one."""
+        target, extent = self._target, self._extents[STAGE]
+        outermost = max(place for place, size in enumerate(extent) if size > 1)
+        bill.axes[STAGE] += times * send_s(nbytes, outermost, target.topology, target.calibration)
+        bill.bytes[STAGE] += times * nbytes
+        bill.collectives[2] += times
 
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""

@@ -280,9 +280,8 @@ class Laid:
 
     def is_gathered(self, tensor: Tensor) -> bool:
         """Whether it is cut over the data axis, and made whole where it is used."""
-        table = self.model.tables.get(tensor.value.groups)
-        is_alone = table is not None and table.is_alone
-        return self.role(tensor) == "parameter" and self._is_sharded(tensor) and not is_alone
+        is_parameter = self.role(tensor) == "parameter"
+        return is_parameter and self._is_sharded(tensor) and not self._is_alone(tensor.value)
 
     def exchanged(self, op: Op) -> Exchange | None:
         """What devices send each other where rows are looked up in a table, or added to one."""
@@ -301,8 +300,12 @@ class Laid:
 
     def lies_as_table(self, value: Value) -> bool:
         """Whether it is cut as a table that is nowhere put together: it is its gradient."""
+        return self._is_alone(value) and value.groups in self._cut_tables
+
+    def _is_alone(self, value: Value) -> bool:
+        """Whether it is as a table in which rows are looked up, and nothing else is done."""
         table = self.model.tables.get(value.groups)
-        return table is not None and table.is_alone and value.groups in self._cut_tables
+        return table is not None and table.is_alone
 
     def bytes_in(self, op: Op, value: Value) -> float:
         """Of a value of an operation, on each device.
@@ -344,7 +347,7 @@ class Laid:
     def _dimension_for_data(self, value: Value, cut: list[tuple[str, ...]]) -> int:
         """The largest one that can be cut, of those that are whole if there is one.
 
-        Of a table that is no whole parameter anywhere, rather not one that is looked up along.
+        Of a table, with parameters cut, rather not one that is looked up along.
         """
         axes = self.layout.axes
         table = self.model.tables.get(value.groups) if self.layout.zero == 3 else None

@@ -68,8 +68,8 @@ def faults_of_stages(
         yield f"no stages: {reason}"
     else:
         yield from _faults_of_cuts(steps, asked, fitting)
-    if rounds > 1 and fitting and not reason:
-        yield from _faults_of_turns(steps, asked, fitting)
+        if rounds > 1 and fitting:
+            yield from _faults_of_turns(steps, asked, fitting)
     if asked.get("micro", 2) < 2:
         yield f"micro is {asked['micro']}: a batch goes through stages in 2 microbatches or more"
     if schedule == "1f1b" and not reason and steps.why_waiting(remat or ""):

@@ -70,8 +70,8 @@ def piped(
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
-        _check("layers", one.length, "stages", stages)
-        _check("layers", one.length, "blocks", stages * staging.rounds)
+        parts_are = "blocks" if staging.rounds > 1 else "stages"
+        _check("layers", one.length, parts_are, stages * staging.rounds)
     kind = _Alternated if alternates else _Piped
     made = kind(program, layers, Schedule(rows, stages, parts, staging.rounds))
     given = [

@@ -79,7 +79,7 @@ def rewriting(
         parts = math.gcd(rows, micro)  # one would leave all stages but one without work
         own = stages if parts > 1 else 1
         rounds = staging.rounds if parts % stages == 0 else 1  # a batch of fewer rows
-        now = Staging(staging.schedule, rounds)
+        now = staging._replace(rounds=rounds)
         made = rewritten(closed, inputs, remat, parts, own, lie, now)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 HOST = "8xH100"
 
 
-def around(rounds: int, schedule: Schedule = "gpipe", micro: int = 8, wide: int = 4096) -> Plan:
-    fixed = {STAGE: 4, DATA: 2, "micro": micro, "rounds": rounds}
-    model = plans.stacked(16, wide, 2**15)
+def around(rounds: int, schedule: Schedule = "gpipe") -> Plan:
+    fixed = {STAGE: 4, DATA: 2, "micro": 8, "rounds": rounds}
+    model = plans.stacked(16, 4096, 2**15)
     return plan(model, hardware(HOST), Planning(fixed=fixed, schedule=schedule))
 
 

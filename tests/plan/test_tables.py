@@ -24,8 +24,8 @@ OWN = TOKENS * COLUMNS * 4
 """Bytes of what is looked up, on all devices together."""
 
 
-def laid(data: int, model: int = 1, zero: int = 3, on: str = "64xH100") -> Plan:
-    target = hardware(on.replace("64", str(data * model)))
+def laid(data: int, model: int = 1, zero: int = 3) -> Plan:
+    target = hardware(f"{data * model}xH100")
     return plan(table(ROWS), target, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
 
 

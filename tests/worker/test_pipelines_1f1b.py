@@ -77,37 +77,42 @@ def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     assert trained(2) == pytest.approx(trained(1), rel=1e-5)
 
 
-def test_what_goes_through_layers_beside_rows() -> None:
+def _beside(params: Any, batch: Any) -> Any:
+    own, shared, head = params
+    x, weights = batch
+    mask = (x[:, 0] > 0).astype(x.dtype)
+
+    def layer(carry: Any, own: Any) -> Any:
+        h, key, count, loss = carry
+        key, noise, drop = jax.random.split(key, 3)
+        made = block(h, own) * mask[:, None] + h @ shared / (count + 1)
+        made += 0.1 * jax.random.normal(noise, made.shape[-1:])
+        made *= jax.random.bernoulli(drop, 0.8, made.shape)
+        return (made, key, count + 1, loss + (made**2).sum()), own["up"].sum()
+
+    start = x, jax.random.key(3), 0, jnp.float32(0.5)
+    (out, key, count, loss), sums = jax.lax.scan(layer, start, own)
+    logits = out @ head + x
+    each = -jax.nn.log_softmax(logits)[:, 0] * weights
+    return each.sum() / weights.sum() + 0.01 * loss, (logits, sums, count, key, each)
+
+
+def beside_rows(params: Any, batch: Any) -> Any:
     """Keys, sums that layers add to, masks, shared weights; and what the loss needs of all rows."""
+    found, grads = jax.value_and_grad(_beside, has_aux=True)(params, batch)
+    loss, (logits, sums, count, key, each) = found
+    new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    return loss, logits.mean(0), each, sums, count, jax.random.key_data(key), new
 
-    def forward(params: Any, batch: Any) -> Any:
-        own, shared, head = params
-        x, weights = batch
-        mask = (x[:, 0] > 0).astype(x.dtype)
 
-        def layer(carry: Any, own: Any) -> Any:
-            h, key, count, loss = carry
-            key, noise, drop = jax.random.split(key, 3)
-            made = block(h, own) * mask[:, None] + h @ shared / (count + 1)
-            made += 0.1 * jax.random.normal(noise, made.shape[-1:])
-            made *= jax.random.bernoulli(drop, 0.8, made.shape)
-            return (made, key, count + 1, loss + (made**2).sum()), own["up"].sum()
+def given_beside(layers: int) -> tuple[Any, Any]:
+    params = stacked(layers), rows_of(5, 5), rows_of(3, 5, 5)[0]
+    return params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1]))
 
-        start = x, jax.random.key(3), 0, jnp.float32(0.5)
-        (out, key, count, loss), sums = jax.lax.scan(layer, start, own)
-        logits = out @ head + x
-        each = -jax.nn.log_softmax(logits)[:, 0] * weights
-        return each.sum() / weights.sum() + 0.01 * loss, (logits, sums, count, key, each)
 
-    def step(params: Any, batch: Any) -> Any:
-        found, grads = jax.value_and_grad(forward, has_aux=True)(params, batch)
-        loss, (logits, sums, count, key, each) = found
-        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-        return loss, logits.mean(0), each, sums, count, jax.random.key_data(key), new
-
-    params = stacked(6), rows_of(5, 5), rows_of(3, 5, 5)[0]
-    alike(step, params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1])), 3, 8)
-    alike(step, params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1])), 3, 8, "full")
+@pytest.mark.parametrize("remat", ["", "full"])
+def test_what_goes_through_layers_beside_rows(remat: Remat) -> None:
+    alike(beside_rows, *given_beside(6), 3, 8, remat)
 
 
 def test_the_loss_may_be_made_piece_by_piece() -> None:

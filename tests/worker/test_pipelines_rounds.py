@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given as drawn
 from hypothesis import settings
@@ -18,7 +16,7 @@ from nbdist.worker.pipelines import piped
 from tests.plan_programs import PROGRAMS
 from tests.worker.test_microbatches import rows_of
 from tests.worker.test_pipelines import alike, stacked, training
-from tests.worker.test_pipelines_1f1b import through
+from tests.worker.test_pipelines_1f1b import beside_rows, given_beside, through
 from tests.worker.test_pipelines_mesh import on_eight_devices
 from tests.worker.test_rematerialise import (
     ROWS,
@@ -62,37 +60,8 @@ def test_numbers_are_the_same_whatever_is_made_again(schedule: Schedule, remat: 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_goes_through_layers_beside_rows(schedule: Schedule) -> None:
-    """Keys, dropouts, sums that layers add to, masks, shared weights, rows each layer leaves."""
-
-    def forward(params: Any, batch: Any) -> Any:
-        own, shared, head = params
-        x, weights = batch
-        mask = (x[:, 0] > 0).astype(x.dtype)
-
-        def layer(carry: Any, own: Any) -> Any:
-            h, key, count, loss = carry
-            key, noise, drop = jax.random.split(key, 3)
-            made = block(h, own) * mask[:, None] + h @ shared / (count + 1)
-            made += 0.1 * jax.random.normal(noise, made.shape[-1:])
-            made *= jax.random.bernoulli(drop, 0.8, made.shape)
-            return (made, key, count + 1, loss + (made**2).sum()), own["up"].sum()
-
-        start = x, jax.random.key(3), 0, jnp.float32(0.5)
-        (out, key, count, loss), sums = jax.lax.scan(layer, start, own)
-        logits = out @ head + x
-        each = -jax.nn.log_softmax(logits)[:, 0] * weights
-        return each.sum() / weights.sum() + 0.01 * loss, (logits, sums, count, key, each)
-
-    def step(params: Any, batch: Any) -> Any:
-        found, grads = jax.value_and_grad(forward, has_aux=True)(params, batch)
-        loss, (logits, sums, count, key, each) = found
-        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-        return loss, logits.mean(0), each, sums, count, jax.random.key_data(key), new
-
-    params = stacked(8), rows_of(5, 5), rows_of(3, 5, 5)[0]
-    batch = rows_of(16, 5), np.abs(rows_of(2, 16)[1])
-    alike(step, params, batch, 2, 4, "", Staging(schedule, 2))
-    alike(step, params, batch, 2, 8, "full", Staging(schedule, 4))
+    alike(beside_rows, *given_beside(8), 2, 4, "", Staging(schedule, 2))
+    alike(beside_rows, *given_beside(8), 2, 8, "full", Staging(schedule, 4))
 
 
 def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
