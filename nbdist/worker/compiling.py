@@ -22,6 +22,7 @@ from jax.experimental import topologies
 from nbdist.plan.compilers import CompilerTarget
 from nbdist.records import Collective, Spec, Verified
 from nbdist.records.base import Record
+from nbdist.worker.compiled import taken
 
 REFUSED = "RESOURCE_EXHAUSTED"
 _CALL = re.compile(
@@ -103,18 +104,8 @@ def _compiled(job: Job) -> Verified:
     )
     made = step.lower(*arguments).compile()
     seconds = time.perf_counter() - began
-    told: Any = made.memory_analysis()
-    total = (
-        told.argument_size_in_bytes
-        + told.output_size_in_bytes
-        - told.alias_size_in_bytes
-        + told.temp_size_in_bytes
-        + told.generated_code_size_in_bytes
-    )
     return Verified(
-        arguments=told.argument_size_in_bytes,
-        temporaries=told.temp_size_in_bytes,
-        total=total,
+        **taken(made, job.target.platform)._asdict(),
         collectives=collectives_in(made.as_text()),
         seconds=seconds,
     )

@@ -29,6 +29,7 @@ from keras.src.backend.jax.trainer import JAXTrainer
 from nbdist.errors import StrategyError
 from nbdist.records import Compiled, Planned, Planning
 from nbdist.worker import keras_jax_patch, state
+from nbdist.worker.compiled import taken
 from nbdist.worker.keras_planning import groups_of, paths, plan_of_fit
 from nbdist.worker.leaves import gathered, is_spread, placed
 from nbdist.worker.lowered import Lowered
@@ -201,13 +202,14 @@ class _Training:
         began = time.perf_counter()
         with lowered.scope():
             made = step.lower(carried, batch).compile()
-        told = made.memory_analysis()
-        if told is not None and worker.rank == 0:
+        seconds = time.perf_counter() - began
+        if worker.rank == 0:
+            found = taken(made, lowered.mesh.devices.flat[0].platform)
             worker.say(
                 Compiled(
-                    arguments=told.argument_size_in_bytes,
-                    temporaries=told.temp_size_in_bytes,
-                    seconds=time.perf_counter() - began,
+                    arguments=found.arguments,
+                    temporaries=found.temporaries,
+                    seconds=seconds,
                     **worker.said(),
                 )
             )

@@ -19,6 +19,7 @@ from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
+from nbdist.worker.compiled import taken
 from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.leaves import as_data, is_own, placed
 from nbdist.worker.lowered import Lowered, is_cut, is_over, spec_of
@@ -229,7 +230,9 @@ class PjrtStep:
                     self._state(), self._read.arrays, 1.0, self._lowered.batch(batch)
                 )
             self._executables[kind] = made = lowered.compile()
-            self.footprint = _footprint(made, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            found = taken(made, self._strategy.mesh.devices.flat[0].platform)
+            self.footprint = stepper.Footprint(found.arguments, found.temporaries, seconds)
         return self._executables[kind]
 
     def _state(self) -> list[list[jax.Array]]:
@@ -380,11 +383,3 @@ def _take(
         check_places(objects, values(objects))
         carried.append(Carried(objects, values(objects), Objects()))
     return carried, Arguments(read, values(read)), held
-
-
-def _footprint(made: jax.stages.Compiled, seconds: float) -> stepper.Footprint:
-    """Where a backend tells nothing, all is 0."""
-    told = made.memory_analysis()
-    if told is None:
-        return stepper.Footprint(0, 0, seconds)
-    return stepper.Footprint(told.argument_size_in_bytes, told.temp_size_in_bytes, seconds)
