@@ -23,6 +23,7 @@ NAMES = (
     "heal",
     "plan",
     "planner_tables",
+    "compiled",
     "autoplace",
 )
 

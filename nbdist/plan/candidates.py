@@ -99,11 +99,16 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 def priced(laid: Laid, steps: Steps, target: Target, budget: int) -> Candidate:
     """What a layout comes to, with a budget of bytes on each device."""
     step = steps.of(laid.layout)
-    program = step.alternating if laid.layout.schedule == "1f1b" else step.program
+    is_tpu = target.topology.chip.platform == "tpu"
+    program = step.program
+    if laid.layout.schedule == "1f1b":
+        program = step.alternating
+    elif laid.layout.stage == 1 and is_tpu:
+        program = step.on_tpus
     lie = extents(laid.layout.axes, target.topology)
     return Candidate(
         laid,
-        memory_of(laid, program, budget),
+        memory_of(laid.on_tpus if is_tpu else laid, program, budget),
         time_of(laid, program, target, lie, steps.plain.ops),
         _strained(laid, step.program, target.topology, lie[MODEL]),
         _copied(laid, step.large),

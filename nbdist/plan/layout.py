@@ -15,6 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.plan.images import padded
 from nbdist.plan.layers import is_over_layers
 from nbdist.plan.pipeline import room
 from nbdist.plan.sequence import sequence_of
@@ -125,11 +126,21 @@ class Laid:
             self._parts *= layout.stage  # out of pipelines, each stage has rows of its own
         self.is_microbatch = False
         self.shares = 1
+        self._pads = False
         self._known: dict[tuple[int, ...], int] = {}
 
     def with_layout(self, layout: Layout) -> Laid:
         """The same model in another layout."""
-        return Laid(self.model, layout, self._states, self._given)
+        same = Laid(self.model, layout, self._states, self._given)
+        same._pads = self._pads
+        return same
+
+    @cached_property
+    def on_tpus(self) -> Laid:
+        """The same, as TPUs have it in memory; what a step is given is counted as it is."""
+        same = self.with_layout(self.layout)
+        same._pads = True
+        return same
 
     @cached_property
     def microbatch(self) -> Laid:
@@ -219,7 +230,15 @@ class Laid:
 
     def bytes_of(self, value: Value) -> float:
         """Of a value of the step, on each device."""
-        return value.nbytes / self.parts(value)
+        nbytes = value.nbytes / self.parts(value)
+        return nbytes * self._padding(value) if self._pads else nbytes
+
+    def _padding(self, value: Value) -> float:
+        """How many times as much room it takes: it lies as that is least."""
+        along = self.model.images.get(value.groups, ())
+        sizes = zip(value.groups, value.sizes, strict=True)
+        cut = (n / self.by_data({g}) / self.by_model({g}) for g, n in sizes if g in along)
+        return min(map(padded, cut), default=1.0)
 
     def entering_bytes(self, value: Value) -> float:
         """Of what goes through stages, of all microbatches, on each device."""

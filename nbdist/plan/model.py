@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from nbdist.plan.tables import Table
 
@@ -130,6 +130,7 @@ class Model:
         layers: groups that scans over layers go over: see `plan/layers.py`.
         added: products' results that are added up before they are used: see `plan/sums.py`.
         tables: what rows are looked up in, by its groups: see `plan/tables.py`.
+        images: what convolutions are given and make, by its groups: see `plan/images.py`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -141,6 +142,12 @@ class Model:
     layers: frozenset[int] = frozenset()
     added: Mapping[int, int] = field(default_factory=dict)
     tables: Mapping[tuple[int, ...], Table] = field(default_factory=dict)
+    images: Mapping[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def every_op(self) -> Iterator[Op]:
+        """Those of loops too, after the loop."""
+        return _every(self.ops)
 
     @property
     def batch_groups(self) -> frozenset[int]:
@@ -153,3 +160,9 @@ class Model:
         """Samples in a global batch; 1 where it has none."""
         sizes = [t.value.sizes[0] for t in self.tensors if t.role == "batch" and t.value.sizes]
         return max(sizes, default=1)
+
+
+def _every(ops: tuple[Op, ...]) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        yield from _every(op.body)

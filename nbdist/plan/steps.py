@@ -44,6 +44,11 @@ class Step:
     large: list[Tensor]
 
     @cached_property
+    def on_tpus(self) -> tuple[Op, ...]:
+        """Its operations, fused as compilers for TPUs do it."""
+        return fused(self.model.ops, self.model.results, into_products=True)
+
+    @cached_property
     def alternating(self) -> tuple[Op, ...]:
         """Its operations where microbatches go back as soon as they have come through (1F1B).
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from nbdist.plan.model import Model, Op
 
@@ -36,22 +36,15 @@ def tables_of(model: Model) -> Mapping[tuple[int, ...], Table]:
     """
     carried = {t.value.groups for t in model.tensors if t.role == "carried"}
     found: dict[tuple[int, ...], set[int]] = {}
-    ops = list(_all(model.ops))
-    for op in ops:
+    for op in model.every_op:
         if op.kind == "lookup" and op.ins[0].groups in carried:
             found.setdefault(op.ins[0].groups, set()).update(op.summed)
-    met = set().union(*(_met(op, model.batch_groups) for op in ops))
+    met = set().union(*(_met(op, model.batch_groups) for op in model.every_op))
     return {
         groups: Table(frozenset(rows), is_alone=met.isdisjoint(rows))
         for groups, rows in found.items()
         if len(rows) < len(groups) and -1 not in groups
     }
-
-
-def _all(ops: tuple[Op, ...]) -> Iterator[Op]:
-    for op in ops:
-        yield op
-        yield from _all(op.body)
 
 
 def _met(op: Op, batch: frozenset[int]) -> set[int]:

@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr, Literal
 from jax.interpreters import partial_eval
 
 from nbdist.plan.dims import Dims
+from nbdist.plan.images import images_of
 from nbdist.plan.layers import layers_of
 from nbdist.plan.model import Model, Op, Tensor, Value
 from nbdist.plan.sums import added_up
@@ -199,7 +200,13 @@ class _Builder:
             notes=tuple(self._notes),
         )
         added = added_up(model.ops, model.results)
-        return replace(model, layers=layers_of(model), added=added, tables=tables_of(model))
+        return replace(
+            model,
+            layers=layers_of(model),
+            added=added,
+            tables=tables_of(model),
+            images=images_of(model),
+        )
 
     def settled(self, value: Value) -> Value:
         """It, with the numbers that groups have once all is gone through."""

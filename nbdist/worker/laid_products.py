@@ -6,6 +6,10 @@ made of them: it then gathers the batch in their place, and takes several times 
 product's result is where that is decided: so of each it is said that its rows are cut, and XLA
 gathers what is multiplied. Of sums over what the model's axis cuts it is said there, if the plan
 has it so, that they are cut along the sequence (see `plan/sequence.py`).
+
+Of the gradients of convolutions' kernels it is said that `data` does not cut them: where it cuts
+the optimizer's state, XLA for TPUs would make each in a loop over the devices, for which it keeps
+the images once more, in another order.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
 
 _OPEN = jax.P.UNCONSTRAINED
 _DOT = "dot_general"
-_PRODUCTS = frozenset((_DOT, "conv_general_dilated"))
+_CONV = "conv_general_dilated"
+_PRODUCTS = frozenset((_DOT, _CONV))
 
 
 class Lie(NamedTuple):
@@ -113,7 +118,8 @@ class _Laid:
         """How a product's result lies, where it has rows; what is open is left to XLA."""
         value = self._values[eqn.outvars[0]]
         if self._batch.isdisjoint(value.groups):
-            return None
+            is_kernel = eqn.primitive.name == _CONV and STAGE not in self._mesh.shape
+            return self._whole(value) if is_kernel else None
         along = self._sequence if self._is_sum(eqn, value) else frozenset[int]()
         spec: list[Any] = [_OPEN] * len(value.groups)
         for axis, groups in ((DATA, self._rows), (MODEL, self._split), (MODEL, along)):
@@ -122,6 +128,10 @@ class _Laid:
             if is_open and value.sizes[place] % self._mesh.shape[axis] == 0:
                 spec[place] = axis
         return None if spec == [_OPEN] * len(spec) else jax.P(*spec)
+
+    def _whole(self, value: Value) -> jax.P:
+        """Of what `data` does not cut; what `model` cuts is open."""
+        return jax.P(*(_OPEN if group in self._split else None for group in value.groups))
 
     def _is_sum(self, eqn: Any, made: Value) -> bool:
         """Whether it sums over what the model's axis cuts, and leaves nothing that it does."""

@@ -61,3 +61,34 @@ def test_a_chain_element_by_element_is_made_together() -> None:
 def test_a_result_that_is_reshaped_is_written() -> None:
     operations = left(lambda x, y: (x + y).reshape(24), floats(4, 6), floats(4, 6))
     assert [op.name for op in operations] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "read"),
+    [
+        (jax.nn.relu, "x"),
+        (lambda x: 2 * x + jnp.arange(6), "x"),
+        (lambda x: jnp.where(x > 0, x, 0).reshape(6, 4).T.reshape(4, 6), "x"),
+        (jnp.tanh, "its own"),
+        (lambda x: x * jnp.tanh(x), "its own"),
+        (lambda x: x.astype(jnp.float16), "its own"),
+    ],
+    ids=["relu", "affine", "where", "tanh", "with tanh", "narrower"],
+)
+def test_what_is_cheap_is_made_in_each_product_for_tpus(
+    factor: Callable[..., Any], read: str
+) -> None:
+    """By others it is written once, and read by both."""
+
+    def function(x: Any, left: Any, right: Any) -> Any:
+        made = factor(x)
+        return made @ left.astype(made.dtype), made.T @ right.astype(made.dtype), x
+
+    shapes = floats(4, 6), floats(6, 8), floats(4, 8)
+    model = traced(lambda carried, read, batch: function(*carried), shapes)
+    given = model.tensors[0].value.number
+    for into_products, wanted in ((True, read), (False, "its own")):
+        ops = fused(model.ops, model.results, into_products=into_products)
+        factors = {op.ins[0].number for op in ops if op.kind == "dot"}
+        assert len(factors) == 1
+        assert (factors == {given}) == (wanted == "x")

@@ -19,17 +19,13 @@ from nbdist.worker import oracle
 from nbdist.worker.compiling import collectives_in
 from nbdist.worker.planning import plan_of
 from tests import plans
+from tests.oracles import there
 
 if TYPE_CHECKING:
     from nbdist.plan.model import Role
     from nbdist.records import Remat
 
 LAYERS = 3
-
-
-def there(platform: str) -> pytest.MarkDecorator:
-    found = importlib.util.find_spec(PACKAGES[platform]) is not None
-    return pytest.mark.skipif(not found, reason="its compiler is in nbdist[oracle]: 1.7 GB")
 
 
 def verified(on: str, *, wide: int = 64, rows: int = 32, **wishes: Any) -> Plan:

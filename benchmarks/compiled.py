@@ -1,0 +1,49 @@
+"""Memory that is expected of a step on TPUs, beside what their compiler says.
+
+The three best plans of three models for two slices, compiled (`nbdist[oracle]`: none without). Ours
+is by how much what is expected is wrong, and in the peer's place is by how much what a step is
+given, all that is known without looking into it, falls short.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from benchmarks.case import Case
+from benchmarks.compiled_models import MODELS, traced
+from nbdist.plan.compilers import PACKAGES
+from nbdist.records import Planning
+from nbdist.worker.planning import named_target, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SLICES = ("v5e:4x4", "v5p:4x4x4")
+ALLOWED = 0.05
+
+
+def cases() -> Iterator[Case]:
+    if importlib.util.find_spec(PACKAGES["tpu"]) is None:
+        return
+    for name in MODELS:
+        for on in SLICES:
+            yield from _cases(name, on)
+
+
+def _cases(name: str, on: str) -> Iterator[Case]:
+    plan = plan_of(*traced(name), named_target(on), Planning(verify=True), {})
+    assert plan.verified is not None
+    margin, given = plan.memory.margin, plan.memory.arguments
+    yield _case(name, on, plan.title, plan.memory.total - margin, plan.verified.total, given)
+    for one in plan.runners_up:
+        if one.compiled_bytes:
+            expected = one.device_bytes - margin
+            yield _case(name, on, one.title, expected, one.compiled_bytes, given)
+
+
+def _case(name: str, on: str, title: str, expected: int, compiled: int, given: int) -> Case:
+    case = f"memory of {name} on {on}, {title}: {expected >> 20:,} MiB of {compiled >> 20:,}"
+    ours = abs(expected / compiled - 1)
+    peer = 1 - min(given, expected) / compiled
+    return Case(case, ours, peer, "of what is compiled", ALLOWED / peer, 1)

@@ -1,0 +1,125 @@
+"""Three models that plans are compiled of: a transformer, residual blocks, convolutions.
+
+All in bfloat16, with momentum; shapes alone, they take no memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.plan.model import Role
+
+
+def traced(name: str) -> tuple[Any, list[tuple[str, Role]]]:
+    """A step's jaxpr, and what its inputs are."""
+    loss, params, x, y = MODELS[name]()
+
+    def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(params, x, y)
+        moments = jax.tree.map(lambda m, g: (0.9 * m + g).astype(m.dtype), moments, slopes)
+        return value, jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments
+
+    carried = jax.tree_util.tree_leaves_with_path((params, params))
+    inputs: list[tuple[str, Role]] = [
+        *((jax.tree_util.keystr(path), "carried") for path, _ in carried),
+        ("x", "batch"),
+        ("y", "batch"),
+    ]
+    return jax.jit(step).trace(params, params, x, y).jaxpr, inputs
+
+
+def _floats(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+
+
+def _labels(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.int32)
+
+
+def _cross_entropy(scores: Any, labels: Any) -> Any:
+    logs = jax.nn.log_softmax(scores.astype(jnp.float32))
+    return -jnp.take_along_axis(logs, labels[..., None], -1).mean()
+
+
+def _transformer() -> tuple[Any, ...]:
+    """16 layers in a scan, 2,048 wide, 128 sequences of 1,024, a vocabulary of 32,000."""
+    layers, wide, heads, length, vocabulary = 16, 2048, 16, 1024, 32_000
+    each = wide // heads
+    params = {
+        "embedding": _floats(vocabulary, wide),
+        "layers": {
+            "first": _floats(layers, wide),
+            "second": _floats(layers, wide),
+            "qkv": _floats(layers, wide, 3, heads, each),
+            "out": _floats(layers, heads, each, wide),
+            "up": _floats(layers, wide, 4 * wide),
+            "down": _floats(layers, 4 * wide, wide),
+        },
+        "norm": _floats(wide),
+    }
+
+    def normed(x: Any, scale: Any) -> Any:
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+        return x.astype(jnp.bfloat16) * scale
+
+    def layer(x: Any, own: Any) -> tuple[Any, None]:
+        q, k, v = jnp.einsum("btw,wchd->cbthd", normed(x, own["first"]), own["qkv"])
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(each)
+        seen = jnp.tril(jnp.ones((length, length), bool))
+        weights = jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -1e9))
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(jnp.bfloat16), v)
+        x = x + jnp.einsum("bqhd,hdw->bqw", mixed, own["out"])
+        return x + jax.nn.gelu(normed(x, own["second"]) @ own["up"]) @ own["down"], None
+
+    def loss(params: Any, tokens: Any, following: Any) -> Any:
+        x, _ = jax.lax.scan(layer, params["embedding"][tokens], params["layers"])
+        return _cross_entropy(normed(x, params["norm"]) @ params["embedding"].T, following)
+
+    return loss, params, _labels(128, length), _labels(128, length)
+
+
+def _blocks() -> tuple[Any, ...]:
+    """Six residual blocks, 8,192 wide, 16,384 rows."""
+    wide, rows = 8192, 16_384
+    params = [{"up": _floats(wide, 4 * wide), "down": _floats(4 * wide, wide)}] * 6
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        for own in params:
+            x = x + jax.nn.relu(x @ own["up"]) @ own["down"]
+        return ((x - y).astype(jnp.float32) ** 2).mean()
+
+    return loss, params, _floats(rows, wide), _floats(rows, wide)
+
+
+def _convolutions() -> tuple[Any, ...]:
+    """22 convolutions with ReLUs over 2,048 images of 128 x 128, 64 to 512 channels."""
+    channels = [3] + [64] * 6 + [128] * 6 + [256] * 6 + [512] * 4
+    strides = [2 if new == 2 * old else 1 for old, new in itertools.pairwise(channels)]
+    kernels = [_floats(3, 3, old, new) for old, new in itertools.pairwise(channels)]
+    numbers = "NHWC", "HWIO", "NHWC"
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        for kernel, stride in zip(params, strides, strict=False):
+            steps = stride, stride
+            x = jax.lax.conv_general_dilated(x, kernel, steps, "SAME", dimension_numbers=numbers)
+            x = jax.nn.relu(x)
+        return _cross_entropy(x.mean((1, 2)) @ params[-1], y)
+
+    return loss, [*kernels, _floats(512, 1000)], _floats(2048, 128, 128, 3), _labels(2048)
+
+
+MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "transformer": _transformer,
+    "blocks": _blocks,
+    "convolutions": _convolutions,
+}
+"""By name, a model's loss, its parameters and its batch."""
