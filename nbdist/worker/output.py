@@ -10,6 +10,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,35 +67,69 @@ class EngineStream(OutStream):  # type: ignore[misc]
         super().__init__(session, pub_thread, name, watchfd=False)
 
 
+_GREETS = b"[Gloo] Rank "
 _GREETING = (
-    rb"(\[Gloo\] Rank )+|\d* ?is connected to \d+ peer ranks\. "
-    rb"Expected number of connected peer ranks is : \d+"
+    *(b" is connected to ", b" peer ranks. ", b"Expected number of connected peer ranks is : "),
+    b"\n",
 )
-"""What gloo says, in pieces, whenever devices meet that have not met before."""
+"""What gloo says after it, with numbers between, whenever devices meet that have not met before."""
 
-_GREETED = re.compile(_GREETING + rb"\n+")
-_ENDS_GREETED = re.compile(_GREETING + rb"\n*")
-_BEGINS_TO_GREET = re.compile(rb"\d* ?is connected to( \d*( peer ranks\..*)?)?$")
+_WORDS = re.compile(b"|".join(map(re.escape, (_GREETS, *_GREETING[:-1]))))
+_PART = re.compile(_WORDS.pattern + rb"|\n|\d+")
+_OTHER = re.compile(b"(?:(?!" + _WORDS.pattern + rb").)*\n?")
 
 
 class Ungreeted:
-    """What was written, without gloo's greetings."""
+    """What was written, without gloo's greetings.
+
+    Each thread writes its own in parts, and parts of several come mixed.
+    """
 
     def __init__(self) -> None:
         self._kept = b""
+        self._awaited: Counter[bytes] = Counter()
+        self._amid = False  # in a line that is none of gloo's
 
     def feed(self, data: bytes, *, ends: bool) -> bytes:
-        """What may be shown by now: what may be the beginning of a greeting waits for its end.
+        """What may be shown by now: what may be part of a greeting waits for its end.
 
         Args:
             data: written since the last time.
             ends: nothing is to wait.
         """
-        text = (_ENDS_GREETED if ends else _GREETED).sub(b"", self._kept + data)
-        begun = None if ends else _BEGINS_TO_GREET.search(text)
-        shown = text[: begun.start()] if begun else text
-        self._kept = text[len(shown) :]
+        text, shown = self._kept + data, b""
+        while text:
+            if not self._awaited.total():
+                before, greets, text = text.partition(_GREETS)
+                shown += before
+                self._awaited.update(_GREETING if greets else ())
+            elif part := (_WORDS if self._amid else _PART).match(text):
+                text, self._amid = text[part.end() :], False
+                shown += self._unasked(part[0])
+            elif not ends and any(word.startswith(text) for word in (_GREETS, *_GREETING[:-1])):
+                break
+            else:
+                other = _OTHER.match(text)
+                assert other is not None  # of nothing, too
+                shown, text = shown + other[0], text[other.end() :]
+                self._amid = not other[0].endswith(b"\n")
+        self._kept = text
+        if ends:
+            self._awaited.clear()
+            self._amid = False
+        elif not text and not self._awaited.total():
+            self._kept, shown = _split_before(shown, _GREETS)
         return shown
+
+    def _unasked(self, part: bytes) -> bytes:
+        """What looks like a part, where all such have come."""
+        if part == _GREETS:
+            self._awaited.update(_GREETING)
+        elif not part.isdigit():
+            if not self._awaited[part]:
+                return part
+            self._awaited[part] -= 1
+        return b""
 
 
 class DescriptorTap:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from nbdist.worker.output import Ungreeted, _split_before
 
 if TYPE_CHECKING:
+    from random import Random
+
     import nbdist
 
 
@@ -31,7 +33,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize("cut", [1, 2, 4, 5, 6, 7, 8])  # a number alone is nothing to wait for
+@pytest.mark.parametrize("cut", range(1, len(PIECES)))
 def test_greetings_are_left_out_in_whatever_parts_they_come(cut: int, *, ends: bool) -> None:
     shown = Ungreeted()
     told = shown.feed(b"loss 1.5\n" + b"".join(PIECES[:cut]), ends=False)
@@ -39,10 +41,34 @@ def test_greetings_are_left_out_in_whatever_parts_they_come(cut: int, *, ends: b
     assert told == b"loss 1.5\nstep 2\n"
 
 
+@given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(1, 90))
+def test_greetings_of_several_threads_are_left_out_of_what_is_printed(
+    random: Random, threads: int, chunk: int
+) -> None:
+    lines = [b"loss 1.5\n", b"\n", b" is connected to the wall\n", b"[Gloomy] 3\n"]
+    parts = [[*PIECES[1:]] for _ in range(threads)]
+    written = list(lines[:2])
+    printed = iter([b"epoch 1 of 5\n", b"step 12\n", b"[1, 2]\n"])
+    while any(parts):
+        if random.random() < 0.1:
+            written.append(next(printed, b""))
+        written.append(random.choice([*filter(None, parts)]).pop(0))
+    text = b"".join([*written, *lines[2:]])
+    shown, told = Ungreeted(), b""
+    for place in range(0, len(text), chunk):
+        told += shown.feed(text[place : place + chunk], ends=False)
+    told += shown.feed(b"", ends=True)
+    own = (part for part in written[2:] if part not in PIECES)
+    assert told == b"".join([*lines[:2], *own, *lines[2:]])
+
+
 def test_what_only_looks_like_a_greeting_is_shown() -> None:
     shown = Ungreeted()
-    assert shown.feed(b"the cable is connected to ", ends=False) == b"the cable"
-    assert shown.feed(b"the wall", ends=True) == b" is connected to the wall"
+    for text in (b"the cable is connected to ", b"the wall\n", b"5\n", b" peer ranks. 3\n"):
+        assert shown.feed(text, ends=False) == text
+    assert shown.feed(b"a [Glo", ends=False) == b"a "
+    assert shown.feed(b"ry", ends=False) == b"[Glory"
+    assert shown.feed(b"[Gloo]", ends=True) == b"[Gloo]"
 
 
 def test_native_noise_stays_in_the_log(cluster: nbdist.Cluster) -> None:
