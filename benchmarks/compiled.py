@@ -1,8 +1,8 @@
 """Memory that is expected of a step on TPUs, beside what their compiler says.
 
-The three best plans of three models for two slices, compiled (`nbdist[oracle]`: none without). Ours
-is by how much what is expected is wrong, and in the peer's place is by how much what a step is
-given, all that is known without looking into it, falls short.
+The best plan of three models for two slices, compiled (`nbdist[oracle]`: none without). Ours is by
+how much what is expected is wrong, and in the peer's place is by how much what a step is given, all
+that is known without looking into it, falls short.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ def cases() -> Iterator[Case]:
         return
     for name in MODELS:
         for on in SLICES:
-            yield from _cases(name, on)
+            yield _case(name, on)
 
 
-def _cases(name: str, on: str) -> Iterator[Case]:
+def _case(name: str, on: str) -> Case:
     plan = plan_of(*traced(name), named_target(on), Planning(verify=True), {})
     assert plan.verified is not None
-    margin, given = plan.memory.margin, plan.memory.arguments
-    yield _case(name, on, plan.title, plan.memory.total - margin, plan.verified.total, given)
-    for one in plan.runners_up:
-        if one.compiled_bytes:
-            expected = one.device_bytes - margin
-            yield _case(name, on, one.title, expected, one.compiled_bytes, given)
-
-
-def _case(name: str, on: str, title: str, expected: int, compiled: int, given: int) -> Case:
-    case = f"memory of {name} on {on}, {title}: {expected >> 20:,} MiB of {compiled >> 20:,}"
-    ours = abs(expected / compiled - 1)
-    peer = 1 - min(given, expected) / compiled
-    return Case(case, ours, peer, "of what is compiled", ALLOWED / peer, 1)
+    expected, compiled = plan.memory.total - plan.memory.margin, plan.verified.total
+    sizes = f"{expected >> 20:,} MiB of {compiled >> 20:,}"
+    peer = 1 - plan.memory.arguments / compiled
+    return Case(
+        f"memory of {name} on {on}, {plan.title}: {sizes}",
+        abs(expected / compiled - 1),
+        peer,
+        "of what is compiled",
+        ALLOWED / peer,
+        1,
+    )

@@ -32,7 +32,7 @@ def images_of(model: Model) -> Mapping[tuple[int, ...], frozenset[int]]:
         channels = {g for value in values if batch.isdisjoint(value.groups) for g in value.groups}
         for value in values:
             if not batch.isdisjoint(value.groups):
-                along = (batch | channels).intersection(value.groups)
+                along = (batch | channels).intersection(value.groups) - {-1}
                 found[value.groups] = found.get(value.groups, along) | along
     return found
 

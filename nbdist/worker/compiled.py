@@ -27,7 +27,7 @@ def taken(made: jax.stages.Compiled, platform: str) -> Taken:
 
     A TPU's compiler counts more temporaries than it has places for in the device's memory: it lets
     programs through that would have 19 GiB of 15.75. What it refuses them by is the peak, which
-    other backends leave out or have the same (docs/facts.md).
+    other backends leave out or have the same (docs/facts.md), and older ones do not tell.
 
     Args:
         made: the step.
@@ -38,7 +38,7 @@ def taken(made: jax.stages.Compiled, platform: str) -> Taken:
         return Taken(0, 0, 0)
     lasting = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
     temporaries = told.temp_size_in_bytes
-    if platform == "tpu":
+    if platform == "tpu" and told.peak_memory_in_bytes > lasting:
         temporaries = told.peak_memory_in_bytes - lasting
     total = lasting + temporaries + told.generated_code_size_in_bytes
     return Taken(told.argument_size_in_bytes, temporaries, total)

@@ -46,11 +46,13 @@ class Lie(NamedTuple):
     Attributes:
         mesh: it has axes `data` and, where the sequence is cut, `model`.
         specs: of the first of the step's inputs; the others are cut along their rows alone.
+        rows: whether more than rows and the optimizer's state is cut: else XLA guesses these right.
         sequence: whether `model` cuts what products pass on along the sequence.
     """
 
     mesh: Mesh | AbstractMesh
     specs: Sequence[Spec] = ()
+    rows: bool = True
     sequence: bool = False
 
 
@@ -82,6 +84,7 @@ class _Laid:
         self._values, self._mesh = values, lie.mesh
         self._batch = model.batch_groups
         self._rows = frozenset[int]() if STAGE in lie.mesh.shape else self._batch
+        self._says_rows = lie.rows
         self._split = split_by(model, lie.specs) - self._batch
         parts = lie.mesh.shape.get(MODEL, 1)
         self._sequence = (
@@ -115,11 +118,12 @@ class _Laid:
         return ClosedJaxpr(self.program(program.jaxpr), program.consts)
 
     def _spec(self, eqn: Any) -> jax.P | None:
-        """How a product's result lies, where it has rows; what is open is left to XLA."""
+        """How a product's result lies, where that is said; what is open is left to XLA."""
         value = self._values[eqn.outvars[0]]
         if self._batch.isdisjoint(value.groups):
-            is_kernel = eqn.primitive.name == _CONV and STAGE not in self._mesh.shape
-            return self._whole(value) if is_kernel else None
+            return self._whole(value) if self._is_gradient_of_kernel(eqn) else None
+        if not self._says_rows:
+            return None
         along = self._sequence if self._is_sum(eqn, value) else frozenset[int]()
         spec: list[Any] = [_OPEN] * len(value.groups)
         for axis, groups in ((DATA, self._rows), (MODEL, self._split), (MODEL, along)):
@@ -128,6 +132,12 @@ class _Laid:
             if is_open and value.sizes[place] % self._mesh.shape[axis] == 0:
                 spec[place] = axis
         return None if spec == [_OPEN] * len(spec) else jax.P(*spec)
+
+    def _is_gradient_of_kernel(self, eqn: Any) -> bool:
+        """Whether what has no rows is made of two that have; stages have layers of their own."""
+        values = (self._values[variable] for variable in eqn.invars)
+        all_rows = all(not self._batch.isdisjoint(value.groups) for value in values)
+        return eqn.primitive.name == _CONV and all_rows and STAGE not in self._mesh.shape
 
     def _whole(self, value: Value) -> jax.P:
         """Of what `data` does not cut; what `model` cuts is open."""

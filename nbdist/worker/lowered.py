@@ -15,9 +15,9 @@ from nbdist.worker.pipeline_rows import row_axes
 from nbdist.worker.rewritten import rewriting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
     from nbdist.records import Plan, Spec
     from nbdist.worker.data import Batch
@@ -46,9 +46,7 @@ class Lowered:
             rows, sizes = tuple(plan.axes), tuple(plan.axes.values())
             auto = (jax.sharding.AxisType.Auto,) * len(rows)
             self.mesh = jax.sharding.Mesh(whole.devices.reshape(sizes), rows, axis_types=auto)
-        self._remat, self._micro = plan.remat, plan.micro
-        self._stages, self._staging = plan.axes.get(STAGE, 1), plan.staging
-        self._lays_products, self._sequence = lays_products(plan), plan.sequence
+        self._plan = plan
         self.replicated = jax.NamedSharding(self.mesh, jax.P())
         self._specs = {tensor.path: tensor.spec for tensor in plan.tensors}
         self._by_row = Spread(jax.NamedSharding(self.mesh, jax.P(rows)))
@@ -72,15 +70,14 @@ class Lowered:
             step: it.
             shardings: a tree of those of its first arguments.
         """
-        lie = None
-        if self._lays_products:
-            specs = [
-                axes_of(sharding) if is_over(sharding, self.mesh) else ()
-                for sharding in jax.tree.leaves(shardings)
-            ]
-            lie = Lie(self.mesh, specs, self._sequence)
-        if self._remat or self._micro > 1 or lie is not None:
-            step = rewriting(step, self._remat, self._micro, self._stages, lie, self._staging)
+        specs = [
+            axes_of(sharding) if is_over(sharding, self.mesh) else ()
+            for sharding in jax.tree.leaves(shardings)
+        ]
+        plan, lie = self._plan, lie_of(self._plan, self.mesh, specs)
+        if plan.remat or plan.micro > 1 or lie is not None:
+            stages = plan.axes.get(STAGE, 1)
+            step = rewriting(step, plan.remat, plan.micro, stages, lie, plan.staging)
         if not self._is_split:
             return step
 
@@ -95,9 +92,10 @@ class Lowered:
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
 
 
-def lays_products(plan: Plan) -> bool:
-    """Whether its step has to say how its products lie: cut over rows alone, XLA guesses right."""
-    return plan.zero > 0 or plan.devices > plan.axes[DATA]
+def lie_of(plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]) -> Lie | None:
+    """What a step has to say of where its products lie; None where XLA guesses it right."""
+    is_cut = plan.zero == 3 or plan.devices > plan.axes[DATA]
+    return Lie(mesh, specs, is_cut, plan.sequence) if is_cut or plan.zero else None
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:

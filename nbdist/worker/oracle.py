@@ -22,8 +22,7 @@ from nbdist.plan.refusal import gib
 from nbdist.plan.search import plans
 from nbdist.records import STAGE, RunnerUp
 from nbdist.worker.compiling import REFUSED, Job, Outcome, partition
-from nbdist.worker.laid_products import Lie
-from nbdist.worker.lowered import lays_products, put_together
+from nbdist.worker.lowered import lie_of, put_together
 from nbdist.worker.rewritten import rewritten
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def _job(
     def exported() -> bytes:
         with jax.sharding.use_abstract_mesh(mesh):
             stages = found.axes.get(STAGE, 1)
-            own = Lie(mesh, lie, found.sequence) if lays_products(found) else None
+            own = lie_of(found, mesh, lie)
             closed = rewritten(traced, inputs, found.remat, found.micro, stages, own, found.staging)
             step = jax.jit(
                 _with_rows(closed, [role for _, role in inputs], found.axes),

@@ -68,15 +68,13 @@ class EngineStream(OutStream):  # type: ignore[misc]
 
 
 _GREETS = b"[Gloo] Rank "
-_GREETING = (
-    *(b" is connected to ", b" peer ranks. ", b"Expected number of connected peer ranks is : "),
-    b"\n",
-)
-"""What gloo says after it, with numbers between, whenever devices meet that have not met before."""
+_WORDS = (b" is connected to ", b" peer ranks. ", b"Expected number of connected peer ranks is : ")
+_NUMBERS = 3
+"""What gloo says whenever devices meet that have not met before; numbers are between."""
 
-_WORDS = re.compile(b"|".join(map(re.escape, (_GREETS, *_GREETING[:-1]))))
-_PART = re.compile(_WORDS.pattern + rb"|\n|\d+")
-_OTHER = re.compile(b"(?:(?!" + _WORDS.pattern + rb").)*\n?")
+_WORD = re.compile(b"|".join(map(re.escape, (_GREETS, *_WORDS))))
+_PART = re.compile(_WORD.pattern + rb"|\n|\d+")
+_OTHER = re.compile(b"(?:(?!" + _WORD.pattern + rb").)*\n?")
 
 
 class Ungreeted:
@@ -98,37 +96,44 @@ class Ungreeted:
             ends: nothing is to wait.
         """
         text, shown = self._kept + data, b""
-        while text:
+        self._kept = b""
+        while text and not self._kept:
             if not self._awaited.total():
-                before, greets, text = text.partition(_GREETS)
-                shown += before
-                self._awaited.update(_GREETING if greets else ())
-            elif part := (_WORDS if self._amid else _PART).match(text):
+                other, greets, text = text.partition(_GREETS)
+                self._await(1 if greets else 0)
+            elif part := (_WORD if self._amid else _PART).match(text):
                 text, self._amid = text[part.end() :], False
-                shown += self._unasked(part[0])
-            elif not ends and any(word.startswith(text) for word in (_GREETS, *_GREETING[:-1])):
-                break
+                other = self._unasked(part[0])
             else:
-                other = _OTHER.match(text)
-                assert other is not None  # of nothing, too
-                shown, text = shown + other[0], text[other.end() :]
-                self._amid = not other[0].endswith(b"\n")
-        self._kept = text
+                begun = _OTHER.match(text)
+                assert begun is not None  # of nothing, too
+                other, text = begun[0], text[begun.end() :]
+                self._amid = not other.endswith(b"\n")
+            if not text and not ends:
+                words = (_GREETS, *_WORDS) if self._awaited.total() else (_GREETS,)
+                splits = [_split_before(other, word) for word in words]
+                self._kept, other = max(splits, key=lambda split: len(split[0]))
+            shown += other
         if ends:
             self._awaited.clear()
             self._amid = False
-        elif not text and not self._awaited.total():
-            self._kept, shown = _split_before(shown, _GREETS)
         return shown
 
+    def _await(self, greetings: int) -> None:
+        for part, times in (*((word, 1) for word in _WORDS), (b"\n", 1), (b"0", _NUMBERS)):
+            self._awaited[part] += times * greetings
+
     def _unasked(self, part: bytes) -> bytes:
-        """What looks like a part, where all such have come."""
+        """A part, if no greeting that has begun lacks it; numbers of two may be one."""
         if part == _GREETS:
-            self._awaited.update(_GREETING)
-        elif not part.isdigit():
-            if not self._awaited[part]:
-                return part
-            self._awaited[part] -= 1
+            self._await(1)
+            return b""
+        kind = b"0" if part.isdigit() else part
+        if not self._awaited[kind]:
+            return part
+        self._awaited[kind] -= 1
+        if not any(self._awaited[word] for word in (*_WORDS, b"\n")):
+            self._awaited.clear()
         return b""
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from nbdist.records import Plan, Planning, Remat
+from nbdist.worker.laid_products import Lie, with_laid_products
 from nbdist.worker.planning import named_target, plan_of
 from tests import plans
 
@@ -100,3 +101,34 @@ def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
     assert cut.verified is not None
     saved = whole.verified.temporaries - cut.verified.temporaries
     assert saved >= LAYERS * passed * (1 - 1 / 4), "what each layer keeps for its backward pass"
+
+
+@pytest.mark.parametrize(
+    ("forward", "kernels"),
+    [
+        (convolved, 2),
+        (lambda params, x: convolved(params, jnp.concatenate([x, x])).reshape(2, *x.shape)[0], 0),
+        (lambda params, x: convolved(params, jnp.ones_like(x[:8])).mean() * x, 0),
+        (one_by_one, 0),
+    ],
+    ids=["kernels", "two views", "no rows", "products"],
+)
+def test_under_zero_1_only_gradients_of_kernels_are_said_to_be_whole(
+    forward: Forward, kernels: int
+) -> None:
+    """Images whose rows are not known are none: all devices would make all of them."""
+    stack = plans.shape(LAYERS, WIDTH, WIDTH)
+    rows = plans.shape(ROWS, WIDTH)
+
+    def step(params: Any, x: jax.Array) -> Any:
+        return jax.grad(lambda params: jnp.mean((forward(params, x) - x) ** 2))(params)
+
+    closed = jax.jit(step).trace(stack, rows).jaxpr
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    lie = Lie(mesh, rows=False)
+    laid = with_laid_products(closed, [("w", "carried"), ("x", "batch")], lie)
+    said = [e for e in laid.jaxpr.eqns if e.primitive.name == "sharding_constraint"]
+    assert len(said) == kernels
+    for constraint in said:
+        assert constraint.params["sharding"].is_fully_replicated
+        assert constraint.invars[0].aval.shape == (4, 4, 64, 64)

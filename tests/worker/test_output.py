@@ -62,6 +62,23 @@ def test_greetings_of_several_threads_are_left_out_of_what_is_printed(
     assert told == b"".join([*lines[:2], *own, *lines[2:]])
 
 
+REST = b" is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "told"),
+    [
+        ([b"[Gloo] Rank 0ten% is conn", b"ected to 7" + REST[17:], b"3\n"], b"ten%3\n"),
+        ([b"[Gloo] Rank 0hello [Glo", b"o] Rank 1", REST, REST, b"4\n"], b"hello 4\n"),
+        ([b"[Gloo] Rank 0" + REST, b"1\n2\n3\n"], b"1\n2\n3\n"),
+        ([b"[Gloo] Rank of mine\n", b"1\n2\n3\n4\n5\n"], b"of mine\n\n\n4\n5\n"),
+    ],
+)
+def test_no_more_numbers_are_left_out_than_greetings_have(chunks: list[bytes], told: bytes) -> None:
+    shown = Ungreeted()
+    assert b"".join(shown.feed(chunk, ends=False) for chunk in chunks) == told
+
+
 def test_what_only_looks_like_a_greeting_is_shown() -> None:
     shown = Ungreeted()
     for text in (b"the cable is connected to ", b"the wall\n", b"5\n", b" peer ranks. 3\n"):
