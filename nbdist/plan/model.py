@@ -31,6 +31,7 @@ class Value:
         groups: for each dimension, which group of dimensions it is of; -1 where its size is 1.
         itemsize: bytes of an element.
         dtype: of an element.
+        nbytes: of all.
     """
 
     number: int
@@ -38,15 +39,15 @@ class Value:
     groups: tuple[int, ...]
     itemsize: int
     dtype: str
+    nbytes: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", self.size * self.itemsize)  # asked for very often
 
     @property
     def size(self) -> int:
         """Elements."""
         return math.prod(self.sizes)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
 
     @property
     def is_inexact(self) -> bool:
