@@ -1,7 +1,7 @@
 """Writes the planner's figures, of the benchmarks that come on standard input, into its document.
 
-`python -m benchmarks plan planner_tables | python -m tools.planner_figures`: lines go on to
-standard output, and those of the planner into docs/planner.md.
+`python -m benchmarks plan planner_tables compiled | python -m tools.planner_figures`: lines go on
+to standard output, and those of the planner into docs/planner.md.
 """
 
 from __future__ import annotations
