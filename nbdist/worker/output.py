@@ -100,7 +100,10 @@ class Ungreeted:
         while text and not self._kept:
             if not self._awaited.total():
                 other, greets, text = text.partition(_GREETS)
-                self._await(1 if greets else 0)
+                if greets:
+                    self._await()
+                    shown += other
+                    continue
             elif part := (_WORD if self._amid else _PART).match(text):
                 text, self._amid = text[part.end() :], False
                 other = self._unasked(part[0])
@@ -119,14 +122,14 @@ class Ungreeted:
             self._amid = False
         return shown
 
-    def _await(self, greetings: int) -> None:
+    def _await(self) -> None:
         for part, times in (*((word, 1) for word in _WORDS), (b"\n", 1), (b"0", _NUMBERS)):
-            self._awaited[part] += times * greetings
+            self._awaited[part] += times
 
     def _unasked(self, part: bytes) -> bytes:
         """A part, if no greeting that has begun lacks it; numbers of two may be one."""
         if part == _GREETS:
-            self._await(1)
+            self._await()
             return b""
         kind = b"0" if part.isdigit() else part
         if not self._awaited[kind]:

@@ -70,6 +70,7 @@ REST = b" is connected to 7 peer ranks. Expected number of connected peer ranks 
     [
         ([b"[Gloo] Rank 0ten% is conn", b"ected to 7" + REST[17:], b"3\n"], b"ten%3\n"),
         ([b"[Gloo] Rank 0hello [Glo", b"o] Rank 1", REST, REST, b"4\n"], b"hello 4\n"),
+        ([b"hi [Gloo] Rank ", b"0" + REST], b"hi "),
         ([b"[Gloo] Rank 0" + REST, b"1\n2\n3\n"], b"1\n2\n3\n"),
         ([b"[Gloo] Rank of mine\n", b"1\n2\n3\n4\n5\n"], b"of mine\n\n\n4\n5\n"),
     ],
