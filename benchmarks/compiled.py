@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
 def _case(name: str, on: str) -> Case:
     plan = plan_of(*traced(name), named_target(on), Planning(verify=True), {})
     assert plan.verified is not None
-    expected, compiled = plan.memory.total - plan.memory.margin, plan.verified.total
+    expected, compiled = plan.memory.needed, plan.verified.total
     sizes = f"{expected >> 20:,} MiB of {compiled >> 20:,}"
     peer = 1 - plan.memory.arguments / compiled
     return Case(

@@ -19,21 +19,24 @@ if TYPE_CHECKING:
 
 
 def traced(name: str) -> tuple[Any, list[tuple[str, Role]]]:
-    """A step's jaxpr, and what its inputs are."""
-    loss, params, x, y = MODELS[name]()
+    """A model's step: see `stepped`."""
+    return stepped(*MODELS[name]())
 
-    def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
-        value, slopes = jax.value_and_grad(loss)(params, x, y)
+
+def stepped(loss: Any, params: Any, *batch: Any) -> tuple[Any, list[tuple[str, Role]]]:
+    """The jaxpr of a step with momentum, and what its inputs are."""
+
+    def step(params: Any, moments: Any, *batch: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(params, *batch)
         moments = jax.tree.map(lambda m, g: (0.9 * m + g).astype(m.dtype), moments, slopes)
         return value, jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments
 
     carried = jax.tree_util.tree_leaves_with_path((params, params))
     inputs: list[tuple[str, Role]] = [
         *((jax.tree_util.keystr(path), "carried") for path, _ in carried),
-        ("x", "batch"),
-        ("y", "batch"),
+        *((f"batch[{place}]", "batch") for place in range(len(batch))),
     ]
-    return jax.jit(step).trace(params, params, x, y).jaxpr, inputs
+    return jax.jit(step).trace(params, params, *batch).jaxpr, inputs
 
 
 def _floats(*sizes: int) -> jax.ShapeDtypeStruct:

@@ -333,7 +333,7 @@ def _too_large(candidates: list[Candidate]) -> str:
     budget = memory.available
     over = memory.total - budget
     room = max(1, budget - memory.margin)
-    more = -(-(memory.total - memory.margin) // room)
+    more = -(-memory.needed // room)
     head = (
         f"the step fits nowhere: at its smallest ({least.title}) it takes "
         f"{gib(memory.total)} on each device, {gib(over)} ({over:,} bytes) more than the "

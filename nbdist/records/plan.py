@@ -62,8 +62,13 @@ class PlannedMemory(Record, frozen=True):
     available: int
 
     @property
+    def needed(self) -> int:
+        """Without the margin."""
+        return self.arguments + self.gradients + self.activations
+
+    @property
     def total(self) -> int:
-        return self.arguments + self.gradients + self.activations + self.margin
+        return self.needed + self.margin
 
 
 class Traffic(Record, frozen=True):

@@ -54,6 +54,6 @@ def _of_plan(plan: Plan) -> PlanCheck:
         step_s=time.step,
         collectives=time.exposed / time.step if time.step else 0.0,
         arguments=memory.arguments,
-        memory=memory.total - memory.margin,
+        memory=memory.needed,
     )
     return PlanCheck(title=plan.title, planned=planned, measured=StepFigures())

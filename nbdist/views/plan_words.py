@@ -99,7 +99,7 @@ def verified(plan: Plan) -> Iterator[str]:
     found = plan.verified
     if found is None:
         return
-    expected = plan.memory.total - plan.memory.margin
+    expected = plan.memory.needed
     yield (
         f"compiled by XLA for it in {labels.brief(found.seconds)}: {labels.binary(found.total)} on "
         f"each device, and {labels.binary(expected)} were expected"

@@ -11,13 +11,10 @@ import pytest
 
 from nbdist.errors import PlanError
 from nbdist.plan.compilers import PACKAGES
-from nbdist.plan.cost import Target
-from nbdist.plan.defaults import calibration_of
-from nbdist.plan.topology import parse
 from nbdist.records import Collective, Plan, Planning
 from nbdist.worker import oracle
 from nbdist.worker.compiling import collectives_in
-from nbdist.worker.planning import plan_of
+from nbdist.worker.planning import named_target, plan_of
 from tests import plans
 from tests.oracles import there
 
@@ -43,8 +40,7 @@ def verified(on: str, *, wide: int = 64, rows: int = 32, **wishes: Any) -> Plan:
         ("y", "batch"),
     ]
     traced = jax.jit(plans.step).trace(params, params, batch, batch).jaxpr
-    topology = parse(on)
-    target = Target(topology, calibration_of(topology.chip))
+    target = named_target(on)
     wishes_ = Planning(verify=True, **wishes)
     return plan_of(traced, inputs, target, wishes_, {})
 
@@ -119,8 +115,7 @@ def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
 )
 def test_stages_are_compiled_so(remat: Remat, rounds: int) -> None:
     """What they send goes to the next stage; layers, where a stage has several blocks of them."""
-    topology = parse("8xCPU")
-    target = Target(topology, calibration_of(topology.chip))
+    target = named_target("8xCPU")
     fixed = {"stage": 4, "data": 2, "micro": 8, "rounds": rounds}
     wishes = Planning(verify=True, fixed=fixed, remat=remat)
     plan = plan_of(*plans.stacked_traced(), target, wishes, {})
@@ -205,8 +200,7 @@ def test_what_a_compiler_for_tpus_lets_through_is_within_their_memory() -> None:
     traced = jax.jit(step).trace(params, shape(rows, wide), labels).jaxpr
     inputs: list[tuple[str, Role]] = [("head", "carried"), ("layers", "carried")]
     inputs += [("x", "batch"), ("y", "batch")]
-    topology = parse("v5e:1x1")
-    target = Target(topology, calibration_of(topology.chip))
+    target = named_target("v5e:1x1")
     wishes = Planning(verify=True, budget=2**38, fixed={"data": 1, "micro": 1})
     found = plan_of(traced, inputs, target, wishes, {}).verified
     assert found is not None
