@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from nbdist.worker.one_device import changed
+from nbdist.worker.replaced import replaced
 from nbdist.worker.spans import covered
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class CollectiveClock(NoClock):
         def timed(replica: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
             return self.around(lambda: _all_reduce_upstream(replica, reduce_op, value, options))
 
-        return changed(distribute_lib.ReplicaContext, "all_reduce", timed)
+        return replaced(distribute_lib.ReplicaContext, "all_reduce", timed)
 
     def around(self, call: Callable[[], Any]) -> Any:
         graph = tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Keras's metrics in a step cell: every sample counts once; `result()` is that of all replicas.
+"""Keras's metrics in a step: every sample counts once; `result()` is that of all replicas.
 
 A metric's variables are sums, of which each replica keeps its own; TensorFlow adds them up when
 they are read outside of a replica. So in a step: what every replica would count, the first alone
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     import keras
 
+    from nbdist.worker.batch_share import Shares
+
 _OVER_REPLICAS = {
     "sum": tf.distribute.ReduceOp.SUM,
     "mean": tf.distribute.ReduceOp.MEAN,
@@ -28,37 +30,41 @@ _OVER_REPLICAS = {
 """By a variable's `aggregation`, for those that each replica has its own of."""
 
 
-def look_up(*, whole: bool) -> Callable[[keras.Metric, str], Any]:
+def look_up(
+    shares: Shares, result: Callable[..., Any] | None = None
+) -> Callable[[keras.Metric, str], Any]:
     """How attributes of metrics are found in a step: every class has methods of its own.
 
     Args:
-        whole: every replica has all rows of the global batch, not a part of them.
+        shares: how the rows of the global batch are divided over replicas.
+        result: takes a metric and its method `result`, and makes the result; left out, it is that
+            of all replicas.
     """
 
     def found(metric: keras.Metric, name: str) -> Any:
         attribute = object.__getattribute__(metric, name)
+        if name not in ("update_state", "result") or in_stateless_scope() or _replica() is None:
+            return attribute
         if name == "update_state":
-            return functools.partial(_update, metric, attribute, whole)
-        if name == "result":
-            return functools.partial(_result, metric, attribute)
-        return attribute
+            return functools.partial(_update, metric, attribute, shares)
+        return functools.partial(result or over_replicas, metric, attribute)
 
     return found
 
 
 def _update(
-    metric: keras.Metric, update: Callable[..., Any], whole: bool, *args: Any, **kwargs: Any
+    metric: keras.Metric, update: Callable[..., Any], shares: Shares, *args: Any, **kwargs: Any
 ) -> None:
     """Update on all replicas, and put back what all but the first counted if all counted alike."""
     if in_stateless_scope():
         update(*args, **kwargs)
         return
-    given = [*args, *kwargs.values()]
+    given = [value for value in (*args, *kwargs.values()) if value is not None]
     scalar = len(given) == 1 and _is_scalar(given[0])
     if scalar:
         own = tf.identity(tf.cast(given[0], metric.dtype))
-        args, kwargs = (_replica().all_reduce(tf.distribute.ReduceOp.MEAN, own),), {}
-    if not (whole or scalar):
+        args, kwargs = (mean(own, shares),), {}
+    if not (shares.whole or scalar):
         update(*args, **kwargs)
         return
     sums = [v for v in metric.variables if v.aggregation == "sum"]
@@ -69,12 +75,19 @@ def _update(
         variable.assign(tf.where(first, variable, old))
 
 
+def mean(own: tf.Tensor, shares: Shares) -> tf.Tensor:
+    """The mean over all rows, of scalars that are means over the rows of a replica."""
+    share = shares.here()
+    weighted = share.weighted(own)
+    return _replica().all_reduce(tf.distribute.ReduceOp.MEAN, weighted)
+
+
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)
 
 
-def _result(metric: keras.Metric, result: Callable[[], Any]) -> Any:
-    """The result, from the variables' values over all replicas."""
+def over_replicas(metric: keras.Metric, result: Callable[[], Any]) -> Any:
+    """The result of a metric, from the values of its variables over all replicas."""
     if in_stateless_scope():
         return result()
     return metric.stateless_result([_over_replicas(v) for v in metric.variables])

@@ -1,50 +1,65 @@
-"""Keras 3 cannot `fit` under MultiWorkerMirroredStrategy; three functions are mended here.
+"""Keras 3 does not compute `fit` under MultiWorkerMirroredStrategy as on one device.
 
-`TensorFlowTrainer._maybe_symbolic_build` hands a PerReplica batch to code that wants tensors, and
-`reduce_per_replica` averages scalar losses over an axis they do not have
-(https://github.com/keras-team/keras/issues/20585). `LossScaleOptimizer.check_finite` asks each
-replica about its own gradients, which are not reduced yet: where one overflows, it alone leaves the
-update out, and all wait for each other for ever. Seen with Keras 3.15.1 and TensorFlow 2.21.0;
-`tests/worker/test_mirrored.py` fails when the patch is no longer needed.
+Its trainer's functions cannot train at all (https://github.com/keras-team/keras/issues/20585),
+shuffle each rank's data another way, and average over replicas whatever their rows. Ours replace
+them (`worker/keras_function.py`, `worker/keras_inputs.py`). `LossScaleOptimizer.check_finite` asks
+each replica about its own gradients: if one overflows and they are not averaged yet, its replica
+alone skips the update, and all wait for each other forever. Seen with Keras 3.15.1 and TensorFlow
+2.21.0; `tests/worker/test_mirrored.py` fails when the patch is no longer needed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.losses import loss as keras_loss
+from keras.src.trainers.epoch_iterator import EpochIterator
 
-from nbdist.worker import keras_clock
+from nbdist.worker import keras_function, keras_inputs
+from nbdist.worker.keras_batches import GlobalBatches
+from nbdist.worker.keras_function import ReplicatedPredict, ReplicatedStep
+from nbdist.worker.keras_times import TimedFunction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from nbdist.records import Precision
 
 PATCHED_SERIES = "3.15."
 _log = logging.getLogger(__name__)
-_reduce_upstream = keras_trainer.reduce_per_replica
-_finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
+_make_upstream = {
+    kind: getattr(keras_trainer.TensorFlowTrainer, f"make_{kind}_function")
+    for kind in ("train", "test", "predict")
+}
+_init_upstream = keras_trainer.TFEpochIterator.__init__
 _build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
+_scale_upstream = keras_loss.scale_loss_for_distribution
+_unscale_upstream = keras_loss.unscale_loss_for_distribution
+_finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
 
 def apply() -> None:
-    """Mend the versions that were tested; say so, and leave it, where the version is another."""
+    """Patch the versions that were tested; for another version, print so and change nothing."""
     if not keras.__version__.startswith(PATCHED_SERIES):
         _log.warning(
-            "Keras %s is not mended: only %sx was tested", keras.__version__, PATCHED_SERIES
+            "Keras %s is not patched: only %sx was tested", keras.__version__, PATCHED_SERIES
         )
         return
-    keras_trainer.reduce_per_replica = _reduce_per_replica
-    keras_trainer.TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
+    trainer = keras_trainer.TensorFlowTrainer
+    trainer.make_train_function = functools.partialmethod(_make, "train", _replicated_train)
+    trainer.make_test_function = functools.partialmethod(_make, "test", _replicated_test)
+    trainer.make_predict_function = functools.partialmethod(_make, "predict", ReplicatedPredict)
+    trainer._maybe_symbolic_build = _maybe_symbolic_build
+    keras_trainer.TFEpochIterator.__init__ = _init_iterator
     keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
-    keras_clock.apply()
+    keras_loss.scale_loss_for_distribution = _scale_loss
+    keras_loss.unscale_loss_for_distribution = _unscale_loss
 
 
 @contextlib.contextmanager
@@ -68,48 +83,73 @@ def _check_finite(self: Any, grads: Any) -> Any:
     return tf.equal(bad, 0)
 
 
-def _reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-    """Reduce scalars over replicas; `concat` and `first` are right upstream."""
-    chosen = "mean" if reduction == "auto" else reduction
-    if not _spans_workers(strategy) or chosen not in ("mean", "sum"):
-        return _reduce_upstream(values, strategy, reduction)
-    return keras_clock.reduced(
-        values, lambda value: strategy.reduce(chosen.upper(), value, axis=None)
-    )
+def _scale_loss(value: Any) -> Any:
+    """Divide by the number of replicas in a replica only: a plain cell is one device."""
+    return _scale_upstream(value) if tf.distribute.get_replica_context() else value
+
+
+def _unscale_loss(value: Any) -> Any:
+    return _unscale_upstream(value) if tf.distribute.get_replica_context() else value
+
+
+def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = False) -> Any:
+    """Make the function that `fit`, `evaluate` or `predict` calls for each step."""
+    if not _is_ours(self.distribute_strategy):
+        return _make_upstream[kind](self, force)
+    name = f"{kind}_function"
+    if getattr(self, name) is None or force:
+        setattr(self, name, replicated(self))
+    return getattr(self, name)
+
+
+def _replicated_train(model: Any) -> Any:
+    return TimedFunction(ReplicatedStep(model, model.train_step))
+
+
+def _replicated_test(model: Any) -> Any:
+    step = ReplicatedStep(model, model.test_step)
+    return lambda iterator: step(iterator)[0]
+
+
+def _init_iterator(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Iterate over global batches that all ranks have."""
+    if not _is_ours(distribute_strategy):
+        _init_upstream(self, distribute_strategy, *args, **kwargs)
+        return
+    EpochIterator.__init__(self, *args, **kwargs)
+    self._distribute_strategy = distribute_strategy
+    self._distributed_dataset = keras_inputs.batches_of(self.data_adapter, distribute_strategy)
 
 
 def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build from what the first local replica gets."""
+    """Build from the spec of the batches: reading one would reshuffle the data set."""
     strategy = self._distribute_strategy
-    if iterator is None or strategy is None or not _spans_workers(strategy):
+    if strategy is None or not _is_ours(strategy):
         _build_upstream(self, iterator, data_batch)
         return
-    _warn_of_partial(iterator, strategy.num_replicas_in_sync)
-    _, _, batches = next(iter(iterator))
-    batch = tf.nest.map_structure(
-        lambda value: strategy.experimental_local_results(value)[0], next(batches)
-    )
+    if type(self).call is keras.Model.call:
+        return  # its own `train_step` calls other models
+    if isinstance(getattr(iterator, "_distributed_dataset", None), GlobalBatches):
+        data_batch = iterator._distributed_dataset.symbols()
+    elif iterator is not None:
+        _, _, batches = next(iter(iterator))
+        data_batch = keras_function.first_of(strategy, next(batches))
     with strategy.scope():
-        self._symbolic_build(data_batch=batch)
+        self._symbolic_build(data_batch=data_batch)
 
 
-def _warn_of_partial(iterator: Any, replicas: int) -> None:
-    """Keras averages over replicas whatever the number of samples on each."""
-    adapter = iterator.data_adapter
-    if isinstance(adapter, PyDatasetAdapter):  # it does not say
-        return
-    partial = adapter.partial_batch_size
-    if partial and partial % replicas:
-        warnings.warn(
-            f"the last batch has {partial} samples, which {replicas} replicas cannot share evenly: "
-            "Keras weighs them wrongly, and the numbers differ from one device's; choose a "
-            f"batch_size that leaves a multiple of {replicas}, or write a step cell (--data)",
-            stacklevel=2,
-        )
-
-
-def _spans_workers(strategy: Any) -> bool:
-    return (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and strategy.extended._in_multi_worker_mode()
+def _is_ours(strategy: Any) -> bool:
+    """Whether it is that of all workers, or that of a rank by itself."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        multi_worker: bool = strategy.extended._in_multi_worker_mode()
+        return multi_worker
+    return not isinstance(
+        strategy,
+        (
+            tf.distribute.MirroredStrategy,
+            tf.distribute.OneDeviceStrategy,
+            tf.distribute.TPUStrategy,
+            tf.distribute.experimental.ParameterServerStrategy,
+            tf.distribute.experimental.CentralStorageStrategy,
+        ),
     )

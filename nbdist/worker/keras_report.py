@@ -11,6 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from nbdist.records import FitBegun
 from nbdist.worker import keras_checkpoint, state
@@ -164,7 +165,12 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _scalars(logs: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in (logs or {}).items()}
+    """Values of one element: a metric such as F1Score has one for each class."""
+    return {
+        name: float(np.asarray(value).reshape(()))
+        for name, value in (logs or {}).items()
+        if np.size(value) == 1
+    }
 
 
 def _own_loss(model: Any) -> dict[str, float]:

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from nbdist.worker import one_device
 from nbdist.worker.check import Outcome
 from nbdist.worker.data import map_arrays
+from nbdist.worker.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -140,7 +140,7 @@ def _as_float(value: tf.Tensor) -> tf.Tensor:
 def _single() -> Iterator[None]:
     """A replica that is traced in here asks no other, and takes itself for the only one."""
     with (
-        one_device.changed(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),
-        one_device.changed(distribute_lib.StrategyBase, "num_replicas_in_sync", 1),
+        replaced(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),
+        replaced(distribute_lib.StrategyBase, "num_replicas_in_sync", 1),
     ):
         yield

@@ -12,10 +12,11 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
 from nbdist.errors import PlanError, StepError
-from nbdist.worker import collective_clock, one_device, stepper
+from nbdist.worker import collective_clock, nested_merge, one_device, stepper
+from nbdist.worker.batch_share import Shares
 from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_tensorflow import TensorFlowState
-from nbdist.worker.data import kind_of, map_arrays
+from nbdist.worker.data import kind_of, leaves, map_arrays
 from nbdist.worker.finite import FiniteWatch, LossScaling
 from nbdist.worker.keras_alike import flags
 from nbdist.worker.keras_objects import KerasObjects
@@ -196,11 +197,18 @@ class MirroredStep:
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Traced once for parts of batches, once for whole ones: shapes may be the same."""
         with (
-            one_device.arithmetic(whole=whole, watch=self._watch),
+            one_device.arithmetic(self._shares(values, whole), self._watch),
             self._watch.installed(),
             self._clock.installed(),
+            nested_merge.allowed(self._strategy),
         ):
             return self._strategy.run(self._replica, args=values)
+
+    def _shares(self, values: tuple[Any, ...], whole: bool) -> Shares:
+        """The batch of a step has as many rows as its parts, which are of equal size."""
+        first = self._strategy.experimental_local_results(leaves(values)[0])[0]
+        total = int(first.shape[0]) * (1 if whole else self.replicas)
+        return Shares(total, self.replicas, whole=whole)
 
     def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
         self._watch.begin()

@@ -1,0 +1,247 @@
+"""Keras's train, test and predict functions over all replicas, with the numbers of one device.
+
+Each takes global batches, gives every replica its rows (`worker/keras_batches.py`), and runs
+Keras's step on them with the arithmetic of one device (`worker/one_device.py`). A single all-reduce
+makes the results of a step those of all replicas: metrics from the sums of their variables, other
+scalars as the mean over all rows. Keras 3.15; `worker/keras_patch.py` applies it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from nbdist.worker import collective_clock, keras_metrics, nested_merge, one_device
+from nbdist.worker.batch_share import Shares
+from nbdist.worker.finite import FiniteWatch
+from nbdist.worker.keras_batches import Batch, Place, given, has_known_rows, rows_of
+from nbdist.worker.keras_results import Results
+from nbdist.worker.keras_rows import Recorder, Rows, unchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.worker.keras_rows import Trial
+    from nbdist.worker.keras_times import Took
+
+COLLECTIVES = "?collectives"
+"""Beside the values that a step returns."""
+
+
+class _Took(msgspec.Struct, frozen=True):
+    """The times of one call of a train function.
+
+    Attributes:
+        inputs: when each batch was asked for and when it was there, on `time.perf_counter`.
+        stamps: begin and end of each collective of the last step: shape (2 * collectives,).
+        clock: reads the stamps.
+    """
+
+    inputs: tuple[tuple[float, float], ...]
+    stamps: tf.Tensor | None
+    clock: collective_clock.NoClock
+
+    def measured(self, since_s: float, steps: int) -> dict[str, float]:
+        waited = sum(max(0.0, there - max(asked, since_s)) for asked, there in self.inputs)
+        return {"input_s": waited / steps, **self.clock.measured(self.stamps)}
+
+
+class ReplicatedStep:
+    """A step of Keras's on all replicas, as Keras calls it: with an iterator.
+
+    Args:
+        model: whose step it is.
+        step: takes the rows of a replica: `train_step` or `test_step`.
+    """
+
+    def __init__(self, model: Any, step: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._step = model._autoconvert_optionals(step)
+        self._strategy = model.distribute_strategy
+        self._place = Place.of(self._strategy)
+        self._rows = Rows(model, self._try_out)
+        self._watch = FiniteWatch()
+        self._clock = collective_clock.choose(
+            self._strategy, COLLECTIVES, jit=bool(model.jit_compile) or model.run_eagerly
+        )
+        self._compiled = _compiled(model, self._on_replicas)
+        self._traced: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, iterator: Iterator[Any]) -> tuple[Any, Took]:
+        """Run `steps_per_execution` steps, fewer at the end of the data.
+
+        Raises:
+            StopIteration: there are no data left.
+        """
+        outputs: Any = None
+        inputs = []
+        for _ in range(self._model.steps_per_execution):
+            asked = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+            inputs.append((asked, time.perf_counter()))
+            outputs = self._made(batch)
+        if not inputs:
+            raise StopIteration
+        stamps = None
+        if isinstance(outputs, dict) and COLLECTIVES in outputs:
+            outputs = dict(outputs)
+            stamps = outputs.pop(COLLECTIVES)
+        return outputs, _Took(tuple(inputs), stamps, self._clock)
+
+    def _made(self, batch: Any) -> Any:
+        """One step, on a global batch or on one that the user has distributed."""
+        if not isinstance(batch, Batch):
+            if _is_distributed(batch):
+                return self._compiled(batch, None, whole=False, even=True)
+            batch = given(batch)
+        place, total = self._place, batch.total
+        whole = place.replicas == 1 or total < place.replicas or self._rows.are_all_needed(batch)
+        data = batch.data if whole else place.cut(batch.data, total)
+        even = whole or total % place.replicas == 0
+        return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
+
+    def _on_replicas(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
+        shares = Shares(total, self._place.replicas, whole=whole, even=even)
+        return self._over_shares(data, shares, self._watch)
+
+    def _over_shares(self, data: Any, shares: Shares, watch: FiniteWatch) -> Any:
+        if shares.replicas == 1:
+            return self._strategy.run(self._step, args=(data,))
+        results = Results(shares)
+        self._clock.begin()
+
+        def on_replica(data: Any) -> Any:
+            watch.begin()
+            if self._place.local > 1 and not shares.whole:
+                data = _of_replica(data, shares, self._place)
+            outputs = results.over_replicas(self._step(data))
+            if isinstance(outputs, dict):
+                outputs = {**outputs, **self._clock.stamps()}
+            return outputs
+
+        with (
+            one_device.arithmetic(shares, watch, keras_metrics.look_up(shares, results.of)),
+            self._clock.installed(),
+            nested_merge.allowed(self._strategy),
+        ):
+            outputs = self._strategy.run(on_replica, args=(data,))
+        return first_of(self._strategy, outputs)
+
+    def _try_out(self, batch: Batch, whole: bool) -> Trial:
+        """Results and gradients of a step that leaves no trace in the model's variables."""
+
+        def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
+            recorder = Recorder()
+            shares = Shares(batch.total, self._place.replicas, whole=whole)
+            outputs = self._over_shares(data, shares, recorder)
+            return outputs, first_of(self._strategy, recorder.gradients)
+
+        data = batch.data if whole else self._place.cut(batch.data, batch.total)
+        traced = tf.function(tried, autograph=False).get_concrete_function(data)
+        with unchanged(traced.graph.variables):
+            outputs, gradients = traced(data)
+        named = {f"gradient {n}": gradient for n, gradient in enumerate(gradients)}
+        if isinstance(outputs, dict):
+            named |= {name: value for name, value in outputs.items() if name != COLLECTIVES}
+        return {
+            name: np.asarray(value) for name, value in named.items() if not isinstance(value, dict)
+        }
+
+
+class ReplicatedPredict:
+    """A prediction on all replicas, as Keras calls it: with a list of batches.
+
+    Every rank gets the predictions for all rows.
+
+    Args:
+        model: whose `predict_step` it is.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._step = model._autoconvert_optionals(model.predict_step)
+        self._strategy = model.distribute_strategy
+        self._place = Place.of(self._strategy)
+        self._rows = Rows(model)
+        self._compiled = _compiled(model, self._on_replicas)
+        self._traced: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, batches: list[Any]) -> Any:
+        outputs = [self._made(batch) for batch in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return tree.map_structure(lambda *parts: keras_trainer.concat(list(parts)), *outputs)
+
+    def _made(self, batch: Any) -> Any:
+        if not isinstance(batch, Batch):  # of `predict_on_batch`, or distributed by the user
+            return self._compiled(batch, None, gathers=_is_distributed(batch))
+        total = batch.total
+        replicas = self._place.replicas
+        gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
+        data = self._place.cut(batch.data, total) if gathers else batch.data
+        return _call(self._compiled, self._traced, batch, data, gathers=gathers)
+
+    def _on_replicas(self, data: Any, total: Any, *, gathers: bool) -> Any:
+        del total
+
+        def on_replica(data: Any) -> Any:
+            outputs = self._step(data)
+            if not gathers:
+                return outputs
+            replica = tf.distribute.get_replica_context()
+            return tree.map_structure(lambda value: replica.all_gather(value, axis=0), outputs)
+
+        return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
+
+
+def _compiled(model: Any, function: Callable[..., Any]) -> Any:
+    if model.run_eagerly:
+        return function
+    return tf.function(
+        function, autograph=False, reduce_retracing=True, jit_compile=model.jit_compile
+    )
+
+
+def _call(function: Any, traced: dict[Any, Any], batch: Batch, data: Any, **kind: bool) -> Any:
+    """Call a function that is traced once for each spec of the data: partial batches share one.
+
+    Args:
+        function: takes the data of a rank and the rows of the global batch.
+        traced: what was traced of it.
+        batch: the global batch.
+        data: this rank's rows of it, or all.
+        kind: Python values that the function depends on.
+    """
+    if batch.spec is None or not isinstance(function, tf.types.experimental.PolymorphicFunction):
+        return function(data, batch.total, **kind)
+    spec, total = batch.spec, tf.TensorSpec([], tf.int32)
+    if has_known_rows(spec):
+        spec, total = tree.map_structure(tf.type_spec_from_value, data), batch.total
+    key = (str(spec), total, *kind.items())
+    if key not in traced:
+        traced[key] = function.get_concrete_function(spec, total, **kind)
+    return traced[key](data, batch.total, **kind)
+
+
+def first_of(strategy: tf.distribute.Strategy, values: Any) -> Any:
+    """What the first replica of this rank has, of values that are the same on all."""
+    return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
+
+
+def _of_replica(data: Any, shares: Shares, place: Place) -> Any:
+    """A replica's rows of those of its rank."""
+    share = shares.here()
+    return rows_of(data, share.offset - shares.of(place.first).offset, share.rows)
+
+
+def _is_distributed(data: Any) -> bool:
+    return any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in tree.flatten(data))

@@ -1,0 +1,182 @@
+"""Inputs of Keras's `fit`, `evaluate` and `predict` are the same on all ranks, or refused.
+
+Every rank cuts its rows from global batches (`worker/keras_batches.py`). If these differ, samples
+are seen twice or never. So ranks compare sampled rows of the arrays that they were given, and the
+first batch of each data set. The order of a shuffle without a seed is that of a number which rank 0
+draws.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from tensorflow.python.eager import context
+
+from nbdist.errors import StepError
+from nbdist.worker.keras_batches import GlobalBatches
+from nbdist.worker.mirrored_gather import Gather
+from nbdist.worker.replaced import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SAMPLED_ROWS = 256
+"""Rows of an array that are compared, spread evenly."""
+
+ARGUMENTS = ("x", "y", "sample_weight")
+_RANDOM = ("Random", "StatelessRandom", "Multinomial", "TruncatedNormal")
+"""What the types of TensorFlow's operations that draw random numbers begin with."""
+
+
+def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Global batches of what Keras was given, once ranks have agreed on them.
+
+    Args:
+        adapter: Keras's, of the data.
+        strategy: whose ranks.
+
+    Returns:
+        `GlobalBatches`, or the data set that the user has distributed.
+
+    Raises:
+        StepError: ranks were given other data.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return GlobalBatches(adapter.get_tf_dataset())
+    shuffle = Shuffle()
+    with replaced(tf.random, "shuffle", shuffle):
+        dataset = adapter.get_tf_dataset()
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return dataset
+    gather = gather_over(strategy)
+    proposal = random.SystemRandom().randrange(1 << 31)
+    own = [proposal, _cardinality(dataset), *_sums_of_arrays(adapter)]
+    gathered = gather(np.array(own, np.int32))
+    shuffle.seed = int(gathered[0, 0])
+    _require_same("the data", gathered[:, 2:], ARGUMENTS)
+    _require_same("the number of batches", gathered[:, 1:2])
+    draws = _draws(dataset)
+
+    def check(first: Any) -> None:
+        _check_first(first, gather, draws=draws)
+
+    return GlobalBatches(dataset, order=shuffle.next_pass, check=check)
+
+
+@functools.lru_cache(maxsize=1)
+def gather_over(strategy: tf.distribute.Strategy) -> Gather:
+    """Gathers int32 numbers of all ranks; traced once."""
+    return Gather(strategy)
+
+
+class Shuffle:
+    """Stands for `tf.random.shuffle` in Keras's data sets of arrays.
+
+    With a seed of the user's, it is that function, so that the order is that of one device.
+    Without, each pass has an order of its own, by `seed`.
+
+    Attributes:
+        seed: the same on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self._upstream = tf.random.shuffle
+        self._pass: tf.Variable | None = None
+        self.seed = 0
+
+    def __call__(self, values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if is_seeded_by_user():
+            return self._upstream(values, *args, **kwargs)
+        if self._pass is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._pass = tf.Variable([0, 0], dtype=tf.int32, trainable=False)
+        first = tf.cast(tf.reduce_min(values), tf.int32)  # "batch": each has its own order
+        return tf.random.experimental.stateless_shuffle(values, self._pass + tf.stack([first, 0]))
+
+    def next_pass(self) -> None:
+        if self._pass is not None:
+            self._pass.assign([self.seed, self._pass[1] + 1])
+
+
+def is_seeded_by_user() -> bool:
+    """Whether a cell has set TensorFlow's global seed."""
+    return context.global_seed() is not None
+
+
+def _sums_of_arrays(adapter: Any) -> list[int]:
+    """A checksum for each of `ARGUMENTS`; 0 if it is no array."""
+    sums = [0] * len(ARGUMENTS)
+    if isinstance(adapter, ArrayDataAdapter):
+        given = adapter._inputs if isinstance(adapter._inputs, tuple) else (adapter._inputs,)
+        for number, part in enumerate(given):
+            arrays = [array for array in tree.flatten(part) if array is not None]
+            sums[number] = checksum([_sampled(array) for array in arrays])
+    return sums
+
+
+def _sampled(array: Any) -> np.ndarray:
+    rows = np.unique(np.linspace(0, array.shape[0] - 1, SAMPLED_ROWS).astype(np.int64))
+    if isinstance(array, np.ndarray):
+        return array[rows]
+    return np.asarray(tf.gather(array, rows) if tf.is_tensor(array) else array)
+
+
+def checksum(value: Any) -> int:
+    """A number for the content of a tensor or array: an int32, another one for other content."""
+    total = 0
+    for part in tf.nest.flatten(value, expand_composites=True):
+        array = np.asarray(part)
+        if array.dtype == object:
+            total = zlib.crc32(repr(array.tolist()).encode(), total)
+        else:
+            total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, total)
+    return total & 0x7FFFFFFF
+
+
+def _cardinality(dataset: tf.data.Dataset) -> int:
+    """Batches of the data set; negative if infinite or unknown."""
+    return min(int(dataset.cardinality()), 0x7FFFFFFF)
+
+
+def _check_first(first: Any, gather: Gather, *, draws: bool) -> None:
+    """Compare the first batch; of inputs that are augmented at random, only the targets."""
+    parts = first if isinstance(first, tuple) else (first,)
+    own = [checksum(part) for part in parts]
+    sums = gather(np.array(own + [0] * (len(ARGUMENTS) - len(own)), np.int32))
+    skipped = 1 if draws and len(parts) > 1 else 0
+    _require_same("the first batch", sums[:, skipped:], ARGUMENTS[skipped:])
+
+
+def _require_same(what: str, gathered: np.ndarray, names: Sequence[str] = ()) -> None:
+    """Raises StepError for columns in which ranks have other numbers."""
+    differing = [n for n, column in enumerate(gathered.T) if len(set(column.tolist())) > 1]
+    if not differing:
+        return
+    named = ", ".join(dict.fromkeys(f"`{names[n]}`" for n in differing)) if names else ""
+    raise StepError(
+        f"{what}{' in ' if named else ''}{named} is not the same on all ranks: all workers share "
+        "the batches of one data set. Give generators a seed (np.random.default_rng(0)), sort "
+        "file names (sorted(os.listdir(folder))), or set --own-data if each rank has data of its "
+        "own on purpose"
+    )
+
+
+def _draws(dataset: tf.data.Dataset) -> bool:
+    """Whether a function of the data set draws random numbers, as augmentation does."""
+    functions = [f.function for f in dataset._functions()]
+    return any(_draws_in(f.graph) for f in functions) or any(
+        _draws(below) for below in dataset._inputs()
+    )
+
+
+def _draws_in(graph: Any) -> bool:
+    definition = graph.as_graph_def()
+    inner = (node for function in definition.library.function for node in function.node_def)
+    return any(node.op.startswith(_RANDOM) for node in (*definition.node, *inner))

@@ -1,0 +1,39 @@
+"""Replicas may meet within control flow and within functions of TensorFlow's.
+
+A replica that is alone in its process meets nobody there: what is called for all replicas (an
+optimizer's update, an assignment, an all-reduce with other processes) can be placed in any graph.
+TensorFlow refuses it outside of the replica's own graph, for the sake of several local replicas
+(https://github.com/tensorflow/tensorflow/issues/32498). Keras then cannot accumulate gradients or
+overwrite weights by their average. TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib, mirrored_run
+
+from nbdist.worker.replaced import replaced
+
+_merge_upstream = mirrored_run._MirroredReplicaContext._merge_call
+
+
+def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
+    """Let replicas meet anywhere while a step is traced, if each process has one."""
+    if strategy.num_replicas_in_sync == 1 or len(strategy.extended.worker_devices) > 1:
+        return contextlib.nullcontext()
+    return replaced(mirrored_run._MirroredReplicaContext, "_merge_call", _merge_call)
+
+
+def _merge_call(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    if tf.compat.v1.get_default_graph() is _own_graph():
+        return _merge_upstream(self, function, args, kwargs)
+    return distribute_lib.ReplicaContextBase._merge_call(self, function, args, kwargs)
+
+
+def _own_graph() -> Any:
+    """The graph of the replica's thread."""
+    thread: Any = mirrored_run.threading.current_thread()
+    return thread.graph

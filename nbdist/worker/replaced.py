@@ -1,0 +1,30 @@
+"""Attributes that have another value for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
+    """Replace an attribute of a module or class while the context lasts.
+
+    Args:
+        owner: the module or class.
+        name: of the attribute, which may be inherited.
+        ours: its value meanwhile.
+    """
+    own = name in vars(owner)
+    upstream = getattr(owner, name)
+    setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, upstream)
+        else:
+            delattr(owner, name)

@@ -1,0 +1,170 @@
+"""Keras's `fit`, `evaluate` and `predict` on workers give the numbers of one process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from tests import clusters
+from tests.fit_programs import FITS, PLAIN, START, WHOLE
+from tests.references import plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZES = [2, pytest.param(4, marks=pytest.mark.full)]
+TOLERANCES = {"float64": 1e-9, "float16": 1e-2}
+"""Where it is another than that of float32."""
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=request.param, framework="tensorflow") as running:
+        yield running
+
+
+@cache
+def references() -> dict[str, Any]:
+    programs = FITS | {name: code for name, (_, code) in WHOLE.items()}
+    return plainly(programs, "tensorflow", "keras")
+
+
+def assert_close(ours: Any, reference: Any, tolerance: float, path: str = "") -> None:
+    """Relative to the largest number of an array."""
+    if isinstance(reference, dict):
+        assert ours.keys() == reference.keys(), path
+        for name, part in reference.items():
+            assert_close(ours[name], part, tolerance, f"{path}/{name}")
+    elif path.endswith("/weights"):
+        for n, (own, one) in enumerate(zip(ours, reference, strict=True)):
+            assert_close(own, one, tolerance, f"{path}/{n}")
+    else:
+        allowed = tolerance * max(1e-2, float(np.abs(np.asarray(reference)).max()))
+        np.testing.assert_allclose(ours, reference, rtol=0, atol=allowed, err_msg=path)
+
+
+def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
+    cluster.run(code)
+    return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
+    for ours in outcomes(cluster, FITS[name]):
+        assert_close(ours, references()[name], TOLERANCES.get(name, 1e-5))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_step_that_cannot_be_shared_is_computed_by_all(
+    cluster: nbdist.Cluster, name: str
+) -> None:
+    said, code = WHOLE[name]
+    run = cluster.run(code)
+    assert any(
+        said in note.text and "every worker computes all rows" in note.text for note in run.notes
+    )
+    for objects in cluster.pull(["outcome"]).values():
+        assert_close(objects["outcome"], references()[name], 1e-5)
+
+
+UNSEEDED = START.replace("keras.utils.set_random_seed(3)", "tf.random.set_seed(None)")
+ONES = """
+model = keras.Sequential([
+    keras.Input((512,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+model.compile(keras.optimizers.SGD(0.5), loss=lambda y, p: p)
+"""
+SEEN = """
+seen = model.get_weights()[0][:, 0] / (-0.5 / 32)
+outcome = [seen.min(), seen.max()]
+"""
+SHUFFLED = {
+    "arrays": "model.fit(np.eye(512, dtype='float32'), np.zeros((512, 1)), verbose=0)",
+    "batches": (
+        "model.fit(np.eye(512, dtype='float32'), np.zeros((512, 1)), shuffle='batch', verbose=0)"
+    ),
+    "a data set": (
+        "data = tf.data.Dataset.from_tensor_slices((np.eye(512, dtype='float32'),"
+        " np.zeros((512, 1), 'float32')))\n"
+        "model.fit(data.shuffle(512).batch(32), verbose=0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("data", SHUFFLED)
+def test_each_sample_is_used_once_without_a_seed(cluster: nbdist.Cluster, data: str) -> None:
+    drawn = "np.random.rand(rank + 1)\n"
+    for ours in outcomes(cluster, UNSEEDED + ONES + drawn + SHUFFLED[data] + SEEN + PLAIN):
+        assert ours == [1, 1]
+
+
+ORDERS = """
+model = keras.Sequential([
+    keras.Input((64,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+optimizer.build(model.trainable_variables)
+model.compile(optimizer, loss=lambda y, p: p)
+orders = []
+class Order(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        orders.append(self.model.get_weights()[0][:, 0].argsort().tolist())
+        self.model.set_weights([np.zeros((64, 1))])
+        optimizer.variables[-1].assign(np.zeros((64, 1)))
+model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=2, verbose=0,
+          callbacks=[Order()])
+orders[0] != orders[1]
+"""
+"""The momentum of a sample's gradient tells when in the epoch it was seen."""
+
+
+@pytest.mark.parametrize(("start", "differ"), [(UNSEEDED, True), (START, False)])
+def test_epochs_without_a_seed_have_orders_of_their_own(
+    cluster: nbdist.Cluster, start: str, differ: bool
+) -> None:
+    """With a seed of the user's it is Keras's order, which each epoch repeats."""
+    run = cluster.run(start + ORDERS)
+    assert set(run.results.values()) == {str(differ)}
+    first, second = (objects["orders"] for objects in cluster.pull(["orders"]).values())
+    assert first == second
+
+
+def test_losses_in_a_plain_cell_are_those_of_one_device(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("import keras\nfloat(keras.losses.MeanSquaredError()([[1.]], [[0.]]))")
+    assert set(run.results.values()) == {"1.0"}
+
+
+OTHER_INPUTS = {
+    "`x`": "x[0] += rank\nmodel.fit(x, y, verbose=0)",
+    "`y`": "model.fit(x, np.random.default_rng().normal(size=(71, 1)), verbose=0)",
+    "`sample_weight`": "model.evaluate(x, y, sample_weight=np.ones(71) + rank, verbose=0)",
+    "number of batches": (
+        "data = tf.data.Dataset.from_tensor_slices(x).batch(16)\n"
+        "model.predict(data.take(2 + rank), verbose=0)"
+    ),
+    "first batch": (
+        "data = tf.data.Dataset.from_tensor_slices((x + rank, y)).batch(16)\n"
+        "model.fit(data, verbose=0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("named", OTHER_INPUTS)
+def test_inputs_that_differ_between_ranks_are_refused(cluster: nbdist.Cluster, named: str) -> None:
+    compiled = "model = dense()\nmodel.compile('sgd', 'mse')\n"
+    with pytest.raises(nbdist.CellError, match="is not the same on all ranks") as refused:
+        cluster.run(START + compiled + OTHER_INPUTS[named])
+    assert named in str(refused.value)
+    assert "np.random.default_rng(0)" in str(refused.value)
+
+
+def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
+    """Parallel calls of a function that draws give each rank other draws; labels are the same."""
+    cluster.run(
+        START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).map(\n"
+        "    lambda a, b: (a + tf.random.normal(tf.shape(a), seed=5 + rank), b)).batch(16)\n"
+        "model.fit(data, verbose=0)"
+    )
