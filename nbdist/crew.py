@@ -253,6 +253,10 @@ class Crew:
             self.engines.fork_spares()
             self.warm_spares(())
 
+    def seed(self) -> None:
+        """Seed the generators of all ranks as at the start."""
+        self.engines.apply(setup.seed, self._request.seed)
+
     def _address(self, door: Door, rank: int) -> SocketAddress:
         """Where a rank finds it."""
         return self.engines.fleet.door(self.engines.places.host(rank), door)
@@ -268,6 +272,7 @@ class Crew:
                 world_size=self.world_size,
                 stream=self._address(self.receiver.door, rank),
                 dispatch=self._address(self.dispatcher.door, rank),
+                seed=self._request.seed,
             )
             for rank in ranks
         }

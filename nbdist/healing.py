@@ -136,6 +136,7 @@ class Healer:
                 phases.run("left out", functools.partial(_named, dead))
 
     def _replay(self, entries: Sequence[Entry]) -> str:
+        self._crew.seed()  # ranks that stayed have drawn since
         for entry in entries:
             ranks = [rank for rank in entry.ranks if rank < self._crew.world_size]
             if entry.request is None:

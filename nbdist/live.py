@@ -329,11 +329,12 @@ def begun(
     cells: Sequence[str],
     workers: Sequence[WorkerState],
     settings: Settings,
+    seed: int | None = None,
 ) -> Iterator[LiveRun]:
     """What `begin` begins; of a run that nobody comes to follow nothing is left."""
     with contextlib.ExitStack() as closing:
         with interrupt_held():
-            run = begin(request, header, cells, workers, settings)
+            run = begin(request, header, cells, workers, settings, seed)
             closing.callback(run.close)
         yield run
 
@@ -344,6 +345,7 @@ def begin(
     cells: Sequence[str],
     workers: Sequence[WorkerState],
     settings: Settings,
+    seed: int | None = None,
 ) -> LiveRun:
     """Begin to keep a cell.
 
@@ -353,6 +355,7 @@ def begin(
         cells: all cells of the cluster so far, this one too, each in percent format.
         workers: those that run it.
         settings: where runs are kept, and how many.
+        seed: that the workers started with.
     """
     began = time.time()
     versions = dict(
@@ -374,6 +377,8 @@ def begin(
         stoppable=request.step is not None,
         request=asked.id,
         cell=asked.cell,
+        seed=seed,
+        cell_seed=request.seed,
     )
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))

@@ -91,6 +91,9 @@ class DistMagics(Magics):
     @argument("--epochs", type=int, metavar="N", help="Passes through the data.")
     @argument("--steps", type=int, metavar="N", help="End after so many steps.")
     @argument("--shuffle", type=int, metavar="SEED", help="Shuffle arrays, the same on all ranks.")
+    @argument(
+        "--seed", type=int, metavar="N", help="Seed all generators, the same on all workers, first."
+    )
     @argument("--bucket", metavar="L,L", help="Pad sequences to these lengths; the step has mask.")
     @argument("--scale-lr", action="store_true", help="Learning rate times replicas, warmed up.")
     @argument("--check", action="store_true", help="First compare a step with one replica's.")
@@ -167,6 +170,7 @@ class DistMagics(Magics):
                 once=args.once,
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),
                 detach=args.detach,
+                seed=args.seed,
                 label=self._label(),
                 header=f"%%dist_run {line}",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
@@ -60,6 +61,8 @@ class Cluster(Sights):
         communication: TensorFlow's collectives: `auto`, `ring` or `nccl`.
         spares: engines beside those, which take the place of one that is lost at once.
         min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
+        seed: of Python's, NumPy's, TensorFlow's and Keras's random generators, the same on all
+            ranks; left out, it is drawn at random.
         settings: left out, they are read from the environment.
 
     Attributes:
@@ -83,6 +86,7 @@ class Cluster(Sights):
         communication: Communication = "auto",
         spares: int = 0,
         min_hosts: int = 0,
+        seed: int | None = None,
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings.from_environment()
@@ -97,6 +101,7 @@ class Cluster(Sights):
             spares=spares,
             min_hosts=min_hosts,
             batch=batch,
+            seed=secrets.randbelow(2**31) if seed is None else seed,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._ran: list[str] = []
@@ -246,6 +251,7 @@ class Cluster(Sights):
         max_heals: int = MOST_HEALS,
         once: bool = False,
         detach: bool = False,
+        seed: int | None = None,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -273,6 +279,8 @@ class Cluster(Sights):
             once: the cell is not run again for that, should the run need what it makes.
             detach: the cell goes on when this process ends, as one that is saved always does;
                 `nbdist.attach` follows it again.
+            seed: of every random generator when the cell begins, the same on all ranks; left out,
+                they continue from the cell before.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -298,6 +306,7 @@ class Cluster(Sights):
             step=step,
             saving=saving,
             guard=guard,
+            seed=seed,
         )
         broken = self._crew.collectives.broken.intersection([request.strategy])
         needs_heal = self._runner.gone() or self._runner.is_halfway
@@ -321,7 +330,8 @@ class Cluster(Sights):
     def _keep(self, cell: CellUnderWay, header: str) -> Run:
         """Run the cell, and keep its run."""
         workers = [w for w in self.workers(measure=False) if w.rank in cell.ranks]
-        with live.begun(cell.request, header, self._ran, workers, self.settings) as kept:
+        cells, seed = self._ran, self.request.seed
+        with live.begun(cell.request, header, cells, workers, self.settings, seed) as kept:
             runs = str(self.settings.runs_path)
             sent = structs.replace(cell, run=kept.id, runs=runs, saved=())
             self._follow(sent, kept, {worker.rank: worker.host for worker in workers})

@@ -69,7 +69,7 @@ class Sights:
 
     def status(self) -> StatusPicture:
         """The workers as a picture."""
-        return status(self.workers())
+        return status(self.workers(), self.request.seed)
 
     def devices(self, *, bench: bool = False) -> DevicesPicture:
         """The devices of all ranks; with `bench` measured, and steps planned with that."""

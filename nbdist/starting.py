@@ -104,6 +104,13 @@ _STARTING = (
         help="Workers that wait to take the place of one that is lost.",
     ),
     argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="Seed of Python's, NumPy's, TensorFlow's and Keras's generators on all workers; if "
+        "left out, drawn at random.",
+    ),
+    argument(
         "--env", action="append", default=[], metavar="K=V", help="A variable of the workers."
     ),
 )
@@ -218,4 +225,5 @@ def started(args: Any) -> Cluster:
         communication=args.communication,
         spares=args.spares,
         min_hosts=args.min_hosts,
+        seed=args.seed,
     )

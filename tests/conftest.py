@@ -146,7 +146,7 @@ def shell() -> Iterator[InteractiveShell]:
 def kernel() -> Iterator[Kernel]:
     """A real notebook kernel in a process of its own, with two workers started in it."""
     with Kernel() as running:
-        running.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
+        running.run("%load_ext nbdist\n%dist_start 2 --framework jax --seed 7").check()
         yield running
 
 

@@ -83,7 +83,7 @@ def test_an_object_of_a_framework_does_not_load_it_here(cluster: nbdist.Cluster)
 
 def test_the_status_tells_of_every_worker(cluster: nbdist.Cluster) -> None:
     status = cluster.status()
-    assert status.title == "nbdist: 3 workers, 3 idle"
+    assert status.title == f"nbdist: 3 workers, 3 idle, seed {cluster.request.seed}"
     pids = [worker.pid for worker in status.workers]
     assert all(psutil.Process(pid).is_running() for pid in pids)
     assert all(str(pid) in "\n".join(status.lines()) for pid in pids)

@@ -133,7 +133,7 @@ def test_frameworks_are_imported_only_where_they_are_run() -> None:
 
 def test_files_stay_small() -> None:
     long = {
-        p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400
+        p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600
     }
     assert not long
 

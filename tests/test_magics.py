@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 from typing import TYPE_CHECKING
@@ -117,6 +118,15 @@ def test_status_push_pull_and_logs(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nprint('for the log')").check()
     assert "for the log" in kernel.run("%dist_logs 1").check().stdout
     assert "2 workers, 2 idle" in kernel.run("%dist_status").check().plain[0]
+
+
+def test_a_cell_is_seeded_and_the_seed_of_the_workers_is_shown(kernel: Kernel) -> None:
+    draw = "%%dist_run --seed 5\nimport random\nrandom.random()"
+    for _ in range(2):
+        assert f"Out: {random.Random(5).random()}" in kernel.run(draw).check().stdout
+    done = kernel.run("%%dist_run --seed -1\n1")
+    assert "--seed -1: type a whole number from 0" in done.traceback
+    assert "2 workers, 2 idle, seed 7" in kernel.run("%dist_status").check().plain[0]
 
 
 def test_a_traceback_has_the_number_of_the_prompt(kernel: Kernel) -> None:
@@ -248,7 +258,8 @@ def test_4000_lines_of_each_rank_cost_the_browser_little_and_lose_nothing(kernel
         ("%dist_start 4 --f", {"--framework"}),
         ("%dist_start 4 --framework ", {"tensorflow", "jax", "both"}),
         ("%dist_start --framework t", {"tensorflow"}),
-        ("%%dist_run --s", {"--strategy"}),
+        ("%%dist_run --s", {"--strategy", "--seed"}),
+        ("%dist_start 2 --se", {"--seed"}),
         ("%%dist_run --strategy p", {"pjrt"}),
         ("  %dist_start 4\t--dev", {"--devices-per-host"}),
     ],

@@ -147,6 +147,8 @@ export interface PlanCheck {
  *         watches is told before the rows that stand for these.
  *     healing: what became of ranks that are being replaced; empty where none are.
  *     plan: what was foretold of the steps, and what came of it; None where nothing was planned.
+ *     seed: of the cluster's random generators when it started; None in runs of older versions.
+ *     cell_seed: of the generators when the cell began (`--seed`); None if not given.
  */
 export interface RunState {
   readonly id: string;
@@ -175,6 +177,8 @@ export interface RunState {
   readonly heals: readonly Heal[];
   readonly healing: string;
   readonly plan: PlanCheck | null;
+  readonly seed: number | null;
+  readonly cell_seed: number | null;
   readonly version: number;
 }
 

@@ -29,6 +29,8 @@ export function runState(change: Partial<RunState>): RunState {
     heals: [],
     healing: '',
     plan: null,
+    seed: 7,
+    cell_seed: null,
     version: 1,
     ...change
   };

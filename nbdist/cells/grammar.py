@@ -18,6 +18,7 @@ from nbdist.records import (
     BATCH_NAME,
     GUARD_STEPS,
     MASK_NAME,
+    MOST_SEED,
     CellRequest,
     ClusterRequest,
     Framework,
@@ -27,6 +28,7 @@ from nbdist.records import (
     StepOptions,
     StepRequest,
     StrategyName,
+    is_seed,
 )
 
 _STRATEGY_OF: dict[Framework, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
@@ -44,6 +46,7 @@ def parse_cell(
     step: StepOptions | None = None,
     saving: Saving | None = None,
     guard: int = GUARD_STEPS,
+    seed: int | None = None,
 ) -> CellRequest:
     """A request for a cell.
 
@@ -58,6 +61,7 @@ def parse_cell(
             planned what the cell fits.
         saving: how its state is saved.
         guard: steps after which the ranks' states are compared again; 0 is never.
+        seed: of every random generator when the cell begins; None leaves them as they are.
 
     Raises:
         UsageError: the cell is empty, no Python or no step, with the line.
@@ -70,7 +74,7 @@ def parse_cell(
         planning, step = step.planning, None
     names = CellNames() if saving is None or step is not None else names_of(numbered)
     makes = tuple(name for name in names.binds if name not in names.reads)
-    _check_options(step, strategy, precision, guard, saving, planning)
+    _check_options(step, strategy, precision, guard, saving, planning, seed)
     return CellRequest(
         number=number,
         source=numbered,
@@ -84,6 +88,7 @@ def parse_cell(
         makes=makes,
         guard=guard,
         planning=planning,
+        seed=seed,
     )
 
 
@@ -94,9 +99,12 @@ def _check_options(
     guard: int,
     saving: Saving | None,
     planning: Planning,
+    seed: int | None,
 ) -> None:
     """Raises UsageError that names every option that is wrong."""
     faults = [f"--guard {guard}: type a number from 0"] if guard < 0 else []
+    if seed is not None and not is_seed(seed):
+        faults.append(f"--seed {seed}: type a whole number from 0 to {MOST_SEED}")
     if planning != Planning() and strategy != "pjrt":
         faults.append("--plan, --budget, --fix: what is fitted is laid out under --strategy pjrt")
     if step is not None:

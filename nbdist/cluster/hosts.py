@@ -10,7 +10,7 @@ import psutil
 
 from nbdist.cluster.gpus import visible_gpus
 from nbdist.errors import UsageError
-from nbdist.records import Host
+from nbdist.records import MOST_SEED, Host, is_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +70,7 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
             ("devices_per_host", request.devices_per_host),
             ("cpus_per_worker", request.cpus_per_worker),
             ("spares", request.spares),
+            ("seed", request.seed),
         )
         if type(value) is not int
     ]
@@ -80,6 +81,8 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     ]
     if faults:
         raise UsageError("\n".join(faults))
+    if not is_seed(request.seed):
+        faults.append(f"--seed {request.seed}: type a whole number from 0 to {MOST_SEED}")
     faults += _too_many(request, worker_memory_bytes)
     here = sum(not host.name for host in request.hosts)
     if not 0 <= request.min_hosts <= len(request.hosts):

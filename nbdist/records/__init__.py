@@ -7,6 +7,7 @@ decoded. Ranks count from 0; times are seconds, sizes bytes, in the names.
 from nbdist.records.base import (
     BATCH_NAME,
     MASK_NAME,
+    MOST_SEED,
     RANK_VARIABLE,
     Communication,
     Framework,
@@ -19,6 +20,7 @@ from nbdist.records.base import (
     RunViewName,
     StrategyName,
     StreamName,
+    is_seed,
 )
 from nbdist.records.batch import Batch, Caller, Calling, JobState
 from nbdist.records.cluster import (
@@ -180,6 +182,7 @@ __all__ = [
     "MASK_NAME",
     "MEASURES",
     "MODEL",
+    "MOST_SEED",
     "NO_SUCH_RUN",
     "OWN_RANK",
     "PLACE",
@@ -323,5 +326,6 @@ __all__ = [
     "WorkerState",
     "Writer",
     "Zero",
+    "is_seed",
     "title_of",
 ]

@@ -27,5 +27,14 @@ MASK_NAME = "mask"
 """What a step cell calls the positions of the batch that are not padding."""
 
 
+MOST_SEED = 2**32 - 1
+"""What NumPy takes at most as a seed."""
+
+
+def is_seed(number: object) -> bool:
+    """Whether all generators take the number as a seed."""
+    return type(number) is int and 0 <= number <= MOST_SEED
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A plain frozen record; never sent over the stream by itself."""

@@ -56,6 +56,7 @@ class ClusterRequest(Record, frozen=True):
         spares: engines beside those, which take the place of one that is lost.
         min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
         batch: who gives the hosts, which have no names of their own; None where they are named.
+        seed: of the random generators of every rank.
     """
 
     hosts: tuple[Host, ...]
@@ -67,6 +68,7 @@ class ClusterRequest(Record, frozen=True):
     spares: int = 0
     min_hosts: int = 0
     batch: Batch | None = None
+    seed: int = 0
 
     @property
     def is_local(self) -> bool:
@@ -109,12 +111,13 @@ class Door(Record, frozen=True):
 
 
 class WorkerIdentity(Record, frozen=True):
-    """A rank as it is told who it is, where it speaks to and where its cells come from."""
+    """A rank: where it reports to, where its cells come from, the seed of its generators."""
 
     rank: int
     world_size: int
     stream: SocketAddress
     dispatch: SocketAddress
+    seed: int = 0
 
 
 class Sowing(Record, frozen=True):

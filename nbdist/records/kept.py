@@ -170,6 +170,8 @@ class RunState(Record, frozen=True):
             watches is told before the rows that stand for these.
         healing: what became of ranks that are being replaced; empty where none are.
         plan: what was foretold of the steps, and what came of it; None where nothing was planned.
+        seed: of the cluster's random generators when it started; None in runs of older versions.
+        cell_seed: of the generators when the cell began (`--seed`); None if not given.
     """
 
     id: str
@@ -198,6 +200,8 @@ class RunState(Record, frozen=True):
     heals: tuple[Heal, ...] = ()
     healing: str = ""
     plan: PlanCheck | None = None
+    seed: int | None = None
+    cell_seed: int | None = None
     version: int = 1
 
     @property

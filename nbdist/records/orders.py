@@ -161,6 +161,7 @@ class CellRequest(Order, frozen=True):
         seconds: how long the run has gone on before; more than 0 where it is healed.
         guard: steps after which the ranks' states are compared again; 0 is never.
         planning: what is asked of the layout of what the cell fits, under pjrt.
+        seed: of every random generator when the cell begins; None leaves them as they are.
     """
 
     source: str
@@ -176,6 +177,7 @@ class CellRequest(Order, frozen=True):
     seconds: float = 0.0
     guard: int = GUARD_STEPS
     planning: Planning = Planning()
+    seed: int | None = None
 
     @property
     def is_plan(self) -> bool:

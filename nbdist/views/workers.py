@@ -35,11 +35,12 @@ class StatusPicture:
         return [self.title, *html.text_table(_HEADER, rows, _NUMBERS), _versions(self.workers)]
 
 
-def status(workers: tuple[WorkerState, ...]) -> StatusPicture:
-    """Workers as they are now, and how many are what."""
+def status(workers: tuple[WorkerState, ...], seed: int) -> StatusPicture:
+    """Workers as they are now, how many are what, and the seed that they started with."""
     counts = {state: sum(w.state == state for w in workers) for state in ("idle", "busy", "dead")}
     text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return StatusPicture(title=f"nbdist: {len(workers)} workers, {text}", workers=workers)
+    title = f"nbdist: {len(workers)} workers, {text}, seed {seed}"
+    return StatusPicture(title=title, workers=workers)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
-from nbdist.worker import state, steps
+from nbdist.worker import seeding, state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
@@ -153,6 +153,8 @@ class _Cell:
     def _told(self) -> Iterator[None]:
         """Whatever becomes of the cell, the notebook is told; nothing is raised."""
         try:
+            if self._request.seed is not None:
+                seeding.seed_generators(self._request.seed)
             yield
         except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
             self._end(error)

@@ -56,8 +56,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     worker = state.current()
     os.environ["TF_CONFIG"] = wiring.tf_config
     if worker.strategies.pop("mirrored", None) is not None or _context_exists():
-        gc.collect()
-        context._reset_context()
+        _reset_context()
     _grow_gpu_memory()
     keras_patch.apply()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -98,6 +97,16 @@ def _prove_collectives(strategy: tf.distribute.Strategy) -> None:
         raise RuntimeError(
             f"an all-reduce of ones over {strategy.num_replicas_in_sync} replicas gave {total}"
         )
+
+
+def _reset_context() -> None:
+    """Drop the context, but for its seed and for its random generator, in the state it is in."""
+    gc.collect()
+    former = vars(context.context())
+    kept = {name: former[name] for name in ("_seed", "_rng") if name in former}
+    del former
+    context._reset_context()
+    vars(context.context()).update(kept)
 
 
 def _context_exists() -> bool:

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.records import RANK_VARIABLE, WorkerHello
-from nbdist.worker import lazily, links, loop, state, watchdog
+from nbdist.worker import lazily, links, loop, seeding, state, watchdog
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -64,8 +64,14 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
     engine_shell().push(namespace, interactive=False)
     # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
+    seed(identity.seed)
     watchdog.watch(worker, identity.dispatch)
     loop.take_cells(identity.dispatch)
+
+
+def seed(number: int) -> None:
+    """Seed every random generator of this process."""
+    seeding.seed_generators(number)
 
 
 def reserve_port() -> int:

@@ -1,0 +1,181 @@
+"""One seed for the random generators of all workers, and one for those of a cell."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.cells.grammar import parse_cell
+from nbdist.errors import UsageError
+from nbdist.records import ClusterRequest, Host, RunState, Saving, StepOptions
+from nbdist.telemetry.estate import read_estate
+from tests import clusters
+from tests.references import plainly
+from tests.runs import new_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEED, CELL_SEED = 11, 5
+OF_PYTHON = "import random, numpy as np\noutcome = [random.random(), np.random.rand()]\n"
+IMPORTS = "import tensorflow as tf, keras"
+OF_ALL = (
+    OF_PYTHON
+    + f"""
+{IMPORTS}
+outcome += tf.random.normal([2]).numpy().tolist()
+outcome += keras.random.normal([2]).numpy().tolist()
+made = keras.layers.Dense(2)
+made.build((None, 2))
+outcome += made.get_weights()[0].ravel().tolist()
+"""
+)
+SEEDED = "import keras\nkeras.utils.set_random_seed({seed})\n"
+
+
+def drawn(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[float]:
+    """What a cell draws, the same on all ranks."""
+    cluster.run(source, seed=seed)
+    (own, *others) = cluster.pull(["outcome"]).values()
+    assert all(other == own for other in others)
+    outcome: list[float] = own["outcome"]
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[float]]:
+    programs = {str(seed): SEEDED.format(seed=seed) + OF_ALL for seed in (SEED, CELL_SEED)}
+    return plainly(programs, "tensorflow")
+
+
+@pytest.fixture(scope="module")
+def tensorflow_cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="tensorflow", seed=SEED) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def jax_cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="jax", seed=SEED) as running:
+        yield running
+
+
+def test_workers_start_with_the_seed_and_start_again_with_it(
+    tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]]
+) -> None:
+    at_first = drawn(tensorflow_cluster, OF_ALL)
+    assert at_first == expected[str(SEED)]
+    assert drawn(tensorflow_cluster, OF_ALL) != at_first, "the next cell continues"
+    assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
+    assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
+    tensorflow_cluster.restart()
+    assert drawn(tensorflow_cluster, OF_ALL) == at_first
+
+
+def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
+    tensorflow_cluster: nbdist.Cluster,
+) -> None:
+    two = "import tensorflow as tf\noutcome = tf.random.normal([2]).numpy().tolist()"
+    tensorflow_cluster.run("pass", seed=3)
+    first, second = drawn(tensorflow_cluster, two), drawn(tensorflow_cluster, two)
+    tensorflow_cluster.run("pass", seed=3)
+    assert drawn(tensorflow_cluster, two) == first
+    tensorflow_cluster._crew.collectives.broken.add("mirrored")
+    assert drawn(tensorflow_cluster, two) == second
+
+
+def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Cluster) -> None:
+    """What an import of Keras draws itself from Python's generator, it draws in one process too."""
+    late = "import os\nos.environ['KERAS_BACKEND'] = 'tensorflow'\n" + OF_ALL
+    by_hand = OF_ALL.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
+    before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
+    by_itself = plainly({"own": before + by_hand}, KERAS_BACKEND="tensorflow")["own"]
+    assert drawn(jax_cluster, late) == by_itself
+
+
+def test_an_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
+    """An import itself may draw from them, as that of `rich` does, once in a process."""
+    jax_cluster.restart()
+    own = "import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nimport keras\n"
+    of_python, of_numpy = drawn(jax_cluster, own + OF_PYTHON)
+    assert of_python != random.Random(SEED).random()
+    assert of_numpy != np.random.RandomState(SEED).rand()
+
+
+def test_the_seed_holds_after_a_resize(
+    jax_cluster: nbdist.Cluster,
+) -> None:
+    jax_cluster.restart()
+    at_first = drawn(jax_cluster, OF_PYTHON)
+    jax_cluster.resize(3)
+    assert drawn(jax_cluster, OF_PYTHON) == at_first
+    jax_cluster.resize(2)
+    assert read_estate(jax_cluster._folder).request.seed == SEED, "as who attaches finds it"
+
+
+def test_a_worker_that_is_replaced_draws_what_the_others_drew(
+    jax_cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The set-up is run again, with the seed of its cell where that has one."""
+    jax_cluster.restart()
+    jax_cluster.run(
+        "import os, signal, numpy as np, jax.numpy as jnp\nw = jnp.full((), np.random.rand())"
+    )
+    jax_cluster.run("v = np.random.rand()", seed=CELL_SEED)
+    fault = f"""
+def batches():
+    for step in range(20):
+        mark = {str(tmp_path / "mark")!r}
+        if rank == 1 and step == 9 and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield np.full((2, 1), step, "float32")
+"""
+    jax_cluster.run(fault)
+    before = jax_cluster.pull(["w", "v"])
+    run = jax_cluster.run(
+        "w = w + batch.mean() * v\nloss = w",
+        step=StepOptions(data="batches"),
+        saving=Saving(folder=str(tmp_path / "kept"), every_steps=4),
+        strategy="pjrt",
+    )
+    assert len(run.heals) == 1
+    after = jax_cluster.pull(["w", "v"])
+    assert after[0]["v"] == after[1]["v"] == before[0]["v"]
+    trained = before[0]["w"] + sum(range(20)) * before[0]["v"]
+    np.testing.assert_allclose([own["w"] for own in after.values()], trained, rtol=1e-5)
+
+
+def test_the_seeds_are_kept_with_the_run_and_shown(jax_cluster: nbdist.Cluster) -> None:
+    jax_cluster.run("report(loss=1.0)", seed=CELL_SEED)
+    state = nbdist.runs()[0].state
+    assert (state.seed, state.cell_seed) == (SEED, CELL_SEED)
+    jax_cluster.run("report(loss=1.0)")
+    state = nbdist.runs()[0].state
+    assert (state.seed, state.cell_seed) == (SEED, None)
+    assert f"seed {SEED}" in jax_cluster.status().title
+
+
+def test_a_run_and_a_cluster_of_an_older_version_are_read() -> None:
+    state = json.loads(msgspec.json.encode(new_state()))
+    del state["seed"], state["cell_seed"]
+    assert msgspec.json.decode(json.dumps(state), type=RunState).seed is None
+    request = msgspec.json.decode(b'{"hosts": [{}], "frameworks": []}', type=ClusterRequest)
+    assert request == ClusterRequest(hosts=(Host(),), frameworks=())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
+def test_what_is_no_seed_is_refused(seed: int) -> None:
+    says = re.escape(f"{seed}: type a whole number")
+    with pytest.raises(UsageError, match=says):
+        nbdist.Cluster(hosts=1, seed=seed)
+    with pytest.raises(UsageError, match=says + " from 0 to 4294967295"):
+        parse_cell("pass", number=1, label=1, strategy=None, seed=seed)
