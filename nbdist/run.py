@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.cluster.watch import Vitals
+from nbdist.drift import drifted
 from nbdist.errors import LeftError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
 from nbdist.failure import cell_error, lost_error, preempted_error, root, stuck_error
@@ -169,7 +170,7 @@ class CellWatch:
             self._ending.wait(_SAME_MISTAKE_S)
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()
-            self._failed = root(self._failed, self._ended.values())
+            self._failed = root(self._failed, self._ended.values()) or drifted(request, self._ended)
             if request.strategy and any(e.unfinished for e in self._ended.values()):
                 self._collectives.broken.add(request.strategy)  # the next cell would wait for them
             if self._preempted and self._failed is None:

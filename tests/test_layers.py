@@ -37,6 +37,7 @@ COMPOSERS = {
     "inspected",
     "doctor",
     "healing",
+    "drift",
     "heals",
     "journal",
     "recorder",

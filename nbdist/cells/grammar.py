@@ -72,7 +72,8 @@ def parse_cell(
     planning = Planning()
     if step is not None and not step.data:
         planning, step = step.planning, None
-    names = CellNames() if saving is None or step is not None else names_of(numbered)
+    is_looked_at = step is None and (saving is not None or strategy == "pjrt")
+    names = names_of(numbered) if is_looked_at else CellNames()
     makes = tuple(name for name in names.binds if name not in names.reads)
     _check_options(step, strategy, precision, guard, saving, planning, seed)
     return CellRequest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -75,6 +76,7 @@ class Entry(msgspec.Struct, frozen=True):
         return "%dist_push" if self.request is None else f"[{self.request.label}]"
 
 
+@functools.lru_cache(maxsize=8)
 def names_of(source: str) -> CellNames:
     """What a cell of Python, or IPython's own syntax, does with names; nothing where it is none."""
     try:

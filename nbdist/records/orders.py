@@ -155,7 +155,8 @@ class CellRequest(Order, frozen=True):
         awaits: the cell uses `await` at top level.
         precision: what Keras's layers compute in; None leaves it to them.
         saving: how the state of its steps, or of what it fits, is saved; None is not at all.
-        names: the names that it reads and binds, where something is to be saved of it.
+        names: the names that it reads and binds, if something is to be saved of it, or compared
+            over ranks.
         makes: those of them that are its own: what they mean before it binds them is not its.
         replays: it is run again for the names that it binds: what it fits is not trained again.
         seconds: how long the run has gone on before; more than 0 where it is healed.

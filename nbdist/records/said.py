@@ -330,18 +330,36 @@ class Failure(Record, frozen=True):
     follows: bool = False
 
 
+class Replicated(Record, frozen=True):
+    """Arrays under a name of the user's that claim to be the same on all ranks.
+
+    Attributes:
+        name: in the user's namespace.
+        number: stands for the values of all; another one if a value is another.
+        parts: the number of each array by its path, such as `params['w']`; empty if the cell has
+            made none of them.
+    """
+
+    name: str
+    number: int
+    parts: dict[str, int] = msgspec.field(default_factory=dict)
+
+
 class CellEnded(Said, frozen=True):
     """The rank is done with the cell: its last record of it.
 
     Attributes:
         unfinished: steps were left under way, whose collectives may never end, or collectives have
             failed by themselves.
+        replicated: of the names that a plain cell under pjrt reads or binds, those with arrays
+            that claim to be the same on all ranks.
     """
 
     status: Literal["ok", "error", "interrupted"]
     seconds: float
     failure: Failure | None = None
     unfinished: bool = False
+    replicated: tuple[Replicated, ...] = ()
 
 
 class Stopping(Said, frozen=True):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
-    from nbdist.records import SocketAddress, StepRequest, StrategyName
+    from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.stepper import Stepper
 
 _OURS = str(Path(__file__).parent)
@@ -105,6 +105,7 @@ class _Cell:
         self._request = request
         self._worker = state.current()
         self._shell = engine_shell()
+        self._replicated: tuple[Replicated, ...] = ()
         self._worker.stop_point = self._stop_point
         self._worker.begin_cell(request)
 
@@ -114,6 +115,7 @@ class _Cell:
             with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
                 self._run_once()
                 self._check_fitted()
+                self._look_at_arrays()
         else:
             with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
                 self._run_steps(step, stop)
@@ -141,6 +143,18 @@ class _Cell:
             text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
             self._worker.note("compiled", text, warning=True)
 
+    def _look_at_arrays(self) -> None:
+        """For the notebook, which compares what ranks claim to have alike."""
+        worker, strategy = self._worker, self._request.strategy
+        if strategy != "pjrt" or worker.world_size == 1:
+            return
+        from nbdist.worker.replicated import ReplicatedArrays
+
+        if worker.replicated is None:
+            worker.replicated = ReplicatedArrays()
+        found = worker.replicated.under(worker.names.bound(), self._shell.user_ns)
+        self._replicated = found if worker.guard else ()
+
     async def run_async(self) -> None:
         with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
             program = self._compile()
@@ -148,6 +162,7 @@ class _Cell:
             if program.value is not None:
                 self._show(await _evaluate(program.value, self._shell.user_ns))
             self._shell.events.trigger("post_execute")
+            self._look_at_arrays()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -246,6 +261,7 @@ class _Cell:
             seconds=self._worker.seconds(),
             failure=failure,
             unfinished=self._worker.unfinished,
+            replicated=self._replicated if error is None else (),
             rank=self._worker.rank,
             cell=self._request.number,
         )

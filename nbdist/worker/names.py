@@ -1,4 +1,4 @@
-"""The names of the cell that runs, of which what it trains is saved."""
+"""The names of the cell that runs: what it trains is saved, and compared over ranks."""
 
 from __future__ import annotations
 

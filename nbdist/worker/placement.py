@@ -30,7 +30,7 @@ def describe(names: list[str]) -> bytes:
     Args:
         names: of the user's namespace; dots lead to attributes.
     """
-    walk = _Walk(_readers())
+    walk = _Walk(readers())
     missing, empty = [], {}
     for name in names:
         value = _look_up(name)
@@ -49,7 +49,7 @@ def _look_up(name: str) -> Any:
     return value
 
 
-def _readers() -> list[Reader]:
+def readers() -> list[Reader]:
     """Those of the libraries that the user's program has imported."""
     readers: list[Reader] = [_containers]
     if "keras" in sys.modules:

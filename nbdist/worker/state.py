@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WorkerIdentity,
     )
     from nbdist.worker.keras_checkpoint import CellCheckpoints
+    from nbdist.worker.replicated import ReplicatedArrays
     from nbdist.worker.stop import StopPoint
 
 
@@ -50,12 +51,13 @@ class Worker:
         ended: how the last cell did.
         ending: what is to be closed when the cell ends, however it does.
         saving: how the state of what the cell fits is saved.
-        names: what the cell reads and binds, where something is to be saved of it.
+        names: what the cell reads and binds, where something is to be saved of it, or compared.
         replays: the cell is run again for the names that it binds: nothing is trained.
         fits: the checkpoints of the cell's fits; None before the first.
         passed_rows: of the batches that a `fit` which goes on has passed over; 0 is none.
         planning: what is asked of the layout of what the cell fits.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
+        replicated: knows the arrays that other ranks have alike; None before the first look.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -79,6 +81,7 @@ class Worker:
         self.planning = Planning()
         self.passed_rows = 0
         self.guard = 0
+        self.replicated: ReplicatedArrays | None = None
         self.memory = MemoryGauge()
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)

@@ -378,12 +378,15 @@ def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> No
         "import jax, jax.numpy as jnp, numpy as np\n"
         "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
         "x = jax.make_array_from_process_local_data(rows, np.arange(2.0) + 10 * rank)\n"
-        "whole, own = jax.device_put(np.ones(3), jax.NamedSharding(mesh, jax.P())), jnp.int32(rank)"
+        "whole = jax.device_put(np.ones(3), jax.NamedSharding(mesh, jax.P()))\n"
+        "own = jnp.int32(rank)",
+        guard=0,
     )
     cluster._crew.engines.apply(exec, REJOIN.format(address=service), {})
     run = cluster.run(
         "total = jax.jit(jnp.sum, out_shardings=jax.P())(x)\n"
-        "float(total), float(whole.sum()), int(own), x.sharding.mesh is mesh, lost"
+        "float(total), float(whole.sum()), int(own), x.sharding.mesh is mesh, lost",
+        guard=0,
     )
     assert run.results == {rank: f"(22.0, 3.0, {rank}, True, ())" for rank in range(2)}
 

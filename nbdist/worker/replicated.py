@@ -1,0 +1,147 @@
+"""Arrays of JAX that claim to be the same on all ranks, and numbers that stand for their values.
+
+A replicated array of several processes has a copy on each. Nothing compares the copies: values
+drawn from a generator that each rank has seeded by itself make one array of different copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nbdist.records import Replicated
+from nbdist.worker.digest import of_array
+from nbdist.worker.leaves import as_data
+from nbdist.worker.placed import Inside
+from nbdist.worker.placement import readers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+WHOLE_BYTES = 2**20
+"""Larger arrays are sampled: 1 MiB takes a millisecond."""
+
+_CHUNKS = 16
+_log = logging.getLogger(__name__)
+_USERS_MODULE = "__main__"
+_CLOSED = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, type)
+
+
+class ReplicatedArrays:
+    """The arrays of one rank. One that is known by its identity is not read again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[jax.Array], int]] = {}
+
+    def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
+        """The replicated arrays that names of the user's lead to.
+
+        Waits until they are computed.
+        """
+        values = ((name, namespace[name]) for name in names if name in namespace)
+        found = (self._under(name, value) for name, value in values)
+        return tuple(each for each in found if each is not None)
+
+    def _under(self, name: str, value: Any) -> Replicated | None:
+        numbers: dict[str, int] = {}
+        has_new = False
+        for path, array in _looked_through(name, value):
+            known, number = self._known.get(id(array), (None, 0))
+            if known is None or known() is not array:
+                has_new, number = True, self._note(array)
+            numbers[path] = number
+        if not numbers:
+            return None
+        whole = of_array(np.array(list(numbers.values()), np.int32))
+        return Replicated(name=name, number=whole, parts=numbers if has_new else {})
+
+    def _note(self, array: jax.Array) -> int:
+        place, number = id(array), _number(array)
+        forget = functools.partial(self._forget, place)
+        self._known[place] = weakref.ref(array, forget), number
+        return number
+
+    def _forget(self, place: int, reference: weakref.ref[jax.Array]) -> None:
+        if self._known[place][0] is reference:
+            del self._known[place]
+
+
+def _looked_through(name: str, value: Any) -> list[tuple[str, jax.Array]]:
+    try:
+        return list(_arrays(name, value))
+    except Exception as error:  # noqa: BLE001 - whatever a strange object raises
+        _log.warning("`%s` is not compared over ranks: %s", name, error)
+        return []
+
+
+def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
+    """Each once, by its path."""
+    looks, seen = [*readers(), _own_object], set()
+    waiting: list[tuple[str, Any]] = [(name, root)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, _CLOSED) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, jax.Array):
+            if _claims(value):
+                yield path, value
+            continue
+        inside = next((found for look in looks if (found := look(value)) is not None), None)
+        if isinstance(inside, Inside):
+            parts = [("".join((path, *more)), part) for more, part in inside.parts]
+            waiting.extend(reversed(parts))
+
+
+def _own_object(value: Any) -> Inside | None:
+    """An object of a class that the notebook has defined."""
+    if type(value).__module__ != _USERS_MODULE or not type(value).__dictoffset__:
+        return None
+    return Inside([((f".{name}",), part) for name, part in vars(value).items()])
+
+
+def _claims(array: jax.Array) -> bool:
+    """Whether it claims to be the same on several ranks."""
+    if isinstance(array, jax.core.Tracer) or array.is_deleted() or not array.size:
+        return False
+    return array.is_fully_replicated and not array.is_fully_addressable
+
+
+def _number(array: jax.Array) -> int:
+    local = array.addressable_data(0)
+    if array.nbytes <= WHOLE_BYTES:
+        return of_array(as_data(local))
+    if next(iter(local.devices())).platform == "cpu":
+        return _of_chunks(as_data(local).reshape(-1))  # without a copy
+    return of_array(as_data(sampled(array).addressable_data(0)))
+
+
+def _of_chunks(values: np.ndarray) -> int:
+    crc = 0
+    for rows in _chunks(values.size, values.dtype.itemsize):
+        crc = zlib.crc32(np.ascontiguousarray(values[rows]).view(np.uint8).data, crc)
+    return crc - (1 << 32) if crc >= 1 << 31 else crc
+
+
+def _sample(array: jax.Array) -> jax.Array:
+    flat = array.reshape(-1)
+    return jnp.concatenate([flat[rows] for rows in _chunks(flat.size, flat.dtype.itemsize)])
+
+
+sampled = jax.jit(_sample)
+"""The sample of an array, taken on its device."""
+
+
+def _chunks(size: int, item_bytes: int) -> list[slice]:
+    """Places of `WHOLE_BYTES` in all, from the first to the last value."""
+    length = WHOLE_BYTES // _CHUNKS // item_bytes
+    return [
+        slice(start, start + length) for start in np.linspace(0, size - length, _CHUNKS, dtype=int)
+    ]
