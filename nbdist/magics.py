@@ -94,6 +94,11 @@ class DistMagics(Magics):
     @argument(
         "--seed", type=int, metavar="N", help="Seed all generators, the same on all workers, first."
     )
+    @argument(
+        "--own-data",
+        action="store_true",
+        help="Each rank's data are its part of the data: fit and evaluate do not divide batches.",
+    )
     @argument("--bucket", metavar="L,L", help="Pad sequences to these lengths; the step has mask.")
     @argument("--scale-lr", action="store_true", help="Learning rate times replicas, warmed up.")
     @argument("--check", action="store_true", help="First compare a step with one replica's.")
@@ -171,6 +176,7 @@ class DistMagics(Magics):
                 hang_after_s=parse_seconds("--hang-after", args.hang_after),
                 detach=args.detach,
                 seed=args.seed,
+                own_data=args.own_data,
                 label=self._label(),
                 header=f"%%dist_run {line}",
             )

@@ -252,6 +252,7 @@ class Cluster(Sights):
         once: bool = False,
         detach: bool = False,
         seed: int | None = None,
+        own_data: bool = False,
         label: int = 0,
         header: str = "",
     ) -> Run:
@@ -282,6 +283,9 @@ class Cluster(Sights):
                 `nbdist.attach` follows it again.
             seed: of every random generator when the cell begins, the same on all ranks; left out,
                 they continue from the cell before.
+            own_data: the data that Keras is given are each rank's part of the data, in batches of
+                as many rows on all ranks; left out, all ranks have the same data, of which each
+                batch is divided.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
 
@@ -308,6 +312,7 @@ class Cluster(Sights):
             saving=saving,
             guard=guard,
             seed=seed,
+            own_data=own_data,
         )
         broken = self._crew.collectives.broken.intersection([request.strategy])
         needs_heal = self._runner.gone() or self._runner.is_halfway

@@ -47,6 +47,7 @@ def parse_cell(
     saving: Saving | None = None,
     guard: int = GUARD_STEPS,
     seed: int | None = None,
+    own_data: bool = False,
 ) -> CellRequest:
     """A request for a cell.
 
@@ -62,6 +63,7 @@ def parse_cell(
         saving: how its state is saved.
         guard: steps after which the ranks' states are compared again; 0 is never.
         seed: of every random generator when the cell begins; None leaves them as they are.
+        own_data: what Keras is given is each rank's part of the data.
 
     Raises:
         UsageError: the cell is empty, no Python or no step, with the line.
@@ -90,6 +92,7 @@ def parse_cell(
         guard=guard,
         planning=planning,
         seed=seed,
+        own_data=own_data,
     )
 
 

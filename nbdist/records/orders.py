@@ -163,6 +163,7 @@ class CellRequest(Order, frozen=True):
         guard: steps after which the ranks' states are compared again; 0 is never.
         planning: what is asked of the layout of what the cell fits, under pjrt.
         seed: of every random generator when the cell begins; None leaves them as they are.
+        own_data: what Keras is given is each rank's part of the data.
     """
 
     source: str
@@ -179,6 +180,7 @@ class CellRequest(Order, frozen=True):
     guard: int = GUARD_STEPS
     planning: Planning = Planning()
     seed: int | None = None
+    own_data: bool = False
 
     @property
     def is_plan(self) -> bool:

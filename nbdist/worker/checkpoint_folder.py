@@ -46,6 +46,7 @@ class Position(msgspec.Struct, frozen=True):
         sums: of each reported value times the rows of its batch.
         fit: which `fit` of the cell it is, counting from 1; 0 for a step.
         earlier: epochs of the cell's fits before that one.
+        order: seed of the shuffles of that fit, if the user has set none.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Position(msgspec.Struct, frozen=True):
     sums: dict[str, float] = {}
     fit: int = 0
     earlier: int = 0
+    order: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True):

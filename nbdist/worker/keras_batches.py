@@ -26,11 +26,13 @@ class Batch(msgspec.Struct, frozen=True):
         data: tensors with all rows, as Keras's data adapters nest them.
         total: rows of the global batch.
         spec: type specs of `data`, in which dimensions may be unknown.
+        is_part: `data` are this rank's rows only.
     """
 
     data: Any
     total: int
     spec: Any
+    is_part: bool = False
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -106,6 +108,8 @@ class GlobalBatches:
         dataset: global batches, the same on all ranks.
         order: called before each pass; makes the next order of samples.
         check: compares a first batch with the other ranks'.
+        total_of: takes this rank's rows and returns those of the global batch, if each rank reads
+            its part from data of its own (`--own-data`).
     """
 
     def __init__(
@@ -114,11 +118,13 @@ class GlobalBatches:
         *,
         order: Callable[[], None] = lambda: None,
         check: Callable[[Any], None] = lambda _: None,
+        total_of: Callable[[int], int] | None = None,
     ) -> None:
         self.spec = dataset.element_spec
         self._dataset = dataset
         self._order = order
         self._check = check
+        self._total_of = total_of
 
     def symbols(self) -> Any:
         """Specs of a batch, with None for what it does not have."""
@@ -135,4 +141,8 @@ class GlobalBatches:
         for number, data in enumerate(batches):
             if number == 0:
                 self._check(data)
-            yield Batch(data, row_count(data), self.spec)
+            rows = row_count(data)
+            if self._total_of is None:
+                yield Batch(data, rows, self.spec)
+            else:
+                yield Batch(data, self._total_of(rows), self.spec, is_part=True)

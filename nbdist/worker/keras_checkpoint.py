@@ -118,6 +118,7 @@ class FitSaver:
         self._model._initial_epoch = position.epoch
         self._worker.epochs = position.earlier + position.epoch
         self._worker.batches = self._worker.step = position.step
+        self._worker.order = position.order
         _passing.append(self)
 
     def _open(self) -> None:
@@ -182,6 +183,7 @@ class FitSaver:
                 batches=batches,
                 fit=self.at.fit,
                 earlier=self.at.earlier,
+                order=self._worker.order,
             )
         )
 

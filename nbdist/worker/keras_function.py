@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from nbdist.errors import StepError
 from nbdist.worker import collective_clock, keras_metrics, nested_merge, one_device
 from nbdist.worker.batch_share import Shares
 from nbdist.worker.finite import FiniteWatch
@@ -105,7 +106,12 @@ class ReplicatedStep:
             batch = given(batch)
         place, total = self._place, batch.total
         whole = place.replicas == 1 or total < place.replicas or self._rows.are_all_needed(batch)
-        data = batch.data if whole else place.cut(batch.data, total)
+        if whole and batch.is_part:
+            raise StepError(
+                f"--own-data: every worker has to compute all rows of {type(self._model).__name__}"
+                "'s batches, and has its own only; give all ranks the same data, without --own-data"
+            )
+        data = batch.data if whole or batch.is_part else place.cut(batch.data, total)
         even = whole or total % place.replicas == 0
         return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
 
@@ -186,6 +192,8 @@ class ReplicatedPredict:
             return self._compiled(batch, None, gathers=_is_distributed(batch))
         total = batch.total
         replicas = self._place.replicas
+        if batch.is_part:
+            return self._compiled(batch.data, None, gathers=False)
         gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
         data = self._place.cut(batch.data, total) if gathers else batch.data
         return _call(self._compiled, self._traced, batch, data, gathers=gathers)

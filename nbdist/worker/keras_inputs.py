@@ -9,7 +9,6 @@ draws.
 from __future__ import annotations
 
 import functools
-import random
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.eager import context
 
 from nbdist.errors import StepError
+from nbdist.worker import state
 from nbdist.worker.keras_batches import GlobalBatches
 from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.replaced import replaced
@@ -56,10 +56,12 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
     gather = gather_over(strategy)
-    proposal = random.SystemRandom().randrange(1 << 31)
-    own = [proposal, _cardinality(dataset), *_sums_of_arrays(adapter)]
+    if state.current().own_data:
+        return GlobalBatches(dataset, total_of=functools.partial(_total_of, gather))
+    own = [_proposed_order(), _cardinality(dataset), *_sums_of_arrays(adapter)]
     gathered = gather(np.array(own, np.int32))
-    shuffle.seed = int(gathered[0, 0])
+    if shuffle.is_used:
+        state.current().order = int(gathered[0, 0])
     _require_same("the data", gathered[:, 2:], ARGUMENTS)
     _require_same("the number of batches", gathered[:, 1:2])
     draws = _draws(dataset)
@@ -80,16 +82,12 @@ class Shuffle:
     """Stands for `tf.random.shuffle` in Keras's data sets of arrays.
 
     With a seed of the user's, it is that function, so that the order is that of one device.
-    Without, each pass has an order of its own, by `seed`.
-
-    Attributes:
-        seed: the same on all ranks.
+    Without, each pass has an order of its own, by the worker's `order`.
     """
 
     def __init__(self) -> None:
         self._upstream = tf.random.shuffle
         self._pass: tf.Variable | None = None
-        self.seed = 0
 
     def __call__(self, values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
         if is_seeded_by_user():
@@ -100,14 +98,26 @@ class Shuffle:
         first = tf.cast(tf.reduce_min(values), tf.int32)  # "batch": each has its own order
         return tf.random.experimental.stateless_shuffle(values, self._pass + tf.stack([first, 0]))
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the data set is shuffled by it."""
+        return self._pass is not None
+
     def next_pass(self) -> None:
         if self._pass is not None:
-            self._pass.assign([self.seed, self._pass[1] + 1])
+            self._pass.assign([state.current().order, self._pass[1] + 1])
 
 
 def is_seeded_by_user() -> bool:
     """Whether a cell has set TensorFlow's global seed."""
-    return context.global_seed() is not None
+    return context.global_seed() not in (None, state.current().seed)
+
+
+def _proposed_order() -> int:
+    """A seed for the shuffles of this `fit`; all ranks take rank 0's."""
+    worker = state.current()
+    made = worker.fits.fits if worker.fits else 0
+    return zlib.crc32(f"{worker.seed}:{worker.cell}:{made}".encode()) >> 1
 
 
 def _sums_of_arrays(adapter: Any) -> list[int]:
@@ -143,6 +153,21 @@ def checksum(value: Any) -> int:
 def _cardinality(dataset: tf.data.Dataset) -> int:
     """Batches of the data set; negative if infinite or unknown."""
     return min(int(dataset.cardinality()), 0x7FFFFFFF)
+
+
+def _total_of(gather: Gather, rows: int) -> int:
+    """Rows of a global batch of which each rank has its part.
+
+    Raises:
+        StepError: ranks have other numbers of rows.
+    """
+    gathered = gather(np.array([rows], np.int32))[:, 0].tolist()
+    if len(set(gathered)) > 1:
+        raise StepError(
+            f"--own-data: ranks have batches of {', '.join(map(str, gathered))} rows; give each "
+            "rank as many samples as the others, or batch them with drop_remainder=True"
+        )
+    return sum(gathered)
 
 
 def _check_first(first: Any, gather: Gather, *, draws: bool) -> None:

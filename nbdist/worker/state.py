@@ -56,6 +56,9 @@ class Worker:
         fits: the checkpoints of the cell's fits; None before the first.
         passed_rows: of the batches that a `fit` which goes on has passed over; 0 is none.
         planning: what is asked of the layout of what the cell fits.
+        seed: of the generators at the start.
+        order: seed of the shuffles of the `fit` under way, if the user has set none.
+        own_data: what Keras is given is this rank's part of the data.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
         replicated: knows the arrays that other ranks have alike; None before the first look.
     """
@@ -63,6 +66,9 @@ class Worker:
     def __init__(self, identity: WorkerIdentity) -> None:
         self.rank = identity.rank
         self.world_size = identity.world_size
+        self.seed = identity.seed
+        self.order = 0
+        self.own_data = False
         self.cell = 0
         self.strategies: dict[StrategyName, Any] = {}
         self.stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _no_cell
@@ -110,6 +116,7 @@ class Worker:
         self.names = NamesOfCell(request.names, request.makes)
         self.replays, self.guard = request.replays, request.guard
         self.planning = request.planning
+        self.own_data = request.own_data
         self.unfinished = False
         self.fits = None
         self.batches = self.step = self.tested = 0

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import nbdist
+from nbdist.records import Saving
 from tests import clusters
 from tests.fit_programs import FITS, PLAIN, START, WHOLE
 from tests.references import plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.full)]
 TOLERANCES = {"float64": 1e-9, "float16": 1e-2}
@@ -71,7 +74,12 @@ def test_a_step_that_cannot_be_shared_is_computed_by_all(
         assert_close(objects["outcome"], references()[name], 1e-5)
 
 
-UNSEEDED = START.replace("keras.utils.set_random_seed(3)", "tf.random.set_seed(None)")
+UNSEEDED = START.replace(
+    "keras.utils.set_random_seed(3)",
+    "from nbdist.worker import seeding, state\nseeding.seed_generators(state.current().seed)",
+)
+"""As at the start: other tests of this module have set a seed."""
+
 ONES = """
 model = keras.Sequential([
     keras.Input((512,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
@@ -168,3 +176,51 @@ def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
         "    lambda a, b: (a + tf.random.normal(tf.shape(a), seed=5 + rank), b)).batch(16)\n"
         "model.fit(data, verbose=0)"
     )
+
+
+BROKEN_OFF = """
+class Breaks(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if breaks and state.current().step == 22:
+            raise ValueError("in the second epoch")
+model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=3, verbose=0,
+          callbacks=[Breaks()])
+"""
+
+
+def test_a_run_that_continues_keeps_the_order_of_its_samples(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Of a shuffle without a seed, which the checkpoint contains."""
+    cluster.run(UNSEEDED + "breaks = True\n" + ONES.replace("512", "64"))
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
+    with pytest.raises(nbdist.CellError, match="in the second epoch"):
+        cluster.run(BROKEN_OFF, saving=saving)
+    cluster.run("breaks = False")
+    cluster.run(BROKEN_OFF, saving=structs.replace(saving, resume=True))
+    for seen in outcomes(cluster, SEEN.replace("32", "4") + PLAIN):
+        assert seen == [3, 3]
+
+
+def test_own_data_are_parts_of_the_global_batches(cluster: nbdist.Cluster) -> None:
+    own = (
+        START
+        + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
+        + "n = world_size\nx, y = x[:64], y[:64]\n"
+    )
+    fit = "history = model.fit({0}, batch_size={1}, epochs=2, shuffle=False, verbose=0)\n"
+    fit += "outcome = [*history.history['mae'], *model.evaluate({0}, verbose=0)]\n"
+    cluster.run(own + fit.format("x[rank::n], y[rank::n]", "32 // n") + PLAIN, own_data=True)
+    together = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+    for reference in outcomes(cluster, own + fit.format("x, y", 32) + PLAIN):
+        for ours in together:
+            np.testing.assert_allclose(ours, reference, rtol=1e-5)
+
+
+def test_own_data_of_other_sizes_are_refused(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match="--own-data: ranks have batches of 16, 17"):
+        cluster.run(
+            START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
+            "model.fit(x[:16 + rank], y[:16 + rank], verbose=0)",
+            own_data=True,
+        )
