@@ -6,35 +6,41 @@ from typing import TYPE_CHECKING
 
 from nbdist.cells.grammar import strategies_of
 from nbdist.cluster import wiring
+from nbdist.errors import ClosedError, WorkerError
+from nbdist.pairing import agree
 from nbdist.records import CollectiveBooks, PjrtWiring
+from nbdist.views.restored import told_of
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from nbdist.cluster.engines import Engines
-    from nbdist.records import Bench, ClusterRequest, Device, StrategyName
+    from nbdist.records import Bench, CellEnded, ClusterRequest, Device, StrategyName
+    from nbdist.views.restored import Places
     from nbdist.views.start import StartView
 
-LOST: dict[StrategyName, str] = {
+RESTORED: dict[StrategyName, str] = {
     "mirrored": (
-        "TensorFlow's collectives are made anew before the next cell, and its variables and data "
-        "sets are lost with the old ones: run the cells that make them again"
+        "nbdist restores TensorFlow's collectives before the next cell: variables, models and "
+        "datasets are kept"
     ),
-    "pjrt": "JAX's collectives are made anew before the next cell, and its arrays with them",
+    "pjrt": "nbdist restores JAX's collectives before the next cell, and its arrays with them",
 }
-
-MOST_REBUILDS = 10
-"""Of TensorFlow's in the same processes: each leaves some 98 threads and 41 MB behind."""
+"""What becomes of cancelled collectives."""
 
 MOST_HEALS_IN_PLACE = 10
 """Of JAX's in the same processes: of each, the ranks that stay may keep what the step that was
 broken off had in hand, and with it a connection to its coordinator, which has to run on."""
 
-WORN = (
-    f"TensorFlow's collectives were made anew {MOST_REBUILDS} times in these workers, and each "
-    "left threads and memory behind: fresh workers come in their place, without what cells made"
+CLOSED = (
+    "TensorFlow's collectives could not be restored ({}): fresh workers start, without the objects "
+    "of earlier cells. Run the cells again that create them"
 )
+
+
+def _nowhere(_names: Iterable[str]) -> str:
+    return ""
 
 
 class Collectives:
@@ -59,7 +65,6 @@ class Collectives:
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
         self.bench: Bench | None = None
-        self._rebuilds = 0
         self._heals = 0
 
     def books(self) -> CollectiveBooks:
@@ -67,7 +72,6 @@ class Collectives:
         return CollectiveBooks(
             devices=dict(self.devices),
             broken=tuple(self.broken),
-            rebuilds=self._rebuilds,
             heals=self._heals,
             bench=self.bench,
         )
@@ -75,7 +79,7 @@ class Collectives:
     def take_over(self, books: CollectiveBooks) -> None:
         """Use what another process has wired."""
         self.devices, self.broken = dict(books.devices), set(books.broken)
-        self._rebuilds, self._heals, self.bench = books.rebuilds, books.heals, books.bench
+        self._heals, self.bench = books.heals, books.bench
 
     def wire(self, phases: StartView) -> None:
         """Wire every framework that the cluster has."""
@@ -85,14 +89,23 @@ class Collectives:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
 
     @property
-    def are_worn(self) -> bool:
-        """Whether fresh processes are due, and not one more rebuild in these."""
-        return "mirrored" in self.broken and self._rebuilds >= MOST_REBUILDS
-
-    @property
     def heal_in_place(self) -> bool:
         """Whether ranks that are there may go on with others in the place of those that are not."""
         return self._heals < MOST_HEALS_IN_PLACE
+
+    def note(self, strategy: StrategyName | None, ended: Collection[CellEnded]) -> None:
+        """Note collectives in which ranks could not meet in the next cell.
+
+        Args:
+            strategy: the cell's; None if it did not run on all ranks.
+            ended: how the ranks did.
+        """
+        if strategy is None:
+            return
+        if any(end.unfinished for end in ended):
+            self.broken.add(strategy)
+        if len({end.next_key for end in ended}) > 1:  # one was stopped on its way to a collective
+            self.broken.add("mirrored")
 
     def heal(self, phases: StartView) -> None:
         """Wire JAX again, in which some ranks are new: nothing else is of use any more."""
@@ -100,20 +113,33 @@ class Collectives:
         self.broken.update(self.strategies)
         self.mend(phases, {"pjrt"})
 
-    def mend(self, phases: StartView, strategies: Collection[StrategyName]) -> str:
-        """Wire again what was broken off of these strategies, in the same processes.
+    def mend(
+        self, phases: StartView, strategies: Collection[StrategyName], places: Places = _nowhere
+    ) -> list[str]:
+        """Restore the cancelled collectives of these strategies, in the same processes.
+
+        Args:
+            phases: shows the progress.
+            strategies: those of the cells to come.
+            places: gives the cells that have bound names.
 
         Returns:
-            What is lost by that, in words.
+            What the user has to know of it, in sentences.
+
+        Raises:
+            ClosedError: TensorFlow's cannot be restored; the workers are of no use any more.
         """
-        lost: set[str] = set()
-        told = []
+        told: list[str] = []
         if "mirrored" in self.broken.intersection(strategies):
-            phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
+            try:
+                phases.run(
+                    "collectives ready (TensorFlow)", lambda: told.extend(self._reopen(places))
+                )
+            except WorkerError as error:
+                raise ClosedError(CLOSED.format(error)) from error
             self.broken.discard("mirrored")
-            self._rebuilds += 1
-            told.append("without the variables and data sets of TensorFlow")
         if "pjrt" in self.broken.intersection(strategies):
+            lost: set[str] = set()
             self._engines.apply(setup.leave_pjrt)
             phases.run("collectives ready (JAX)", self._wire_pjrt)
             lost.update(*self._engines.apply(setup.put_back_pjrt))
@@ -121,8 +147,17 @@ class Collectives:
             used = set[int]().union(*self._engines.apply(setup.peer_ports))
             self._engines.coordinators.end_unused(used)
             self.broken.discard("pjrt")
-        told += [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
-        return ", ".join(told)
+            told += [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
+        return told
+
+    def _reopen(self, places: Places) -> list[str]:
+        """Restore TensorFlow's collectives in the same processes, with the same state on all."""
+        engines = self._engines
+        surveys = engines.apply(setup.survey_mirrored)
+        agreements = agree(surveys)
+        engines.apply(setup.reopen_mirrored, max(survey.next_key for survey in surveys))
+        restored = engines.apply(setup.restore_mirrored, agreements)
+        return told_of(restored, agreements[0].source, places)
 
     def _wire_mirrored(self) -> str:
         ports = self._engines.apply(setup.reserve_port)

@@ -101,6 +101,10 @@ class UnsentError(WorkerError):
     """A rank was not sent a cell that others were: the notebook was gone by then."""
 
 
+class ClosedError(WorkerError):
+    """TensorFlow's collectives were cancelled and cannot be restored in the same processes."""
+
+
 class PreemptedError(WorkerError):
     """A rank's process was told to end, as before its machine is taken away: the run stopped.
 

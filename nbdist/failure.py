@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.collectives import LOST
+from nbdist.collectives import RESTORED
 from nbdist.errors import CellError, PreemptedError, RanksLostError, UnsentError
 from nbdist.views import labels
 from nbdist.views.endings import follows, others
@@ -42,7 +42,7 @@ def cell_error(
         ename=failure.ename,
         evalue=failure.evalue,
         traceback=failure.traceback,
-        notes=[*notes, *(LOST[strategy] for strategy in sorted(broken))],
+        notes=[*notes, *(RESTORED[strategy] for strategy in sorted(broken))],
     )
 
 

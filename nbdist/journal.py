@@ -88,6 +88,14 @@ class Journal:
         """The modules that cells have imported."""
         return tuple(dict.fromkeys(m for entry in self._entries for m in entry.names.imports))
 
+    def places(self, names: Iterable[str]) -> str:
+        """The cells that have bound these names last, as in `[3] [5]`; empty if none has."""
+        found = {}
+        for name in names:
+            bound = [entry.place for entry in self._entries if name in entry.names.binds]
+            found.update(dict.fromkeys(bound[-1:]))
+        return " ".join(found)
+
     def gone(self, entries: Sequence[Entry]) -> str:
         """What is not there any more once these alone were done again, in words."""
         left = [entry for entry in self._entries if entry not in entries and entry.names.binds]

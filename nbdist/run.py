@@ -171,8 +171,6 @@ class CellWatch:
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()
             self._failed = root(self._failed, self._ended.values()) or drifted(request, self._ended)
-            if request.strategy and any(e.unfinished for e in self._ended.values()):
-                self._collectives.broken.add(request.strategy)  # the next cell would wait for them
             if self._preempted and self._failed is None:
                 told, rank = self._preempted, min(self._preempted)
                 raise preempted_error(told, self._name(rank), self._after(rank), saves=self._saves)
@@ -193,6 +191,7 @@ class CellWatch:
         finally:
             self._over = not self._left
             self._drain()
+            self._collectives.note(request.strategy, self._ended.values())
         if self._failed is not None and self._failed.failure is not None:
             raise cell_error(self._failed, self._ended, self._host_of, self._collectives.broken)
 

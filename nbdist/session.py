@@ -13,9 +13,8 @@ from nbdist import live
 from nbdist.cells.grammar import choose_strategy, parse_cell
 from nbdist.cluster import batches
 from nbdist.cluster import hosts as host_rules
-from nbdist.collectives import WORN
 from nbdist.doctor import require_shared
-from nbdist.errors import LeftError, UsageError
+from nbdist.errors import ClosedError, LeftError, UsageError
 from nbdist.held import interrupt_held
 from nbdist.holding import Holding, new_view
 from nbdist.objects import pull, write_objects
@@ -314,9 +313,7 @@ class Cluster(Sights):
             seed=seed,
             own_data=own_data,
         )
-        broken = self._crew.collectives.broken.intersection([request.strategy])
         needs_heal = self._runner.gone() or self._runner.is_halfway
-        needs_heal = needs_heal or "mirrored" in broken  # its variables would be gone
         if saving is None or not max_heals or not needs_heal:
             self._runner.refuse_unready(chosen)
             self._mend()
@@ -375,15 +372,17 @@ class Cluster(Sights):
         return self._runner.last_run
 
     def _mend(self) -> None:
-        """Collectives that were broken off are wired again; what can be kept of the state is."""
+        """Restore cancelled collectives, with the state; fresh workers start if that fails."""
         collectives = self._crew.collectives
-        if collectives.are_worn:
-            sys.stderr.write(f"nbdist: {WORN}\n")
+        if not collectives.broken:
+            return
+        try:
+            with StartView("nbdist: a collective was cancelled") as phases:
+                told = collectives.mend(phases, collectives.strategies, self._journal.places)
+                phases.finish("; ".join(("nbdist: collectives restored", *told)), ())
+        except ClosedError as error:
+            sys.stderr.write(f"nbdist: {error}\n")
             self.restart()
-        elif collectives.broken:
-            with StartView("nbdist: the collectives were broken off") as phases:
-                lost = collectives.mend(phases, collectives.strategies)
-                phases.finish(" ".join(("nbdist: they are there again", lost)).rstrip(), ())
 
     # Objects.
 

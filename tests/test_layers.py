@@ -32,6 +32,7 @@ COMPOSERS = {
     "board",
     "held",
     "collectives",
+    "pairing",
     "crew",
     "checkup",
     "inspected",

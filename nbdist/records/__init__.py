@@ -170,6 +170,14 @@ from nbdist.records.trace import (
     Trace,
     TracedRank,
 )
+from nbdist.records.variables import (
+    Agreement,
+    CopiedVariable,
+    Restored,
+    SeenOptimizer,
+    SeenVariable,
+    Survey,
+)
 
 __all__ = [
     "BAD_MESSAGE",
@@ -194,6 +202,7 @@ __all__ = [
     "SOON",
     "STAGE",
     "WATCHDOG",
+    "Agreement",
     "AnyServerMessage",
     "Batch",
     "Beat",
@@ -214,6 +223,7 @@ __all__ = [
     "Columns",
     "Communication",
     "Compiled",
+    "CopiedVariable",
     "Crossing",
     "Device",
     "DeviceState",
@@ -281,6 +291,7 @@ __all__ = [
     "Record",
     "Remat",
     "Replicated",
+    "Restored",
     "Rows",
     "RunOutput",
     "RunState",
@@ -291,6 +302,8 @@ __all__ = [
     "Said",
     "Saving",
     "Schedule",
+    "SeenOptimizer",
+    "SeenVariable",
     "ServerMessage",
     "ShownPlacement",
     "SocketAddress",
@@ -312,6 +325,7 @@ __all__ = [
     "Stopping",
     "StrategyName",
     "StreamName",
+    "Survey",
     "Table",
     "TableMessage",
     "TextMessage",

@@ -43,14 +43,12 @@ class CollectiveBooks(Record, frozen=True):
     Attributes:
         devices: of each rank.
         broken: strategies whose collectives were broken off.
-        rebuilds: how often TensorFlow's were made anew in these processes.
         heals: how often ranks were replaced among others that stayed.
         bench: what was measured of JAX's devices; None where nothing was.
     """
 
     devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
     broken: tuple[StrategyName, ...] = ()
-    rebuilds: int = 0
     heals: int = 0
     bench: Bench | None = None
 

@@ -353,6 +353,8 @@ class CellEnded(Said, frozen=True):
             failed by themselves.
         replicated: of the names that a plain cell under pjrt reads or binds, those with arrays
             that claim to be the same on all ranks.
+        next_key: the instance key of this rank's next collective of TensorFlow; 0 without
+            TensorFlow. Ranks with different keys cannot meet in one.
     """
 
     status: Literal["ok", "error", "interrupted"]
@@ -360,6 +362,7 @@ class CellEnded(Said, frozen=True):
     failure: Failure | None = None
     unfinished: bool = False
     replicated: tuple[Replicated, ...] = ()
+    next_key: int = 0
 
 
 class Stopping(Said, frozen=True):

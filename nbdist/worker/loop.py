@@ -262,6 +262,7 @@ class _Cell:
             failure=failure,
             unfinished=self._worker.unfinished,
             replicated=self._replicated if error is None else (),
+            next_key=self._worker.next_key(),
             rank=self._worker.rank,
             cell=self._request.number,
         )

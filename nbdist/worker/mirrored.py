@@ -1,13 +1,15 @@
 """MultiWorkerMirroredStrategy on one rank.
 
 The private calls of TensorFlow's runtime that the product leans on are all here:
-`tensorflow.python.eager.context._reset_context`, the state of its context, and
-`abort_collective_ops`.
+`tensorflow.python.eager.context._reset_context`, the state of its context, `abort_collective_ops`,
+`enable_collective_ops`, and the instance keys of a strategy's collectives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -19,6 +21,8 @@ from nbdist.records import Device
 from nbdist.worker import keras_patch, state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nbdist.records import Communication, MirroredWiring
 
 _held_ports: list[socket.socket] = []
@@ -55,7 +59,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     """
     worker = state.current()
     os.environ["TF_CONFIG"] = wiring.tf_config
-    if worker.strategies.pop("mirrored", None) is not None or _context_exists():
+    if _context_exists():
         _reset_context()
     _grow_gpu_memory()
     keras_patch.apply()
@@ -66,14 +70,44 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
         _held_ports.pop().close()
     _prove_collectives(strategy)
     worker.strategies["mirrored"] = strategy
-    worker.broken.discard("mirrored")
+    worker.next_key = next_key
     worker.memory.device_bytes = device_bytes
     return _devices()
 
 
 def break_off() -> None:
-    """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
+    """Whoever waits in a collective gets an error; no other works before `reopen`. Any thread."""
     context.context().abort_collective_ops(tf.errors.ABORTED, "broken off by nbdist")
+
+
+def next_key() -> int:
+    """An instance key that no collective of this rank has used."""
+    return max(max(keys.values()) for keys in _instance_keys())
+
+
+def reopen(key: int) -> None:
+    """Give the context new collectives in the place of those that were broken off.
+
+    TensorFlow's server takes the definition that it runs with once more: it keeps its port, devices
+    and resources, and makes another executor of collectives. Variables, datasets, functions and the
+    strategy stay valid. `prove` comes next, once all ranks have done this: a request that reaches a
+    rank's old executor would fail.
+
+    Args:
+        key: the first instance key from here on, the same on all ranks. It is one that no rank has
+            used, so that a late request of the old collectives meets none of the new ones.
+    """
+    running = context.context()
+    with _without_absl_warnings():  # TensorFlow warns of tensors on devices that are replaced
+        running.enable_collective_ops(running._collective_ops_server_def)
+    for keys in _instance_keys():
+        keys.update(dict.fromkeys(keys, key))
+    state.current().broken.discard("mirrored")
+
+
+def prove() -> None:
+    """Make one all-reduce; every rank has to be asked at once."""
+    _prove_collectives(state.current().strategies["mirrored"])
 
 
 def device_bytes() -> list[int]:
@@ -107,6 +141,24 @@ def _reset_context() -> None:
     del former
     context._reset_context()
     vars(context.context()).update(kept)
+
+
+def _instance_keys() -> list[dict[str, int]]:
+    """Each group's next key by device; a traced function takes one whenever it is called."""
+    strategy = state.current().strategies["mirrored"]
+    tables: dict[int, dict[str, int]] = strategy.extended._collective_keys._instance_key_table
+    return list(tables.values())
+
+
+@contextlib.contextmanager
+def _without_absl_warnings() -> Iterator[None]:
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _context_exists() -> bool:

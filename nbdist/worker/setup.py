@@ -21,11 +21,14 @@ from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
     from nbdist.records import (
+        Agreement,
         Device,
         Framework,
         MirroredWiring,
         PjrtWiring,
+        Restored,
         StrategyName,
+        Survey,
         WorkerIdentity,
     )
 
@@ -90,6 +93,28 @@ def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
     _prepare_keras()
     _offer("mirrored")
     return devices
+
+
+def survey_mirrored() -> Survey:
+    """Describe TensorFlow's variables; `reopen_mirrored` and `restore_mirrored` come next."""
+    from nbdist.worker import rescue_tensorflow
+
+    return rescue_tensorflow.survey()
+
+
+def reopen_mirrored(key: int) -> None:
+    """Give TensorFlow new collectives; the instance key is the same on all ranks."""
+    from nbdist.worker import mirrored
+
+    mirrored.reopen(key)
+
+
+def restore_mirrored(agreements: tuple[Agreement, ...]) -> Restored:
+    """Have the same variables on all ranks; every rank has to be asked at once."""
+    from nbdist.worker import mirrored, rescue_tensorflow
+
+    mirrored.prove()
+    return rescue_tensorflow.adopt(agreements[state.current().rank])
 
 
 def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:

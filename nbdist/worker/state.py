@@ -59,6 +59,7 @@ class Worker:
         seed: of the generators at the start.
         order: seed of the shuffles of the `fit` under way, if the user has set none.
         own_data: what Keras is given is this rank's part of the data.
+        next_key: gives the instance key of this rank's next collective of TensorFlow.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
         replicated: knows the arrays that other ranks have alike; None before the first look.
     """
@@ -89,6 +90,7 @@ class Worker:
         self.guard = 0
         self.replicated: ReplicatedArrays | None = None
         self.memory = MemoryGauge()
+        self.next_key: Callable[[], int] = int
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
         self._stderr = RankStream("stderr", self.said, self.say)

@@ -1,0 +1,207 @@
+"""What cells have made with TensorFlow outlives a cancelled collective."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import StepOptions
+from tests import clusters
+from tests.references import plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANKS = 2
+
+MODEL = """
+import numpy as np, tensorflow as tf, keras, time
+keras.utils.set_random_seed(3)
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(24)
+constant = tf.constant([1.0, 2.0])
+variable = tf.Variable(3.0)
+count = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [7]), -1)
+generator = tf.random.Generator.from_seed(5)
+mean = keras.metrics.Mean()
+mean.update_state(4.0)
+seeds = keras.random.SeedGenerator(9)
+@tf.function
+def doubled(value):
+    return 2.0 * value * variable
+before = float(doubled(1.0))
+model = keras.Sequential([
+    keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+"""
+FIT = "first = model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0).history\n"
+AGAIN = "history = model.fit(data, epochs=2, verbose=0).history\n"
+STEP = """
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean((model(batch[0], training=True) - batch[1]) ** 2)
+gradients = tape.gradient(loss, model.trainable_variables)
+model.optimizer.apply(gradients, model.trainable_variables)
+loss
+"""
+STEPS = (
+    """
+for start in range(0, 96, 24):
+    batch = x[start:start + 24], y[start:start + 24]
+"""
+    + "\n".join(f"    {line}" for line in STEP.strip().splitlines())
+    + "\n"
+)
+OUTCOME = """
+outcome = {
+    "weights": [w.tolist() for w in model.get_weights()],
+    "slots": [np.asarray(v).tolist() for v in model.optimizer.variables],
+    "history": history,
+    "evaluate": [float(v) for v in model.evaluate(data, verbose=0)],
+}
+"""
+
+
+AWAIT = """
+import os, pathlib, psutil, time
+folder = pathlib.Path({folder!r})
+(folder / f"pid-{{rank}}").write_text(str(os.getpid()))
+def until_others_wait(bound_s=60.0):
+    deadline, before, still = time.monotonic() + bound_s, None, 0
+    while still < 8 and time.monotonic() < deadline:
+        pids = [int((folder / f"pid-{{r}}").read_text()) for r in range(world_size) if r != rank]
+        now = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
+        still, before = (still + 1 if now == before else 0), now
+        time.sleep(0.1)
+    assert still == 8
+"""
+"""Defines what blocks until the other ranks use no processor: they wait in a collective."""
+
+
+def alone(where: str = "model.fit(x, y, batch_size=24, shuffle=False, verbose=0)") -> str:
+    """A cell in which rank 1 raises, and the others wait for it in a collective."""
+    raises = "if rank == 1:\n    until_others_wait()\n    raise FileNotFoundError('data.csv')"
+    return f"{raises}\n{where}"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS, framework="tensorflow") as running:
+        running.run(AWAIT.format(folder=str(tmp_path_factory.mktemp("pids"))))
+        yield running
+
+
+def fails(cluster: nbdist.Cluster, cell: str, match: str = "FileNotFoundError on rank 1@") -> None:
+    with pytest.raises(nbdist.CellError, match=match) as error:
+        cluster.run(cell)
+    assert not any("still running" in note for note in error.value.notes)
+
+
+def close(ours: Any, reference: Any) -> None:
+    for key, expected in reference.items():
+        for one, other in zip(_leaves(ours[key]), _leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in _leaves(value[key])]
+    return [value] if not isinstance(value, list) else [x for v in value for x in _leaves(v)]
+
+
+def outcomes(cluster: nbdist.Cluster) -> list[Any]:
+    return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+
+
+def same(cluster: nbdist.Cluster, expression: str) -> str:
+    """What all ranks show for it."""
+    (value,) = set(cluster.run(expression).results.values())
+    return value
+
+
+def test_training_goes_on_with_the_numbers_of_one_process(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three cells in a row fail on one rank; `fit` and a step cell go on in the same objects."""
+    reference = plainly({"it": MODEL + FIT + AGAIN + STEPS + OUTCOME}, "tensorflow")["it"]
+    cluster.run(MODEL + FIT)
+    ids = cluster.run("id(model), id(strategy), id(model.optimizer)").results
+    for _ in range(3):
+        fails(cluster, alone())
+    cluster.run(AGAIN)
+    assert "collectives restored" in capsys.readouterr().out
+    cluster.run(STEP, step=StepOptions(data="data"))
+    cluster.run(OUTCOME)
+    for outcome in outcomes(cluster):
+        close(outcome, reference)
+    assert cluster.run("id(model), id(strategy), id(model.optimizer)").results == ids
+
+
+def test_other_objects_stay(cluster: nbdist.Cluster) -> None:
+    cluster.run(MODEL)
+    fails(cluster, alone())
+    for expression, shown in (
+        ("variable.numpy().item(), doubled(1.0).numpy().item()", "(3.0, 6.0)"),
+        ("constant.numpy().tolist()", "[1.0, 2.0]"),
+        ("int(table.lookup(tf.constant('a')))", "7"),
+        ("float(mean.result())", f"{4.0}"),
+        ("sum(1 for _ in data)", "4"),
+        ("seeds.state.numpy().tolist(), generator.state.numpy().tolist()", "([9, 0], [5, 0, 0])"),
+        ("tf.Variable(variable + 1.0).numpy().item()", "4.0"),
+    ):
+        assert same(cluster, expression) == shown
+
+
+OWN_STEP = """
+@tf.function
+def own_step():
+    def on_replica():
+        drawn = keras.random.uniform((), seed=seeds)
+        return tf.distribute.get_replica_context().all_reduce("SUM", drawn)
+    return strategy.run(on_replica)
+"""
+
+
+def test_half_a_step_is_taken_back(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 has drawn a number for a step that it was cancelled in."""
+    cluster.run(MODEL + OWN_STEP)
+    cluster.run("own_step();")
+    fails(cluster, alone("own_step()"))
+    assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 1]"
+    said = capsys.readouterr().out
+    assert "`seeds` set to the values of rank 1, as another rank was within a step" in said
+    cluster.run("own_step();")
+    assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 2]"
+
+
+def test_an_optimizer_that_one_rank_has_built_is_built_again(cluster: nbdist.Cluster) -> None:
+    cluster.run(MODEL)
+    fails(cluster, alone())
+    cluster.run("model.fit(data, verbose=0)")
+    assert same(
+        cluster, "len(model.optimizer.variables), int(model.optimizer.iterations.numpy())"
+    ) == ("(10, 4)")
+
+
+def test_what_one_rank_alone_has_is_named(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(MODEL)
+    cluster.run("iterator = iter(data)\nnext(iterator);")
+    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
+        cluster.run(
+            "left = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)\n"
+            "if rank == 1:\n    del left\n    until_others_wait()\n    raise ValueError\n"
+            "model.fit(x, y, verbose=0)"
+        )
+    cluster.run("None")
+    said = capsys.readouterr().out
+    assert "only rank 0 has all variables of `left`" in said
+    assert "iterators may be at another element on each rank (`iterator`)" in said
+    assert "run cell [" in said
