@@ -12,9 +12,13 @@ import gc
 import logging
 import os
 import socket
+import sys
+import time
+import traceback
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops
 from tensorflow.python.eager import context
 
 from nbdist.records import Device
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.records import Communication, MirroredWiring
+
+_CANCEL_S = 5.0
 
 _held_ports: list[socket.socket] = []
 
@@ -93,10 +99,22 @@ def reopen(key: int) -> None:
     strategy stay valid. `prove` comes next, once all ranks have done this: a request that reaches a
     rank's old executor would fail.
 
+    An interrupt frees the main thread from an eager collective, and leaves it to a thread of
+    TensorFlow's, which still waits: it is cancelled first.
+
     Args:
         key: the first instance key from here on, the same on all ranks. It is one that no rank has
             used, so that a late request of the old collectives meets none of the new ones.
+
+    Raises:
+        RuntimeError: a collective does not end.
     """
+    break_off()
+    deadline = time.monotonic() + _CANCEL_S
+    while _in_collective():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a cancelled collective has not ended within {_CANCEL_S:g} s")
+        time.sleep(0.01)
     running = context.context()
     with _without_absl_warnings():  # TensorFlow warns of tensors on devices that are replaced
         running.enable_collective_ops(running._collective_ops_server_def)
@@ -141,6 +159,15 @@ def _reset_context() -> None:
     del former
     context._reset_context()
     vars(context.context()).update(kept)
+
+
+def _in_collective() -> bool:
+    """Whether a thread is in an eager collective."""
+    return any(
+        frame.f_code.co_filename == cross_device_ops.__file__
+        for innermost in sys._current_frames().values()
+        for frame, _ in traceback.walk_stack(innermost)
+    )
 
 
 def _instance_keys() -> list[dict[str, int]]:

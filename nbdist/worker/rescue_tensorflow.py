@@ -98,12 +98,15 @@ def _found() -> tuple[list[Any], list[Any]]:
     """Variables in the order in which they were created, and optimizers that have one of them."""
     variables: dict[int, Any] = {}
     optimizers = []
+    relevant: dict[type, bool] = {}
     for value in gc.get_objects():
         kind = type(value)  # not what a proxy claims to be
-        if issubclass(kind, BaseOptimizer):
-            optimizers.append(value)
-        owned = [v for v in _owned(value, kind) if _is_compared(v)]
-        variables.update((id(v), v) for v in owned)
+        if kind not in relevant:
+            relevant[kind] = issubclass(kind, _HOLDERS)
+        if relevant[kind]:
+            if issubclass(kind, BaseOptimizer):
+                optimizers.append(value)
+            variables.update((id(v), v) for v in _owned(value) if _is_compared(v))
     created = sorted(variables.values(), key=_creation)
     return created, sorted(
         (o for o in optimizers if id(o._iterations._value) in variables),
@@ -111,20 +114,19 @@ def _found() -> tuple[list[Any], list[Any]]:
     )
 
 
-def _owned(value: Any, kind: type) -> Iterable[Any]:
+def _owned(value: Any) -> Iterable[Any]:
     """Variables of TensorFlow that all ranks should have alike because this object has them."""
-    if issubclass(kind, keras.Variable):
+    if isinstance(value, keras.Variable):
         return [value._value] if value.trainable else []
-    if issubclass(kind, BaseOptimizer):
+    if isinstance(value, BaseOptimizer):
         both = (*value.variables, *value._trainable_variables)
         return [v._value if isinstance(v, keras.Variable) else v for v in both]
-    if issubclass(kind, keras.random.SeedGenerator):
+    if isinstance(value, keras.random.SeedGenerator):
         return [value.state._value]
-    if issubclass(kind, tf.random.Generator):
+    if isinstance(value, tf.random.Generator):
         return [value.state]
-    if issubclass(kind, tf.distribute.DistributedValues) and isinstance(value, tf.Variable):
-        return [value] if value.aggregation != tf.VariableAggregation.NONE else []
-    return []
+    is_variable = isinstance(value, tf.Variable)
+    return [value] if is_variable and value.aggregation != tf.VariableAggregation.NONE else []
 
 
 def _is_compared(value: Any) -> bool:
@@ -196,7 +198,10 @@ def _unbuild(optimizer: Any) -> None:
 
     Keras calls an optimizer built before it has created its variables.
     """
-    if not optimizer.built or int(_read(optimizer._iterations._value)):
+    inner = optimizer
+    while isinstance(inner, keras.optimizers.LossScaleOptimizer):  # it does not count itself
+        inner = inner.inner_optimizer
+    if not optimizer.built or int(_read(inner._iterations._value)):
         return
     for variable in optimizer.variables:
         if variable is not optimizer._iterations and variable is not optimizer._learning_rate:
@@ -225,4 +230,8 @@ def _variables(value: Any) -> Iterator[Any]:
         yield variable._value if isinstance(variable, keras.Variable) else variable
 
 
+_HOLDERS = (
+    *(keras.Variable, BaseOptimizer, keras.random.SeedGenerator),
+    *(tf.random.Generator, tf.distribute.DistributedValues),
+)
 _OWNERS = (keras.layers.Layer, BaseOptimizer, keras.metrics.Metric, tf.Module)

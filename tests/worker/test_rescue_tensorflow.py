@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import nbdist
-from nbdist.records import StepOptions
+from nbdist.records import Output, StepOptions
 from tests import clusters
 from tests.references import plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.records import Speech
 
 RANKS = 2
 
@@ -25,6 +31,9 @@ y = x.sum(1, keepdims=True)
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(24)
 constant = tf.constant([1.0, 2.0])
 variable = tf.Variable(3.0)
+ragged = tf.Variable([1.0], shape=[None])
+ragged.assign([1.0, 2.0])
+made = tf.data.Dataset.from_generator(lambda: iter(range(5)), output_types=tf.int32)
 count = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [7]), -1)
 generator = tf.random.Generator.from_seed(5)
@@ -149,7 +158,8 @@ def test_other_objects_stay(cluster: nbdist.Cluster) -> None:
         ("constant.numpy().tolist()", "[1.0, 2.0]"),
         ("int(table.lookup(tf.constant('a')))", "7"),
         ("float(mean.result())", f"{4.0}"),
-        ("sum(1 for _ in data)", "4"),
+        ("sum(1 for _ in data), sum(1 for _ in made)", "(4, 5)"),
+        ("ragged.numpy().tolist()", "[1.0, 2.0]"),
         ("seeds.state.numpy().tolist(), generator.state.numpy().tolist()", "([9, 0], [5, 0, 0])"),
         ("tf.Variable(variable + 1.0).numpy().item()", "4.0"),
     ):
@@ -205,3 +215,103 @@ def test_what_one_rank_alone_has_is_named(
     assert "only rank 0 has all variables of `left`" in said
     assert "iterators may be at another element on each rank (`iterator`)" in said
     assert "run cell [" in said
+
+
+def test_stopping_a_hang_keeps_the_state(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.run(MODEL + FIT)
+    hear = cluster._held.hear
+
+    def heard(record: Speech) -> None:
+        hear(record)
+        if isinstance(record, Output) and "hanging" in record.text:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster._crew.receiver, "_handle", heard)
+        hangs = (
+            "if rank == 1:\n    until_others_wait()\n    print('hanging', flush=True)\n"
+            "    time.sleep(600)\nmodel.fit(data)"
+        )
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(hangs)
+    cluster.run(AGAIN + OUTCOME)
+    reference = plainly({"it": MODEL + FIT + AGAIN + OUTCOME}, "tensorflow")["it"]
+    for outcome in outcomes(cluster):
+        close(outcome, reference)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("raise ValueError('while it is traced')", "ValueError on rank"),
+        ("if rank == 1:\n    raise ValueError('while it is traced')", "ValueError on rank 1@"),
+        ("raise_nothing = batch[0]\nraise_nothing", "StepError on rank"),
+    ],
+)
+def test_a_refusal_while_a_step_is_traced_keeps_the_state(
+    cluster: nbdist.Cluster, body: str, error: str
+) -> None:
+    cluster.run(MODEL)
+    cluster.run(STEP, step=StepOptions(data="data", steps=2))
+    with pytest.raises(nbdist.CellError, match=error):
+        cluster.run(STEP + body, step=StepOptions(data="data"))
+    assert same(cluster, "int(model.optimizer.iterations.numpy())") == "2"
+    cluster.run(STEP, step=StepOptions(data="data", steps=2))
+    assert same(cluster, "int(model.optimizer.iterations.numpy())") == "4"
+
+
+DROPOUT = """
+def made():
+    one = keras.Sequential([
+        keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=1),
+        keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    inner = keras.optimizers.Adam(0.01, clipnorm=1.0)
+    one.compile(keras.optimizers.LossScaleOptimizer(inner), loss="mse", metrics=["mae"])
+    return one
+def fitted(one, **options):
+    return one.fit(x, y, batch_size=24, shuffle=False, verbose=0, **options).history
+class Bug(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and rank == 1:
+            until_others_wait()
+            raise FileNotFoundError("data.csv")
+model, twin = made(), made()
+for one, other in zip(model.variables, twin.variables):
+    other.assign(one)
+fitted(model), fitted(twin);
+"""
+
+
+@pytest.mark.full
+def test_four_ranks_go_on_as_if_nothing_had_failed(tmp_path: Path) -> None:
+    """With dropout, batch normalization and a scaled loss, beside a model that never failed."""
+    with clusters.cluster(hosts=4, framework="tensorflow") as cluster:
+        cluster.run(AWAIT.format(folder=str(tmp_path)))
+        cluster.run(MODEL + DROPOUT)
+        for _ in range(2):
+            fails(cluster, "fitted(model, callbacks=[Bug()])")
+            cluster.run("fitted(twin);")
+        cluster.run("outcome = [fitted(one, epochs=2) for one in (model, twin)]")
+        for ours, theirs in outcomes(cluster):
+            close(ours, theirs)
+        equal = "[np.allclose(a, b, atol=1e-6) for a, b in zip(model.get_weights(), {})]"
+        assert same(cluster, f"all({equal.format('twin.get_weights()')})") == "True"
+
+
+@pytest.mark.full
+def test_twenty_cancelled_cells_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
+    cluster.run(MODEL)
+    count = "len(os.listdir('/proc/self/task')), psutil.Process().memory_info().rss >> 20"
+    found = []
+    for _ in range(20):
+        fails(
+            cluster, alone("strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None)")
+        )
+        results = cluster.run(count).results
+        found.append([n for rank in sorted(results) for n in ast.literal_eval(results[rank])])
+    spare = (8, 20) * RANKS  # threads of a pool come and go
+    assert all(
+        late <= early + more for early, late, more in zip(found[2], found[-1], spare, strict=True)
+    ), found
