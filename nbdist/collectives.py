@@ -39,6 +39,12 @@ CLOSED = (
 )
 
 
+_LOST = (
+    "without the variables and datasets of TensorFlow, as a worker was replaced: run the cells "
+    "again that create them"
+)
+
+
 def _nowhere(_names: Iterable[str]) -> str:
     return ""
 
@@ -153,7 +159,11 @@ class Collectives:
     def _reopen(self, places: Places) -> list[str]:
         """Restore TensorFlow's collectives in the same processes, with the same state on all."""
         engines = self._engines
-        surveys = engines.apply(setup.survey_mirrored)
+        asked = engines.apply(setup.survey_mirrored)
+        surveys = [survey for survey in asked if survey is not None]
+        if len(surveys) < len(asked):
+            self._wire_mirrored()
+            return [_LOST]
         agreements = agree(surveys)
         engines.apply(setup.reopen_mirrored, max(survey.next_key for survey in surveys))
         restored = engines.apply(setup.restore_mirrored, agreements)

@@ -283,7 +283,9 @@ def test_a_run_goes_on_without_what_started_it(
 
 
 @FULL  # TensorFlow is imported once more
-def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(tmp_path: Path) -> None:
+def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its collectives are broken from there on, and are of no use to the run."""
     with nbdist.Cluster(hosts=RANKS, spares=1) as both:
         trial = Trial(both, training.FORMS["pjrt step"], tmp_path)
@@ -291,3 +293,4 @@ def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(tmp_
         heals = trial.run().heals
         assert [heal.ranks for heal in heals] == [(1,)]
         both.run("import tensorflow as tf\nstrategy.num_replicas_in_sync", strategy="mirrored")
+        assert "without the variables and datasets of TensorFlow" in capsys.readouterr().out

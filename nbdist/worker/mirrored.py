@@ -65,7 +65,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     """
     worker = state.current()
     os.environ["TF_CONFIG"] = wiring.tf_config
-    if _context_exists():
+    if worker.strategies.pop("mirrored", None) is not None or _context_exists():
         _reset_context()
     _grow_gpu_memory()
     keras_patch.apply()
@@ -76,6 +76,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
         _held_ports.pop().close()
     _prove_collectives(strategy)
     worker.strategies["mirrored"] = strategy
+    worker.broken.discard("mirrored")
     worker.next_key = next_key
     worker.memory.device_bytes = device_bytes
     return _devices()

@@ -95,8 +95,14 @@ def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
     return devices
 
 
-def survey_mirrored() -> Survey:
-    """Describe TensorFlow's variables; `reopen_mirrored` and `restore_mirrored` come next."""
+def survey_mirrored() -> Survey | None:
+    """Describe TensorFlow's variables; `reopen_mirrored` and `restore_mirrored` come next.
+
+    Returns:
+        None on a rank that has taken the place of another: TensorFlow has to be wired anew.
+    """
+    if "mirrored" not in state.current().strategies:
+        return None
     from nbdist.worker import rescue_tensorflow
 
     return rescue_tensorflow.survey()

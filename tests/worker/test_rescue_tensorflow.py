@@ -190,8 +190,18 @@ def test_half_a_step_is_taken_back(
     assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 2]"
 
 
-def test_an_optimizer_that_one_rank_has_built_is_built_again(cluster: nbdist.Cluster) -> None:
-    cluster.run(MODEL)
+LAZY = """
+model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+"""
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_what_one_rank_has_built_alone_is_built_again(
+    cluster: nbdist.Cluster, lazily: bool
+) -> None:
+    """An optimizer, or a whole model, that was cancelled in `fit`."""
+    cluster.run(MODEL + LAZY * lazily)
     fails(cluster, alone())
     cluster.run("model.fit(data, verbose=0)")
     assert same(
