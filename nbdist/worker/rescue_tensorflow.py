@@ -56,7 +56,7 @@ def survey() -> Survey:
         variables=tuple(_seen(variable) for variable in variables),
         optimizers=tuple(
             SeenOptimizer(
-                variable=position[id(optimizer._iterations._value)],
+                variable=position[id(_count(optimizer))],
                 built=len(optimizer.variables) if optimizer.built else 0,
             )
             for optimizer in optimizers
@@ -106,36 +106,48 @@ def _found() -> tuple[list[Any], list[Any]]:
         if relevant[kind]:
             if issubclass(kind, BaseOptimizer):
                 optimizers.append(value)
-            variables.update((id(v), v) for v in _owned(value) if _is_compared(v))
+            owned = [v._value if isinstance(v, keras.Variable) else v for v in _owned(value)]
+            variables.update((id(v), v) for v in owned if _is_compared(v))
     created = sorted(variables.values(), key=_creation)
     return created, sorted(
-        (o for o in optimizers if id(o._iterations._value) in variables),
-        key=lambda optimizer: _creation(optimizer._iterations._value),
+        (o for o in optimizers if id(_count(o)) in variables),
+        key=lambda optimizer: _creation(_count(optimizer)),
     )
 
 
 def _owned(value: Any) -> Iterable[Any]:
-    """Variables of TensorFlow that all ranks should have alike because this object has them."""
+    """Variables that all ranks should have alike because this object has them.
+
+    Attributes may be missing: a rank that is cancelled while it creates an object leaves a part.
+    """
+    fields = vars(value)
     if isinstance(value, keras.Variable):
-        return [value._value] if value.trainable else []
+        return [fields.get("_value")] if fields.get("_trainable") else []
     if isinstance(value, BaseOptimizer):
-        both = (*value.variables, *value._trainable_variables)
-        return [v._value if isinstance(v, keras.Variable) else v for v in both]
+        return [*fields.get("_variables", ()), *fields.get("_trainable_variables", ())]
     if isinstance(value, keras.random.SeedGenerator):
-        return [value.state._value]
+        return [fields.get("state")]
     if isinstance(value, tf.random.Generator):
-        return [value.state]
-    is_variable = isinstance(value, tf.Variable)
-    return [value] if is_variable and value.aggregation != tf.VariableAggregation.NONE else []
+        return [fields.get("_state_var")]
+    none = tf.VariableAggregation.NONE
+    return [value] if fields.get("_aggregation", none) != none else []
+
+
+def _count(optimizer: Any) -> Any:
+    """The variable that counts an optimizer's steps; None if it has none yet."""
+    iterations = vars(optimizer).get("_iterations")
+    return iterations._value if isinstance(iterations, keras.Variable) else None
 
 
 def _is_compared(value: Any) -> bool:
     return (
         isinstance(value, tf.distribute.DistributedValues)
         and isinstance(value, tf.Variable)
+        and "_values" in vars(value)
         and value.synchronization != tf.VariableSynchronization.ON_READ
         and (value.dtype.is_numeric or value.dtype.is_bool)
         and id(value) not in _alone
+        and bool(tf.raw_ops.VarIsInitializedOp(resource=value.values[0].handle))
     )
 
 
@@ -201,7 +213,7 @@ def _unbuild(optimizer: Any) -> None:
     inner = optimizer
     while isinstance(inner, keras.optimizers.LossScaleOptimizer):  # it does not count itself
         inner = inner.inner_optimizer
-    if not optimizer.built or int(_read(inner._iterations._value)):
+    if not optimizer.built or int(_read(_count(inner))):
         return
     for variable in optimizer.variables:
         if variable is not optimizer._iterations and variable is not optimizer._learning_rate:

@@ -209,6 +209,22 @@ def test_what_one_rank_has_built_alone_is_built_again(
     ) == ("(10, 4)")
 
 
+def test_parts_of_objects_are_left_alone(cluster: nbdist.Cluster) -> None:
+    """Rank 0 is cancelled while it creates them, and keeps what there is."""
+    cluster.run(MODEL)
+    for creates in (
+        "model.compile(keras.optimizers.Adam())",
+        "keras.random.SeedGenerator(1)",
+        "tf.random.Generator.from_seed(1)",
+        "keras.layers.Dense(3).build((None, 4))",
+        "tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)",
+    ):
+        keeps = f"try:\n    {creates}\nexcept BaseException as error:\n    kept = error\n    raise"
+        fails(cluster, alone(keeps))
+        assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 0]"
+    cluster.run("model.fit(data, verbose=0)")
+
+
 def test_what_one_rank_alone_has_is_named(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
