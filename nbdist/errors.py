@@ -14,6 +14,7 @@
     ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
     │   └── AnotherRankError    on a rank: it stopped for the sake of another
     ├── StrategyError       a strategy does not fit the place, the processes or the data
+    │   └── KerasBackendError   Keras has another backend than a cell asks for or needs
     ├── PlanError           no layout fits, or what was asked of one is not possible
     └── CellError           the user's cell raised on a rank
 
@@ -134,6 +135,13 @@ class AnotherRankError(StepError):
 
 class StrategyError(NbdistError):
     """A strategy does not fit where it is made, the processes there are, or its data."""
+
+
+class KerasBackendError(StrategyError, ImportError):
+    """Keras is, or would be, on another backend than the cell asks for or its strategy trains.
+
+    It is an ImportError, which TensorFlow expects when it imports Keras as a part of itself.
+    """
 
 
 class PlanError(NbdistError):

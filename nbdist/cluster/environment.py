@@ -27,13 +27,13 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def shared(request: ClusterRequest) -> dict[str, str]:
     """What must be set before a framework is imported; the user's own `--env` wins."""
-    first = "tensorflow" if "tensorflow" in request.frameworks else "jax"
     values = {
-        "KERAS_BACKEND": first,
         "TF_CPP_MIN_LOG_LEVEL": "1",
         # Engines and frameworks may share a GPU: none takes all of its memory at once.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
+    if len(request.frameworks) < len(hosts.FRAMEWORKS):  # else the first cell decides
+        values["KERAS_BACKEND"] = next(iter(request.frameworks), "jax")
     if request.cpus_per_worker:
         values |= dict.fromkeys(_THREADS, str(request.cpus_per_worker))
     return values | request.env

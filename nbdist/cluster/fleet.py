@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
 LOOPBACK = "127.0.0.1"
 
+_ALONE, _MIRRORED = "nbdist.worker.tensorflow_alone", "nbdist.worker.mirrored"
+_KERAS_NEEDS = "nbdist.worker.keras_needs"
 _STEPS: dict[Framework, tuple[str, ...]] = {
-    "tensorflow": ("nbdist.worker.mirrored", "nbdist.worker.mirrored_step"),
+    "tensorflow": (_MIRRORED, "nbdist.worker.mirrored_step"),
     "jax": ("nbdist.worker.pjrt", "nbdist.worker.pjrt_step"),
 }
 _KERAS = (f"keras{IF_THERE}",)
-"""TensorFlow's engines use it in any case; those with JAX alone, once a cell does (`preload`)."""
+"""Engines with TensorFlow alone use it in any case; those with JAX alone, once a cell does
+(`preload`). Those with both do not have it from here: a cell decides its backend."""
 
 _AT_ONCE = 32
 
@@ -383,6 +386,8 @@ class Fleet(Children):
 def _modules(request: ClusterRequest) -> tuple[str, ...]:
     """What a seed imports whose engines load these frameworks."""
     frameworks = request.frameworks
+    if len(frameworks) == len(_STEPS):
+        return _ALONE, *frameworks, *PRELOADED, _MIRRORED, *_STEPS["jax"], _KERAS_NEEDS
     steps = (name for framework in frameworks for name in _STEPS[framework])
     return *frameworks, *(_KERAS if "tensorflow" in frameworks else ()), *PRELOADED, *steps
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from nbdist.records import FitBegun
-from nbdist.worker import keras_checkpoint, state
+from nbdist.worker import keras_backend, keras_checkpoint, state
 from nbdist.worker.keras_checkpoint import FitSaver
 from nbdist.worker.keras_guard import FitGuard
 from nbdist.worker.keras_pace import Pace, is_of_all_ranks
@@ -74,6 +74,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._made = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        keras_backend.check_fit(self.model)
         worker = state.current()
         self._stop = self._fitting.enter_context(worker.stop_point())
         self._before: int | None = None

@@ -21,7 +21,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
-from nbdist.worker import seeding, state, steps
+from nbdist.worker import keras_backend, seeding, state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
@@ -203,6 +203,7 @@ class _Cell:
             from nbdist.worker.pjrt_step import PjrtStep
 
             return PjrtStep(request, self._define, namespace, strategy)
+        importlib.import_module("keras")  # first, as above
         from nbdist.worker.mirrored_step import MirroredStep
 
         return MirroredStep(request, self._define, namespace, strategy, self._request.precision)
@@ -235,6 +236,8 @@ class _Cell:
         filename = self._shell.compile.cache(source, self._request.label, self._request.source)
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._request.awaits else 0
         tree = ast.parse(source, filename)
+        if keras_backend.VARIABLE in source:
+            keras_backend.refuse_another(tree)
         value = None
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not _ends_silent(source):
             last = ast.Expression(tree.body.pop().value)

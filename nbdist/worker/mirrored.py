@@ -22,7 +22,7 @@ from tensorflow.python.distribute import cross_device_ops
 from tensorflow.python.eager import context
 
 from nbdist.records import Device
-from nbdist.worker import keras_patch, state
+from nbdist.worker import lazily, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     if worker.strategies.pop("mirrored", None) is not None or _context_exists():
         _reset_context()
     _grow_gpu_memory()
-    keras_patch.apply()
+    lazily.once_imported("keras", _patch_keras)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )
@@ -80,6 +80,13 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     worker.next_key = next_key
     worker.memory.device_bytes = device_bytes
     return _devices()
+
+
+def _patch_keras() -> None:
+    if sys.modules["keras"].backend.backend() == "tensorflow":
+        from nbdist.worker import keras_patch
+
+        keras_patch.apply()
 
 
 def break_off() -> None:

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.records import RANK_VARIABLE, WorkerHello
-from nbdist.worker import lazily, links, loop, seeding, state, watchdog
+from nbdist.worker import keras_backend, lazily, links, loop, seeding, state, watchdog
 from nbdist.worker.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
 
 def load(modules: tuple[str, ...]) -> None:
     """Import what the ranks have imported, so that whoever takes the place of one has it."""
+    keras_backend.decide_at_import()
     for name in modules:
         with contextlib.suppress(Exception):  # it is the cell's that this is told, when it runs
             importlib.import_module(name)
@@ -68,6 +69,7 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
     # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
     seed(identity.seed)
+    keras_backend.decide_at_import()
     watchdog.watch(worker, identity.dispatch)
     loop.take_cells(identity.dispatch)
 
@@ -79,6 +81,7 @@ def seed(number: int) -> None:
 
 def reserve_port() -> int:
     """Find and hold a port for TensorFlow's server."""
+    _import_tensorflow()
     from nbdist.worker import mirrored
 
     return mirrored.reserve_port()
@@ -86,6 +89,7 @@ def reserve_port() -> int:
 
 def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
     """Build MultiWorkerMirroredStrategy; every rank has to be asked at once."""
+    _import_tensorflow()
     from nbdist.worker import mirrored
 
     devices = mirrored.build(wiring[state.current().rank])
@@ -132,6 +136,12 @@ def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
     _offer("pjrt")
     engine_shell().push({"mesh": state.current().strategies["pjrt"].mesh}, interactive=False)
     return devices
+
+
+def _import_tensorflow() -> None:
+    """Without Keras, where a cell is to decide its backend; the parent has done so as a rule."""
+    if keras_backend.VARIABLE not in os.environ:
+        importlib.import_module("nbdist.worker.tensorflow_alone")
 
 
 def leave_pjrt() -> None:

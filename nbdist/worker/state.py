@@ -44,6 +44,7 @@ class Worker:
         batches: how many batches `fit` has gone through in this cell.
         step: the last step that was begun in this cell; 0 is none.
         tested: how many batches this cell has gone through without training on them.
+        strategy: the one whose scope the cell runs in; None outside of cells, and on few ranks.
         broken: the strategies whose collectives were broken off.
         preempted: the process was told to end, and does so after the cell.
         unfinished: the cell has left steps under way.
@@ -77,6 +78,7 @@ class Worker:
         self.batches = 0
         self.epochs = 0
         self.step = self.tested = 0
+        self.strategy: StrategyName | None = None
         self.broken: set[StrategyName] = set()
         self.preempted = self.unfinished = False
         self.ended: CellEnded | None = None
@@ -115,6 +117,7 @@ class Worker:
     def begin_cell(self, request: CellRequest) -> None:
         self.cell = request.number
         self.saving = request.saving
+        self.strategy = request.strategy
         self.names = NamesOfCell(request.names, request.makes)
         self.replays, self.guard = request.replays, request.guard
         self.planning = request.planning
@@ -132,7 +135,7 @@ class Worker:
         self.ending.__exit__(None if error is None else type(error), error, None)
         for tap in self._taps:
             tap.settle()
-        self.cell = 0
+        self.cell, self.strategy = 0, None
 
     def leave(self) -> None:
         """The process is about to end: what was said arrives first."""
@@ -226,6 +229,11 @@ def current() -> Worker:
     """The rank that this process is."""
     if _worker is None:
         raise RuntimeError("this engine has not been told its rank")
+    return _worker
+
+
+def if_any() -> Worker | None:
+    """The rank that this process is; None before it has been told."""
     return _worker
 
 
