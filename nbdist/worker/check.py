@@ -165,9 +165,10 @@ class _Trial(msgspec.Struct, frozen=True):
         causes = []
         if ordered:
             causes.append(
-                f"`{ordered[0]}` depends on the order of the rows: where the step draws random "
-                "numbers for each sample (dropout, noise), these are others on each replica. That "
-                "is no mistake; to check the rest, set the rate to 0."
+                f"`{ordered[0]}` depends on the order of the rows. If the step draws random "
+                "numbers with an operation that keeps a state (tf.random.normal), each "
+                "trial draws others: that is no mistake. To check the rest, use Keras's layers or "
+                "tf.random.stateless_* with a seed, or set the rate to 0."
             )
         by_ratio = self._of_ratio(wrong)
         causes += by_ratio
