@@ -124,7 +124,10 @@ class Diagnose(Order, frozen=True):
 
 
 class StillThere(Order, frozen=True):
-    """Say that the rank is in the cell, or how it ended there: asked of the watchdog."""
+    """Say that the rank is in the cell, or how it ended there: asked of the watchdog.
+
+    A rank that has not begun the cell says so, and does not begin it any more.
+    """
 
 
 class Hurry(Order, frozen=True):

@@ -10,15 +10,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
+    from types import FrameType, TracebackType
 
 AGAIN_S = 0.2
 """A second interrupt within this time is the first one's: what cleans up after it may do so."""
+
+
+class Shield:
+    """Within it, an interrupt waits for its end.
+
+    One that is raised where a lock has just been taken leaves it taken, for all other threads. Any
+    thread may enter; only the main thread is interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._delayed = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._depth -= 1
+            if self._delayed and not self._depth:
+                self._delayed = False
+                signal.raise_signal(signal.SIGINT)
+
+    def delays(self) -> bool:
+        """Whether the interrupt that is handled now comes again later. On the main thread."""
+        self._delayed |= self._depth > 0
+        return self._depth > 0
 
 
 class Interrupts:
@@ -26,6 +60,7 @@ class Interrupts:
 
     Attributes:
         noted: there was an interrupt that has been put off.
+        shield: for what the user's code calls and must not be left half done.
     """
 
     def __init__(self) -> None:
@@ -34,6 +69,7 @@ class Interrupts:
         self._inside = False
         self._task: asyncio.Task[None] | None = None
         self._raised_at = -AGAIN_S
+        self.shield = Shield()
 
     def install(self) -> None:
         signal.signal(signal.SIGINT, self._handle)
@@ -76,6 +112,8 @@ class Interrupts:
         self._puts_off = False  # of a `fit` that raised, nothing else says that it is over
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.shield.delays():
+            return
         now = time.monotonic()
         if not self._inside or now - self._raised_at < AGAIN_S:
             return

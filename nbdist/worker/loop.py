@@ -51,7 +51,7 @@ def take_cells(address: SocketAddress) -> None:
     ipykernel's requests are handled on the same loop, so that one thing runs at a time.
     """
     _interrupts.install()
-    state.current().hurry = _interrupts.hurry
+    state.current().hurry, state.current().shield = _interrupts.hurry, _interrupts.shield
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.routing_id = str(state.current().rank).encode()
     connect(socket, address)
@@ -63,8 +63,8 @@ def take_cells(address: SocketAddress) -> None:
 
 def _take(frames: list[bytes]) -> None:
     order = _decode(frames[0])
-    if isinstance(order, StopAfter):
-        return  # the cell has ended meanwhile
+    if isinstance(order, StopAfter) or not state.current().may_begin(order.number):
+        return  # the cell has ended meanwhile, or is over before it came
     cell = _Cell(order)
     if cell.awaits:
         task = asyncio.ensure_future(cell.run_async())
@@ -258,7 +258,11 @@ class _Cell:
         failed = error is not None and self._of_collectives(error)
         failure = None if error is None else self._describe(error, follows=failed)
         self._worker.unfinished |= failed
-        self._worker.end_cell(error)
+        try:
+            self._worker.end_cell(error)
+        except Exception as trouble:  # noqa: BLE001 - else nobody would learn that the cell is over
+            error = error or trouble
+            failure = failure or self._describe(trouble, follows=False)
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
             seconds=self._worker.seconds(),

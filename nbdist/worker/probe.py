@@ -41,6 +41,13 @@ def connect(socket: zmq.Socket[bytes], address: SocketAddress) -> None:
     socket.connect(address.url)
 
 
+def _as_text(value: object) -> str:
+    """Text of a class of its own, as an error may say: only `str` itself is encoded."""
+    if isinstance(value, str):
+        return str.join("", [value])
+    raise TypeError(f"{type(value).__name__} cannot be sent to the notebook")
+
+
 def _as_utf8(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
@@ -62,7 +69,7 @@ class Probe:
     def __init__(self, address: SocketAddress, sheets: Sheets) -> None:
         self._address = address
         self._sheets = sheets
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_as_text)
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._reports: list[bytes] = []
@@ -115,7 +122,7 @@ class Probe:
         try:
             return self._encoder.encode(record)
         except UnicodeEncodeError:
-            return self._encoder.encode(_as_utf8(msgspec.to_builtins(record)))
+            return self._encoder.encode(_as_utf8(msgspec.to_builtins(record, enc_hook=_as_text)))
 
     def close(self) -> None:
         """Send what is pending and end the thread."""

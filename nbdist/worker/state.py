@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,6 +42,7 @@ class Worker:
         memory: measures what this process takes.
         stop_point: within it, an interrupt is put off until all ranks can stop at the same step.
         hurry: from here on, no interrupt of this cell is put off.
+        shield: within it, an interrupt waits for its end.
         batches: how many batches `fit` has gone through in this cell.
         step: the last step that was begun in this cell; 0 is none.
         tested: how many batches this cell has gone through without training on them.
@@ -71,10 +73,12 @@ class Worker:
         self.seed = identity.seed
         self.order = 0
         self.own_data = False
-        self.cell = 0
+        self.cell = self._refused = 0
+        self._beginning = threading.Lock()
         self.strategies: dict[StrategyName, Any] = {}
         self.stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _no_cell
         self.hurry: Callable[[], None] = _no_cell
+        self.shield: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self.batches = 0
         self.epochs = 0
         self.step = self.tested = 0
@@ -100,7 +104,8 @@ class Worker:
         self._cell_started = time.perf_counter()
 
     def say(self, record: Speech, *, urgent: bool = False) -> None:
-        self._probe.say(record, urgent=urgent)
+        with self.shield:
+            self._probe.say(record, urgent=urgent)
 
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Say a line about the run; the same line of several ranks is shown once."""
@@ -108,11 +113,27 @@ class Worker:
 
     def flush(self) -> None:
         """What was said and reported is on its way: it is not lost with this process."""
-        self._probe.flush()
+        with self.shield:
+            self._probe.flush()
 
     def said(self) -> dict[str, Any]:
         """The fields that every record begins with."""
         return {"rank": self.rank, "cell": self.cell}
+
+    def may_begin(self, cell: int) -> bool:
+        """Whether the notebook has not been told that this rank does not begin the cell."""
+        with self._beginning:
+            if cell > self._refused:
+                self.cell = cell
+            return cell > self._refused
+
+    def refuse_unbegun(self, cell: int) -> bool:
+        """From here on the cell does not begin, unless it has. Any thread."""
+        with self._beginning:
+            has_ended = self.ended is not None and self.ended.cell == cell
+            if self.cell != cell and not has_ended:
+                self._refused = max(self._refused, cell)
+            return cell <= self._refused
 
     def begin_cell(self, request: CellRequest) -> None:
         self.cell = request.number
@@ -136,6 +157,12 @@ class Worker:
         for tap in self._taps:
             tap.settle()
         self.cell, self.strategy = 0, None
+        try:
+            self.ending.__exit__(None if error is None else type(error), error, None)
+        finally:
+            for tap in self._taps:
+                tap.settle()
+            self.cell = 0
 
     def leave(self) -> None:
         """The process is about to end: what was said arrives first."""
@@ -181,7 +208,8 @@ class Worker:
         measured = measured or {}
         columns = Columns(measures=tuple(measured), own=tuple(own), shared=tuple(shared))
         row = (epoch, step, seconds, *measured.values(), *own.values(), *shared.values())
-        self._probe.report(self.cell, columns, row)
+        with self.shield:
+            self._probe.report(self.cell, columns, row)
 
     def scope(self, strategy: StrategyName | None) -> contextlib.AbstractContextManager[object]:
         """The scope of the strategy, or of none; raises LookupError when it was not built."""

@@ -7,6 +7,7 @@ in: an exception or a death elsewhere would else leave it there for ever.
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import platform
 import signal
@@ -47,6 +48,8 @@ _OURS = str(Path(__file__).parent)
 _Orders = Hurry | Diagnose | BreakOff | StillThere
 _OF_SOURCE = 4
 """The fields of a source in `linecache`; one that has yet to be read has fewer."""
+
+_log = logging.getLogger(__name__)
 
 _noted: list[int] = []
 _FRAMEWORKS = {"jax", "jaxlib", "tensorflow", "keras"}
@@ -91,9 +94,16 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
             os.read(preempted, 1)
             worker.say(Preempted(**worker.said()), urgent=True)
         if socket in ready:
-            _obey(worker, msgspec.msgpack.decode(socket.recv(), type=_Orders), main)
+            _take(worker, socket.recv(), main)
         elif worker.cell:
             worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()))
+
+
+def _take(worker: Worker, frame: bytes, main: int) -> None:
+    try:
+        _obey(worker, msgspec.msgpack.decode(frame, type=_Orders), main)
+    except Exception:  # noqa: BLE001 - a thread that ended would leave the rank without a watchdog
+        _log.exception("an order could not be carried out")
 
 
 def _obey(worker: Worker, order: _Orders, main: int) -> None:
@@ -118,25 +128,29 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
 
 
 def _say_whether_there(worker: Worker, cell: int) -> None:
-    """Whoever asks may have missed the end of the cell; where it was never begun, it has none."""
-    if worker.cell == cell:
-        worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()), urgent=True)
-    elif worker.ended is not None and worker.ended.cell == cell:
-        worker.say(worker.ended, urgent=True)
-    else:
+    """Whoever asks may have missed the end of the cell; where it was not begun, it never is."""
+    if worker.refuse_unbegun(cell):
         failure = Failure(
             ename=UnsentError.__name__,
-            evalue="the notebook was gone before it had sent the cell to this rank",
+            evalue="the cell had not reached this rank",
             traceback=(),
             same="",
         )
         ended = CellEnded(rank=worker.rank, cell=cell, status="error", seconds=0.0, failure=failure)
         worker.say(ended, urgent=True)
+    elif worker.ended is not None and worker.ended.cell == cell:
+        worker.say(worker.ended, urgent=True)
+    else:
+        worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()), urgent=True)
 
 
 def _where(worker: Worker, main: int) -> Where:
     innermost = sys._current_frames()[main]
-    calls = [call for call in traceback.walk_stack(innermost) if not _is_ours(call[0])][::-1]
+    calls = [
+        (frame, line or frame.f_code.co_firstlineno)  # some instructions have no line
+        for frame, line in traceback.walk_stack(innermost)
+        if not _is_ours(frame)
+    ][::-1]
     own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
     return Where(
         step=worker.step,
