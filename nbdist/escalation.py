@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.errors import WorkerError
-from nbdist.records import BreakOff, Diagnose, Hurry, Where
+from nbdist.records import BreakOff, Diagnose, Hurry, StillThere, Where
 from nbdist.views import labels
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Escalation:
         show: takes in what the ranks say, for so many seconds.
 
     Attributes:
+        number: as given.
+        running: likewise.
         interrupted: ranks were interrupted.
         where: what ranks last said of where they are.
     """
@@ -52,9 +54,9 @@ class Escalation:
     ) -> None:
         self.interrupted = False
         self.where: dict[int, Where] = {}
-        self._number = number
+        self.number = number
         self._hurries = False
-        self._running = running
+        self.running = running
         self._engines = engines
         self._collectives = collectives
         self._show = show
@@ -79,40 +81,46 @@ class Escalation:
         """
         unsent = sorted(ranks)
         try:
-            self._running.update(unsent)
+            self.running.update(unsent)
             while unsent:
                 self._send(request, unsent[:1])
                 del unsent[0]
         except BaseException:
-            self._running.difference_update(unsent)
+            self.running.difference_update(unsent)
             self.end(grace_s)
             raise
 
     def order(self, order: Order, ranks: Sequence[int]) -> None:
         """Send it; who cannot be reached is left out, and found to be dead by whoever watches."""
-        with contextlib.suppress(WorkerError):
-            self._send(order, ranks)
+        for rank in ranks:
+            with contextlib.suppress(WorkerError):
+                self._send(order, [rank])
 
     def interrupt(self, seconds: float) -> None:
         """Wait for the ranks; one that had not begun when it was interrupted is so again."""
         self.interrupted = True
         deadline = time.monotonic() + seconds
         again = 0.0
-        while self._running and time.monotonic() < deadline:
+        while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
                 if self._hurries:  # before each: a rank may have begun steps since the last
-                    self.order(Hurry(number=self._number), sorted(self._running))
-                self._engines.interrupt(sorted(self._running))
+                    self.order(Hurry(number=self.number), sorted(self.running))
+                self._engines.interrupt(sorted(self.running))
                 again = time.monotonic() + _INTERRUPT_AGAIN_S
             self._show(POLL_S)
-            self._running.difference_update(self._engines.dead())
+            self.running.difference_update(self._engines.dead())
 
     def wait(self, seconds: float, unless: Callable[[], bool] = bool) -> None:
         """Let ranks end by themselves, unless this becomes true."""
         deadline = time.monotonic() + seconds
-        while self._running and time.monotonic() < deadline and not unless():
+        while self.running and time.monotonic() < deadline and not unless():
             self._show(POLL_S)
-            self._running.difference_update(self._engines.dead())
+            self.running.difference_update(self._engines.dead())
+
+    def await_reachable(self) -> None:
+        """A host that cannot be reached is back, or lost, before long."""
+        while any(map(self._engines.unreachable, self.running.difference(self._engines.dead()))):
+            self._show(POLL_S)
 
     def end(self, bound_s: float, *, at_once: bool = False) -> None:
         """End the cell; ranks that heed nothing still run it then.
@@ -121,20 +129,26 @@ class Escalation:
             bound_s: how long that may take; a third of it, interrupts are tried alone.
             at_once: collectives cannot end by themselves: they are broken off with the first.
         """
-        self._running.difference_update(self._engines.dead())
-        if not self._running:
+        self.running.difference_update(self._engines.dead())
+        if not self.running:
             return
         deadline = time.monotonic() + bound_s
         self._hurries = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
-        while self._running and time.monotonic() < deadline:  # one that computes may wait later
+        while self.running and time.monotonic() < deadline:  # one that computes may wait later
+            self.ask()
             for strategy in self._strategies:
                 waiting = self._waiting()
                 if waiting:
                     self._collectives.broken.add(strategy)
-                    self.order(BreakOff(number=self._number, strategy=strategy), waiting)
+                    self.order(BreakOff(number=self.number, strategy=strategy), waiting)
                     self.interrupt(_BREAK_S)
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
+
+    def ask(self) -> None:
+        """Ranks that have ended say so again; those that have not begun never will."""
+        there = self.running.difference(self._engines.dead())
+        self.order(StillThere(number=self.number), sorted(there))
 
     def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
         """Whether ranks that heed nothing are to be killed: outside steps they may compile.
@@ -143,19 +157,19 @@ class Escalation:
             say: tells the user something, in a line.
             asked: whether the interrupt came again; for a moment, it is waited for.
         """
-        if not self._running:
+        if not self.running:
             return False
-        ranks = labels.ranks(self._running)
+        ranks = labels.ranks(self.running)
         say(f"rank {ranks} heeds no interrupt: interrupt again to have it killed")
         self.wait(_AGAIN_S, asked)
-        return bool(self._running) and asked()
+        return bool(self.running) and asked()
 
     def diagnose(self) -> None:
         """Learn where the ranks are; one that does not say so within a moment is left out."""
         self.where.clear()
-        self.order(Diagnose(number=self._number), sorted(self._running))
+        self.order(Diagnose(number=self.number), sorted(self.running))
         deadline = time.monotonic() + _DIAGNOSE_S
-        while not self._running <= self.where.keys() and time.monotonic() < deadline:
+        while not self.running <= self.where.keys() and time.monotonic() < deadline:
             self._show(POLL_S)
 
     def computing(self) -> list[int]:
@@ -179,8 +193,6 @@ class Escalation:
 
     def _waiting(self) -> list[int]:
         """The ranks that wait in a collective, by their own account."""
-        if self._running:
+        if self.running:
             self.diagnose()
-        return [
-            rank for rank in sorted(self._running & self.where.keys()) if self.where[rank].waits
-        ]
+        return [rank for rank in sorted(self.running & self.where.keys()) if self.where[rank].waits]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from nbdist.cluster.watch import Vitals
 from nbdist.drift import drifted
 from nbdist.errors import LeftError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
-from nbdist.failure import cell_error, lost_error, preempted_error, root, stuck_error
+from nbdist.failure import cell_error, lost_error, preempted_error, root
 from nbdist.held import interrupt_held
 from nbdist.records import (
     SOON,
@@ -24,16 +25,15 @@ from nbdist.records import (
     Preempted,
     Speech,
     StepBegun,
-    StillThere,
     StopAfter,
     Stopping,
     Where,
 )
+from nbdist.standstill import Standstill
 from nbdist.stopping import StopAgreement
 from nbdist.telemetry.repeats import Repeats
 from nbdist.telemetry.request import kernel_ends
 from nbdist.views import labels
-from nbdist.views.hang import hang
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -95,12 +95,15 @@ class CellWatch:
         self._preempted: set[int] = set()
         self._saves = False
         self._over = False
+        self._standstill = Standstill(self._vitals, self._ending, crew.engines, task, settings)
         self._is_step = self._has_steps = task.cell.request.step is not None
         if self._is_step:
-            self._vitals.begin_steps()  # the first batch may never come
+            self._begin_steps()  # the first batch may never come
         self._stopping_at = 0.0
         self._stops = 0
         self._killing = False
+        self._asked = threading.Event()  # the kernel was interrupted
+        self._heeds = True
         self._status: RunStatus = "finished"
         self._error = ""
         self._failed: CellEnded | None = None
@@ -108,15 +111,17 @@ class CellWatch:
     def hear(self, record: Speech) -> None:
         """On the receiver's thread: take in what a rank says.
 
-        Of a cell that is over, only the end of ranks that were stuck in it still matters.
+        Of a cell that is over, only what becomes of ranks that are left in it still matters.
         """
         fresh = self._repeats.fresh(record) if record.cell == self._number else record
-        if not self._over and fresh is not None:
-            if fresh.cell == self._number:
+        try:
+            if not self._over and fresh is not None and fresh.cell == self._number:
                 self._live.hear(fresh)
-            self._heard.put(fresh)
-        if isinstance(record, CellEnded) and record.cell == self._number:
-            self.running.discard(record.rank)  # last: who sees it gone finds its record
+        finally:  # whatever becomes of what is kept, a rank that has ended is not waited for
+            if fresh is not None and (not self._over or isinstance(fresh, (Where, CellEnded))):
+                self._heard.put(fresh)
+            if isinstance(record, CellEnded) and record.cell == self._number:
+                self.running.discard(record.rank)  # last: who sees it gone finds its record
 
     def follow(self, request: CellRequest, send: Send) -> None:
         """Send the cell and show it until it is over.
@@ -159,28 +164,37 @@ class CellWatch:
         self._live.leave()
 
     def _follow(self, request: CellRequest, send: Send, begin: Callable[[], None]) -> None:
+        """An interrupt is raised by `_show_for` alone: anywhere else, something would be lost."""
         self._ending.begin(send, request.strategy)
         self._saves = request.saving is not None
+        with interrupt_held() as self._asked:
+            self._see_through(request, begin)
+            if self._failed is not None and self._failed.failure is not None:
+                self._asked.clear()  # the cell is over, as was asked for
+                broken = self._collectives.broken
+                raise cell_error(self._failed, self._ended, self._host_of, broken)
+
+    def _see_through(self, request: CellRequest, begin: Callable[[], None]) -> None:
         try:
-            begin()
-            self._attend()
+            self._attend(begin)
             self._failed = self._first_failure()
-            self._await_reachable()
+            self._ending.await_reachable()
             self._check_alive()  # what it met may be a death: then the others wait in vain
             self._ending.wait(_SAME_MISTAKE_S)
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()
             self._failed = root(self._failed, self._ended.values()) or drifted(request, self._ended)
             if self._preempted and self._failed is None:
-                told, rank = self._preempted, min(self._preempted)
-                raise preempted_error(told, self._name(rank), self._after(rank), saves=self._saves)
+                rank = min(self._preempted)
+                name, after = self._standstill.name(rank), self._standstill.after(rank)
+                raise preempted_error(self._preempted, name, after, saves=self._saves)
         except KeyboardInterrupt:
-            with interrupt_held() as again:  # an impatient one more would leave ranks unasked
-                self._ending.end(self._settings.interrupt_grace_s)
-                self._killing = self._has_steps or self._ending.may_kill(
-                    self._view.say,
-                    lambda: again.is_set() or self._live.stops_requested() > self._stops,
-                )
+            self._heeds = False  # an impatient one more would leave ranks unasked
+            self._ending.end(self._settings.interrupt_grace_s)
+            self._killing = self._has_steps or self._ending.may_kill(
+                self._view.say,
+                lambda: self._asked.is_set() or self._live.stops_requested() > self._stops,
+            )
             raise
         except LeftError:
             self._left = True
@@ -189,15 +203,20 @@ class CellWatch:
             self.fail(error)
             raise
         finally:
+            self._heeds = False
             self._over = not self._left
             self._drain()
             self._collectives.note(request.strategy, self._ended.values())
-        if self._failed is not None and self._failed.failure is not None:
-            raise cell_error(self._failed, self._ended, self._host_of, self._collectives.broken)
 
-    def _attend(self) -> None:
+    def end_again(self) -> None:
+        """The cell is over: ranks that are left in it are told again to end it."""
+        with interrupt_held():
+            self._ending.end(self._settings.cell_grace_s)
+
+    def _attend(self, begin: Callable[[], None]) -> None:
         """Until all ranks are done, or one has failed; the first interrupt is for the steps."""
         try:
+            begin()
             self._watch()
         except KeyboardInterrupt:
             if self.kernel_ends():
@@ -209,8 +228,7 @@ class CellWatch:
     def _look_for(self, *, stopping: bool) -> None:
         """Ask who is still in the cell: what ranks said while nobody heard it may be lost."""
         self._stops = int(stopping)  # what was asked while nobody was there is still to be done
-        for rank in sorted(self.running - set(self._engines.dead())):
-            self._ending.order(StillThere(number=self._number), [rank])
+        self._ending.ask()
         if stopping:
             self._status = "stopped"
             self._ask_to_stop()
@@ -236,7 +254,7 @@ class CellWatch:
                 raise LeftError
             self._check_alive()
             self._tend(self._view.say)
-            self._check_progress()
+            self._standstill.check()
             self._check_stop()
             if self._preempted and not self._stopping_at:
                 self._stop_preempted()
@@ -266,14 +284,23 @@ class CellWatch:
         failed = self._failed
         if failed is None or failed.failure is None:
             return self._status, self._error
-        where = self._name(failed.rank)
+        where = self._standstill.name(failed.rank)
         return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
 
     def _show_for(self, seconds: float) -> None:
-        """Take in what is there, waiting for at most `seconds` for the first of it."""
+        """Take in what is there, waiting for at most `seconds` for the first of it.
+
+        Raises:
+            KeyboardInterrupt: the kernel was interrupted meanwhile, or before.
+        """
+        if self._heeds and self._asked.is_set():
+            self._asked.clear()
+            raise KeyboardInterrupt
         with contextlib.suppress(queue.Empty):
             self._take(self._heard.get(timeout=seconds))
         self._drain()
+        if self._over:
+            return
         self._agreement.seek(self._host_of.keys() - self._ended.keys())
         self._view.flush()
         for line in self._live.tick():
@@ -304,10 +331,13 @@ class CellWatch:
     def _keep(self, record: Shareable | Opened | Compiled) -> None:
         self._recorder.keep(record)
         if isinstance(record, (StepBegun, FitBegun)):
-            self._has_steps = True
-            self._vitals.begin_steps()
+            self._begin_steps()
         elif isinstance(record, Opened):
             self._opened(record)
+
+    def _begin_steps(self) -> None:
+        self._has_steps = self._standstill.has_steps = True
+        self._vitals.begin_steps()
 
     def _check_stop(self) -> None:
         """Somebody who watches asks for the end: at the end of a step, where the cell is one.
@@ -357,44 +387,7 @@ class CellWatch:
             fate = self._engines.fate(dead[0])
             raise lost_error(dead, self._host_of, self.running, step, words, fate)
 
-    def _await_reachable(self) -> None:
-        """A host that cannot be reached is back, or lost, before long."""
-        while any(map(self._engines.unreachable, self.running.difference(self._dead()))):
-            self._show_for(POLL_S)
-
     def _dead(self) -> list[int]:
         """The ranks of the cell that are dead, and have not said that they had ended it."""
         unheard = self._host_of.keys() - self._ended.keys()
         return [rank for rank in self._engines.dead() if rank in unheard]
-
-    def _check_progress(self) -> None:
-        """For a rank that is frozen, or steps that nobody makes, all would wait in vain.
-
-        One that is silent and not frozen may hold the interpreter's lock: it is waited for.
-        """
-        silent = self._vitals.silent(self.running)
-        for rank in filter(self._engines.frozen, silent):
-            self._give_up(f"{self._name(rank)} was stopped by a signal {self._after(rank)}")
-        for rank in self._vitals.newly(silent):
-            why = self._engines.why_silent(rank)
-            self._view.say(f"{self._name(rank)} says nothing {self._after(rank)}; {why}")
-        still_s = self._vitals.still_s()
-        if still_s:
-            slow = self._ending.computing()
-            where = hang(self._ending.where, {r: self._host_of[r] for r in self.running})
-            if not slow:
-                self._give_up(f"no step for {still_s:.0f} s: {where}")
-            self._view.say(f"no step for {still_s:.0f} s: {where.splitlines()[0]}, computing")
-            self._vitals.look_again()
-
-    def _give_up(self, reason: str) -> NoReturn:
-        self._ending.end(self._settings.cell_grace_s)
-        raise stuck_error(self.running, reason)
-
-    def _name(self, rank: int) -> str:
-        return f"rank {rank}@{self._host_of[rank]}"
-
-    def _after(self, rank: int) -> str:
-        step = self._vitals.step(rank)
-        none = "before its first step" if self._has_steps else "in the cell"
-        return f"after step {step}" if step else none

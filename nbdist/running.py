@@ -96,6 +96,11 @@ class Runner:
                 "(%dist_status), or type %dist_restart for new workers"
             )
 
+    def settle(self) -> None:
+        """Ranks that are left in a cell of before end it."""
+        for watch in self._watches:
+            watch.end_again()
+
     def busy(self) -> frozenset[int]:
         """The ranks that are in a cell."""
         return frozenset().union(*(frozenset(watch.running) for watch in self._watches))

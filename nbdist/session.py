@@ -313,6 +313,7 @@ class Cluster(Sights):
             seed=seed,
             own_data=own_data,
         )
+        self._runner.settle()
         needs_heal = self._runner.gone() or self._runner.is_halfway
         if saving is None or not max_heals or not needs_heal:
             self._runner.refuse_unready(chosen)

@@ -159,7 +159,7 @@ if rank > 0:
     time.sleep(0.5)
     raise ValueError("left")
 for i in range(100):
-    ctypes.CDLL(None).poll(None, 0, 2000)
+    ctypes.CDLL(None).poll(None, 0, 20_000)
 """
     with pytest.raises(nbdist.CellError, match="ValueError") as error:
         cluster.run(cell)

@@ -46,6 +46,7 @@ COMPOSERS = {
     "sights",
     "escalation",
     "stopping",
+    "standstill",
     "task",
     "adoption",
     "takeover",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.errors import AnotherRankError
+from nbdist.errors import AnotherRankError, UnsentError
 from nbdist.views import labels
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def _words(ended: CellEnded, first: CellEnded) -> str:
     assert first.failure is not None
     if ended.failure.ename == AnotherRankError.__name__:
         return "stopped with it"
+    if ended.failure.ename == UnsentError.__name__:
+        return ended.failure.evalue
     if ended.failure.follows:
         return "waited for it in a collective, which was broken off"
     if ended.failure.same == first.failure.same:
