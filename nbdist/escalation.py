@@ -24,6 +24,11 @@ _INTERRUPT_AGAIN_S = 0.25
 _DIAGNOSE_S = 0.3
 _BREAK_S = 1.0
 _COMPUTES_S = 0.5
+_SAME_S = 0.1
+_SAME_AT_MOST_S = 1.0
+"""How long ranks may take to raise what another has raised, as long as they compute: one that was
+interrupted as it traces a function would have made fewer collectives than the others."""
+
 _AGAIN_S = 4.0
 
 
@@ -117,6 +122,18 @@ class Escalation:
             self._show(POLL_S)
             self.running.difference_update(self._engines.dead())
 
+    def wait_for_same(self) -> None:
+        """A rank has raised: the others may be about to raise the same.
+
+        One that does not say where it is may compute, and keep the interpreter to itself.
+        """
+        self.wait(_SAME_S)
+        deadline = time.monotonic() + _SAME_AT_MOST_S
+        while self.running and time.monotonic() < deadline:
+            if not self.computing(_SAME_S) and self.running <= self.where.keys():
+                return
+            self.running.difference_update(self._engines.dead())
+
     def await_reachable(self) -> None:
         """A host that cannot be reached is back, or lost, before long."""
         while any(map(self._engines.unreachable, self.running.difference(self._engines.dead()))):
@@ -172,18 +189,18 @@ class Escalation:
         while not self.running <= self.where.keys() and time.monotonic() < deadline:
             self._show(POLL_S)
 
-    def computing(self) -> list[int]:
+    def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
         """The ranks whose own code computes: the others may wait for these, and not in vain."""
         self.diagnose()
         before = self.where.copy()
-        self._show_on(_COMPUTES_S)
+        self._show_on(seconds)
         self.diagnose()
         return [
             rank
             for rank, where in self.where.items()
             if not where.waits
             and rank in before
-            and where.cpu_s - before[rank].cpu_s > _COMPUTES_S / 10
+            and where.cpu_s - before[rank].cpu_s > seconds / 10
         ]
 
     def _show_on(self, seconds: float) -> None:

@@ -52,9 +52,6 @@ _SAME_STOP_S = 2.0
 _SAID_S = 1.0
 """How long the last that a process said may take to arrive."""
 
-_SAME_MISTAKE_S = 0.1
-"""How long ranks may take to raise what another has raised."""
-
 _STOP_S = 1.0
 """How long a Stop of steps is repeated, for ranks that are about to begin. Who begins later finds
 the order."""
@@ -180,7 +177,7 @@ class CellWatch:
             self._failed = self._first_failure()
             self._ending.await_reachable()
             self._check_alive()  # what it met may be a death: then the others wait in vain
-            self._ending.wait(_SAME_MISTAKE_S)
+            self._ending.wait_for_same()
             self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
             self._check_alive()
             self._failed = root(self._failed, self._ended.values()) or drifted(request, self._ended)
@@ -298,7 +295,8 @@ class CellWatch:
             raise KeyboardInterrupt
         with contextlib.suppress(queue.Empty):
             self._take(self._heard.get(timeout=seconds))
-        self._drain()
+        for _ in range(self._heard.qsize()):  # not what comes meanwhile: it may never end
+            self._take(self._heard.get())
         if self._over:
             return
         self._agreement.seek(self._host_of.keys() - self._ended.keys())

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 import nbdist
+from nbdist import escalation
 from nbdist.records import CellEnded, CellRequest, StepOptions
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def test_ranks_that_a_cell_did_not_reach_are_free_once_another_has_raised(
 def test_ranks_that_a_cell_did_not_reach_are_not_waited_for(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(nbdist.WorkerError, match="rank [12]: the cell had not reached this rank"):
+    with pytest.raises(nbdist.WorkerError, match=r"rank [12]: the cell had not reached this rank"):
         cluster.run("import time\ntime.sleep(600)")
     monkeypatch.undo()
     assert cluster.run("rank").results == ALL
@@ -135,3 +136,19 @@ time.sleep(600)
     assert "rank 0: still running" in error.value.notes[-1]
     threading.Event().wait(2.5)  # nobody tells when the rank heeds interrupts again
     assert cluster.run("rank").results == ALL
+
+
+def test_what_ranks_raise_one_after_the_other_is_counted_on_all(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They trace a function, say, and share cores: who computes is not interrupted at once."""
+    monkeypatch.setattr(escalation, "_SAME_AT_MOST_S", BOUND_S)
+    cell = """
+import time
+until = time.process_time() + 0.3 * (rank > 0)
+while time.process_time() < until: pass
+len(3)
+"""
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 0@") as error:
+        cluster.run(cell)
+    assert [*error.value.notes] == ["rank 1-2: the same error"]

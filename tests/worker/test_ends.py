@@ -52,7 +52,7 @@ class Odd(Exception):
 sys.stdout.write(Text("said"))
 raise Odd
 """
-    with pytest.raises(nbdist.CellError, match="Odd on rank .*: odd"):
+    with pytest.raises(nbdist.CellError, match=r"Odd on rank .*: odd"):
         cluster.run(cell)
     check_it_goes_on(cluster)
 
