@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from nbdist.cells.grammar import strategies_of
@@ -13,10 +14,17 @@ from nbdist.views.restored import told_of
 from nbdist.worker import setup
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from nbdist.cluster.engines import Engines
-    from nbdist.records import Bench, CellEnded, ClusterRequest, Device, StrategyName
+    from nbdist.records import (
+        Bench,
+        CellEnded,
+        ClusterRequest,
+        CollectiveState,
+        Device,
+        StrategyName,
+    )
     from nbdist.views.restored import Places
     from nbdist.views.start import StartView
 
@@ -37,6 +45,11 @@ CLOSED = (
     "TensorFlow's collectives could not be restored ({}): fresh workers start, without the objects "
     "of earlier cells. Run the cells again that create them"
 )
+
+_SETTLE_S = 1.0
+"""How long what all ranks have launched may take to end on all of them."""
+
+_POLL_S = 0.02
 
 
 _LOST = (
@@ -61,6 +74,7 @@ class Collectives:
         devices: of each rank; those of the framework that was wired last.
         broken: strategies whose collectives were broken off; they are wired again before the
             next cell.
+        unchecked: strategies whose collectives a cell that failed may have left out of step.
         bench: what was measured of JAX's devices; None where nothing was.
     """
 
@@ -70,6 +84,7 @@ class Collectives:
         self.strategies = strategies_of(request)
         self.devices: dict[int, tuple[Device, ...]] = {}
         self.broken: set[StrategyName] = set()
+        self.unchecked: set[StrategyName] = set()
         self.bench: Bench | None = None
         self._heals = 0
 
@@ -85,6 +100,7 @@ class Collectives:
     def take_over(self, books: CollectiveBooks) -> None:
         """Use what another process has wired."""
         self.devices, self.broken = dict(books.devices), set(books.broken)
+        self.unchecked = set(self.strategies)
         self._heals, self.bench = books.heals, books.bench
 
     def wire(self, phases: StartView) -> None:
@@ -94,18 +110,49 @@ class Collectives:
         if "jax" in self._request.frameworks:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
 
+    def check(self) -> None:
+        """Find collectives that a cell has left out of step between ranks: they are broken.
+
+        The next one of a rank would meet another one of the others: the numbers would be wrong,
+        or ranks would wait for ever.
+        """
+        self.unchecked -= self.broken
+        deadline = time.monotonic() + _SETTLE_S
+        while self.unchecked:
+            states = self._engines.apply(setup.collective_states, tuple(self.unchecked))
+            is_late = time.monotonic() > deadline
+            for strategy in tuple(self.unchecked):
+                self._judge(strategy, [state[strategy] for state in states], is_late=is_late)
+            if is_late:
+                return
+            time.sleep(_POLL_S * bool(self.unchecked))
+
+    def _judge(
+        self, strategy: StrategyName, states: Sequence[CollectiveState], *, is_late: bool
+    ) -> None:
+        """What all ranks compute for long ends on all: it is looked at before the next cell."""
+        under_way = [state.under_way for state in states]
+        if len({state.keys for state in states}) > 1 or (is_late and len(set(under_way)) > 1):
+            self.broken.add(strategy)
+            self.unchecked.discard(strategy)
+        elif not any(under_way):
+            self.unchecked.discard(strategy)
+
     @property
     def heal_in_place(self) -> bool:
         """Whether ranks that are there may go on with others in the place of those that are not."""
         return self._heals < MOST_HEALS_IN_PLACE
 
-    def note(self, strategy: StrategyName | None, ended: Collection[CellEnded]) -> None:
+    def note(self, strategy: StrategyName | None, ended: Collection[CellEnded], ranks: int) -> None:
         """Note collectives in which ranks could not meet in the next cell.
 
         Args:
             strategy: the cell's; None if it did not run on all ranks.
             ended: how the ranks did.
+            ranks: how many ran it.
         """
+        if [end.status for end in ended] != ["ok"] * ranks:
+            self.unchecked.update(self.strategies)
         if strategy is None:
             return
         if any(end.unfinished for end in ended):

@@ -203,7 +203,8 @@ class CellWatch:
             self._heeds = False
             self._over = not self._left
             self._drain()
-            self._collectives.note(request.strategy, self._ended.values())
+            ended = self._ended.values()
+            self._collectives.note(request.strategy, ended, len(self._host_of))
 
     def end_again(self) -> None:
         """The cell is over: ranks that are left in it are told again to end it."""

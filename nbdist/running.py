@@ -97,9 +97,11 @@ class Runner:
             )
 
     def settle(self) -> None:
-        """Ranks that are left in a cell of before end it."""
+        """Ranks that are left in a cell of before end it; collectives out of step are found."""
         for watch in self._watches:
             watch.end_again()
+        if not self.gone():
+            self._crew.collectives.check()
 
     def busy(self) -> frozenset[int]:
         """The ranks that are in a cell."""

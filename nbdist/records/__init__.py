@@ -39,7 +39,7 @@ from nbdist.records.cluster import (
     WorkerIdentity,
     WorkerState,
 )
-from nbdist.records.estate import CellUnderWay, CollectiveBooks, Estate, Loss
+from nbdist.records.estate import CellUnderWay, CollectiveBooks, CollectiveState, Estate, Loss
 from nbdist.records.kept import (
     BAD_MESSAGE,
     CLUSTER_ID,
@@ -220,6 +220,7 @@ __all__ = [
     "ClusterState",
     "Collective",
     "CollectiveBooks",
+    "CollectiveState",
     "Columns",
     "Communication",
     "Compiled",

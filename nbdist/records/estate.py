@@ -37,6 +37,18 @@ class CellUnderWay(Record, frozen=True):
     saved: tuple[str, ...] = ()
 
 
+class CollectiveState(Record, frozen=True):
+    """What cells have left of a strategy's collectives on one rank.
+
+    Attributes:
+        under_way: a collective was launched, and has not ended.
+        keys: by which the next ones find those of other ranks; the same on all.
+    """
+
+    under_way: bool
+    keys: tuple[int, ...] = ()
+
+
 class CollectiveBooks(Record, frozen=True):
     """What the owner of a cluster knows of its collectives.
 

@@ -256,6 +256,10 @@ class _Cell:
         _interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failed = error is not None and self._of_collectives(error)
+        if error is not None and "pjrt" in self._worker.strategies:
+            from nbdist.worker import pjrt
+
+            pjrt.note_unready()
         failure = None if error is None else self._describe(error, follows=failed)
         self._worker.unfinished |= failed
         try:

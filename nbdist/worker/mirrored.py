@@ -2,7 +2,7 @@
 
 The private calls of TensorFlow's runtime that the product leans on are all here:
 `tensorflow.python.eager.context._reset_context`, the state of its context, `abort_collective_ops`,
-`enable_collective_ops`, and the instance keys of a strategy's collectives.
+`enable_collective_ops`, the instance keys of collectives, and the threads of eager replicas.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops
+from tensorflow.python.distribute import cross_device_ops, mirrored_run
 from tensorflow.python.eager import context
 
-from nbdist.records import Device
+from nbdist.records import CollectiveState, Device
 from nbdist.worker import lazily, state
 
 if TYPE_CHECKING:
@@ -134,6 +135,21 @@ def reopen(key: int) -> None:
 def prove() -> None:
     """Make one all-reduce; every rank has to be asked at once."""
     _prove_collectives(state.current().strategies["mirrored"])
+
+
+def collective_state() -> CollectiveState:
+    """What earlier cells have left of collectives on this rank.
+
+    A replica that runs eagerly has a thread of its own, which an interrupt does not reach. The
+    keys by which collectives of different ranks find each other are counted on each rank.
+    """
+    strategy = state.current().strategies["mirrored"]
+    replica = mirrored_run._MirroredReplicaThread
+    replicas = [thread for thread in threading.enumerate() if isinstance(thread, replica)]
+    return CollectiveState(
+        under_way=any(thread.distribution is strategy for thread in replicas),
+        keys=tuple(key for keys in _instance_keys() for key in sorted(keys.values())),
+    )
 
 
 def device_bytes() -> list[int]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax._src import dispatch, distributed, xla_bridge
 from jax._src.lib import _jax
 
-from nbdist.records import Device
+from nbdist.records import CollectiveState, Device
 from nbdist.worker import compile_cache, links, processes, state
 from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.pjrt_strategy import PjRTStrategy
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT_S = 60
 _make_gloo = _jax.make_gloo_tcp_collectives
 _rescued = Rescued()
+_unready: list[jax.Array] = []
+"""Arrays that were being computed when a cell failed."""
+
 _listeners: set[int] = set()
 """What peers connect to for collectives, by inode."""
 
@@ -38,6 +41,24 @@ _listeners: set[int] = set()
 def break_off() -> None:
     """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
     links.shut_beside(_listeners)
+
+
+def note_unready() -> None:
+    """The cell has failed: what it has launched is looked for by `collective_state`.
+
+    To be called while the traceback still holds the arrays of the user's functions.
+    """
+    _unready[:] = [array for array in (*_unready, *jax.live_arrays()) if not _is_done(array)]
+
+
+def collective_state() -> CollectiveState:
+    """What earlier cells have left of collectives on this rank."""
+    note_unready()
+    return CollectiveState(under_way=bool(_unready))
+
+
+def _is_done(array: jax.Array) -> bool:
+    return bool(array.is_deleted() or array.is_ready())
 
 
 def leave() -> None:
@@ -48,6 +69,7 @@ def leave() -> None:
     global _rescued  # noqa: PLW0603 - from one request to a later one
     if state.current().strategies.pop("pjrt", None) is None:
         return
+    _unready.clear()
     break_off()  # a step that nobody waits for any more may be under way, and never end
     _rescued = Rescued.take(engine_shell().user_ns)
     distributed.global_state.client = None

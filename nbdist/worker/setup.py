@@ -22,6 +22,7 @@ from nbdist.worker.shell import engine_shell
 if TYPE_CHECKING:
     from nbdist.records import (
         Agreement,
+        CollectiveState,
         Device,
         Framework,
         MirroredWiring,
@@ -156,6 +157,15 @@ def put_back_pjrt() -> tuple[str, ...]:
     from nbdist.worker import pjrt
 
     return pjrt.put_back()
+
+
+def collective_states(strategies: tuple[StrategyName, ...]) -> dict[StrategyName, CollectiveState]:
+    """What earlier cells have left of each strategy's collectives on this rank."""
+    found: dict[StrategyName, CollectiveState] = {}
+    for name in state.current().strategies.keys() & set(strategies):
+        module = importlib.import_module(f"nbdist.worker.{name}")
+        found[name] = module.collective_state()
+    return found
 
 
 def peer_ports() -> set[int]:

@@ -1,0 +1,95 @@
+"""Collectives that a cell leaves under way on some ranks never meet those of a later cell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nbdist
+from tests import clusters
+from tests.operations import TOTAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RANKS = 2
+BOUND_S = 20.0
+SETUP = "import time\nimport numpy as np, tensorflow as tf, jax, jax.numpy as jnp\n"
+LARGE = """
+rows = jax.NamedSharding(mesh, jax.P('data'))
+many = jax.make_array_from_process_local_data(rows, np.ones((1, 1 << 20), np.float32))
+summed = jax.jit(lambda a: jnp.cumsum(a, axis=1).sum(0), out_shardings=jax.P())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS) as running:
+        running.run(SETUP, strategy="mirrored")
+        yield running
+
+
+def check_total(cluster: nbdist.Cluster, strategy: str) -> None:
+    late = threading.Timer(BOUND_S, os.kill, (os.getpid(), signal.SIGINT))
+    late.start()
+    try:
+        run = cluster.run(TOTAL[strategy], strategy=strategy)
+    except KeyboardInterrupt:
+        pytest.fail("the ranks wait for each other")
+    finally:
+        late.cancel()
+    assert run.results == dict.fromkeys(range(RANKS), f"{RANKS:.1f}")
+
+
+@pytest.mark.parametrize("bad", range(RANKS))
+def test_one_that_a_rank_raised_before_is_not_joined_later(
+    cluster: nbdist.Cluster, bad: int
+) -> None:
+    """TensorFlow's eager replicas have threads of their own, which stay in the collective."""
+    stale = TOTAL["mirrored"].replace("tf.ones(())", "5 * tf.ones(())")
+    with pytest.raises(nbdist.CellError, match=f"TypeError on rank {bad}@"):
+        cluster.run(f"if rank == {bad}: raise TypeError\n{stale}", strategy="mirrored")
+    check_total(cluster, "mirrored")
+
+
+def test_one_that_was_launched_and_not_waited_for_is_not_joined_later(
+    cluster: nbdist.Cluster,
+) -> None:
+    cluster.run(LARGE, strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 1@"):
+        cluster.run("if rank == 1: raise TypeError\ndone = summed(many)", strategy="pjrt")
+    check_total(cluster, "pjrt")
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        "build_pjrt",
+        pytest.param("leave_pjrt", marks=pytest.mark.full),
+        pytest.param("put_back_pjrt", marks=pytest.mark.full),
+    ],
+)
+def test_an_interrupt_while_they_are_made_anew_costs_no_array(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    cluster.run(f"{LARGE}\ndone, kept = 0, jnp.arange(3.0)", strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 1@"):
+        cluster.run("if rank == 1: raise TypeError\ndone = summed(many)", strategy="pjrt")
+    apply = cluster._crew.engines.apply
+
+    def interrupted(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        found = apply(function, *args, **options)
+        if function.__name__ == called:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(cluster._crew.engines, "apply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("rank", strategy="pjrt")
+    run = cluster.run("kept.tolist(), float(many.sum())", strategy="pjrt")
+    assert set(run.results.values()) == {f"([0.0, 1.0, 2.0], {RANKS * 2.0**20})"}
