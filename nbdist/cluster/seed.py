@@ -21,6 +21,8 @@ takes orders and tells events, one JSON object a line:
                                                       {"event": "failed", "module", "error"}
                                                       {"event": "ended"}
 
+What `preload` names is imported on a thread, and `spawn` waits for it; the other orders do not.
+
 `target` is "module:function", called in the child with `args` and an `announce` function that
 tells the owner an event of the child's own. Each child leads a session of its own.
 
@@ -48,6 +50,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -112,6 +115,9 @@ class Seed:
         self._gpus: tuple[str, ...] = ()
         self._unsafe = ""
         self._is_ready = False
+        self._importing: threading.Thread | None = None
+        self._is_imported = False
+        self._postponed: list[Event] = []
         self._guarded: list[psutil.Process] = []
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -166,14 +172,35 @@ class Seed:
             module = importlib.import_module(wanted)
             self._versions[wanted] = getattr(module, "__version__", "")
 
+    def _begin_import(self, name: str) -> None:
+        """Import what cells have come to use, on a thread: it takes seconds, and signals do not.
+
+        What is to be forked waits: a child would have the locks of the import, and not its thread.
+        """
+        self._is_imported = False
+        self._importing = threading.Thread(target=self._import_later, args=(name,), daemon=True)
+        self._importing.start()
+
     def _import_later(self, name: str) -> None:
-        """What cells have come to use; its failure is theirs."""
+        """The failure of what cells have come to use is theirs."""
         try:
             self._import(name + IF_THERE)
         except Exception:  # noqa: BLE001 - what is forked imports it itself, and says so
             traceback.print_exc()
+        self._is_imported = True
+        os.write(self._wake_write, b"\0")
+
+    def _end_import(self) -> None:
+        """Obey what has waited for the import, if that is done."""
+        if self._importing is None or not self._is_imported:
+            return
+        self._importing.join()
+        self._importing = None
         gc.freeze()
         self._unsafe = _why_not_fork()
+        postponed, self._postponed = self._postponed, []
+        for order in postponed:
+            self._obey(order)
 
     def serve(self) -> None:
         """Obey orders until all is over; then leave nothing running."""
@@ -196,11 +223,14 @@ class Seed:
         if self._wake in readable:
             os.read(self._wake, 4096)
             self._reap()
+            self._end_import()
         for order in self._seat.serve(readable):
             self._obey(order)
 
     def _obey(self, order: Event) -> None:
-        if order["op"] == "spawn":
+        if self._importing is not None and order["op"] in ("spawn", "preload"):
+            self._postponed.append(order)
+        elif order["op"] == "spawn":
             self._spawn(order)
         elif order["op"] == "signal":
             self._signal(order["id"], order["signal"])
@@ -214,7 +244,7 @@ class Seed:
                 path.unlink(missing_ok=True)
             self._seat.announce({"event": "unlinked"})
         elif order["op"] == "preload":
-            self._import_later(order["module"])
+            self._begin_import(order["module"])
         elif order["op"] == "guard":
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._guarded.append(psutil.Process(order["pid"]))

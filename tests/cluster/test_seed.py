@@ -67,6 +67,29 @@ def start_sleeper(seed: SeedProcess, name: str = "one", seconds: float = 600) ->
     return seed.pids().get(name, 0)
 
 
+def test_signals_do_not_wait_for_what_is_imported_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cell has come to use takes seconds; an interrupt waited for it, and was given up."""
+    late = tmp_path / "late.py"
+    late.write_text(
+        "import pathlib, time\n"
+        "while not pathlib.Path(__file__).with_name('go').exists(): time.sleep(0.02)\n"
+    )
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), path])))
+    with contextlib.closing(start(tmp_path)) as seed:
+        seed.wait_event("ready", 30)
+        start_sleeper(seed)
+        seed.preload("late")
+        seed.signal("one", signal.SIGINT)
+        seed.wait_gone(["one"], 10)
+        mark = seed.count()
+        seed.spawn("two", SLEEPER, {"seconds": 600}, {"SAID": "two"})
+        (tmp_path / "go").touch()
+        assert seed.wait_event("hello", 30, since=mark)["variable"] == "two"
+
+
 def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: SeedProcess) -> None:
     pid = start_sleeper(seed)
     assert os.getsid(pid) == pid
