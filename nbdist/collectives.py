@@ -93,6 +93,7 @@ class Collectives:
         return CollectiveBooks(
             devices=dict(self.devices),
             broken=tuple(self.broken),
+            unchecked=tuple(self.unchecked),
             heals=self._heals,
             bench=self.bench,
         )
@@ -100,7 +101,7 @@ class Collectives:
     def take_over(self, books: CollectiveBooks) -> None:
         """Use what another process has wired."""
         self.devices, self.broken = dict(books.devices), set(books.broken)
-        self.unchecked = set(self.strategies)
+        self.unchecked = set(books.unchecked)
         self._heals, self.bench = books.heals, books.bench
 
     def wire(self, phases: StartView) -> None:

@@ -61,7 +61,8 @@ class Standstill:
         for rank in self._vitals.newly(silent):
             why = self._engines.why_silent(rank)
             self._say(f"{self.name(rank)} says nothing {self.after(rank)}; {why}")
-            self._ending.order(StillThere(number=self._ending.number), [rank])
+            if not self._engines.unreachable(rank):  # the cell may never have reached it
+                self._ending.order(StillThere(number=self._ending.number), [rank])
         still_s = self._vitals.still_s()
         if still_s:
             slow = self._ending.computing()

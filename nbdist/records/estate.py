@@ -55,12 +55,14 @@ class CollectiveBooks(Record, frozen=True):
     Attributes:
         devices: of each rank.
         broken: strategies whose collectives were broken off.
+        unchecked: strategies whose collectives a cell may have left out of step.
         heals: how often ranks were replaced among others that stayed.
         bench: what was measured of JAX's devices; None where nothing was.
     """
 
     devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
     broken: tuple[StrategyName, ...] = ()
+    unchecked: tuple[StrategyName, ...] = ()
     heals: int = 0
     bench: Bench | None = None
 
