@@ -5,6 +5,7 @@ The same seed gives the same operations; when signals arrive is up to the machin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import nbdist
 from nbdist.cluster.launch import repeat_until
+from nbdist.held import interrupt_held
 from nbdist.records import StepOptions
 from nbdist.telemetry.kept import kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from nbdist.records import StrategyName
@@ -133,14 +134,11 @@ class Asking:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        """It is called again where an interrupt came before it had begun."""
+        with interrupt_held():
+            self._over.set()
+            self._thread.join()
 
     def _run(self) -> None:
         began = time.monotonic()
@@ -185,7 +183,6 @@ class Operator:
         self._say = say
         self._ranks = tuple(range(cluster.world_size))
         self._must_set_up = True
-        self.log: list[str] = []
 
     def operate(self, count: int) -> None:
         """Make so many operations.
@@ -201,8 +198,7 @@ class Operator:
             outcome = self._make(operation, signals)
             took_s = time.monotonic() - began
             asked = f"{signals.kind} {', '.join(f'{s:.3f}' for s in signals.at_s)}"
-            self.log.append(f"{number}: {operation.name} [{asked}] -> {outcome} in {took_s:.1f} s")
-            self._say(self.log[-1])
+            self._say(f"{number}: {operation.name} [{asked}] -> {outcome} in {took_s:.1f} s")
             assert took_s < BOUND_S, "it did not end"
             self._check_outcome(operation, signals, outcome)
             if operation.step and sum(at_s < took_s for at_s in signals.at_s) <= 1:
@@ -213,18 +209,21 @@ class Operator:
 
     def _run(self, cell: str) -> dict[int, str]:
         """What each rank shows; a cell that does not end fails."""
+        asking = Asking(self._cluster, Signals("none"))
         try:
-            with Asking(self._cluster, Signals("none")):
+            with asking:
                 return self._cluster.run(cell, strategy=self._strategy).results
         except KeyboardInterrupt:
             raise AssertionError(f"it did not end: {cell}") from None
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):
+                asking.__exit__()
 
     def _interrupt_trivial(self, number: int) -> None:
         operation = Operation("trivial", "rank")
         signals = Signals("interrupt", (self._random.choice((0.002, 0.02, 0.2, 0.6)),))
         outcome = self._make(operation, signals)
-        self.log.append(f"{number}: then trivial {signals.at_s[0]} -> {outcome}")
-        self._say(self.log[-1])
+        self._say(f"{number}: then trivial {signals.at_s[0]} -> {outcome}")
         self._check_outcome(operation, signals, outcome)
 
     def _set_up(self) -> None:
@@ -351,8 +350,9 @@ class Operator:
     # What is checked.
 
     def _make(self, operation: Operation, signals: Signals) -> str:
+        asking = Asking(self._cluster, signals)
         try:
-            with Asking(self._cluster, signals):
+            with asking:
                 self._cluster.run(operation.cell, strategy=self._strategy, step=operation.step)
         except KeyboardInterrupt:
             return "interrupted"
@@ -361,6 +361,9 @@ class Operator:
             return f"{error.ename} on rank {error.rank}: {error.evalue} ({notes})"
         except nbdist.NbdistError as error:
             return f"{type(error).__name__}: {error}"
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):
+                asking.__exit__()
         return "ok"
 
     def _check_outcome(self, operation: Operation, signals: Signals, outcome: str) -> None:

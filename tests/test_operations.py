@@ -1,0 +1,32 @@
+"""Cells are run, stopped, interrupted and fail at random: no rank is left behind by any of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import clusters
+from tests.operations import Operator
+
+if TYPE_CHECKING:
+    from nbdist.records import StrategyName
+
+FRAMEWORKS: dict[StrategyName, str] = {"mirrored": "tensorflow", "pjrt": "jax"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hosts", "seed", "count"),
+    [
+        ("mirrored", 2, 1, 10),
+        ("pjrt", 2, 2, 20),
+        pytest.param("mirrored", 4, 3, 250, marks=pytest.mark.full),
+        pytest.param("pjrt", 4, 4, 250, marks=pytest.mark.full),
+    ],
+)
+def test_random_operations_leave_no_rank_behind(
+    strategy: StrategyName, hosts: int, seed: int, count: int
+) -> None:
+    """The log of a failure names the operations; the seed gives the same ones again."""
+    with clusters.cluster(hosts=hosts, framework=FRAMEWORKS[strategy]) as cluster:
+        Operator(cluster, strategy, seed).operate(count)
