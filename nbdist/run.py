@@ -195,6 +195,7 @@ class CellWatch:
             raise
         except LeftError:
             self._left = True
+            self._asked.clear()  # one that comes again is for the kernel's end, too
             raise
         except Exception as error:
             self.fail(error)
