@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from nbdist.errors import StepError
 from nbdist.worker.leaves import Leaves, is_array
 
 if TYPE_CHECKING:
@@ -55,17 +54,14 @@ class Arguments:
         ]
         return dict(zip(self.names, made, strict=True))
 
-    def check(self, arrays: list[list[Any]], values: dict[str, Any]) -> None:
-        """Raises StepError when the step has changed a value in place: nobody would see it."""
-        for (name, line), untouched in zip(
-            self.names.items(), self.values(arrays).values(), strict=True
-        ):
+    def changed(self, arrays: list[list[Any]], values: dict[str, Any]) -> set[str]:
+        """Names whose values the step has changed in place: copies, of which nobody would know."""
+        changed = set()
+        for name, untouched in self.values(arrays).items():
             was, now = jax.tree.flatten(untouched), jax.tree.flatten(values[name])
             if was[1] != now[1] or any(a is not b for a, b in zip(was[0], now[0], strict=True)):
-                raise StepError(
-                    f"`{name}` (line {line}) is changed in place by the step, which carries only "
-                    f"what it assigns: make a changed copy and assign it to `{name}`"
-                )
+                changed.add(name)
+        return changed
 
 
 def is_argument(value: Any) -> bool:

@@ -7,21 +7,22 @@ for a table, and refused for what the step changes, which would be stale there.
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
+import itertools
 import sys
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from nbdist.errors import StepError
+from nbdist.worker.code_names import globals_of, words_of
+from nbdist.worker.object_graph import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _EMPTY = CellType()
 
 
@@ -73,7 +74,11 @@ def _parts_of_any(value: Any) -> list[Any]:
 
 
 def check_captures(
-    closed: dict[str, int], carried: set[str], namespace: dict[str, Any], objects: Iterable[Any]
+    closed: dict[str, int],
+    carried: set[str],
+    namespace: dict[str, Any],
+    objects: Iterable[Any],
+    words: set[str],
 ) -> None:
     """Refuse functions that take what the step carries from elsewhere than their arguments.
 
@@ -82,13 +87,17 @@ def check_captures(
         carried: names that the step assigns.
         namespace: the user's.
         objects: values that are changed in place.
+        words: all names in the step's code, among them those of the methods that it calls.
 
     Raises:
         StepError: which name takes what.
     """
     shared = {id(part) for value in objects for part in parts(value)}
     for name, line in closed.items():
-        for taken, value, is_global in _taken(namespace[name], namespace, set()):
+        takers = [namespace[name], *_methods(namespace[name], words)]
+        seen: set[int] = set()
+        taken_by = [_taken(taker, namespace, seen) for taker in takers]
+        for taken, value, is_global in itertools.chain(*taken_by):
             stale = is_global and taken in carried
             if stale or (holds_objects(value) and shared & {id(part) for part in parts(value)}):
                 raise StepError(
@@ -106,6 +115,27 @@ def check_captures(
                     f"`{name}` (line {line}) holds NNX objects (.{attribute}) and is none itself: "
                     f"name them in the step, or make its class an nnx.Module"
                 )
+
+
+def _methods(value: Any, words: set[str]) -> list[FunctionType]:
+    """Of an object of the user's classes, the methods that code with these words may call."""
+    kinds = [kind for kind in type(value).__mro__ if is_users(kind.__module__)]
+    waiting = [(name, item) for kind in kinds for name, item in vars(kind).items()]
+    reached, found = {*words, "__call__"}, []
+    while used := [pair for pair in waiting if pair[0] in reached]:
+        waiting = [pair for pair in waiting if pair[0] not in reached]
+        for _, item in used:
+            function = item.fget if isinstance(item, property) else _unwrapped(item)
+            if isinstance(function, FunctionType):
+                found.append(function)
+                reached |= words_of(function.__code__)
+    return found
+
+
+def _unwrapped(item: Any) -> Any:
+    if isinstance(item, (staticmethod, classmethod)):
+        item = item.__func__
+    return inspect.unwrap(item) if callable(item) else item
 
 
 def _taken(
@@ -127,7 +157,7 @@ def _taken(
     seen.add(id(function))
     outside = [(*item, False) for item in _closure(function)]
     if function.__globals__ is namespace:
-        names = sorted(_globals_of(function.__code__))
+        names = sorted(globals_of(function.__code__))
         outside += [(name, namespace[name], True) for name in names if name in namespace]
     for name, inner, is_global in outside:
         yield name, inner, is_global
@@ -142,12 +172,6 @@ def _given(partial: functools.partial[Any]) -> Iterator[tuple[object, Any]]:
 def _closure(function: FunctionType) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return [(name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
-
-
-def _globals_of(code: CodeType) -> set[str]:
-    own = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_READS}
-    nested = (part for part in code.co_consts if isinstance(part, CodeType))
-    return own.union(*(_globals_of(part) for part in nested))
 
 
 def _is_split(part: Any) -> bool:

@@ -129,15 +129,19 @@ class Carried:
         self._form.note(self.names, olds, news)
         return self._leaves.collect(arrays, leaves)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last step that was traced changed no number."""
+        return self._leaves.is_settled
+
     def settle(self) -> bool:
         """Make arrays of the numbers that were seen to change; False once there are none."""
         return self._leaves.settle()
 
-    def restore(self, namespace: dict[str, Any]) -> None:
-        """Put what was carried back into the user's namespace."""
-        finals = self._made(self.arrays)
-        restored = self._form.put_back(self._originals, finals)
-        namespace.update(zip(self.names, restored, strict=True))
+    def finals(self) -> dict[str, Any]:
+        """What the names mean after the run."""
+        finals = self._form.put_back(self._originals, self._made(self.arrays))
+        return dict(zip(self.names, finals, strict=True))
 
     def _made(self, arrays: list[Any]) -> Values:
         return self._form.unflatten(self._structure, self._leaves.filled(arrays))

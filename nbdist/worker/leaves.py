@@ -70,6 +70,11 @@ class Leaves:
                 self._change(index, old, new)
         return arrays
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last step that was traced changed no number."""
+        return not self._becoming
+
     def settle(self) -> bool:
         """Make arrays of the numbers that were seen to change; False once there are none."""
         leaves = self.filled(self.arrays)

@@ -174,6 +174,9 @@ class MirroredStep:
         traced: int = self._run.experimental_get_tracing_count()
         return traced
 
+    def write_back(self) -> None:
+        """As below."""
+
     def finish(self) -> None:
         """State is in variables, which stay where they are."""
         self._undo.close()

@@ -76,6 +76,11 @@ def holds_objects(value: Any) -> bool:
     return any(nnx.graph.is_graph_node(leaf) for leaf in leaves)
 
 
+def is_object(value: Any) -> bool:
+    """Whether it is an NNX object, or a variable of one."""
+    return isinstance(value, (nnx.Pytree, nnx.Variable))
+
+
 def parts(value: Any) -> Iterator[Any]:
     """The arrays of a pytree, and the variables and arrays of the objects in it."""
     for leaf in jax.tree.leaves(value, is_leaf=nnx.graph.is_graph_node):

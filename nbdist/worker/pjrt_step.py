@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
@@ -10,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from nbdist.errors import StepError
 from nbdist.records import DATA
 from nbdist.worker import processes, stepper
-from nbdist.worker.agreement import check_state, checksum
-from nbdist.worker.arguments import Arguments, is_argument
-from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
-from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.check import compare
 from nbdist.worker.checkpoint_jax import JaxState, check_fits, placed_like
 from nbdist.worker.compiled import taken
-from nbdist.worker.data import kind_of, leaves, map_arrays
-from nbdist.worker.leaves import as_data, is_own, placed
+from nbdist.worker.data import kind_of, map_arrays
+from nbdist.worker.leaked import check_leaks, live_tracers
+from nbdist.worker.leaves import placed
 from nbdist.worker.lowered import Lowered, is_cut, is_over, spec_of
 from nbdist.worker.pjrt_check import PjrtSubject
 from nbdist.worker.pjrt_trace import PjrtTracer
 from nbdist.worker.planning import batch_inputs, mesh_to_trace, outline, over, plan_of, target_of
+from nbdist.worker.step_names import check_numbers, check_same, take
 from nbdist.worker.warm_up import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
     from nbdist.plan.model import Role
     from nbdist.records import Plan, Rate, Spec, StepRequest
+    from nbdist.worker.carried import Carried
     from nbdist.worker.check import Findings
     from nbdist.worker.data import Batch
     from nbdist.worker.pjrt_strategy import PjRTStrategy
@@ -49,8 +48,9 @@ _ON_ARRAYS = (
 class PjrtStep:
     """What the step carries is donated and stays on the devices; what it reads is an argument.
 
-    Carried are names that it reads and then assigns, and objects of Flax NNX. How all of it lies on
-    the devices is planned once the first batch is known: until then it stays where the user has it.
+    Carried are names that it reads and then assigns, objects of Flax NNX, and the slots of other
+    objects that it rebinds (`ObjectState`). How all of it lies on the devices is planned once the
+    first batch is known: until then it stays where the user has it.
 
     Args:
         request: the step.
@@ -84,12 +84,12 @@ class PjrtStep:
         self._strategy = strategy
         self._traced_for = mesh_to_trace(request.options.planning, strategy.mesh)
         self._rates = rates_by_name(request, namespace)
-        _check_same(request, namespace)
-        self._carried, self._read, self._held = _take(request, namespace, set(self._rates))
-        parameters = [name for group in self._carried for name in group.names]
-        parameters += [*self._read.names, *self._rates, *request.program.given]
-        self._body = define(stepper.function_source(request, tuple(parameters)))
-        self._function = self._pure  # one object: JAX keeps traces by it
+        self._lines = {**request.program.reads, **request.program.carried_lines}
+        check_same({name: namespace[name] for name in sorted(self._lines)}, self._lines)
+        self._names = take(request, namespace, set(self._rates))
+        self._define = define
+        self._body = self._defined()
+        self._function: Callable[..., Any] = self._pure  # one object: JAX keeps traces by it
         self._step: jax.stages.Wrapped | None = None
         self._executables: dict[tuple[bool, Any], jax.stages.Compiled] = {}
         self._lowered: Lowered
@@ -100,7 +100,16 @@ class PjrtStep:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        return tuple(name for group in self._carried for name in group.names)
+        return self._names.changes
+
+    @property
+    def _carried(self) -> list[Carried]:
+        return self._names.carried
+
+    def _defined(self) -> Callable[..., Any]:
+        """The step as a function of what it is given now."""
+        given = (*self._names.parameters, *self._rates, *self._request.program.given)
+        return self._define(stepper.function_source(self._request, given))
 
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
         self._factor = Factor(self.replicas, warmup_steps, made)
@@ -115,7 +124,7 @@ class PjrtStep:
         assert self._step is not None
         subject = PjrtSubject(
             self._carried,
-            self._read,
+            self._names.read,
             step=self._made_step(batch),
             pure=self._pure,
             place=self._lowered.batch,
@@ -124,7 +133,7 @@ class PjrtStep:
         return compare(subject, batch, self.replicas, coarse=False)
 
     def layout(self, batch: Batch) -> Plan:
-        _check_numbers(batch)
+        check_numbers(batch)
         whole = map_arrays(self._outline, batch.everything())
         traced = self._settled(whole)
         full = self._full(whole, batch.rows)
@@ -153,6 +162,8 @@ class PjrtStep:
         """
         if self._step is None:
             self.plan = self.layout(batch)
+            self._names.objects.settle()
+            check_same(self._names.objects.originals(), self._lines)
             self.replicas = self.plan.axes[DATA]
             self._lowered = Lowered(self.plan, self._strategy.mesh)
             self._place()
@@ -188,7 +199,7 @@ class PjrtStep:
         self.prepare(batch)
         assert self._step is not None
         report, after = self._made_step(batch)(
-            self._state(), self._read.arrays, self._factor.next(), self._lowered.batch(batch)
+            self._state(), self._names.read.arrays, self._factor.next(), self._lowered.batch(batch)
         )
         for group, arrays in zip(self._carried, after, strict=True):
             group.arrays = arrays
@@ -205,29 +216,42 @@ class PjrtStep:
     def compilations(self) -> int:
         return len(self._executables)
 
+    def write_back(self) -> None:
+        """Put what is carried into the user's namespace; the next step takes its buffers again."""
+        for array in jax.tree.leaves(self._state()):
+            array.block_until_ready()
+        self.finish()
+
     def finish(self) -> None:
-        """State whose buffers a failed step took with it cannot be put back."""
         if not self._made:
             return
-        for group in self._carried:
-            if any(array.is_deleted() for array in group.arrays):
-                names = ", ".join(f"`{name}`" for name in group.names)
-                text = f"{names}: lost with the step that failed; run the cell that makes it again"
-                warnings.warn(text, stacklevel=2)
-            else:
-                group.restore(self._namespace)
-                self._strategy.note_laid(group.arrays)
+        self._made = False
+        for group in self._names.groups:
+            if self._is_whole(group):
+                self._namespace.update(group.finals())
+        if self._is_whole(self._names.objects.carried):
+            self._names.objects.restore()
+
+    def _is_whole(self, group: Carried) -> bool:
+        """Whether no failed step took its buffers along: such state cannot be put back."""
+        if any(array.is_deleted() for array in group.arrays):
+            names = ", ".join(f"`{name}`" for name in group.names)
+            text = f"{names}: lost with the step that failed; run the cell that makes it again"
+            warnings.warn(text, stacklevel=2)
+            return False
+        self._strategy.note_laid(group.arrays)
+        return True
 
     def _made_step(self, batch: Batch) -> jax.stages.Compiled:
         """The step, compiled for batches like this one."""
         kind = batch.whole, kind_of(batch.values)
         if kind not in self._executables:
-            _check_numbers(batch)
+            check_numbers(batch)
             assert self._step is not None
             began = time.perf_counter()
             with self._lowered.scope():
                 lowered = self._step.lower(
-                    self._state(), self._read.arrays, 1.0, self._lowered.batch(batch)
+                    self._state(), self._names.read.arrays, 1.0, self._lowered.batch(batch)
                 )
             self._executables[kind] = made = lowered.compile()
             seconds = time.perf_counter() - began
@@ -239,17 +263,23 @@ class PjrtStep:
         return [group.arrays for group in self._carried]
 
     def _settled(self, batch: Any) -> Any:
-        """The step's jaxpr, once it is known which numbers it carries."""
+        """The step's jaxpr, once it is known which numbers and which slots it carries."""
+        tracers = live_tracers()
         while True:
-            shapes = jax.tree.map(self._outline, (self._state(), self._read.arrays))
+            shapes = jax.tree.map(self._outline, (self._state(), self._names.read.arrays))
             try:
                 with over(self._traced_for):
                     traced = jax.jit(self._function).trace(*shapes, 1.0, batch)
             except jax.errors.TracerBoolConversionError as error:
                 error.args = (f"{error}\n{_ON_ARRAYS}",)
                 raise
+            if self._names.settle(self._namespace):
+                self._body = self._defined()
+                self._function = functools.partial(self._pure)
+                continue
             unsettled = [group for group in self._carried if group.settle()]
             if not unsettled:
+                check_leaks(tracers, self._lines, self._namespace)
                 return traced.jaxpr
 
     def _outline(self, array: Any) -> jax.ShapeDtypeStruct:
@@ -259,7 +289,7 @@ class PjrtStep:
         inputs: list[tuple[str, Role]] = [
             (name, "carried") for group in self._carried for name in group.named(group.arrays)
         ]
-        inputs += [(path, "read") for paths in self._read.paths for path in paths]
+        inputs += [(path, "read") for paths in self._names.read.paths for path in paths]
         inputs.append(("the factor of learning rates", "read"))
         given = dict(zip(self._request.program.given, batch, strict=True))
         inputs += batch_inputs(given)
@@ -270,7 +300,7 @@ class PjrtStep:
     def _pinned(self) -> dict[str, Spec]:
         """How arrays lie that their user has cut over the strategy's mesh."""
         arrays = [item for group in self._carried for item in group.named(group.arrays).items()]
-        for paths, own in zip(self._read.paths, self._read.arrays, strict=True):
+        for paths, own in zip(self._names.read.paths, self._names.read.arrays, strict=True):
             arrays += zip(paths, own, strict=True)
         return {
             path: spec_of(array)
@@ -291,17 +321,17 @@ class PjrtStep:
         def donated(path: str, array: Any) -> jax.Array:
             """On the mesh, and nobody else's: what is donated is gone."""
             leaf = at(path, array)
-            if id(leaf) in self._held:
+            if id(leaf) in self._names.held:
                 leaf = leaf.copy()
-            self._held.add(id(leaf))
+            self._names.held.add(id(leaf))
             return leaf
 
         for group in self._carried:
             group.place(donated)
-        self._read.place(at)
+        self._names.read.place(at)
 
     def _compiled(self) -> jax.stages.Wrapped:
-        given = self._state(), self._read.arrays
+        given = self._state(), self._names.read.arrays
         shardings = jax.tree.map(lambda leaf: leaf.sharding, given)
         return jax.jit(
             self._lowered.over(self._function, shardings),
@@ -312,74 +342,27 @@ class PjrtStep:
     def _pure(
         self, state: list[list[Any]], read: list[list[Any]], factor: Any, batch: tuple[Any, ...]
     ) -> tuple[Any, Any]:
+        program, names = self._request.program, self._names
         before: dict[str, Any] = {}
-        for group, arrays in zip(self._carried, state, strict=True):
+        for group, arrays in zip(names.carried, state, strict=True):
             before |= group.values(arrays)
-        values = self._read.values(read)
-        rates = {name: rate * factor for name, rate in self._rates.items()}
-        given = dict(zip(self._request.program.given, batch, strict=True))
-        report, assigned = self._body(**before, **values, **rates, **given)
-        after = before | dict(zip(self._request.program.carried, assigned, strict=True))
-        self._read.check(read, values)
-        state_after = [
-            group.collect(arrays, before, after)
-            for group, arrays in zip(self._carried, state, strict=True)
-        ]
-        return stepper.scalars(self._request, report, jnp.asarray), state_after
-
-
-def _check_numbers(batch: Batch) -> None:
-    """Raises StepError for what JAX cannot hold."""
-    for leaf in leaves(batch.values):
-        if leaf.dtype.kind in "OUS":
-            raise StepError(
-                f"the batch has an array of {leaf.dtype}, and JAX holds numbers only: encode it in "
-                "the cell that makes the data"
-            )
-
-
-def _check_same(request: StepRequest, namespace: dict[str, Any]) -> None:
-    """What is not on the mesh yet becomes one array there: every rank must have the same."""
-    if jax.process_count() == 1:
-        return
-    lines = {**request.program.reads, **request.program.carried_lines}
-    sums = {}
-    for name in sorted(lines):
-        own = [leaf for leaf in jax.tree.leaves(namespace[name]) if is_own(leaf)]
-        if own:
-            sums[name] = checksum(map(as_data, own))
-    check_state(sums, lines, processes.gather)
-
-
-def _take(
-    request: StepRequest, namespace: dict[str, Any], apart: set[str]
-) -> tuple[list[Carried], Arguments, set[int]]:
-    """What the step carries and what it only reads, out of the user's namespace.
-
-    Names in `apart` are given to the step in another way.
-
-    Returns:
-        Both, and the identities of arrays that other names mean.
-    """
-    program = request.program
-    reads = {n: line for n, line in program.reads.items() if n not in apart}
-    lines = {**reads, **program.carried_lines}
-    objects = {n: line for n, line in lines.items() if holds_objects(namespace[n])}
-    trees = {n: line for n, line in program.carried_lines.items() if n not in objects}
-    read = {n: line for n, line in reads.items() if n not in objects and is_argument(namespace[n])}
-
-    def values(names: dict[str, int]) -> tuple[Any, ...]:
-        return tuple(namespace[name] for name in names)
-
-    in_place = values({n: line for n, line in objects.items() if n not in program.carried})
-    own = {*objects, *trees}
-    closed = {n: line for n, line in lines.items() if n not in own and n not in read}
-    check_captures(closed, set(program.carried), namespace, values(objects))
-    held = held_elsewhere(namespace, own, in_place)
-    carried = [Carried(trees, values(trees), Trees())]
-    if objects:
-        from nbdist.worker.nnx_objects import Objects, check_places
-
-        check_places(objects, values(objects))
-        carried.append(Carried(objects, values(objects), Objects()))
-    return carried, Arguments(read, values(read)), held
+        values = names.read.values(read)
+        given = dict(zip(program.given, batch, strict=True))
+        given |= {name: rate * factor for name, rate in self._rates.items()}
+        with names.objects.tracing(before) as trace:
+            given |= {name: self._namespace[name] for name in names.own}
+            given |= {name: before[name] for group in names.groups for name in group.names}
+            report, assigned = self._body(**values, **given)
+            after = before | dict(zip(program.carried, assigned, strict=True))
+            self._namespace.update({name: after[name] for name in names.own})
+            after |= names.objects.after(trace, names.read.changed(read, values))
+            if names.objects.rebound:
+                return {}, state
+            state_after = [
+                group.collect(arrays, before, after)
+                for group, arrays in zip(names.carried, state, strict=True)
+            ]
+            report = stepper.scalars(self._request, report, jnp.asarray)
+            if all(group.is_settled for group in names.carried):
+                trace.finish()
+        return report, state_after

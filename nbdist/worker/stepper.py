@@ -113,8 +113,12 @@ class Stepper(Protocol):
         """How often the step has been compiled."""
         ...
 
+    def write_back(self) -> None:
+        """An epoch is over, and no step under way: put what is carried into the namespace."""
+        ...
+
     def finish(self) -> None:
-        """Put what was carried back into the namespace."""
+        """Put what was carried back into the namespace, unless that has been done."""
         ...
 
 

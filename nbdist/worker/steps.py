@@ -182,6 +182,7 @@ class _Loop:
                 if self._left == 0:
                     break
         self._land_all()
+        self._stepper.write_back()
         at = self._at
         if not at.rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")

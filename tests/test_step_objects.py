@@ -1,0 +1,273 @@
+"""Steps that keep their state in Python objects: the numbers of one device, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import Saving, StepOptions
+from tests import clusters, object_programs, references
+from tests.object_programs import TRAININGS
+from tests.references import reported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.references import Outcome
+
+NO_TRACERS = (
+    "import gc\n_ = gc.collect()\n"
+    "sum(isinstance(thing, jax.core.Tracer) for thing in gc.get_objects())"
+)
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.full)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=request.param, framework="jax") as running:
+        running.run(object_programs.SETUP, strategy="pjrt")
+        yield running
+
+
+@cache
+def by_hand() -> dict[str, Outcome]:
+    return references.by_hand(TRAININGS)
+
+
+def free(cluster: nbdist.Cluster, cell: str) -> str:
+    """The value of a plain cell, which has to be the same on all ranks; empty without one."""
+    results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
+    assert len(results) == 1
+    return str(results.pop())
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Nested lists of numbers that are equal, but for rounding."""
+    assert json.dumps(ours, default=float).count("[") == json.dumps(theirs).count("[")
+    flat = [np.hstack([np.ravel(part) for part in _numbers(value)]) for value in (ours, theirs)]
+    np.testing.assert_allclose(*flat, rtol=1e-9, atol=1e-12)
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for part in value:
+            yield from _numbers(part)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_objects_give_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str) -> None:
+    training = TRAININGS[name]
+    cluster.run(training.setup, strategy="pjrt")
+    options = StepOptions(data="train", epochs=training.epochs, batch=training.batch)
+    run = cluster.run(training.step, step=options, strategy="pjrt")
+    same(reported(run)["loss"], by_hand()[name].reports["loss"])
+    cluster.run(f"outcome = {training.after}", strategy="pjrt")
+    for objects in cluster.pull(["outcome"]).values():
+        same(objects["outcome"], by_hand()[name].after)
+    assert free(cluster, NO_TRACERS) == "0"
+
+
+REFUSALS = """
+import queue
+class Model:
+    def __init__(self):
+        self.params, self.history, self.none, self.name = start(), [], None, "a"
+        self.seen, self.wide, self.count = queue.SimpleQueue(), jnp.zeros(2, jnp.float32), 1
+    def later(self):
+        if not hasattr(self, "moments"):
+            self.moments = start()
+        return self.params["b"]
+    def flip(self, batch):
+        if self.count % 2:
+            self.count += 1
+        self.count += 1
+        return loss_of(self.params, batch)
+    def sized(self, batch):
+        if len(batch[1]) < 20:
+            self.params = descend(self.params, batch)[1]
+        return loss_of(self.params, batch)
+model = Model()
+by_name = start()
+def reads_name(batch):
+    return loss_of(by_name, batch)
+def sets_name(batch):
+    global by_name
+    loss, by_name = descend(by_name, batch)
+    return loss
+class Reader:
+    def loss(self, batch):
+        return loss_of(by_name, batch)
+reader = Reader()
+"""
+WHOLE = "[plain(model.params), model.history, model.none, model.name, model.count, plain(by_name)]"
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (
+            "loss = loss_of(model.params, batch)\nmodel.history.append(loss)",
+            r"`model\.history\[0\]` \(line 2\) is new in the step, .* float64\[\].*report",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.last = loss",
+            r"`model\.last` \(line 2\) is new in the step, which makes it float64\[\]",
+        ),
+        ("loss = model.later()", r"`model\.moments` \(line 2\) is new .* a dict with arrays"),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.none = loss",
+            r"`model\.none` \(line 2\) was None, and the step makes it float64\[\]",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.wide = jnp.append(model.wide, 1)",
+            r"`model\.wide` \(line 2\) .* it was float32\[2\] and is float32\[3\]",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.params['c'] = loss",
+            r"`model\.params\['c'\]` \(line 2\) is new in the step",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.params = {**model.params, 'c': loss}",
+            r"`model\.params` \(line 2\) .* its structure is another \(\['c'\] is new\)",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.name = 'b'",
+            r"`model\.name` \(line 2\) .* it was 'a' and is 'b'",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\ndel model.wide",
+            r"`model\.wide` \(line 2\) is deleted by the step",
+        ),
+        (
+            "loss = loss_of(model.params, batch)\nmodel.seen.put(loss)",
+            r"`model` leads to a value of the step that was put where nothing is carried",
+        ),
+        ("loss = model.flip(batch)", r"TracerBoolConversionError.*jax\.lax\.cond"),
+        ("loss = model.sized(batch)", r"`model\.params` is changed by the step for some batches"),
+        (
+            "loss, by_name = descend(by_name, batch)\nloss = loss + reads_name(batch)",
+            r"`reads_name` \(line 3\) takes `by_name` from outside",
+        ),
+        (
+            "loss, by_name = descend(by_name, batch)\nloss = loss + sets_name(batch)",
+            r"`sets_name` \(line 3\) takes `by_name` from outside",
+        ),
+        (
+            "loss, by_name = descend(by_name, batch)\nloss = loss + reader.loss(batch)",
+            r"`reader` \(line 3\) takes `by_name` from outside",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_is_refused(cluster: nbdist.Cluster, cell: str, says: str) -> None:
+    """At its line, before the first step; the objects stay as they were, without tracers."""
+    cluster.run(REFUSALS + f"before = str({WHOLE})", strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match=f"(?s){says}"):
+        cluster.run(cell, step=StepOptions(data="train", batch=20), strategy="pjrt")
+    if "sized" not in cell:  # it has made steps
+        assert free(cluster, f"str({WHOLE}) == before") == "True"
+
+
+def test_a_run_goes_on_with_objects_from_a_checkpoint(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """What was checked, guarded, saved after an epoch and resumed comes to what one device has."""
+    training = TRAININGS["trainer"]
+    kept = StepOptions(data="train", epochs=1, batch=training.batch, check=True)
+    every = StepOptions(data="train", epochs=training.epochs, batch=training.batch)
+    for options, resume in ((kept, False), (every, True)):
+        cluster.run(training.setup, strategy="pjrt")
+        saving = Saving(folder=str(tmp_path), every_steps=2, keep=2, resume=resume)
+        cluster.run(training.step, step=options, strategy="pjrt", saving=saving, guard=1)
+    cluster.run(f"outcome = {training.after}", strategy="pjrt")
+    for objects in cluster.pull(["outcome"]).values():
+        same(objects["outcome"], by_hand()["trainer"].after)
+
+
+def test_a_rank_whose_object_differs_is_named(cluster: nbdist.Cluster) -> None:
+    """Before the first step if it differs from the start, else by the guard."""
+    cell = "loss = trainer.step(batch)"
+    options = StepOptions(data="train", batch=16)
+    apart = object_programs.TRAINER + "\ntrainer.params['w'] = np.full(3, 0.1 * rank)"
+    cluster.run(apart, strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match=r"not the same on all ranks: `trainer` \(line 2\)"):
+        cluster.run(cell, step=options, strategy="pjrt")
+    own = (
+        "own = jax.make_array_from_single_device_arrays((), jax.NamedSharding(mesh, jax.P()),"
+        "[jax.device_put(np.float64(1e-7 * rank), jax.local_devices()[0])])"
+    )
+    cluster.run(f"{object_programs.TRAINER}\n{own}", strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match=r"rank 1 has another `trainer\.ema\['b'\]`"):
+        cluster.run(
+            f"trainer.ema['b'] = trainer.ema['b'] + own\n{cell}",
+            step=options,
+            strategy="pjrt",
+            guard=1,
+        )
+
+
+SHARED = """
+class Keeper:
+    def __init__(self):
+        self.params = start()
+        self.first, self.steps = self.params, 0
+        self.table = np.arange(4.0)
+    def step(self, batch):
+        loss, self.params = descend(self.params, batch)
+        self.steps += 1
+        return loss + 0 * self.table.sum()
+keeper, seen, shapes = Keeper(), [], []
+best = keeper.params["w"]
+x, y = train
+def data():
+    seen.append((keeper.steps, float(keeper.params["w"][0])))
+    for part in (slice(0, 20), slice(20, 40)):
+        yield x[part], y[part]
+"""
+
+
+def test_objects_between_epochs_and_runs(cluster: nbdist.Cluster) -> None:
+    """Data see the state of the epoch before; what other names hold outlives the donation."""
+    cluster.run(SHARED, strategy="pjrt")
+    cell = "shapes.append(batch[0].shape)\nloss = keeper.step(batch)"
+    for _ in range(2):
+        cluster.run(cell, step=StepOptions(data="data", epochs=2), strategy="pjrt")
+    assert free(cluster, "shapes") == "[(20, 3), (20, 3)]"  # once a run, as under jax.jit
+    says = "float(best[0]), float(keeper.first['w'][0]), keeper.steps, type(keeper.steps).__name__"
+    assert free(cluster, says) == "(0.1, 0.1, 8, 'int')"
+    assert free(cluster, "sorted({steps for steps, _ in seen})[:3]") == "[0, 2, 4]"
+    assert free(cluster, "len({value for _, value in seen})") == "4"
+
+
+MODULE = """
+import jax, jax.numpy as jnp
+scale = jnp.ones(())
+class Trainer:
+    def __init__(self, params):
+        self.params = params
+    def step(self, loss_of, batch):
+        global scale
+        loss, grads = jax.value_and_grad(loss_of)(self.params, batch)
+        self.params = jax.tree.map(lambda p, g: p - 0.1 * scale * g, self.params, grads)
+        scale = scale * 0.5
+        return loss
+"""
+
+
+def test_state_in_a_module_of_the_users(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    (tmp_path / "own_trainer.py").write_text(MODULE)
+    cluster.run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport own_trainer")
+    cluster.run("model = own_trainer.Trainer(start())", strategy="pjrt")
+    cell = "loss = model.step(loss_of, batch)"
+    cluster.run(cell, step=StepOptions(data="train", batch=24), strategy="pjrt")
+    plainly = "other, own_trainer.scale = own_trainer.Trainer(start()), jnp.ones(())\n"
+    plainly += "for i in (0, 24): other.step(loss_of, (train[0][i:i + 24], train[1][i:i + 24]))\n"
+    assert free(cluster, "float(own_trainer.scale)") == "0.25"
+    alike = "bool(jnp.allclose(model.params['w'], other.params['w'], rtol=1e-9))"
+    assert free(cluster, plainly + alike) == "True"
