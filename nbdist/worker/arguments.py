@@ -11,8 +11,6 @@ from nbdist.worker.leaves import Leaves, is_array
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LEAF = jax.tree.structure(0)
-
 
 class Arguments:
     """Names that the step reads and does not assign.
@@ -64,9 +62,16 @@ class Arguments:
         return changed
 
 
-def is_argument(value: Any) -> bool:
-    """Whether it is an array, or a pytree: a tuple, a list, a dict, a module of Equinox's."""
-    return is_array(value) or jax.tree.structure(value) != _LEAF
+def is_argument(value: Any, *, planned: bool) -> bool:
+    """Whether it is an array, or a pytree with arrays; one of numbers alone is a constant.
+
+    Args:
+        value: of a name.
+        planned: whether shapes without data stand for arrays, as no step is made. In a step they
+            are what `jax.pure_callback` wants to know of a result.
+    """
+    arrays = [leaf for leaf in jax.tree.leaves(value) if is_array(leaf)]
+    return any(planned or not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
 
 
 def _paths(value: Any) -> list[str]:

@@ -1,9 +1,16 @@
-"""Global names that the code of a function uses."""
+"""Names in the code of a function: what it uses, and what it changes later."""
 
 from __future__ import annotations
 
+import ast
 import dis
 from types import CodeType
+
+_CHANGES = {
+    *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
+    *("clear", "pop", "popleft", "popitem", "remove", "discard"),
+}
+"""Methods of lists, dicts, sets and deques."""
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 
@@ -19,3 +26,25 @@ def words_of(code: CodeType) -> set[str]:
     """All names in the code, or in a function in it: of globals and of attributes."""
     nested = (part for part in code.co_consts if isinstance(part, CodeType))
     return {*code.co_names}.union(*map(words_of, nested))
+
+
+def changed_later(source: str) -> set[str]:
+    """Names of containers that functions within a function change, whenever they are called.
+
+    Args:
+        source: of the function.
+    """
+    (outer,) = ast.parse(source).body
+    inner = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for node in ast.walk(outer) if node is not outer and isinstance(node, inner)]
+    nodes = [node for function in functions for node in ast.walk(function)]
+    return {name for node in nodes for name in _changed_by(node)}
+
+
+def _changed_by(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Attribute(value=ast.Name(id=name), attr=method) if method in _CHANGES:
+            return [name]
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+            return [name]
+    return []

@@ -19,7 +19,7 @@ from jax._src import dispatch, distributed, xla_bridge
 from jax._src.lib import _jax
 
 from nbdist.records import CollectiveState, Device
-from nbdist.worker import compile_cache, links, processes, state
+from nbdist.worker import callbacks_patch, compile_cache, links, processes, state
 from nbdist.worker.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.pjrt_strategy import PjRTStrategy
 from nbdist.worker.rescue import Rescued
@@ -131,6 +131,7 @@ def _prove_collectives(mesh: jax.sharding.Mesh) -> None:
 
 def _configure(wiring: PjrtWiring) -> None:
     compile_cache.keep_in(wiring.compiled)
+    callbacks_patch.apply()
     jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

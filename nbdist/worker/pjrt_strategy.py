@@ -105,6 +105,7 @@ class PjRTStrategy:
                 else:
                     _enter_once_imported()
                 yield self
+                jax.effects_barrier()  # what callbacks do is done when the cell is over
             finally:
                 _scopes.remove(open_scope)
 

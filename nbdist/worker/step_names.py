@@ -13,11 +13,11 @@ from nbdist.worker.agreement import check_state, checksum
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
-from nbdist.worker.code_names import words_of
+from nbdist.worker.code_names import changed_later, words_of
 from nbdist.worker.data import leaves
 from nbdist.worker.leaves import as_data, is_own
 from nbdist.worker.object_graph import is_open
-from nbdist.worker.object_state import ObjectState
+from nbdist.worker.object_state import ObjectState, Rebound
 from nbdist.worker.stepper import function_source
 
 if TYPE_CHECKING:
@@ -88,7 +88,15 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
     nnx = {n: line for n, line in lines.items() if holds_objects(namespace[n])}
     assigned = {n: line for n, line in program.carried_lines.items() if n not in nnx}
     trees = {n: line for n, line in assigned.items() if not _holds_open(namespace[n])}
-    read = {n: line for n, line in reads.items() if n not in nnx and is_argument(namespace[n])}
+    source = function_source(request, ())
+    whole = changed_later(source) & reads.keys()
+    planned = request.options.planning.only
+    given = {
+        n: line
+        for n, line in reads.items()
+        if n not in nnx and is_argument(namespace[n], planned=planned)
+    }
+    read = {n: line for n, line in given.items() if n not in whole}
 
     def values(names: Iterable[str]) -> tuple[Any, ...]:
         return tuple(namespace[name] for name in names)
@@ -96,7 +104,7 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
     in_place = values(n for n in nnx if n not in program.carried)
     donated = {*nnx, *trees}
     closed = {n: line for n, line in lines.items() if n not in donated and n not in read}
-    words = words_of(compile(function_source(request, ()), "<step>", "exec"))
+    words = words_of(compile(source, "<step>", "exec"))
     check_captures(closed, set(program.carried), namespace, values(nnx), words)
     held = held_elsewhere(namespace, donated, in_place)
     groups = [Carried(trees, values(trees), Trees())]
@@ -106,7 +114,8 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
         check_places(nnx, values(nnx))
         groups.append(Carried(nnx, values(nnx), Objects()))
     others = {n: line for n, line in lines.items() if n not in nnx}
-    objects = ObjectState(namespace, others, {*trees, *read}, namespace[request.options.data])
+    objects = ObjectState(namespace, others, {*trees, *given}, namespace[request.options.data])
+    objects.add(Rebound([], whole & given.keys()))
     return StepNames(
         groups=groups,
         read=Arguments(read, values(read)),
