@@ -133,6 +133,8 @@ def globally(batch):
 store = {"params": start(), "table": np.arange(3.0), "deep": [{"w": jnp.ones(2)}]}
 stats, window = [jnp.zeros(()), jnp.ones(3)], collections.deque([0.0, 0.0], maxlen=2)
 pair = ({"count": jnp.zeros(())}, 3)
+numbers = types.SimpleNamespace(array=np.zeros(2), pair=(jnp.zeros(2), 0), kind="train")
+users = collections.UserDict(w=jnp.ones(2))
 slotted, everywhere, swapped = Slotted(), start(), [jnp.ones(2), jnp.zeros(2)]
 (step_inside, read_inside), same_store = maker(), store
 """
@@ -147,12 +149,16 @@ slotted.count = slotted.count + 1
 third = step_inside(batch) + globally(batch)
 third = third + everywhere["w"].sum()
 swapped[0], swapped[1] = swapped[1] + loss, swapped[0]
+numbers.array += 1
+numbers.pair, numbers.kind = (numbers.pair[0] + loss, numbers.pair[1] + 1), "eval"
+users["w"], numbers.kind = users["w"] * 0.5 + numbers.array, "train"
 loss = loss + second + third
 """
 ITEMS_AFTER = (
     "[plain(store), same_store is store, plain(stats), plain(list(window)), plain(pair), "
     "plain(slotted.params), int(slotted.count), plain(read_inside()[0]), read_inside()[1], "
-    "plain(everywhere), plain(swapped)]"
+    "plain(everywhere), plain(swapped), plain(numbers.array), plain(numbers.pair), "
+    "plain(users['w'])]"
 )
 
 
@@ -165,3 +171,84 @@ TRAININGS = {
     "states": training(STATES, STATES_STEP, STATES_AFTER),
     "items": training(ITEMS, ITEMS_STEP, ITEMS_AFTER),
 }
+
+CLASSIC = """
+import equinox as eqx
+from flax import linen as nn
+from flax.training import train_state
+class Network(nn.Module):
+    @nn.compact
+    def __call__(self, x, training):
+        x = nn.relu(nn.Dense(8, param_dtype=jnp.float64)(x))
+        x = nn.Dropout(0.25, deterministic=not training)(x)
+        return nn.Dense(1, param_dtype=jnp.float64)(x)[:, 0]
+class ClassicTrainer:
+    def __init__(self, seed=0):
+        self.model, self.key = Network(), jax.random.key(seed)
+        self.key, init = jax.random.split(self.key)
+        params = self.model.init(init, train[0][:1], training=False)["params"]
+        schedule = optax.cosine_decay_schedule(1e-2, 10)
+        tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+        self.state = train_state.TrainState.create(
+            apply_fn=self.model.apply, params=params, tx=tx)
+        self.metrics = {"loss": 0.0, "count": 0}
+        self.log = []
+    @functools.partial(jax.jit, static_argnums=0)
+    def update(self, state, key, batch):
+        x, y = batch
+        def loss_fn(params):
+            drawn = state.apply_fn({"params": params}, x, training=True, rngs={"dropout": key})
+            return jnp.mean((drawn - y) ** 2)
+        loss, grads = jax.value_and_grad(loss_fn)(state.params)
+        return state.apply_gradients(grads=grads), loss
+    def train_step(self, batch):
+        self.key, key = jax.random.split(self.key)
+        self.state, loss = self.update(self.state, key, batch)
+        self.metrics["loss"] += loss * len(batch[1])
+        self.metrics["count"] += len(batch[1])
+        jax.debug.callback(lambda loss: self.log.append(float(loss)), loss, ordered=True)
+        return loss
+class Module(eqx.Module):
+    weight: jax.Array
+    name: str = eqx.field(static=True)
+    def __call__(self, x):
+        return x @ self.weight
+class Layered:
+    class Layer:
+        def __init__(self, size):
+            self.w, self.calls = jnp.full((size, size), 0.1), 0
+        def __call__(self, x):
+            self.calls += 1
+            return jnp.tanh(x @ self.w)
+    def __init__(self):
+        self.layers = [self.Layer(3), self.Layer(3)]
+        self.head = Module(jnp.ones(3), "head")
+        self.best = float("inf")
+    def train(self, batch):
+        x, y = batch
+        params = [layer.w for layer in self.layers]
+        def loss_fn(params, head):
+            for w in params:
+                hidden = jnp.tanh(x @ w)
+            return jnp.mean((head(hidden) - y) ** 2)
+        loss, (grads, head) = jax.value_and_grad(loss_fn, argnums=(0, 1))(params, self.head)
+        for layer, g in zip(self.layers, grads):
+            layer.w -= 0.1 * g
+            layer.calls += 1
+        self.head = eqx.apply_updates(self.head, jax.tree.map(lambda g: -0.1 * g, head))
+        self.best = jnp.minimum(self.best, loss)
+        return loss
+classic, layered, history = ClassicTrainer(), Layered(), {"loss": []}
+"""
+CLASSIC_STEP = """
+first, second = classic.train_step(batch), layered.train(batch)
+loss = first + second
+jax.debug.callback(lambda value: history["loss"].append(round(float(value), 9)), loss)
+"""
+CLASSIC_AFTER = (
+    "jax.effects_barrier() or [plain(classic.state.params), int(classic.state.step), classic.log, "
+    "plain(jax.random.key_data(classic.key)), plain(classic.metrics), history['loss'], "
+    "[plain(layer.w) for layer in layered.layers], [layer.calls for layer in layered.layers], "
+    "plain(layered.head), float(layered.best)]"
+)
+TRAININGS["classic"] = training(CLASSIC, CLASSIC_STEP, CLASSIC_AFTER)

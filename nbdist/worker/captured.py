@@ -18,7 +18,7 @@ import jax
 
 from nbdist.errors import StepError
 from nbdist.worker.code_names import globals_of, words_of
-from nbdist.worker.object_graph import is_users
+from nbdist.worker.object_slots import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,8 @@ import jax
 from nbdist.errors import StepError
 from nbdist.worker.carried import Carried
 from nbdist.worker.leaves import is_array, is_spread
-from nbdist.worker.object_graph import Found, container_of, walk
+from nbdist.worker.object_graph import Found, walk
+from nbdist.worker.object_slots import container_of, is_data
 from nbdist.worker.object_trace import Slot, Trace
 from nbdist.worker.object_values import ObjectValues, leaves_in, objects_in
 
@@ -74,7 +75,8 @@ class ObjectState:
         counted: Counter[int] = Counter()
         for found in self._walk():
             for item in found.container.contents().values():
-                counted.update({id(leaf) for leaf in _own_arrays(item)})
+                if not is_data(item):
+                    counted.update({id(leaf) for leaf in _own_arrays(item)})
         return {leaf for leaf, times in counted.items() if times > 1}
 
     def originals(self) -> dict[str, list[Any]]:
@@ -199,10 +201,7 @@ class ObjectState:
         return self._lines[self._origin(slot)]
 
     def _refuse(self, slot: Slot, how: str) -> StepError:
-        return StepError(
-            f"`{slot.path}` (line {self._line(slot)}) {how}: give it a value of the shape and type "
-            "that the step makes, in an earlier cell; what is to be collected, report"
-        )
+        return StepError(f"`{slot.path}` (line {self._line(slot)}) {how}")
 
 
 def _own_arrays(item: Any) -> Iterator[Any]:
@@ -211,6 +210,8 @@ def _own_arrays(item: Any) -> Iterator[Any]:
     def has_slots(part: Any) -> bool:
         return container_of(part) is not None
 
-    for leaf in jax.tree.leaves(item, is_leaf=has_slots):
-        if is_array(leaf):
-            yield leaf
+    if is_array(item):
+        yield item
+    elif not is_data(item) or isinstance(item, tuple):
+        leaves = jax.tree.leaves(item, is_leaf=has_slots)
+        yield from (leaf for leaf in leaves if is_array(leaf))

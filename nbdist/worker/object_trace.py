@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
+from jax._src import core
 
 from nbdist.worker.leaves import described
-from nbdist.worker.object_graph import container_of
+from nbdist.worker.object_slots import container_of
 from nbdist.worker.object_values import leaves_in, objects_in
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 _CONSTANTS = (*_NUMBERS, str, bytes, type(None))
 _FINISHED = (*_CONSTANTS, type, np.ndarray)
 _MISSING = object()
+_COPIED_BYTES = 1 << 24
+"""Of NumPy's arrays, which code can change in place; larger ones are data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +86,16 @@ class _Change:
         return self.is_near and any(isinstance(leaf, _CONSTANTS) for leaf in leaves)
 
 
+_CREATE = (
+    "create it in an earlier cell, with the shape and type that the step gives it; to collect "
+    "values, report them or use jax.debug.callback"
+)
+_ESCAPED = (
+    "is set inside of jax.grad, jax.jit, jax.vmap or a loop of JAX, where values exist only "
+    "meanwhile: return the value from that function (jax.grad with has_aux=True), and set it then"
+)
+
+
 class Trace:
     """The containers of the user's program, as they were before a step is traced.
 
@@ -98,6 +112,8 @@ class Trace:
         refuse: Callable[[Slot, str], StepError],
     ) -> None:
         self._before = [(found, found.container.contents()) for found in containers]
+        self._copies = list(self._copied())
+        self._trace = core.trace_ctx.trace
         self._known = {id(found.container.value) for found in containers}
         self._carried = carried
         self._refuse = refuse
@@ -113,8 +129,10 @@ class Trace:
         Raises:
             StepError: a slot cannot be carried.
         """
-        slots = []
+        slots = [slot for slot, _ in self._changed_in_place()]
         for change in self._changes():
+            if any(self._has_escaped(leaf) for leaf in leaves_in(change.new)):
+                raise self._refuse(change.slot, _ESCAPED)
             if change.slot.place in self._carried:
                 if change.new is _MISSING:
                     raise self._refuse(change.slot, "is deleted by the step")
@@ -129,6 +147,8 @@ class Trace:
 
     def restore(self) -> None:
         """Put back what the containers held, but for what lasts."""
+        for slot, copy in self._changed_in_place():
+            slot.original[...] = copy
         for change in reversed(list(self._changes())):
             container, key = change.slot.found.container, change.slot.key
             if self._stays(change):
@@ -147,15 +167,36 @@ class Trace:
     def _changes(self) -> Iterator[_Change]:
         for found, before in self._before:
             after = found.container.contents()
+            if before.keys() == after.keys() and all(map(is_, before.values(), after.values())):
+                continue
             for key in dict.fromkeys((*before, *after)):
                 old, new = before.get(key, _MISSING), after.get(key, _MISSING)
                 if old is not new and not _are_equal(old, new):
                     yield _Change(Slot(found, key, old), new)
 
+    def _has_escaped(self, leaf: Any) -> bool:
+        """Whether it is a tracer of a transformation within the step."""
+        return isinstance(leaf, core.Tracer) and leaf._trace is not self._trace
+
+    def _copied(self) -> Iterator[tuple[Slot, np.ndarray]]:
+        """Small arrays of NumPy in what the step leads to; names of the notebook come last."""
+        left = _COPIED_BYTES
+        for found, items in sorted(self._before, key=lambda pair: not pair[0].path):
+            for key, item in items.items() if found.origin is not None else ():
+                if _is_changeable(item) and item.nbytes <= left:
+                    left -= item.nbytes
+                    yield Slot(found, key, item), item.copy()
+
+    def _changed_in_place(self) -> Iterator[tuple[Slot, np.ndarray]]:
+        for slot, copy in self._copies:
+            if copy.tobytes() != slot.original.tobytes():
+                yield slot, copy
+
     def _slot(self, change: _Change) -> Slot:
         if change.old is None or change.new is None:
             was, now = _outlined(change.old), _outlined(change.new)
-            raise self._refuse(change.slot, f"was {was}, and the step makes it {now}")
+            how = f"was {was}, and the step makes it {now}: {_CREATE}"
+            raise self._refuse(change.slot, how)
         inner = (id(part) for part in objects_in(change.new) if part is not change.new)
         kept = frozenset(part for part in inner if part in self._known)
         return dataclasses.replace(change.slot, kept=kept)
@@ -163,11 +204,18 @@ class Trace:
     def _check_new(self, change: _Change) -> None:
         leaves = leaves_in(change.new)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            what = _outlined(change.new)
-            raise self._refuse(change.slot, f"is new in the step, which makes it {what}")
+            self._refuse_new(change, _outlined(change.new))
         is_number = isinstance(change.new, _NUMBERS)
         if change.is_near and is_number and not isinstance(change.slot.key, int):
-            raise self._refuse(change.slot, f"is new in the step, which makes it {change.new!r}")
+            self._refuse_new(change, repr(change.new))
+
+    def _refuse_new(self, change: _Change, what: str) -> NoReturn:
+        how = f"is new in the step, which makes it {what}: {_CREATE}"
+        raise self._refuse(change.slot, how)
+
+
+def _is_changeable(item: Any) -> bool:
+    return isinstance(item, np.ndarray) and item.flags.writeable and not item.dtype.hasobject
 
 
 def _are_equal(old: Any, new: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from nbdist.worker.object_graph import Attributes, is_open
+from nbdist.worker.object_slots import Attributes, is_open
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nbdist.worker.carried import Place, Values
 
 _NUMBERS = (bool, int, float)
+_CONTAINERS = (dict, list, tuple)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +101,21 @@ def objects_in(value: Any) -> Iterator[Any]:
             waiting.extend(_children(part))
 
 
+def leaves_in(value: Any) -> list[Any]:
+    """What has no parts of a value and of the objects in it."""
+    return [part for part in objects_in(value) if not _has_parts(part)]
+
+
+def _has_parts(part: Any) -> bool:
+    return is_open(part) or isinstance(part, _CONTAINERS) or bool(_children(part))
+
+
 def _children(part: Any) -> list[Any]:
+    """The parts of a pytree; a dict may have keys that JAX cannot sort."""
+    if isinstance(part, dict):
+        return list(part.values())
     children = jax.tree_util.default_registry.flatten_one_level(part)
     return [] if children is None else list(children[0])
-
-
-def leaves_in(value: Any) -> list[Any]:
-    """The leaves of a value, also of the objects in it."""
-    return [leaf for _, leaf in _apart(value, ())[0]]
 
 
 def _apart(

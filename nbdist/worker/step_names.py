@@ -16,7 +16,7 @@ from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.code_names import changed_later, words_of
 from nbdist.worker.data import leaves
 from nbdist.worker.leaves import as_data, is_own
-from nbdist.worker.object_graph import is_open
+from nbdist.worker.object_slots import is_open
 from nbdist.worker.object_state import ObjectState, Rebound
 from nbdist.worker.stepper import function_source
 
