@@ -81,10 +81,16 @@ total, _ = jax.lax.scan(body, 0.0, batch[:3, 0])
 jax.debug.print("loss {}", loss, ordered=True)
 {"loss": loss, "number": number, "twice": twice, "total": total}
 """
-KINDS = {"2 x 1": {"hosts": 2}, "2 x 2": {"hosts": 2, "devices_per_host": 2}}
+KINDS = {
+    "2 x 1": {"hosts": 2},
+    "2 x 2": {"hosts": 2, "devices_per_host": 2},
+    "4 x 1": {"hosts": 4},
+}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=["2 x 1", "2 x 2", pytest.param("4 x 1", marks=pytest.mark.full)]
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(**KINDS[request.param], framework="jax") as running:
         yield running
@@ -168,4 +174,4 @@ def test_upstream_still_calls_back_on_rank_0_alone(cluster: nbdist.Cluster) -> N
     cluster.run(SETUP, strategy="pjrt")
     cluster.run(UPSTREAM, strategy="pjrt")
     found = [objects["outcome"] for _, objects in sorted(cluster.pull(["outcome"]).items())]
-    assert found == [[0, 2, 4, 6], [0, 0, 0, 0]]
+    assert found == [[0, 2, 4, 6], *[[0, 0, 0, 0]] * (len(found) - 1)]
