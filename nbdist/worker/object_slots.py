@@ -40,7 +40,7 @@ _OPEN_MODULES = ("types", "collections", "argparse")
 
 _SKIPPED = {
     *sys.stdlib_module_names,
-    *("jax", "jaxlib", "numpy", "tensorflow", "torch", "nbdist"),
+    *("jax", "jaxlib", "numpy", "tensorflow", "torch", "nbdist", "wrapt"),
     *("IPython", "ipykernel", "ipyparallel", "traitlets", "zmq", "tornado", "msgspec"),
 }
 """Packages with objects that hold no state of a step, and lead far away."""
@@ -219,14 +219,18 @@ def leads_on(value: Any) -> bool:
 
 
 def container_of(value: Any) -> Container | None:
-    """The value with its slots; None if nothing in it can be rebound, or nothing of a step's."""
-    if isinstance(value, dict):
+    """The value with its slots; None if nothing in it can be rebound, or nothing of a step's.
+
+    Its own type counts: a proxy, as TensorFlow has for dicts, gives itself out for another.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
         return _Items(value)
-    if isinstance(value, (list, deque)):
+    if issubclass(kind, (list, deque)):
         return _Elements(value)
-    if isinstance(value, CellType):
+    if issubclass(kind, CellType):
         return _Variable(value)
-    if isinstance(value, type):
+    if issubclass(kind, type):
         return _OfClass(value) if is_users(value.__module__) else None
     return Attributes(value) if is_open(value) else None
 
@@ -234,9 +238,9 @@ def container_of(value: Any) -> Container | None:
 def is_open(value: Any) -> bool:
     """Whether it is an object with attributes of its own, as those of the user's classes."""
     kind: Any = type(value)
-    if isinstance(value, (*_CLOSED, dict, list, deque, type, FunctionType, MethodType, CellType)):
+    if issubclass(kind, (*_CLOSED, dict, list, deque, type, FunctionType, MethodType, CellType)):
         return False
-    if isinstance(value, (tuple, functools.partial)) or not (kind.__dictoffset__ or _members(kind)):
+    if issubclass(kind, (tuple, functools.partial)) or not (kind.__dictoffset__ or _members(kind)):
         return False
     root = kind.__module__.partition(".")[0]
     if root in _SKIPPED and root not in _OPEN_MODULES:
