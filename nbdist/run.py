@@ -36,7 +36,7 @@ from nbdist.telemetry.request import kernel_ends
 from nbdist.views import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from nbdist.crew import Crew
     from nbdist.escalation import Send
@@ -231,6 +231,11 @@ class CellWatch:
         if stopping:
             self._status = "stopped"
             self._ask_to_stop()
+
+    @property
+    def ends(self) -> Mapping[int, CellEnded]:
+        """How each rank has ended that has."""
+        return self._ended
 
     def kernel_ends(self) -> bool:
         """Whether an interrupt was for the kernel's end, beyond which the cell goes on."""

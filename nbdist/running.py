@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from nbdist.adoption import controllers_of, of_crew
+from nbdist.alignment import Alignment
 from nbdist.errors import (
     LeftError,
     NbdistError,
@@ -77,6 +78,7 @@ class Runner:
         self._settings = settings
         self._healer = Healer(crew, journal, estate, self._run_again, settings.replace_wait_s)
         self._watches: tuple[CellWatch, ...] = ()
+        self._alignment = Alignment()
         self.stuck: list[int] = []
 
     @property
@@ -119,6 +121,7 @@ class Runner:
     def forget(self) -> None:
         """The engines are others: nobody is in a cell any more."""
         self._watches, self.stuck = (), []
+        self._alignment.forget()
 
     def refuse_unmade(self, request: CellRequest) -> None:
         """Raises ReplayError where fresh workers cannot be made to have what a run needs."""
@@ -245,6 +248,7 @@ class Runner:
         finally:
             with interrupt_held():
                 self.last_run = task.recorder.run()
+                self._alignment.note(watch.ends)
                 if left:
                     self._crew.close_sockets()
                     watch.leave()
@@ -260,10 +264,13 @@ class Runner:
 
     def _sending(self, task: Task, watch: CellWatch, request: CellRequest) -> Callable[[], None]:
         """What sends the cell, with the number that is the watch's, and follows it."""
-        sent = structs.replace(request, number=self.number)
+        states, said = self._alignment.due(task.cell.ranks, self._crew.world_size)
+        sent = structs.replace(request, number=self.number, generators=states)
 
         def follow() -> None:
             self._require_all(request)
+            if said and request.seed is None:
+                task.view.say(said)
             self._estate.sent(sent, **of_crew(self._crew))
             if task.cell.detached:
                 self._crew.detach(on=True)
@@ -335,6 +342,7 @@ class Runner:
             heals.begin(lost)
             try:
                 self._healer.heal(lost, request, heals.saved)
+                self._alignment.forget()
                 break
             except LeftError:
                 raise

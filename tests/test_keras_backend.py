@@ -43,7 +43,7 @@ def fresh(both: nbdist.Cluster) -> nbdist.Cluster:
 def refused(cluster: nbdist.Cluster, source: str, strategy: str) -> str:
     with pytest.raises(nbdist.CellError) as caught:
         cluster.run(source, strategy=strategy)
-    assert "the same error" in str(caught.value), "on all ranks"
+    assert "finished" not in str(caught.value), "on any rank"
     return caught.value.evalue
 
 
@@ -136,7 +136,8 @@ def test_where_the_other_framework_is_not_wired(
     framework: str, backend: str, strategy: str, says: str
 ) -> None:
     with clusters.cluster(hosts=2, framework=framework) as cluster:
-        assert says in refused(cluster, ASKS.format(backend) + FIT, strategy)
+        cell = ASKS.format(backend) + "import tensorflow" + FIT
+        assert says in refused(cluster, cell, strategy)
         trains(cluster, strategy)
 
 

@@ -38,6 +38,7 @@ COMPOSERS = {
     "inspected",
     "doctor",
     "healing",
+    "alignment",
     "drift",
     "heals",
     "journal",

@@ -32,7 +32,7 @@ OF_ALL = (
     + f"""
 {IMPORTS}
 outcome += tf.random.normal([2]).numpy().tolist()
-outcome += keras.random.normal([2]).numpy().tolist()
+outcome += np.asarray(keras.random.normal([2])).tolist()
 made = keras.layers.Dense(2)
 made.build((None, 2))
 outcome += made.get_weights()[0].ravel().tolist()
@@ -94,11 +94,10 @@ def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
 
 def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Cluster) -> None:
     """What an import of Keras draws itself from Python's generator, it draws in one process too."""
-    late = "import os\nos.environ['KERAS_BACKEND'] = 'tensorflow'\n" + OF_ALL
     by_hand = OF_ALL.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
     before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
-    by_itself = plainly({"own": before + by_hand}, KERAS_BACKEND="tensorflow")["own"]
-    assert drawn(jax_cluster, late) == by_itself
+    by_itself = plainly({"own": before + by_hand}, KERAS_BACKEND="jax")["own"]
+    assert drawn(jax_cluster, OF_ALL) == by_itself
 
 
 def test_an_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
@@ -179,3 +178,48 @@ def test_what_is_no_seed_is_refused(seed: int) -> None:
         nbdist.Cluster(hosts=1, seed=seed)
     with pytest.raises(UsageError, match=says + " from 0 to 4294967295"):
         parse_cell("pass", number=1, label=1, strategy=None, seed=seed)
+
+
+ON_ONE = """
+import random, numpy as np
+if rank == {rank}:
+    random.random(), np.random.rand(), random.gauss(0, 1), np.random.normal()
+"""
+ALL_THREE = (
+    OF_PYTHON
+    + """
+import tensorflow as tf
+outcome += [random.gauss(0, 1), np.random.normal(), *tf.random.normal([2]).numpy().tolist()]
+"""
+)
+
+
+def test_a_draw_on_one_rank_shifts_none_in_the_next_cell(
+    tensorflow_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if rank 0 were the only one, whoever has drawn."""
+    draws = ON_ONE.replace("if rank == {rank}:\n    ", "")
+    by_itself = plainly(
+        {
+            "rank 1 drew": SEEDED.format(seed=4) + ALL_THREE,
+            "rank 0 drew": SEEDED.format(seed=4) + draws + ALL_THREE,
+        },
+        "tensorflow",
+    )
+    for rank, numbers in ((1, by_itself["rank 1 drew"]), (0, by_itself["rank 0 drew"])):
+        tensorflow_cluster.run("pass", seed=4)
+        tensorflow_cluster.run(ON_ONE.format(rank=rank))
+        capsys.readouterr()
+        assert drawn(tensorflow_cluster, ALL_THREE) == numbers
+        said = capsys.readouterr()
+        assert "rank 1 had drawn other random numbers than rank 0 (NumPy, random)" in (
+            said.out + said.err
+        )
+    tensorflow_cluster.run("tf.random.normal([2])", ranks="1")
+    capsys.readouterr()
+    drawn(tensorflow_cluster, ALL_THREE)
+    said = capsys.readouterr()
+    assert "than rank 0 (TensorFlow)" in said.out + said.err
+    drawn(tensorflow_cluster, ALL_THREE)
+    said = capsys.readouterr()
+    assert "random numbers" not in said.out + said.err

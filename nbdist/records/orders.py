@@ -167,6 +167,7 @@ class CellRequest(Order, frozen=True):
         planning: what is asked of the layout of what the cell fits, under pjrt.
         seed: of every random generator when the cell begins; None leaves them as they are.
         own_data: what Keras is given is each rank's part of the data.
+        generators: states that they take before, packed by `worker/aligned.py`; empty leaves them.
     """
 
     source: str
@@ -184,6 +185,7 @@ class CellRequest(Order, frozen=True):
     planning: Planning = Planning()
     seed: int | None = None
     own_data: bool = False
+    generators: bytes = b""
 
     @property
     def is_plan(self) -> bool:

@@ -355,6 +355,8 @@ class CellEnded(Said, frozen=True):
             that claim to be the same on all ranks.
         next_key: the instance key of this rank's next collective of TensorFlow; 0 without
             TensorFlow. Ranks with different keys cannot meet in one.
+        generators: a number for the state of each global random generator, by its library.
+        generator_states: the states, packed by `worker/aligned.py`; of rank 0 only.
     """
 
     status: Literal["ok", "error", "interrupted"]
@@ -363,6 +365,8 @@ class CellEnded(Said, frozen=True):
     unfinished: bool = False
     replicated: tuple[Replicated, ...] = ()
     next_key: int = 0
+    generators: dict[str, int] = msgspec.field(default_factory=dict)
+    generator_states: bytes = b""
 
 
 class Stopping(Said, frozen=True):

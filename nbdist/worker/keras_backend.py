@@ -88,7 +88,7 @@ def _decide(given: str | None) -> None:
         os.environ[VARIABLE] = _BACKENDS[strategy or first]
     elif strategy is not None and chosen not in (given, _BACKENDS[strategy]):
         by = _STRATEGIES.get(chosen, "no strategy")
-        _set_back(given)
+        worker.ending.callback(_set_back, given)  # TensorFlow, which may import it, goes on
         raise KerasBackendError(
             f"{VARIABLE}={chosen}, and this cell runs under {strategy}: Keras on {chosen} is "
             f"trained over the workers by {by}. {_remedy(chosen, is_loaded=False)}"
@@ -98,7 +98,7 @@ def _decide(given: str | None) -> None:
 def _set_back(given: str | None) -> None:
     """The next cell may choose anew."""
     if given is None:
-        del os.environ[VARIABLE]
+        os.environ.pop(VARIABLE, None)
     else:
         os.environ[VARIABLE] = given
 

@@ -21,7 +21,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
-from nbdist.worker import keras_backend, seeding, state, steps
+from nbdist.worker import aligned, keras_backend, seeding, state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
@@ -168,6 +168,8 @@ class _Cell:
     def _told(self) -> Iterator[None]:
         """Whatever becomes of the cell, the notebook is told; nothing is raised."""
         try:
+            if self._request.generators:
+                aligned.restore(self._request.generators)
             if self._request.seed is not None:
                 seeding.seed_generators(self._request.seed)
             yield
@@ -267,6 +269,7 @@ class _Cell:
         except Exception as trouble:  # noqa: BLE001 - else nobody would learn that the cell is over
             error = error or trouble
             failure = failure or self._describe(trouble, follows=False)
+        generators = aligned.States.now()
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
             seconds=self._worker.seconds(),
@@ -274,6 +277,8 @@ class _Cell:
             unfinished=self._worker.unfinished,
             replicated=self._replicated if error is None else (),
             next_key=self._worker.next_key(),
+            generators=generators.digests(),
+            generator_states=b"" if self._worker.rank else generators.packed(),
             rank=self._worker.rank,
             cell=self._request.number,
         )
