@@ -230,11 +230,6 @@ class Operator:
         self._run(PREPARE)
         self._run(SETUP[self._strategy])
         self._must_set_up = False
-        self._rebuilds = self._made_anew()
-
-    def _made_anew(self) -> int:
-        """How often TensorFlow's variables were lost."""
-        return self._cluster._crew.collectives._rebuilds
 
     # What is drawn.
 
@@ -398,7 +393,7 @@ class Operator:
         assert self._run("rank") == {rank: str(rank) for rank in self._ranks}
         whole = self._run("{'kept', 'numbers', 'variable'} <= globals().keys()")
         is_whole = {*whole.values()} == {"True"}  # a step may take its arrays along
-        self._must_set_up = not is_whole or self._rebuilds != self._made_anew()
+        self._must_set_up = not is_whole
         if self._random.random() < 0.3:
             if self._must_set_up:
                 self._set_up()

@@ -30,7 +30,21 @@ def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManag
 def _merge_call(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
     if tf.compat.v1.get_default_graph() is _own_graph():
         return _merge_upstream(self, function, args, kwargs)
-    return distribute_lib.ReplicaContextBase._merge_call(self, function, args, kwargs)
+    (device,) = self._strategy.extended.worker_devices
+    placed = [_on(device, given) for given in (args, kwargs)]
+    return distribute_lib.ReplicaContextBase._merge_call(self, function, *placed)
+
+
+def _on(device: str, values: Any) -> Any:
+    """The same values, with tensors on a device: a nested graph has them on none."""
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, (tf.Tensor, tf.IndexedSlices)):
+            return value
+        with tf.device(device):
+            return tf.identity(value)
+
+    return tf.nest.map_structure(one, values)
 
 
 def _own_graph() -> Any:
