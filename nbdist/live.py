@@ -53,7 +53,7 @@ STATE_INTERVAL_S = 0.5
 LOOKING = 0.005
 """Of a core, what looking for findings takes at most: of many ranks it is done less often."""
 
-_NOTED = {"batch", "checkpoint", "compiled", "nan"}
+_NOTED = {"batch", "checkpoint", "compiled", "nan", "strategy"}
 """Topics of findings that ranks have told, which nobody finds again."""
 
 

@@ -12,7 +12,7 @@ export const NO_SUCH_RUN = 4404;
 
 export const RUN_IS_GONE = 4410;
 
-export type FindingTopic = 'network' | 'straggler' | 'starved' | 'dropped' | 'disk' | 'batch' | 'checkpoint' | 'compiled' | 'nan';
+export type FindingTopic = 'network' | 'straggler' | 'starved' | 'dropped' | 'disk' | 'batch' | 'checkpoint' | 'compiled' | 'nan' | 'strategy';
 
 export type RankStatus = 'running' | 'finished' | 'failed' | 'interrupted' | 'dead';
 

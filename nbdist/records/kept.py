@@ -33,6 +33,7 @@ FindingTopic = Literal[
     "checkpoint",
     "compiled",
     "nan",
+    "strategy",
 ]
 
 

@@ -23,7 +23,7 @@ from tensorflow.python.distribute import cross_device_ops, mirrored_run
 from tensorflow.python.eager import context
 
 from nbdist.records import CollectiveState, Device
-from nbdist.worker import lazily, state
+from nbdist.worker import lazily, running_strategy, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +70,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
         _reset_context()
     _grow_gpu_memory()
     lazily.once_imported("keras", _patch_keras)
+    running_strategy.apply()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )

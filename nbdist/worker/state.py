@@ -95,6 +95,7 @@ class Worker:
         self.passed_rows = 0
         self.guard = 0
         self.replicated: ReplicatedArrays | None = None
+        self._noted: set[str] = set()
         self.memory = MemoryGauge()
         self.next_key: Callable[[], int] = int
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
@@ -110,6 +111,12 @@ class Worker:
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Say a line about the run; the same line of several ranks is shown once."""
         self.say(Note(topic=topic, text=text, warning=warning, **self.said()))
+
+    def note_once(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
+        """Say a line that this cell has not said before."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(topic, text, warning=warning)
 
     def flush(self) -> None:
         """What was said and reported is on its way: it is not lost with this process."""
@@ -137,8 +144,9 @@ class Worker:
 
     def begin_cell(self, request: CellRequest) -> None:
         self.cell = request.number
-        self.saving = request.saving
         self.strategy = request.strategy
+        self._noted.clear()
+        self.saving = request.saving
         self.names = NamesOfCell(request.names, request.makes)
         self.replays, self.guard = request.replays, request.guard
         self.planning = request.planning
@@ -153,16 +161,12 @@ class Worker:
 
     def end_cell(self, error: BaseException | None = None) -> None:
         """Output that threads write from here on belongs to no cell."""
-        self.ending.__exit__(None if error is None else type(error), error, None)
-        for tap in self._taps:
-            tap.settle()
-        self.cell, self.strategy = 0, None
         try:
             self.ending.__exit__(None if error is None else type(error), error, None)
         finally:
             for tap in self._taps:
                 tap.settle()
-            self.cell = 0
+            self.cell, self.strategy = 0, None
 
     def leave(self) -> None:
         """The process is about to end: what was said arrives first."""
@@ -268,3 +272,15 @@ def if_any() -> Worker | None:
 def strategies() -> dict[StrategyName, Any]:
     """What was built on this rank; nothing in a process that is none."""
     return {} if _worker is None else _worker.strategies
+
+
+def cell_strategy() -> Any:
+    """The strategy in whose scope a cell runs on all ranks; None for no scope or no cell."""
+    if _worker is None or _worker.strategy is None:
+        return None
+    return _worker.strategies.get(_worker.strategy)
+
+
+def in_cell() -> bool:
+    """Return whether a cell runs in this process."""
+    return _worker is not None and _worker.cell != 0
