@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import socket
@@ -23,7 +24,7 @@ from tensorflow.python.distribute import cross_device_ops, mirrored_run
 from tensorflow.python.eager import context
 
 from nbdist.records import CollectiveState, Device
-from nbdist.worker import lazily, running_strategy, state
+from nbdist.worker import lazily, running_strategy, saves, state, tensorflow_save
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,12 +72,13 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     _grow_gpu_memory()
     lazily.once_imported("keras", _patch_keras)
     running_strategy.apply()
+    tensorflow_save.apply()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )
     while _held_ports:
         _held_ports.pop().close()
-    _prove_collectives(strategy)
+    _connect_saves(strategy, wiring.tf_config, worker)
     worker.strategies["mirrored"] = strategy
     worker.broken.discard("mirrored")
     worker.next_key = next_key
@@ -86,9 +88,10 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
 
 def _patch_keras() -> None:
     if sys.modules["keras"].backend.backend() == "tensorflow":
-        from nbdist.worker import keras_patch
+        from nbdist.worker import keras_patch, keras_save
 
         keras_patch.apply()
+        keras_save.apply()
 
 
 def break_off() -> None:
@@ -166,14 +169,27 @@ def _options(communication: Communication) -> tf.distribute.experimental.Communi
     )
 
 
-def _prove_collectives(strategy: tf.distribute.Strategy) -> None:
-    """One all-reduce over every replica, so that the links are up before a cell needs them."""
-    ones = strategy.run(lambda: tf.constant(1))
-    total = int(strategy.reduce("SUM", ones, axis=None))
-    if total != strategy.num_replicas_in_sync:
+def _connect_saves(strategy: tf.distribute.Strategy, tf_config: str, worker: state.Worker) -> None:
+    """Tell all ranks the port of rank 0's server; the all-reduce shows that the links work."""
+    host = json.loads(tf_config)["cluster"]["worker"][0].rpartition(":")[0]
+    port = saves.serve(host, worker.stream_key) if worker.rank == 0 else 0
+    of_chief = _prove_collectives(strategy, port) // len(strategy.extended.worker_devices)
+    saves.connect(host, of_chief, worker.stream_key)
+
+
+def _prove_collectives(strategy: tf.distribute.Strategy, own: int = 0) -> int:
+    """One all-reduce over every replica, so that the links are up before a cell needs them.
+
+    Returns:
+        The sum of every replica's `own`.
+    """
+    values = strategy.run(lambda: tf.constant([1, own]))
+    ones, total = strategy.reduce("SUM", values, axis=None).numpy().tolist()
+    if ones != strategy.num_replicas_in_sync:
         raise RuntimeError(
-            f"an all-reduce of ones over {strategy.num_replicas_in_sync} replicas gave {total}"
+            f"an all-reduce of ones over {strategy.num_replicas_in_sync} replicas gave {ones}"
         )
+    return int(total)
 
 
 def _reset_context() -> None:

@@ -37,6 +37,7 @@ class Worker:
     """One rank. Created when the engine is told who it is.
 
     Attributes:
+        stream_key: the key of the notebook's stream, known to the notebook and its ranks alone.
         cell: the number of the cell that runs; 0 between cells.
         strategies: what was built.
         memory: measures what this process takes.
@@ -70,6 +71,7 @@ class Worker:
     def __init__(self, identity: WorkerIdentity) -> None:
         self.rank = identity.rank
         self.world_size = identity.world_size
+        self.stream_key = identity.stream.server_key
         self.seed = identity.seed
         self.order = 0
         self.own_data = False

@@ -1,0 +1,103 @@
+"""Evidence that the main thread waits in a collective of TensorFlow.
+
+The innermost Python frames name the op or the function that TensorFlow executes. It starts eager
+collectives from a pool of threads, for which the main thread waits. An op computes on threads of
+its own while the main thread waits, so a wait counts only if the whole process uses almost no
+processor time meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+_OPS = "tensorflow.python.ops.gen_collective_ops"
+_EXECUTE = "tensorflow.python.eager.execute"
+_LAUNCHER = "tensorflow.python.distribute.cross_device_ops"
+_MOST_BUSY = 0.1
+"""Of a core, while nothing is computed: an idle worker uses 0.01 (measured, 2 cores)."""
+
+_NOISE_S = 0.05
+_MOST_BETWEEN_S = 1.0
+
+
+class WaitClock:
+    """Times an uninterrupted wait of the main thread in a collective.
+
+    Args:
+        main: the main thread's ident.
+    """
+
+    def __init__(self, main: int) -> None:
+        self._main = main
+        self._call: object = None
+        self._since = self._cpu_s = self._sampled = 0.0
+
+    def seconds(self) -> float:
+        """Sample the thread; returns for how long it has waited, over samples at most 1 s apart."""
+        now, cpu_s = time.monotonic(), time.process_time()
+        frames = sys._current_frames()
+        frame = frames[self._main]
+        call = (id(frame), frame.f_lasti) if in_collective(frames, self._main) else None
+        idle = cpu_s - self._cpu_s <= _NOISE_S + _MOST_BUSY * (now - self._since)
+        goes_on = call is not None and call == self._call and idle
+        if not goes_on or now - self._sampled > _MOST_BETWEEN_S:
+            self._call, self._since, self._cpu_s = call, now, cpu_s
+        self._sampled = now
+        return now - self._since if call is not None else 0.0
+
+
+def in_collective(frames: Mapping[int, FrameType], main: int) -> bool:
+    """Whether the main thread executes a collective, or waits for a thread that does.
+
+    Args:
+        frames: the innermost frame of each thread.
+        main: the main thread's ident.
+    """
+    if _executes_collective(frames[main]):
+        return True
+    stack = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(frames[main]))
+    return _LAUNCHER in stack and any(map(_executes_collective, frames.values()))
+
+
+def _executes_collective(frame: FrameType) -> bool:
+    """Whether a thread's innermost frame executes a collective or a function that has one."""
+    module = frame.f_globals.get("__name__")
+    if module == _OPS:
+        return True
+    if module != _EXECUTE:
+        return False
+    name = frame.f_locals.get("op_name")
+    if isinstance(name, bytes):  # an op that takes TensorFlow's slow path
+        name = name.decode()
+    return isinstance(name, str) and (name.startswith("Collective") or _has_collective(name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_collective(name: str) -> bool:
+    """Whether a function of TensorFlow's context has a collective, or calls one that has."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import errors
+
+    try:
+        definition = context.context().get_function_def(name)
+    except errors.NotFoundError:  # it is an op
+        return False
+    return any(
+        node.op.startswith("Collective") or any(map(_has_collective, _called(node)))
+        for node in definition.node_def
+    )
+
+
+def _called(node: Any) -> set[str]:
+    """The functions that a node calls."""
+    values = list(node.attr.values())
+    called = {value.func.name for value in values if value.HasField("func")}
+    return called.union(*({each.name for each in value.list.func} for value in values))

@@ -1,0 +1,231 @@
+"""Saves under the mirrored strategy: rank 0 writes, the others wait until its file is complete.
+
+Each rank runs the saving function, because it may contain collectives. Rank 0 writes to the path
+that the user typed. Another rank writes to a temporary folder, asks rank 0 for its save of the same
+path (`worker/chief_files.py`) and removes the folder. A rank that does not see rank 0's files at
+the path copies them there. Rank 0 never waits, so a save on rank 0 alone needs nobody. A rank whose
+save rank 0 does not make keeps its own: rank 0 typed another path, has ended the cell, or waits in
+a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbdist.errors import AnotherRankError
+from nbdist.worker import state
+from nbdist.worker.chief_files import (
+    Answer,
+    AskPath,
+    AskSave,
+    Chief,
+    ChiefServer,
+    answer_of,
+    key_of,
+)
+from nbdist.worker.save_ledger import SaveLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.worker.save_ledger import Entry
+
+_FIRST_POLL_S = 0.005
+_LAST_POLL_S = 0.05
+_REMOTE = "://"
+
+
+class Saves:
+    """The saves of this rank.
+
+    Args:
+        chief: rank 0, as this rank asks it; None on rank 0.
+        ledger: of rank 0's saves; used on rank 0 alone.
+    """
+
+    def __init__(self, chief: Chief | None, ledger: SaveLedger) -> None:
+        self._chief = chief
+        self._ledger = ledger
+        self._cell = 0
+        self._counts: Counter[str] = Counter()
+        self._busy = False
+        self._scratch: set[str] = set()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0."""
+        return self._chief is None
+
+    def applies(self, path: object) -> bool:
+        """Whether a save or a load of `path` is one of all ranks, and not part of another."""
+        return (
+            isinstance(path, (str, Path))
+            and not self._busy
+            and threading.current_thread() is threading.main_thread()
+            and state.cell_strategy() is not None
+            and not any(str(path).startswith(scratch) for scratch in self._scratch)
+        )
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within it, saves are parts of the one that has begun."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    @contextlib.contextmanager
+    def announced(self, path: str) -> Iterator[Entry]:
+        """On rank 0: a save of `path`; the others wait for the body's end."""
+        with self._ledger.saving(state.current().cell, path) as entry:
+            yield entry
+            if entry.answer.status == "pending":
+                entry.answer = Answer() if _REMOTE in path else answer_of(path)
+
+    def scratch(self) -> Path:
+        """A folder for what this rank writes in vain; it is removed with the cell at the latest."""
+        folder = tempfile.mkdtemp(prefix="nbdist-save-")
+        self._scratch.add(folder)
+        state.current().ending.callback(self.discard, Path(folder))
+        return Path(folder)
+
+    def discard(self, scratch: Path) -> None:
+        """Remove such a folder."""
+        shutil.rmtree(scratch, ignore_errors=True)
+        self._scratch.discard(str(scratch))
+
+    def await_chief(self, path: str) -> Answer:
+        """On another rank: wait until rank 0 has saved `path`; copy what is not seen here.
+
+        Returns:
+            The answer; its status is `done` or `alone`. Its `known` tells that this rank does
+            not see rank 0's files.
+
+        Raises:
+            AnotherRankError: rank 0 could not save.
+        """
+        worker, chief = state.current(), self._chief
+        assert chief is not None
+        if worker.cell != self._cell:
+            self._cell = worker.cell
+            self._counts.clear()
+        self._counts[path] += 1
+        asked = AskSave(worker.cell, worker.rank, path, self._counts[path])
+        answer = _until_settled(lambda: chief.ask(asked))
+        if answer.status == "failed":
+            raise AnotherRankError(f"rank 0 could not save {path}: {answer.error}")
+        apart = chief.bring(answer, Path(path).absolute().parent)
+        return Answer(answer.status, suffix=answer.suffix, known=apart)
+
+    def see(self, path: object, *, always: bool = False) -> None:
+        """Before a load: copy rank 0's files if rank 0 saved them, or nothing is here.
+
+        Args:
+            path: a file, a folder, or what the names of files begin with.
+            always: also if rank 0's process has not saved them.
+        """
+        chief = self._chief
+        if chief is None or not self.applies(path) or _REMOTE in str(path):
+            return
+        found = _until_settled(lambda: chief.ask(AskPath(str(path))))
+        if found.known or always or not answer_of(str(path)).files:
+            chief.bring(found, Path(str(path)).absolute().parent)
+
+    def one_path(self, path: object, write: Callable[[str], Any], *, swapped: bool = False) -> Any:
+        """Save to one path.
+
+        Args:
+            path: as the user typed it.
+            write: saves to the path that it is given.
+            swapped: it is one file, which rank 0 writes beside the path and renames.
+        """
+        if not self.applies(path):
+            return write(path)  # type: ignore[arg-type]
+        typed = str(path)
+        with self.whole():
+            if self.is_chief:
+                with self.announced(typed):
+                    return _swapped(typed, write) if swapped else write(typed)
+            scratch = self.scratch()
+            try:
+                result = write(str(scratch / Path(typed).name))
+                if self.await_chief(typed).status == "alone":
+                    move(scratch, Path(typed).absolute().parent)
+            finally:
+                self.discard(scratch)
+            return result
+
+
+def move(scratch: Path, folder: Path) -> None:
+    """Move all that is in `scratch` into `folder`, over what is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in scratch.iterdir():
+        if path.is_dir():
+            move(path, folder / path.name)
+        else:
+            beside = folder / f".{path.name}.nbdist"
+            shutil.copyfile(path, beside)
+            beside.replace(folder / path.name)
+
+
+def _swapped(path: str, write: Callable[[str], Any]) -> Any:
+    """Write a file beside its path, and rename it: a rank that reads the former one still can."""
+    target = Path(path)
+    if _REMOTE in path or target.is_symlink() or target.is_dir():
+        return write(path)
+    try:
+        beside = tempfile.TemporaryDirectory(prefix=".nbdist-", dir=target.parent)
+    except OSError:  # a folder that is missing or read-only: the write says so
+        return write(path)
+    with beside as folder:
+        draft = Path(folder) / target.name
+        result = write(str(draft))
+        draft.replace(target)
+    return result
+
+
+def _until_settled(ask: Callable[[], Answer]) -> Answer:
+    pause_s = _FIRST_POLL_S
+    while (answer := ask()).status == "pending":
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_POLL_S)
+    return answer
+
+
+_LEDGER = SaveLedger()
+_servers: list[ChiefServer] = []
+_saves: list[Saves] = []
+
+
+def serve(host: str, stream_key: bytes) -> int:
+    """On rank 0: answer the other ranks from now on.
+
+    Args:
+        host: the address that they connect to.
+        stream_key: the key of the notebook's stream.
+
+    Returns:
+        The port.
+    """
+    if not _servers:
+        _servers.append(ChiefServer(state.current(), _LEDGER, key_of(stream_key), host))
+    return _servers[0].port
+
+
+def connect(host: str, port: int, stream_key: bytes) -> None:
+    """Use rank 0's server, which listens on that port."""
+    chief = None if state.current().rank == 0 else Chief(f"tcp://{host}:{port}", key_of(stream_key))
+    _saves[:] = [Saves(chief, _LEDGER)]
+
+
+def current() -> Saves | None:
+    """The saves of this rank; None before `connect` and in a process that is no rank."""
+    return _saves[0] if _saves else None
