@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import tensorflow as tf
@@ -55,33 +55,51 @@ class Share(msgspec.Struct, frozen=True):
         return value * (tf.cast(self.total, value.dtype) / tf.cast(self.rows, value.dtype))
 
 
-class Shares(msgspec.Struct, frozen=True):
+class Division(Protocol):
     """How the rows of a global batch are divided over replicas.
+
+    Attributes:
+        total: rows of the global batch; None if only the parts are known.
+        replicas: how many replicas there are.
+        whole: every replica computes all rows.
+    """
+
+    @property
+    def total(self) -> Count | None: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def whole(self) -> bool: ...
+
+    def here(self) -> Share:
+        """The share of the replica in whose context this is called."""
+        ...
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """A global batch that nbdist divides.
 
     The first `total % replicas` replicas have one row more than the others. `Share`s are made in a
     replica, of its own id.
 
     Attributes:
-        total: rows of the global batch; None if unknown, and then the parts are of equal size.
+        total: rows of the global batch.
         replicas: how many replicas there are.
         whole: every replica computes all rows.
         even: `total` divides by `replicas`.
     """
 
-    total: Count | None
+    total: Count
     replicas: int
     whole: bool = False
     even: bool = True
 
     def here(self) -> Share:
-        """The share of the replica in whose context this is called."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        known = tf.get_static_value(replica) if tf.is_tensor(replica) else replica
-        return self.of(replica if known is None else int(known))
+        return self.of(_replica())
 
     def of(self, replica: Count, count: int = 1) -> Share:
         """The share of `count` replicas together, of which `replica` is the first."""
-        total = 0 if self.total is None else self.total
+        total = self.total
         if self.whole:
             return Share(total, total, 0, self.replicas, whole=True, even=True)
         first, end = (self._start(total, replica + more) for more in (0, count))
@@ -92,3 +110,35 @@ class Shares(msgspec.Struct, frozen=True):
         if isinstance(replica, int) and isinstance(total, int):
             return replica * each + min(replica, more)
         return replica * each + tf.minimum(replica, more)
+
+
+class CountedShares:
+    """Parts of a global batch that the user has distributed: replicas count their rows.
+
+    Args:
+        replicas: how many replicas there are.
+    """
+
+    total = None
+    whole = False
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self._shares: dict[Count, Share] = {}
+
+    def count(self, rows: tf.Tensor) -> None:
+        """Note the rows of the replica in whose context this is called, and add up all of them."""
+        context = tf.distribute.get_replica_context()
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(rows))
+        share = Share(total, rows, 0, self.replicas, whole=False, even=False)
+        self._shares[_replica()] = share
+
+    def here(self) -> Share:
+        return self._shares[_replica()]
+
+
+def _replica() -> Count:
+    """The id of the replica, an int if it is known while a step is traced."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    known = tf.get_static_value(replica) if tf.is_tensor(replica) else replica
+    return replica if known is None else int(known)

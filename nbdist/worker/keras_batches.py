@@ -79,6 +79,18 @@ def row_count(data: Any) -> int:
     return int(shape[0])
 
 
+def rows_in(data: Any) -> tf.Tensor:
+    """Rows of a part of a batch while a step is traced: a scalar, int32."""
+    first = _first(data)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return (
+        tf.cast(first.nrows(), tf.int32)
+        if isinstance(first, tf.RaggedTensor)
+        else (tf.shape(first)[0])
+    )
+
+
 def has_known_rows(spec: Any) -> bool:
     """Whether each batch has the same number of rows, which the spec tells."""
     return _first(spec).shape[0] is not None

@@ -19,9 +19,9 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from nbdist.errors import StepError
 from nbdist.worker import collective_clock, keras_metrics, nested_merge, one_device
-from nbdist.worker.batch_share import Shares
+from nbdist.worker.batch_share import CountedShares, Shares
 from nbdist.worker.finite import FiniteWatch
-from nbdist.worker.keras_batches import Batch, Place, given, has_known_rows, rows_of
+from nbdist.worker.keras_batches import Batch, Place, given, has_known_rows, rows_in, rows_of
 from nbdist.worker.keras_results import Results
 from nbdist.worker.keras_rows import Recorder, Rows, unchanged
 
@@ -102,7 +102,7 @@ class ReplicatedStep:
         """One step, on a global batch or on one that the user has distributed."""
         if not isinstance(batch, Batch):
             if _is_distributed(batch):
-                return self._compiled(batch, None, whole=False, even=True)
+                return self._compiled(batch, None, whole=False, even=False)
             batch = given(batch)
         place, total = self._place, batch.total
         whole = place.replicas == 1 or total < place.replicas or self._rows.are_all_needed(batch)
@@ -116,10 +116,13 @@ class ReplicatedStep:
         return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
 
     def _on_replicas(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
-        shares = Shares(total, self._place.replicas, whole=whole, even=even)
+        replicas = self._place.replicas
+        if total is None:
+            return self._over_shares(data, CountedShares(replicas), self._watch)
+        shares = Shares(total, replicas, whole=whole, even=even)
         return self._over_shares(data, shares, self._watch)
 
-    def _over_shares(self, data: Any, shares: Shares, watch: FiniteWatch) -> Any:
+    def _over_shares(self, data: Any, shares: Shares | CountedShares, watch: FiniteWatch) -> Any:
         if shares.replicas == 1:
             return self._strategy.run(self._step, args=(data,))
         results = Results(shares)
@@ -127,7 +130,9 @@ class ReplicatedStep:
 
         def on_replica(data: Any) -> Any:
             watch.begin()
-            if self._place.local > 1 and not shares.whole:
+            if isinstance(shares, CountedShares):
+                shares.count(rows_in(data))
+            elif self._place.local > 1 and not shares.whole:
                 data = _of_replica(data, shares, self._place)
             outputs = results.over_replicas(self._step(data))
             if isinstance(outputs, dict):

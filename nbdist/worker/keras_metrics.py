@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import keras
 
-    from nbdist.worker.batch_share import Shares
+    from nbdist.worker.batch_share import Division
 
 _OVER_REPLICAS = {
     "sum": tf.distribute.ReduceOp.SUM,
@@ -31,7 +31,7 @@ _OVER_REPLICAS = {
 
 
 def look_up(
-    shares: Shares, result: Callable[..., Any] | None = None
+    shares: Division, result: Callable[..., Any] | None = None
 ) -> Callable[[keras.Metric, str], Any]:
     """How attributes of metrics are found in a step: every class has methods of its own.
 
@@ -53,7 +53,7 @@ def look_up(
 
 
 def _update(
-    metric: keras.Metric, update: Callable[..., Any], shares: Shares, *args: Any, **kwargs: Any
+    metric: keras.Metric, update: Callable[..., Any], shares: Division, *args: Any, **kwargs: Any
 ) -> None:
     """Update on all replicas, and put back what all but the first counted if all counted alike."""
     if in_stateless_scope():
@@ -75,7 +75,7 @@ def _update(
         variable.assign(tf.where(first, variable, old))
 
 
-def mean(own: tf.Tensor, shares: Shares) -> tf.Tensor:
+def mean(own: tf.Tensor, shares: Division) -> tf.Tensor:
     """The mean over all rows, of scalars that are means over the rows of a replica."""
     share = shares.here()
     weighted = share.weighted(own)

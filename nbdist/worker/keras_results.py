@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import keras
 
-    from nbdist.worker.batch_share import Shares
+    from nbdist.worker.batch_share import Division
 
 
 class Results:
@@ -22,7 +22,7 @@ class Results:
         shares: how the rows of the global batch are divided over replicas.
     """
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Division) -> None:
         self._shares = shares
         self._metrics: dict[int, tuple[Any, keras.Metric, int]] = {}
 

@@ -37,7 +37,7 @@ from nbdist.worker.replaced import replaced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.batch_share import Share, Shares
+    from nbdist.worker.batch_share import Division, Share
     from nbdist.worker.finite import FiniteWatch
 
 _gradient_upstream = tf.GradientTape.gradient
@@ -48,7 +48,7 @@ _moments_upstream = keras.layers.BatchNormalization._moments
 
 @contextlib.contextmanager
 def arithmetic(
-    shares: Shares, watch: FiniteWatch, find: Callable[[keras.Metric, str], Any] | None = None
+    shares: Division, watch: FiniteWatch, find: Callable[[keras.Metric, str], Any] | None = None
 ) -> Iterator[None]:
     """Compute as one device would while a step is traced or run.
 
@@ -87,7 +87,7 @@ def _mean_gradient(
     target: Any,
     sources: Any,
     *args: Any,
-    shares: Shares,
+    shares: Division,
     watch: FiniteWatch,
     **kwargs: Any,
 ) -> Any:
@@ -142,7 +142,7 @@ def _times(gradient: Any, factor: tf.Tensor) -> Any:
     return gradient * factor
 
 
-def _averaged(grads_and_vars: Any, shares: Shares) -> Any:
+def _averaged(grads_and_vars: Any, shares: Division) -> Any:
     """Gradients that no tape has taken, as those of a closed form."""
     pairs = list(grads_and_vars)
     chosen = [i for i, (gradient, _) in enumerate(pairs) if gradient is not None]
@@ -172,7 +172,7 @@ def _sums(replica: Any, gradients: list[Any], *, whole: bool) -> list[Any]:
 
 
 def _reduce_values(
-    shares: Shares,
+    shares: Division,
     values: Any,
     sample_weight: Any = None,
     reduction: str | None = "sum_over_batch_size",
@@ -192,7 +192,7 @@ def _reduce_values(
 
 
 def _apply_mask(
-    shares: Shares, sample_weight: Any, mask: Any, dtype: Any, reduction: str | None
+    shares: Division, sample_weight: Any, mask: Any, dtype: Any, reduction: str | None
 ) -> Any:
     """A mask's entries weigh `total / valid`, with the mean over replicas of `valid`."""
     weights = _mask_upstream(sample_weight, mask, dtype, reduction)
@@ -203,7 +203,7 @@ def _apply_mask(
     return weights * _to_global(shares, tf.reduce_sum(tf.cast(mask, dtype)))
 
 
-def _to_global(shares: Shares, divisor: Any) -> Any:
+def _to_global(shares: Division, divisor: Any) -> Any:
     """Factor that turns a division by this replica's divisor into one by the mean of all.
 
     The weight of the replica, which its loss gets later, is taken out again.

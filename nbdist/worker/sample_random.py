@@ -29,7 +29,7 @@ from nbdist.worker.replaced import replaced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.batch_share import Count, Share, Shares
+    from nbdist.worker.batch_share import Count, Division, Share
 
 _COUNTED = (
     "stateless_random_uniform_v2",
@@ -52,7 +52,7 @@ _BY_LOGITS = {gen_random_ops: "multinomial", gen_stateless_random_ops: "stateles
 
 
 @contextlib.contextmanager
-def installed(shares: Shares) -> Iterator[None]:
+def installed(shares: Division) -> Iterator[None]:
     """Draw for the rows of the global batch in replicas.
 
     Args:
@@ -74,7 +74,7 @@ def installed(shares: Shares) -> Iterator[None]:
 
 
 def _counted(
-    shares: Shares, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
+    shares: Division, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
 ) -> Any:
     """Own rows of a draw, with a counter that starts at the first of them."""
     rows = _rows_in(shares, shape)
@@ -93,7 +93,7 @@ def _counted(
     return tf.ensure_shape(own, _static(shape))
 
 
-def _cut(shares: Shares, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
+def _cut(shares: Division, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
     """Own rows of a draw for the global batch."""
     rows = _rows_in(shares, shape)
     if rows is None:
@@ -106,7 +106,9 @@ def _cut(shares: Shares, draw: Callable[..., Any], shape: Any, *args: Any, **giv
     return tf.ensure_shape(every[first : first + share.rows * times], _static(shape))
 
 
-def _padded(shares: Shares, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any) -> Any:
+def _padded(
+    shares: Division, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any
+) -> Any:
     """Own rows of samples, of which each row of logits takes its own part of the draws."""
     logits = tf.convert_to_tensor(logits)
     rows = _rows_in(shares, tf.shape(logits))
@@ -119,7 +121,7 @@ def _padded(shares: Shares, draw: Callable[..., Any], logits: Any, *args: Any, *
     return every[first : first + own]
 
 
-def _rows_in(shares: Shares, shape: Any) -> tuple[Share, Count] | None:
+def _rows_in(shares: Division, shape: Any) -> tuple[Share, Count] | None:
     """This replica's share, and how often its rows are in the first dimension; None if not at all.
 
     A first dimension that is a number in the program is that of the batch only if the rows of a

@@ -224,3 +224,17 @@ def test_own_data_of_other_sizes_are_refused(cluster: nbdist.Cluster) -> None:
             "model.fit(x[:16 + rank], y[:16 + rank], verbose=0)",
             own_data=True,
         )
+
+
+def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> None:
+    """Its parts of the last batch have 4 and 3 rows on 2 replicas; each row weighs the same."""
+    compiled = START + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
+    fit = (
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)\n"
+        "history = model.fit(DATA, epochs=2, verbose=0)\n"
+        "outcome = [history.history['loss'], history.history['mae']]\n" + PLAIN
+    )
+    distributed = fit.replace("DATA", "strategy.experimental_distribute_dataset(data)")
+    for ours in outcomes(cluster, compiled + distributed):
+        for reference in outcomes(cluster, compiled + fit.replace("DATA", "data"))[:1]:
+            np.testing.assert_allclose(ours, reference, rtol=1e-5)
