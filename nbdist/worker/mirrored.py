@@ -129,7 +129,7 @@ def reopen(key: int) -> None:
             raise RuntimeError(f"a cancelled collective has not ended within {_CANCEL_S:g} s")
         time.sleep(0.01)
     running = context.context()
-    with _without_absl_warnings():  # TensorFlow warns of tensors on devices that are replaced
+    with _without_warnings():
         running.enable_collective_ops(running._collective_ops_server_def)
     for keys in _instance_keys():
         keys.update(dict.fromkeys(keys, key))
@@ -138,7 +138,8 @@ def reopen(key: int) -> None:
 
 def prove() -> None:
     """Make one all-reduce; every rank has to be asked at once."""
-    _prove_collectives(state.current().strategies["mirrored"])
+    with _without_warnings():
+        _prove_collectives(state.current().strategies["mirrored"])
 
 
 def collective_state() -> CollectiveState:
@@ -219,14 +220,17 @@ def _instance_keys() -> list[dict[str, int]]:
 
 
 @contextlib.contextmanager
-def _without_absl_warnings() -> Iterator[None]:
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _without_warnings() -> Iterator[None]:
+    """Of TensorFlow, about tensors on devices that are replaced, and an eager all-reduce."""
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _context_exists() -> bool:
