@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from tensorflow.python.eager import context
 
 from nbdist.errors import StepError
 from nbdist.worker import state
+from nbdist.worker.dataset_shuffle import is_seeded_by_user
 from nbdist.worker.keras_batches import GlobalBatches
 from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.replaced import replaced
@@ -108,11 +108,6 @@ class Shuffle:
             self._pass.assign([state.current().order, self._pass[1] + 1])
 
 
-def is_seeded_by_user() -> bool:
-    """Whether a cell has set TensorFlow's global seed."""
-    return context.global_seed() not in (None, state.current().seed)
-
-
 def _proposed_order() -> int:
     """A seed for the shuffles of this `fit`; all ranks take rank 0's."""
     worker = state.current()
@@ -187,9 +182,9 @@ def _require_same(what: str, gathered: np.ndarray, names: Sequence[str] = ()) ->
     named = ", ".join(dict.fromkeys(f"`{names[n]}`" for n in differing)) if names else ""
     raise StepError(
         f"{what}{' in ' if named else ''}{named} is not the same on all ranks: all workers share "
-        "the batches of one data set. Give generators a seed (np.random.default_rng(0)), sort "
-        "file names (sorted(os.listdir(folder))), or set --own-data if each rank has data of its "
-        "own on purpose"
+        "the batches of one data set. Give generators and shuffle(...) a seed "
+        "(np.random.default_rng(0)), sort file names (sorted(os.listdir(folder))), or set "
+        "--own-data if each rank has data of its own on purpose"
     )
 
 

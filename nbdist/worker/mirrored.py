@@ -24,7 +24,7 @@ from tensorflow.python.distribute import cross_device_ops, mirrored_run
 from tensorflow.python.eager import context
 
 from nbdist.records import CollectiveState, Device
-from nbdist.worker import lazily, running_strategy, saves, state, tensorflow_save
+from nbdist.worker import dataset_shuffle, lazily, running_strategy, saves, state, tensorflow_save
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +72,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     _grow_gpu_memory()
     lazily.once_imported("keras", _patch_keras)
     running_strategy.apply()
+    dataset_shuffle.apply()
     tensorflow_save.apply()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)

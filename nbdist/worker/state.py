@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbdist.records import Columns, Metrics, Note, Planning
@@ -62,6 +63,8 @@ class Worker:
         planning: what is asked of the layout of what the cell fits.
         seed: of the generators at the start.
         order: seed of the shuffles of the `fit` under way, if the user has set none.
+        source: a number for the source of the cell that runs.
+        shuffles: how many data sets the cell has shuffled without a seed.
         own_data: what Keras is given is this rank's part of the data.
         next_key: gives the instance key of this rank's next collective of TensorFlow.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
@@ -73,7 +76,7 @@ class Worker:
         self.world_size = identity.world_size
         self.stream_key = identity.stream.server_key
         self.seed = identity.seed
-        self.order = 0
+        self.order = self.source = self.shuffles = 0
         self.own_data = False
         self.cell = self._refused = 0
         self._beginning = threading.Lock()
@@ -153,6 +156,7 @@ class Worker:
         self.replays, self.guard = request.replays, request.guard
         self.planning = request.planning
         self.own_data = request.own_data
+        self.source, self.shuffles = zlib.crc32(request.source.encode()), 0
         self.unfinished = False
         self.fits = None
         self.batches = self.step = self.tested = 0

@@ -104,7 +104,8 @@ SHUFFLED = {
 
 @pytest.mark.parametrize("data", SHUFFLED)
 def test_each_sample_is_used_once_without_a_seed(cluster: nbdist.Cluster, data: str) -> None:
-    drawn = "np.random.rand(rank + 1)\n"
+    """Draws of one rank alone do not shift the others."""
+    drawn = "np.random.rand(rank + 1)\nif rank == 0:\n    tf.random.normal([1])\n"
     for ours in outcomes(cluster, UNSEEDED + ONES + drawn + SHUFFLED[data] + SEEN + PLAIN):
         assert ours == [1, 1]
 
@@ -151,6 +152,11 @@ OTHER_INPUTS = {
     "number of batches": (
         "data = tf.data.Dataset.from_tensor_slices(x).batch(16)\n"
         "model.predict(data.take(2 + rank), verbose=0)"
+    ),
+    "shuffle": (
+        "if rank == 0:\n    tf.random.normal([1])  # after a seed of the user's\n"
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(71).batch(16)\n"
+        "model.fit(data, verbose=0)"
     ),
     "first batch": (
         "data = tf.data.Dataset.from_tensor_slices((x + rank, y)).batch(16)\n"
