@@ -214,6 +214,26 @@ outcome["evaluate"] = model.evaluate(Batches(), verbose=0)
         """,
         after=AFTER + 'outcome["evaluate"] = model.evaluate(x[:32], y[:32], verbose=0)\n',
     ),
+    "a subclassed model": _program(
+        """
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.hidden, self.drop = layers.Dense(16, "relu"), layers.Dropout(0.2)
+                self.norm, self.out = layers.BatchNormalization(), layers.Dense(1)
+            def call(self, inputs, training=False):
+                return self.out(self.norm(self.drop(self.hidden(inputs), training=training),
+                                          training=training))
+        model = Net()
+        model.compile("sgd", "mse", metrics=["mae"])
+        history = model.fit(x, y, batch_size=30, epochs=2, verbose=0)
+        """,
+        after=AFTER
+        + """
+outcome["predict"] = model.predict(x, verbose=0)
+outcome["evaluate"] = model.evaluate(x, y, verbose=0)
+""",
+    ),
     "a GAN without call()": _program(
         """
         class GAN(keras.Model):

@@ -182,7 +182,7 @@ class ReplicatedPredict:
         self._step = model._autoconvert_optionals(model.predict_step)
         self._strategy = model.distribute_strategy
         self._place = Place.of(self._strategy)
-        self._rows = Rows(model)
+        self._rows = Rows(model, self._try_out, predicts=True)
         self._compiled = _compiled(model, self._on_replicas)
         self._traced: dict[Any, Callable[..., Any]] = {}
 
@@ -214,6 +214,20 @@ class ReplicatedPredict:
             return tree.map_structure(lambda value: replica.all_gather(value, axis=0), outputs)
 
         return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
+
+    def _try_out(self, batch: Batch, whole: bool) -> Trial:
+        half = 0 if whole else batch.total // 2
+        parts = [
+            rows_of(batch.data, first, count)
+            for first, count in ((0, half), (half, batch.total - half))
+            if count
+        ]
+        made = [tree.flatten(self._compiled(part, None, gathers=False)) for part in parts]
+        outputs = zip(*made, strict=True)
+        return {
+            f"output {n}": np.concatenate([np.asarray(part) for part in output])
+            for n, output in enumerate(outputs)
+        }
 
 
 def _compiled(model: Any, function: Callable[..., Any]) -> Any:

@@ -49,13 +49,17 @@ class Rows:
 
     Args:
         model: a Keras model.
-        try_out: runs the step on a batch, with all rows on each replica or by parts, and leaves
-            no trace in the model; None if the step is a prediction.
+        try_out: runs the step on a batch, with all rows at once or by parts, and leaves no trace
+            in the model.
+        predicts: the step is a prediction, without losses and metrics.
     """
 
-    def __init__(self, model: Any, try_out: Callable[[Batch, bool], Trial] | None = None) -> None:
+    def __init__(
+        self, model: Any, try_out: Callable[[Batch, bool], Trial], *, predicts: bool = False
+    ) -> None:
         self._model = model
         self._try_out = try_out
+        self._predicts = predicts
         self._all_needed: bool | None = None
 
     def are_all_needed(self, batch: Batch) -> bool:
@@ -69,28 +73,25 @@ class Rows:
         if _has_fixed_rows(model):
             _note(model, "is made for batches of one size, or keeps a state of each row")
             return True
-        apart = has_separable_layers(model)
-        if self._try_out is None:
-            return not apart
-        if apart and _has_separable_step(model):
+        if _has_separable_layers(model) and (self._predicts or _has_separable_step(model)):
             return False
         if batch.is_part:
             return False  # no rank has all rows to compare with: the user answers for it
-        differing = self._differing(self._try_out, batch)
+        differing = self._differing(batch)
         if differing:
             _note(model, f"gives another `{differing}` for a part of a batch than for all of it")
         return bool(differing)
 
-    def _differing(self, try_out: Callable[[Batch, bool], Trial], batch: Batch) -> str:
+    def _differing(self, batch: Batch) -> str:
         """A result that is another by parts; empty if there is none."""
         strategy = self._model.distribute_strategy
         replicas = int(strategy.num_replicas_in_sync)
         rows = replicas * min(TRIED_ROWS, batch.total // replicas)
         few = Batch(rows_of(batch.data, 0, rows), rows, batch.spec)
         with repeatable():
-            parts = try_out(few, False)
+            parts = self._try_out(few, False)
         with repeatable():
-            every = try_out(few, True)
+            every = self._try_out(few, True)
         found = _first_difference(parts, every)
         names = list(every)
         number = names.index(found) if found else -1
@@ -114,7 +115,7 @@ def _has_fixed_rows(model: Any) -> bool:
     return stateful or any(tensor.shape and tensor.shape[0] is not None for tensor in inputs)
 
 
-def has_separable_layers(model: Any) -> bool:
+def _has_separable_layers(model: Any) -> bool:
     """Whether all operations are layers of Keras's own that treat each row by itself."""
     operations = getattr(model, "operations", [])
     return all(
