@@ -92,7 +92,7 @@ class Spoiled:
     cell: str = ""
 
     def run(self, cluster: nbdist.Cluster, guard: int) -> None:
-        cluster.run(self.form.setup + self.setup, strategy=self.form.strategy)
+        cluster.run(self.form.setup + self.setup, strategy=self.form.strategy, guard=0)
         step = StepOptions(data="train", epochs=2, steps=8)
         cluster.run(
             self.cell or self.form.cell,

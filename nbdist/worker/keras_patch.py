@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -41,6 +42,9 @@ _init_upstream = keras_trainer.TFEpochIterator.__init__
 _build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
 _scale_upstream = keras_loss.scale_loss_for_distribution
 _unscale_upstream = keras_loss.unscale_loss_for_distribution
+_made_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The strategy of each function that was made for a model."""
+
 _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
 
@@ -93,12 +97,17 @@ def _unscale_loss(value: Any) -> Any:
 
 
 def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = False) -> Any:
-    """Make the function that `fit`, `evaluate` or `predict` calls for each step."""
+    """Make the function that `fit`, `evaluate` or `predict` calls for each step.
+
+    A model without a strategy of its own is trained in whatever scope there is: another scope needs
+    another function.
+    """
     if not _is_ours(self.distribute_strategy):
         return _make_upstream[kind](self, force)
-    name = f"{kind}_function"
-    if getattr(self, name) is None or force:
+    name, made_for = f"{kind}_function", _made_for.setdefault(self, {})
+    if getattr(self, name) is None or force or made_for.get(kind) is not self.distribute_strategy:
         setattr(self, name, replicated(self))
+        made_for[kind] = self.distribute_strategy
     return getattr(self, name)
 
 

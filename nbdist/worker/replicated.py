@@ -108,10 +108,20 @@ def _own_object(value: Any) -> Inside | None:
 
 
 def _claims(array: jax.Array) -> bool:
-    """Whether it claims to be the same on several ranks."""
+    """Whether it claims to be the same on all ranks."""
     if isinstance(array, jax.core.Tracer) or array.is_deleted() or not array.size:
         return False
-    return array.is_fully_replicated and not array.is_fully_addressable
+    if not array.is_fully_replicated or array.is_fully_addressable:
+        return False
+    return _is_of_all_processes(array.sharding)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_of_all_processes(sharding: jax.sharding.Sharding) -> bool:
+    """Whether no process is left out: of a mesh of other processes, there is nothing to compare."""
+    processes = {device.process_index for device in sharding.device_set}
+    every: int = jax.process_count()
+    return len(processes) == every
 
 
 def _number(array: jax.Array) -> int:
