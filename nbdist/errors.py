@@ -102,6 +102,13 @@ class UnsentError(WorkerError):
     """A rank was not sent a cell that others were: the notebook was gone by then."""
 
 
+class LoneCollectiveError(WorkerError):
+    """A rank waits in a collective that a rank which has ended the cell cannot join.
+
+    The notebook raises a `CellError` with this name and its message.
+    """
+
+
 class ClosedError(WorkerError):
     """TensorFlow's collectives were cancelled and cannot be restored in the same processes."""
 

@@ -157,8 +157,7 @@ class Escalation:
             for strategy in self._strategies:
                 waiting = self._waiting()
                 if waiting:
-                    self._collectives.broken.add(strategy)
-                    self.order(BreakOff(number=self.number, strategy=strategy), waiting)
+                    self.break_off(strategy, waiting)
                     self.interrupt(_BREAK_S)
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
 
@@ -180,6 +179,11 @@ class Escalation:
         say(f"rank {ranks} heeds no interrupt: interrupt again to have it killed")
         self.wait(_AGAIN_S, asked)
         return bool(self.running) and asked()
+
+    def break_off(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
+        """End the collectives of a strategy in which these ranks wait."""
+        self._collectives.broken.add(strategy)
+        self.order(BreakOff(number=self.number, strategy=strategy), ranks)
 
     def diagnose(self) -> None:
         """Learn where the ranks are; one that does not say so within a moment is left out."""

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbdist.collectives import RESTORED
-from nbdist.errors import CellError, PreemptedError, RanksLostError, UnsentError
+from nbdist.errors import (
+    CellError,
+    LoneCollectiveError,
+    PreemptedError,
+    RanksLostError,
+    UnsentError,
+)
+from nbdist.records import CellEnded, Failure
 from nbdist.views import labels
 from nbdist.views.endings import follows, others
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from nbdist.records import CellEnded, StrategyName
+    from nbdist.records import StrategyName, Where
 
 
 def cell_error(
@@ -44,6 +51,35 @@ def cell_error(
         traceback=failure.traceback,
         notes=[*notes, *(RESTORED[strategy] for strategy in sorted(broken))],
     )
+
+
+def lone_error(
+    where: Mapping[int, Where],
+    ended: Mapping[int, CellEnded],
+    host_of: Mapping[int, str],
+    broken: Collection[StrategyName],
+) -> CellError | RanksLostError:
+    """Of ranks that waited in a collective which the others cannot join.
+
+    Args:
+        where: those that waited.
+        ended: how each rank ended that has.
+        host_of: the host of each rank of the cell.
+        broken: strategies whose collectives were broken off.
+    """
+    rank = min(where)
+    gone = sorted(host_of.keys() - where.keys())
+    have = "has" if len(gone) == 1 else "have"
+    at = where[rank].place or "the end of the cell"
+    failure = Failure(
+        ename=LoneCollectiveError.__name__,
+        evalue=f"it waits at {at} in a collective that rank {labels.ranks(gone)}, which {have} "
+        'ended the cell, cannot join: call it on all ranks, not under "if rank == 0"',
+        traceback=tuple(where[rank].stack.splitlines()),
+        same="",
+    )
+    lone = CellEnded(rank=rank, cell=where[rank].cell, status="error", seconds=0.0, failure=failure)
+    return cell_error(lone, ended, host_of, broken)
 
 
 def root(first: CellEnded | None, ended: Iterable[CellEnded]) -> CellEnded | None:

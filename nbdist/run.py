@@ -12,8 +12,9 @@ from nbdist.cluster.watch import Vitals
 from nbdist.drift import drifted
 from nbdist.errors import LeftError, RanksLostError
 from nbdist.escalation import POLL_S, Escalation
-from nbdist.failure import cell_error, lost_error, preempted_error, root
+from nbdist.failure import cell_error, lone_error, lost_error, preempted_error, root
 from nbdist.held import interrupt_held
+from nbdist.lone import LoneWaits, strategies
 from nbdist.records import (
     SOON,
     Beat,
@@ -83,6 +84,7 @@ class CellWatch:
         self._opened = task.heals.opened
         self._vitals = Vitals(task.host_of, task.cell.hang_after_s)
         self._ending = Escalation(number, self.running, crew.engines, collectives, self._show_for)
+        self._lone = LoneWaits(self._ending, task.host_of)
         self._detached = task.cell.detached
         self._left = False
         self._repeats = Repeats()
@@ -259,9 +261,23 @@ class CellWatch:
             self._check_alive()
             self._tend(self._view.say)
             self._standstill.check()
+            self._check_lone()
             self._check_stop()
             if self._preempted and not self._stopping_at:
                 self._stop_preempted()
+
+    def _check_lone(self) -> None:
+        """Who waits in a collective that a rank which has ended cannot join would do so for ever.
+
+        Raises:
+            CellError: the collectives were broken off for it.
+        """
+        if self._stopping_at or not (where := self._lone.found(self._ended)):
+            return
+        for strategy, ranks in strategies(where).items():
+            self._ending.break_off(strategy, ranks)
+        self._ending.end(self._settings.interrupt_grace_s, at_once=True)
+        raise lone_error(where, self._ended, self._host_of, self._collectives.broken)
 
     def _stop_preempted(self) -> None:
         """All ranks end at the same step, and save there what is to be saved."""
@@ -326,7 +342,9 @@ class CellWatch:
         elif isinstance(record, Preempted):
             self._preempted.add(record.rank)
         elif isinstance(record, Where):
-            self._ending.where[record.rank] = record
+            self._lone.hear(record)
+            if record.rank in self.running:
+                self._ending.where[record.rank] = record
         elif not isinstance(record, Beat):
             self._keep(record)
             hidden = self._collectives.broken and isinstance(record, Output)  # of breaking off

@@ -48,6 +48,7 @@ COMPOSERS = {
     "escalation",
     "stopping",
     "standstill",
+    "lone",
     "task",
     "adoption",
     "takeover",

@@ -120,7 +120,13 @@ WATCHDOG = "watchdog "
 
 
 class Diagnose(Order, frozen=True):
-    """Say where the main thread is (`Where`): asked of the watchdog."""
+    """Say where the main thread is (`Where`): asked of the watchdog.
+
+    Attributes:
+        waits: say also whether it waits in a collective. A rank that has ended the cell answers.
+    """
+
+    waits: bool = False
 
 
 class StillThere(Order, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from nbdist.records.base import MimeBundle, NoteTopic, Record, StreamName
+from nbdist.records.base import MimeBundle, NoteTopic, Record, StrategyName, StreamName
 from nbdist.records.plan import Plan  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
@@ -401,6 +401,11 @@ class Where(Said, frozen=True):
         cpu_s: what its main thread has computed since it was started.
         stack: of its main thread, the outermost call first, from the cell on; empty where the step
             itself is made.
+        collective: the strategy in whose collective the main thread waits; None for no wait, or if
+            it was not asked for.
+        under_way: a computation or a collective of this rank goes on, whoever waits for it.
+        process_s: processor time of the process.
+        clock_s: this host's monotonic clock.
     """
 
     step: int
@@ -408,3 +413,7 @@ class Where(Said, frozen=True):
     waits: bool
     cpu_s: float
     stack: str
+    collective: StrategyName | None = None
+    under_way: bool = False
+    process_s: float = 0.0
+    clock_s: float = 0.0

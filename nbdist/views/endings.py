@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.errors import AnotherRankError, UnsentError
+from nbdist.errors import AnotherRankError, LoneCollectiveError, UnsentError
 from nbdist.views import labels
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def _words(ended: CellEnded, first: CellEnded) -> str:
         return "stopped with it"
     if ended.failure.ename == UnsentError.__name__:
         return ended.failure.evalue
+    if ended.failure.follows and first.failure.ename == LoneCollectiveError.__name__:
+        return "waited in a collective, too, which was broken off"
     if ended.failure.follows:
         return "waited for it in a collective, which was broken off"
     if ended.failure.same == first.failure.same:

@@ -51,6 +51,16 @@ def note_unready() -> None:
     _unready[:] = [array for array in (*_unready, *jax.live_arrays()) if not _is_done(array)]
 
 
+def has_unready() -> bool:
+    """Whether an array is still being computed. Any thread."""
+    return not all(map(_is_done, (*_unready, *jax.live_arrays())))
+
+
+def on_cpus() -> bool:
+    """Whether this rank's devices are CPUs, whose threads use processor time as they compute."""
+    return all(device.platform == "cpu" for device in jax.local_devices())
+
+
 def collective_state() -> CollectiveState:
     """What earlier cells have left of collectives on this rank."""
     note_unready()

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -34,6 +34,7 @@ from nbdist.records import (
     StillThere,
     Where,
 )
+from nbdist.worker import waiting
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
 
@@ -109,6 +110,8 @@ def _take(worker: Worker, frame: bytes, main: int) -> None:
 def _obey(worker: Worker, order: _Orders, main: int) -> None:
     if isinstance(order, StillThere):
         _say_whether_there(worker, order.number)
+    elif isinstance(order, Diagnose) and order.waits:
+        _say_whether_waiting(worker, order.number, main)
     elif order.number != worker.cell:
         return  # it has ended meanwhile
     elif isinstance(order, Hurry):
@@ -142,6 +145,22 @@ def _say_whether_there(worker: Worker, cell: int) -> None:
         worker.say(worker.ended, urgent=True)
     else:
         worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()), urgent=True)
+
+
+def _say_whether_waiting(worker: Worker, cell: int, main: int) -> None:
+    """In the cell: whether in a collective; after it: whether one is under way."""
+    found: dict[str, Any] = {"process_s": time.process_time(), "clock_s": time.monotonic()}
+    if worker.cell == cell:
+        where = _where(worker, main)
+        strategy = waiting.strategy_of(worker, main, waits=where.waits)
+        said = msgspec.structs.replace(where, collective=strategy, **found)
+    elif worker.ended is not None and worker.ended.cell == cell and not worker.cell:
+        found |= {"rank": worker.rank, "cell": cell, "under_way": waiting.under_way(worker)}
+        said = Where(step=worker.step, place="", waits=False, cpu_s=0.0, stack="", **found)
+    else:
+        return
+    if said.cell == cell:  # it may have ended meanwhile
+        worker.say(said, urgent=True)
 
 
 def _where(worker: Worker, main: int) -> Where:
