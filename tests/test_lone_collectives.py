@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BOUND_S = 25.0
 REMEDY = 'call it on all ranks, not under "if rank == 0"'
 SETUP = """
-import subprocess, threading, time
+import subprocess, tempfile, threading, time
 import numpy as np, tensorflow as tf, keras, jax, jax.numpy as jnp
 x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
@@ -42,6 +42,8 @@ model, other = made(), made()
 fit(model), fit(other)
 mean = keras.metrics.Mean()
 mean.update_state(1.0)
+on_read = tf.VariableSynchronization.ON_READ
+parts = tf.Variable(1.0, synchronization=on_read, aggregation=tf.VariableAggregation.SUM)
 @tf.function
 def total():
     return strategy.reduce("SUM", strategy.run(lambda: tf.ones(())), axis=None)
@@ -122,6 +124,7 @@ def check_cancelled(
         (0, "float(total())"),
         (1, "strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None)"),
         (0, "float(mean.result())"),
+        (0, "tf.train.Checkpoint(parts=parts).save(tempfile.mkdtemp() + '/parts')"),
     ],
 )
 def test_of_tensorflow_on_one_rank_is_cancelled(
