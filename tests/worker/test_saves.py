@@ -335,6 +335,36 @@ def test_a_cell_on_one_rank_saves_for_itself(cluster: nbdist.Cluster, tmp_path: 
     assert (tmp_path / "alone.keras").is_file()
 
 
+@pytest.mark.full
+def test_four_ranks_save_and_load(tmp_path: Path, reference: Any) -> None:
+    """All of them with one path, and one without the others."""
+    with clusters.cluster(hosts=4, framework="tensorflow") as four:
+        four.run(MODEL)
+        work_in(four, tmp_path / "own", "a folder for each rank")
+        four.run("model.save('all.keras')")
+        run = four.run("""
+backup = tf.train.Checkpoint(model=model)
+path = backup.save("c/all")
+other = keras.models.load_model("all.keras")
+same = [alike(model, other)]
+third = made()
+tf.train.Checkpoint(model=third).restore(path).expect_partial()
+same.append(alike(model, third))
+fit(other, epochs=3)
+outcome = [w.tolist() for w in other.get_weights()]
+same
+""")
+        assert same(run.results) == "[True, True]"
+        for objects in four.pull(["outcome"]).values():
+            for ours, theirs in zip(objects["outcome"], reference, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        work_in(four, tmp_path / "shared")
+        four.run("if rank == 2: model.save('one.keras')")
+        run = four.run("alike(model, keras.models.load_model('one.keras'))")
+        assert same(run.results) == "True"
+        assert not left_over(tmp_path)
+
+
 def test_libraries_still_need_the_patch(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """If this fails, Keras or TensorFlow has changed: take out what is not needed any more."""
     work_in(cluster, tmp_path, "a folder for each rank")
