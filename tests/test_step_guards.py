@@ -97,10 +97,7 @@ loss
     weights(made, "critic")
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        """
+NESTED = """
 @tf.function
 def gradients_of(x):
     with tf.GradientTape() as tape:
@@ -109,28 +106,43 @@ def gradients_of(x):
 loss, gradients = gradients_of(batch)
 optimizer.apply(gradients, model.trainable_variables)
 loss
-""",
-        """
+"""
+LOOP = """
 loss = tf.constant(0.0)
 for i in tf.range(2):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(batch) ** 2)
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 loss
-""",
-    ],
-    ids=["tf.function", "tf.range"],
-)
-def test_replicas_meet_within_control_flow(made: nbdist.Cluster, cell: str) -> None:
-    """With the numbers of Python's own control flow."""
+"""
+BRANCH = """
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(model(batch) ** 2)
+if loss < 1.0:
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+loss
+"""
+
+
+def test_replicas_meet_within_a_function(made: nbdist.Cluster) -> None:
+    """With the numbers of the function's body in its place."""
     trained = []
-    plain = cell.replace("@tf.function\n", "").replace("tf.range", "range")
-    for text in (cell, plain):
+    for text in (NESTED, NESTED.replace("@tf.function\n", "")):
         made.run(SETUP, strategy="mirrored")
         trained.append([step(made, text).loss.tolist(), weights(made)])
     assert trained[0][0] == pytest.approx(trained[1][0], rel=1e-6)
     for ours, reference in zip(trained[0][1], trained[1][1], strict=True):
         np.testing.assert_allclose(ours, reference, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cell", [LOOP, BRANCH], ids=["tf.range", "if"])
+def test_replicas_cannot_meet_within_control_flow(made: nbdist.Cluster, cell: str) -> None:
+    """The condition may be another on each replica: the others would wait."""
+    with pytest.raises(
+        nbdist.CellError, match=r"replicas meet here .* at the top level of the cell"
+    ):
+        step(made, cell)
+    assert made.run("1").results[0] == "1"
 
 
 def test_a_gradient_that_is_not_finite_is_said_to_be_one(made: nbdist.Cluster) -> None:

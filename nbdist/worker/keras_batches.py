@@ -27,12 +27,14 @@ class Batch(msgspec.Struct, frozen=True):
         total: rows of the global batch.
         spec: type specs of `data`, in which dimensions may be unknown.
         is_part: `data` are this rank's rows only.
+        is_first: it is the first of a pass through the data.
     """
 
     data: Any
     total: int
     spec: Any
     is_part: bool = False
+    is_first: bool = False
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -79,6 +81,12 @@ def row_count(data: Any) -> int:
     return int(shape[0])
 
 
+def has_equal_rows(data: Any) -> bool:
+    """Whether all tensors of a batch have as many rows."""
+    shapes = [leaf.shape for leaf in tree.flatten(data) if _has_rows(leaf)]
+    return all(shape.rank and shape[0] == shapes[0][0] for shape in shapes)
+
+
 def rows_in(data: Any) -> tf.Tensor:
     """Rows of a part of a batch while a step is traced: a scalar, int32."""
     first = _first(data)
@@ -110,7 +118,7 @@ def given(data: Any) -> Batch:
     data = tree.map_structure(
         lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), data, none_is_leaf=True
     )
-    return Batch(data, row_count(data), None)
+    return Batch(data, row_count(data), None, is_first=True)
 
 
 class GlobalBatches:
@@ -155,6 +163,6 @@ class GlobalBatches:
                 self._check(data)
             rows = row_count(data)
             if self._total_of is None:
-                yield Batch(data, rows, self.spec)
+                yield Batch(data, rows, self.spec, is_first=number == 0)
             else:
                 yield Batch(data, self._total_of(rows), self.spec, is_part=True)

@@ -22,8 +22,9 @@ from nbdist.worker import collective_clock, keras_metrics, nested_merge, one_dev
 from nbdist.worker.batch_share import CountedShares, Shares
 from nbdist.worker.finite import FiniteWatch
 from nbdist.worker.keras_batches import Batch, Place, given, has_known_rows, rows_in, rows_of
+from nbdist.worker.keras_inputs import agreed
 from nbdist.worker.keras_results import Results
-from nbdist.worker.keras_rows import Recorder, Rows, unchanged
+from nbdist.worker.keras_rows import Recorder, Rows, has_separable_step, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,8 +103,8 @@ class ReplicatedStep:
         """One step, on a global batch or on one that the user has distributed."""
         if not isinstance(batch, Batch):
             if _is_distributed(batch):
-                return self._compiled(batch, None, whole=False, even=False)
-            batch = given(batch)
+                return self._of_user(batch)
+            batch = self._given(batch)
         place, total = self._place, batch.total
         whole = place.replicas == 1 or total < place.replicas or self._rows.are_all_needed(batch)
         if whole and batch.is_part:
@@ -114,6 +115,21 @@ class ReplicatedStep:
         data = batch.data if whole or batch.is_part else place.cut(batch.data, total)
         even = whole or total % place.replicas == 0
         return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
+
+    def _of_user(self, parts: Any) -> Any:
+        """A step on parts of a batch, of which nbdist knows neither the whole nor the order."""
+        if self._place.replicas > 1 and not self._rows.are_apart:
+            raise StepError(
+                f"{type(self._model).__name__} is not made of Keras's own layers, losses and "
+                "metrics: nbdist cannot find out whether parts of a distributed data set give the "
+                "numbers of one device. Give `fit` the data set itself, which nbdist divides"
+            )
+        return self._compiled(parts, None, whole=False, even=False)
+
+    def _given(self, data: Any) -> Batch:
+        """A batch of `train_on_batch` or `test_on_batch`, which ranks compare."""
+        batch = given(data)
+        return batch if self._place.replicas == 1 else agreed(batch, self._strategy)
 
     def _on_replicas(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
         replicas = self._place.replicas
@@ -140,19 +156,25 @@ class ReplicatedStep:
             return outputs
 
         with (
-            one_device.arithmetic(shares, watch, keras_metrics.look_up(shares, results.of)),
+            one_device.arithmetic(
+                shares, watch, keras_metrics.look_up(shares, self._look(results))
+            ),
             self._clock.installed(),
             nested_merge.allowed(self._strategy),
         ):
             outputs = self._strategy.run(on_replica, args=(data,))
         return first_of(self._strategy, outputs)
 
+    def _look(self, results: Results) -> Callable[..., Any] | None:
+        """How results of metrics are made; a step of the user's may compute with them."""
+        return results.of if has_separable_step(self._model) else None
+
     def _try_out(self, batch: Batch, whole: bool) -> Trial:
         """Results and gradients of a step that leaves no trace in the model's variables."""
 
         def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
             recorder = Recorder()
-            shares = Shares(batch.total, self._place.replicas, whole=whole)
+            shares = Shares(batch.total, self._place.replicas, whole=whole, even=whole)
             outputs = self._over_shares(data, shares, recorder)
             return outputs, first_of(self._strategy, recorder.gradients)
 
@@ -160,11 +182,24 @@ class ReplicatedStep:
         traced = tf.function(tried, autograph=False).get_concrete_function(data)
         with unchanged(traced.graph.variables):
             outputs, gradients = traced(data)
+            written = self._written()
         named = {f"gradient {n}": gradient for n, gradient in enumerate(gradients)}
         if isinstance(outputs, dict):
             named |= {name: value for name, value in outputs.items() if name != COLLECTIVES}
+        flat = {
+            f"{name} {n}".removesuffix(" 0"): np.asarray(leaf)
+            for name, value in named.items()
+            for n, leaf in enumerate(tree.flatten(value))
+        }
+        return flat | written
+
+    def _written(self) -> Trial:
+        """Variables of layers that no optimizer trains, as statistics, on this replica."""
+        counted = {id(v) for metric in self._model.metrics for v in metric.variables}
         return {
-            name: np.asarray(value) for name, value in named.items() if not isinstance(value, dict)
+            f"variable {n}: {v.path}": first_of(self._strategy, v.value).numpy()
+            for n, v in enumerate(self._model.non_trainable_variables)
+            if id(v) not in counted
         }
 
 
@@ -198,15 +233,18 @@ class ReplicatedPredict:
         total = batch.total
         replicas = self._place.replicas
         if batch.is_part:
+            if self._place.local > 1:
+                raise StepError("--own-data: predict needs one replica for each rank; leave it out")
             return self._compiled(batch.data, None, gathers=False)
         gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
         data = self._place.cut(batch.data, total) if gathers else batch.data
         return _call(self._compiled, self._traced, batch, data, gathers=gathers)
 
     def _on_replicas(self, data: Any, total: Any, *, gathers: bool) -> Any:
-        del total
-
         def on_replica(data: Any) -> Any:
+            if gathers and self._place.local > 1 and total is not None:
+                shares = Shares(total, self._place.replicas, even=False)
+                data = _of_replica(data, shares, self._place)
             outputs = self._step(data)
             if not gathers:
                 return outputs
@@ -231,6 +269,12 @@ class ReplicatedPredict:
 
 
 def _compiled(model: Any, function: Callable[..., Any]) -> Any:
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if model.jit_compile and replicas > 1 and not tf.config.list_physical_devices("GPU"):
+        raise StepError(
+            "jit_compile=True: TensorFlow's XLA has no collectives between CPUs, and there are "
+            f"{replicas} replicas: leave it out of `compile`, or run the cell with --strategy pjrt"
+        )
     if model.run_eagerly:
         return function
     return tf.function(

@@ -16,11 +16,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.worker import state
 from nbdist.worker.dataset_shuffle import is_seeded_by_user
-from nbdist.worker.keras_batches import GlobalBatches
+from nbdist.worker.keras_batches import Batch, GlobalBatches
 from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.replaced import replaced
 
@@ -64,7 +65,7 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
         state.current().order = int(gathered[0, 0])
     _require_same("the data", gathered[:, 2:], ARGUMENTS)
     _require_same("the number of batches", gathered[:, 1:2])
-    draws = _draws(dataset)
+    draws, dataset = _draws(dataset), _in_order(dataset)
 
     def check(first: Any) -> None:
         _check_first(first, gather, draws=draws)
@@ -112,7 +113,7 @@ def _proposed_order() -> int:
     """A seed for the shuffles of this `fit`; all ranks take rank 0's."""
     worker = state.current()
     made = worker.fits.fits if worker.fits else 0
-    return zlib.crc32(f"{worker.seed}:{worker.cell}:{made}".encode()) >> 1
+    return zlib.crc32(f"{worker.seed}:{worker.source}:{made}".encode()) >> 1
 
 
 def _sums_of_arrays(adapter: Any) -> list[int]:
@@ -148,6 +149,20 @@ def checksum(value: Any) -> int:
 def _cardinality(dataset: tf.data.Dataset) -> int:
     """Batches of the data set; negative if infinite or unknown."""
     return min(int(dataset.cardinality()), 0x7FFFFFFF)
+
+
+def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
+    """A single batch that ranks have alike, or with `--own-data` this rank's part of one.
+
+    Raises:
+        StepError: ranks were given other batches.
+    """
+    gather = gather_over(strategy)
+    if state.current().own_data:
+        return structs.replace(batch, total=_total_of(gather, batch.total), is_part=True)
+    parts = batch.data if isinstance(batch.data, tuple) else (batch.data,)
+    _require_same("the batch", gather(np.array([checksum(p) for p in parts], np.int32)), ARGUMENTS)
+    return batch
 
 
 def _total_of(gather: Gather, rows: int) -> int:
@@ -186,6 +201,13 @@ def _require_same(what: str, gathered: np.ndarray, names: Sequence[str] = ()) ->
         "(np.random.default_rng(0)), sort file names (sorted(os.listdir(folder))), or set "
         "--own-data if each rank has data of its own on purpose"
     )
+
+
+def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Elements come in the same order on all ranks, whichever is made first."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
 
 
 def _draws(dataset: tf.data.Dataset) -> bool:

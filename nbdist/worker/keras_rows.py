@@ -9,6 +9,7 @@ replicas, and as a whole on each. If gradients or results differ, every replica 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +22,28 @@ from tensorflow.python.ops import gen_random_ops
 
 from nbdist.worker import state
 from nbdist.worker.finite import FiniteWatch
-from nbdist.worker.keras_batches import Batch, rows_of
+from nbdist.worker.keras_batches import Batch, has_equal_rows, rows_of
 from nbdist.worker.keras_inputs import gather_over
 from nbdist.worker.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-TRIED_ROWS = 4
-"""Rows of each replica in a trial."""
+TRIED_ROWS = 64
+"""Rows of each replica in a trial, at most."""
 
 _OF_STEP = ("train_step", "test_step", "compute_loss", "_compute_loss", "compute_metrics")
-_MIXING_LAYERS = ("Lambda", "MixUp", "CutMix", "RandAugment", "AugMix", "TFSMLayer")
+_MIXING_LAYERS = (
+    *("Lambda", "MixUp", "CutMix", "RandAugment", "AugMix"),
+    *("TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper"),
+)
 _MIXING_LOSSES = ("dice", "tversky", "circle")
 """Those of Keras's own in which rows meet, or that call functions of the user's."""
 
 _SEPARABLE = (None, "sum", "mean", "sum_over_batch_size", "mean_with_sample_weight")
-_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+_TOLERANCE = {"float64": 1e-9, "float32": 2e-5}
+"""Relative to the largest number of a value; float32 adds up rows in another order."""
+
 _COARSE_TOLERANCE = 5e-2
 
 Trial = dict[str, np.ndarray]
@@ -60,21 +66,38 @@ class Rows:
         self._model = model
         self._try_out = try_out
         self._predicts = predicts
-        self._all_needed: bool | None = None
+        self._all_needed = self._tried = False
 
     def are_all_needed(self, batch: Batch) -> bool:
-        """Whether every replica has to compute all rows of each batch."""
-        if self._all_needed is None:
-            self._all_needed = self._find(batch)
+        """Whether every replica has to compute all rows of this batch.
+
+        A model that is not known is tried again with the first batch of each pass.
+        """
+        if not has_equal_rows(batch.data):
+            _note(self._model, "is given parts with different numbers of rows in one batch")
+            return True
+        if self._all_needed or self.are_apart:
+            return self._all_needed
+        if batch.is_first or not self._tried:
+            self._tried, self._all_needed = True, self._find(batch)
         return self._all_needed
+
+    @functools.cached_property
+    def are_apart(self) -> bool:
+        """Whether the model is known to treat each row by itself."""
+        model = self._model
+        if _has_fixed_rows(model) or not _has_separable_layers(model):
+            return False
+        return self._predicts or has_separable_step(model)
 
     def _find(self, batch: Batch) -> bool:
         model = self._model
         if _has_fixed_rows(model):
             _note(model, "is made for batches of one size, or keeps a state of each row")
             return True
-        if _has_separable_layers(model) and (self._predicts or _has_separable_step(model)):
-            return False
+        if model.run_eagerly:
+            _note(model, "runs eagerly, and is not made of Keras's own layers, losses and metrics")
+            return True
         if batch.is_part:
             return False  # no rank has all rows to compare with: the user answers for it
         differing = self._differing(batch)
@@ -83,10 +106,11 @@ class Rows:
         return bool(differing)
 
     def _differing(self, batch: Batch) -> str:
-        """A result that is another by parts; empty if there is none."""
+        """A result that is another by parts; empty if there is none. Parts are unequal."""
         strategy = self._model.distribute_strategy
         replicas = int(strategy.num_replicas_in_sync)
-        rows = replicas * min(TRIED_ROWS, batch.total // replicas)
+        rows = min(TRIED_ROWS * replicas, batch.total)
+        rows -= rows % replicas == 0 and rows > replicas
         few = Batch(rows_of(batch.data, 0, rows), rows, batch.spec)
         with repeatable():
             parts = self._try_out(few, False)
@@ -102,9 +126,8 @@ class Rows:
 def _note(model: Any, why: str) -> None:
     state.current().note(
         "batch",
-        f"{type(model).__name__} {why}: every worker computes all rows. The numbers are those of "
-        "one device, without a speed-up. Use losses and metrics that are means over rows, or a "
-        "step cell (--data)",
+        f"{type(model).__name__} {why}: every worker computes all rows, as one device, without "
+        "a speed-up. Use losses and metrics that are means over rows, or a step cell (--data)",
         warning=True,
     )
 
@@ -117,16 +140,36 @@ def _has_fixed_rows(model: Any) -> bool:
 
 def _has_separable_layers(model: Any) -> bool:
     """Whether all operations are layers of Keras's own that treat each row by itself."""
-    operations = getattr(model, "operations", [])
-    return all(
-        _is_of_keras(type(part)) and type(part).__name__ not in _MIXING_LAYERS
-        for part in model._flatten_layers()
-    ) and all(isinstance(operation, keras.layers.Layer) for operation in operations)
+    return all(map(_is_separable_layer, model._flatten_layers()))
 
 
-def _has_separable_step(model: Any) -> bool:
+def _is_separable_layer(layer: Any) -> bool:
+    """Whether it is Keras's own, and so is all that it calls."""
+    if not _is_of_keras(type(layer)) or type(layer).__name__ in _MIXING_LAYERS:
+        return False
+    values = vars(layer)
+    axes = [*np.ravel(values.get("axis", -1)), *np.ravel(values.get("axes", -1))]
+    operations = getattr(layer, "operations", [])
+    return (
+        0 not in axes
+        and all(isinstance(operation, keras.layers.Layer) for operation in operations)
+        and all(map(_is_of_keras_or_data, values.values()))
+    )
+
+
+def _is_of_keras_or_data(value: Any) -> bool:
+    """Whether it calls no function of the user's, as an activation or a regularizer would."""
+    if not callable(value) or isinstance(value, keras.layers.Layer):
+        return True
+    return any(_is_of_keras(what) for what in (value, type(value)))
+
+
+def has_separable_step(model: Any) -> bool:
     """Whether step, losses and metrics are Keras's own, and means or sums over rows."""
-    own = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _OF_STEP)
+    own = any(
+        name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in _OF_STEP
+    )
     return (
         not own
         and all(map(_is_separable_loss, tree.flatten(model.loss)))

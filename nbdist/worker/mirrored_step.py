@@ -234,8 +234,8 @@ def _told_in_words() -> Iterator[None]:
         where = f"line {lines[-1]}: " if lines else ""
         raise StepError(
             f"{where}replicas meet here (a gradient is averaged, or an optimizer applied) inside "
-            "of tf.function, tf.range, tf.cond or an optimizer's gradient accumulation, where "
-            "TensorFlow cannot: do it at the top level of the cell, with Python's range"
+            "of tf.range, tf.cond or an `if` of a tensor, which may differ between replicas: do it "
+            "at the top level of the cell, with Python's range"
         ) from None
 
 

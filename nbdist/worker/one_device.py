@@ -61,6 +61,9 @@ def arithmetic(
     def gradient(*args: Any, **kwargs: Any) -> Any:
         return _mean_gradient(*args, shares=shares, watch=watch, **kwargs)
 
+    def moments(*args: Any) -> Any:
+        return _moments(*args, shares=shares)
+
     def unscaled(value: Any) -> Any:
         return value
 
@@ -75,7 +78,7 @@ def arithmetic(
             (keras_loss, "unscale_loss_for_distribution", unscaled),
             (keras_loss, "reduce_values", functools.partial(_reduce_values, shares)),
             (keras_loss, "apply_mask", functools.partial(_apply_mask, shares)),
-            (keras.layers.BatchNormalization, "_moments", _moments),
+            (keras.layers.BatchNormalization, "_moments", moments),
             (keras.Metric, "__getattribute__", find or keras_metrics.look_up(shares)),
         ]:
             changes.enter_context(replaced(owner, name, ours))
@@ -215,16 +218,14 @@ def _to_global(shares: Division, divisor: Any) -> Any:
     return factor if weight is None else factor / weight
 
 
-def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Mean and variance over the global batch, in two passes: E[x²] - E[x]² would lose digits.
-
-    Where every replica has all rows, sums and counts are both multiplied by their number.
-    """
+def _moments(self: Any, inputs: Any, mask: Any, *, shares: Division) -> tuple[Any, Any]:
+    """Mean and variance over the global batch, in two passes: E[x²] - E[x]² would lose digits."""
     replica = tf.distribute.get_replica_context()
     if replica is None:
         local: tuple[Any, Any] = _moments_upstream(self, inputs, mask)
         return local
     axes = self._reduction_axes
+    over_replicas = tf.distribute.ReduceOp.MEAN if shares.whole else tf.distribute.ReduceOp.SUM
     if mask is None:
         kept, guard = tf.ones_like(inputs, dtype=tf.bool), 0.0
     else:
@@ -233,7 +234,7 @@ def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 
     def totals(*values: Any) -> Any:
         own = [tf.reduce_sum(tf.where(kept, v, 0), axis=axes, keepdims=True) for v in values]
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+        return replica.all_reduce(over_replicas, own)
 
     total, count = totals(inputs, tf.ones_like(inputs))
     mean = total / (count + guard)
