@@ -17,7 +17,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 from nbdist.errors import StrategyError
-from nbdist.worker import keras_jax_patch, keras_laid, processes
+from nbdist.worker import keras_hdf5, keras_jax_patch, keras_laid, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ _saved: Counter[str] = Counter()
 @functools.cache
 def apply() -> None:
     """Wrap what `model.save`, `model.save_weights` and checkpoints come down to."""
+    keras_hdf5.apply()
     for module, name in _WRITERS:
         setattr(module, name, _by_chief(getattr(module, name)))
 

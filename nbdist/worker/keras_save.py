@@ -25,7 +25,7 @@ from keras.src.callbacks.tensorboard import TensorBoard
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 
-from nbdist.worker import saves
+from nbdist.worker import keras_hdf5, saves
 from nbdist.worker.chief_files import Answer
 from nbdist.worker.local_variables import local_variables
 
@@ -54,6 +54,7 @@ def apply() -> None:
             "Keras %s saves unpatched: only %sx was tested", keras.__version__, PATCHED_SERIES
         )
         return
+    keras_hdf5.apply()
     saving_lib.save_model = _by_chief(saving_lib.save_model)
     saving_lib.save_weights_only = _by_chief(saving_lib.save_weights_only)
     legacy_h5_format.save_model_to_hdf5 = _by_chief(legacy_h5_format.save_model_to_hdf5)

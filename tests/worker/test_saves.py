@@ -131,6 +131,29 @@ found
     assert not left_over(tmp_path)
 
 
+def test_a_save_to_hdf5_leaves_the_optimizer(
+    cluster: nbdist.Cluster, tmp_path: Path, reference: Any
+) -> None:
+    """Keras removes it: a later `.keras` file is loaded with RMSprop, and the loss is NaN."""
+    work_in(cluster, tmp_path)
+    run = cluster.run("""
+for name in ("m.keras", "m.h5") * 3:
+    model.save(name)
+    keras.models.load_model(name, compile=name == "m.keras")
+model.save("m.keras")
+other = keras.models.load_model("m.keras")
+clone = keras.models.clone_model(model)
+clone.compile_from_config(model.get_compile_config())
+fit(other, epochs=3)
+outcome = [w.tolist() for w in other.get_weights()]
+type(other.optimizer).__name__, type(clone.optimizer).__name__
+""")
+    assert same(run.results) == "('SGD', 'SGD')"
+    for objects in cluster.pull(["outcome"]).values():
+        for ours, theirs in zip(objects["outcome"], reference, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 @LAYOUTS
 def test_checkpoints_of_tensorflow(cluster: nbdist.Cluster, tmp_path: Path, layout: str) -> None:
     work_in(cluster, tmp_path, layout)
@@ -372,6 +395,10 @@ def test_libraries_still_need_the_patch(cluster: nbdist.Cluster, tmp_path: Path)
 from keras.src.saving import saving_lib
 from nbdist.worker import tensorflow_save as t
 saving_lib.save_model.__wrapped__(model, "m.keras")
+from nbdist.worker import keras_hdf5
+other = made()
+keras_hdf5._upstream(other)
+keeps = "optimizer" in other._compile_config.config
 model.export("e", verbose=False)
 t.load_lib._WrapperFunction._call_flat = t._upstream_call
 try:
@@ -381,9 +408,9 @@ except tf.errors.InvalidArgumentError:
     serves = False
 finally:
     t.load_lib._WrapperFunction._call_flat = t._call_loaded
-os.path.exists("m.keras"), serves
+os.path.exists("m.keras"), keeps, serves
 """)
-    assert same(run.results) == "(True, False)"
+    assert same(run.results) == "(True, False, False)"
 
 
 def test_other_versions_are_left_alone(cluster: nbdist.Cluster) -> None:
