@@ -24,7 +24,15 @@ from tensorflow.python.distribute import cross_device_ops, mirrored_run
 from tensorflow.python.eager import context
 
 from nbdist.records import CollectiveState, Device
-from nbdist.worker import dataset_shuffle, lazily, running_strategy, saves, state, tensorflow_save
+from nbdist.worker import (
+    dataset_shuffle,
+    lazily,
+    running_strategy,
+    saves,
+    state,
+    tensorflow_save,
+    variable_scalars,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +82,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     running_strategy.apply()
     dataset_shuffle.apply()
     tensorflow_save.apply()
+    variable_scalars.apply()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )

@@ -128,6 +128,46 @@ def test_a_cell_is_inside_the_scope_of_its_strategy(cluster: nbdist.Cluster) -> 
     assert set(cluster.run(cell, ranks="0").results.values()) == {"False"}
 
 
+SCALARS = """
+import tensorflow as tf, keras
+flag, count, rate = tf.Variable(False), tf.Variable(3), keras.optimizers.SGD(0.5).learning_rate
+bool(flag), int(count), float(count), complex(count), float(rate), 1 if flag else 0
+"""
+
+
+def test_variables_convert_to_numbers(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(SCALARS)
+    assert set(run.results.values()) == {"(False, 3, 3.0, (3+0j), 0.5, 0)"}
+
+
+def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
+    """If this fails, TensorFlow converts variables of a strategy itself: take the patch out."""
+    run = cluster.run(
+        "from tensorflow.python.distribute import values\n"
+        "own = ('__bool__', '__int__', '__float__', '__complex__')\n"
+        "kept = {name: getattr(values.DistributedVariable, name) for name in own}\n"
+        "for name in own:\n    delattr(values.DistributedVariable, name)\n"
+        "needed = bool(tf.Variable(False))\n"
+        "for name in own:\n    setattr(values.DistributedVariable, name, kept[name])\n"
+        "needed"
+    )
+    assert set(run.results.values()) == {"True"}
+
+
+def test_variables_of_another_tensorflow_are_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("""
+from tensorflow.python.distribute import values
+from nbdist.worker import variable_scalars as v
+before, values.DistributedVariable.__bool__ = values.DistributedVariable.__bool__, None
+v.PATCHED_SERIES = "9.9."
+v.apply()
+left = values.DistributedVariable.__bool__ is None
+v.PATCHED_SERIES, values.DistributedVariable.__bool__ = "2.21.", before
+left
+""")
+    assert set(run.results.values()) == {"True"}
+
+
 def test_the_memory_of_gpus_is_measured(cluster: nbdist.Cluster) -> None:
     """TensorFlow does not count a CPU's; what a GPU says is made up."""
     run = cluster.run(
