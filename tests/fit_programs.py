@@ -135,6 +135,29 @@ outcome["evaluate"] = model.evaluate(Batches(), verbose=0)
                             epochs=2, verbose=0)
         """
     ),
+    "embeddings of positions": _program(
+        """
+        class Positions(layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.words, self.places = layers.Embedding(30, 8), layers.Embedding(9, 8)
+            def call(self, words):
+                return self.words(words) + self.places(ops.arange(ops.shape(words)[-1]))
+        words = draw.integers(0, 30, size=(71, 9))
+        model = keras.Sequential([
+            keras.Input((None,)), Positions(), layers.GlobalAveragePooling1D(),
+            layers.Dense(3, "softmax")])
+        model.compile(keras.optimizers.Adam(0.01, clipnorm=0.05),
+                      "sparse_categorical_crossentropy")
+        rates = []
+        class Rate(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                rates.append(float(self.model.optimizer.learning_rate))
+                self.model.optimizer.learning_rate = 0.01 / (batch + 1)
+        history = model.fit(words, labels, batch_size=16, epochs=2, verbose=0, callbacks=[Rate()])
+        """,
+        after=AFTER + 'outcome["rates"] = rates\n',
+    ),
     "augmented images": _program(
         """
         images = draw.uniform(size=(50, 8, 8, 3)).astype("float32")

@@ -32,8 +32,10 @@ class FiniteWatch:
 
     Attributes:
         reason: what else may be wrong where a rank's own values are finite.
+        is_traced: the step runs as a graph, which tells what indices depend on.
     """
 
+    is_traced = True
     reason = "a gradient, or another rank's loss, is not finite"
 
     def __init__(self) -> None:

@@ -173,7 +173,7 @@ class ReplicatedStep:
         """Results and gradients of a step that leaves no trace in the model's variables."""
 
         def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
-            recorder = Recorder()
+            recorder = Recorder(is_traced=not self._model.run_eagerly)
             shares = Shares(batch.total, self._place.replicas, whole=whole, even=whole)
             outputs = self._over_shares(data, shares, recorder)
             return outputs, first_of(self._strategy, recorder.gradients)

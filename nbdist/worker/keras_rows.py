@@ -208,14 +208,20 @@ def _is_of_keras(what: Any) -> bool:
 
 
 class Recorder(FiniteWatch):
-    """Keeps the gradients of a step that is tried out."""
+    """Keeps the gradients of a step that is tried out.
 
-    def __init__(self) -> None:
+    Of IndexedSlices also the squares of their rows, which Keras makes before it adds up equal ones.
+    """
+
+    def __init__(self, *, is_traced: bool) -> None:
         super().__init__()
+        self.is_traced = is_traced
         self.gradients: list[tf.Tensor] = []
 
     def after_mean(self, means: Sequence[Any]) -> list[Any]:
-        self.gradients += [tf.convert_to_tensor(mean) for mean in means]
+        rows = [mean for mean in means if isinstance(mean, tf.IndexedSlices)]
+        squares = [tf.IndexedSlices(r.values**2, r.indices, r.dense_shape) for r in rows]
+        self.gradients += [tf.convert_to_tensor(mean) for mean in (*means, *squares)]
         return list(means)
 
 

@@ -32,6 +32,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
 
 from nbdist.worker import keras_metrics, sample_random
+from nbdist.worker.constant_indices import are_constant
 from nbdist.worker.replaced import replaced
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _mean_gradient(
             flat[i] = _times(flat[i], 1 / share.part(flat[i].dtype))
     if chosen:
         own = watch.before_mean(target, [flat[i] for i in chosen])
-        means = watch.after_mean(_sums(replica, own, whole=shares.whole))
+        sums = _sums(replica, own, whole=shares.whole, traced=watch.is_traced)
+        means = watch.after_mean(sums)
         for i, mean in zip(chosen, means, strict=True):
             flat[i] = mean
     return tf.nest.pack_sequence_as(gradients, flat)
@@ -158,14 +160,18 @@ def _averaged(grads_and_vars: Any, shares: Division) -> Any:
     return pairs
 
 
-def _sums(replica: Any, gradients: list[Any], *, whole: bool) -> list[Any]:
+def _sums(replica: Any, gradients: list[Any], *, whole: bool, traced: bool = True) -> list[Any]:
     """Over replicas; IndexedSlices get the rows that one device's would have, in their order.
 
-    Those of parts of a batch are put one after the other. Of a whole batch each replica has all:
-    they are added up row by row, for repeated rows would change what is a square of theirs (Keras
-    squares the rows of IndexedSlices, for norms and for Adam, before it adds up equal ones).
+    Those of parts of a batch are put one after the other. If each replica has all, of a whole batch
+    or with indices that do not depend on it, they are added up row by row. Repeated rows would
+    change what is a square of theirs (Keras squares the rows of IndexedSlices, for norms and for
+    Adam, before it adds up equal ones).
     """
-    rows = [whole and isinstance(g, tf.IndexedSlices) for g in gradients]
+    rows = [
+        isinstance(g, tf.IndexedSlices) and (whole or (traced and are_constant(g.indices)))
+        for g in gradients
+    ]
     values = [g.values if by_row else g for g, by_row in zip(gradients, rows, strict=True)]
     sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
     return [
