@@ -388,6 +388,42 @@ WHOLE: dict[str, tuple[str, str]] = {
             after=AFTER + 'outcome["predict"] = model.predict(x, verbose=0)\n',
         ),
     ),
+    "triplets, of which call() cannot take the first alone": (
+        "Siamese gives another `gradient 0`",
+        _program(
+            """
+            net = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(4)])
+            class Siamese(keras.Model):
+                def __init__(self, net):
+                    super().__init__()
+                    self.net, self.tracker = net, keras.metrics.Mean(name="loss")
+                def call(self, inputs):
+                    anchor, near, far = [self.net(rows) for rows in inputs]
+                    return ops.sum((anchor - near) ** 2, -1), ops.sum((anchor - far) ** 2, -1)
+                def _loss(self, data):
+                    near, far = self(data)
+                    return ops.maximum(near - far + 0.5, 0.0)
+                def train_step(self, data):
+                    with tf.GradientTape() as tape:
+                        loss = self._loss(data)
+                    weights = self.net.trainable_weights
+                    self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+                    self.tracker.update_state(loss)
+                    return {"loss": self.tracker.result()}
+                def test_step(self, data):
+                    self.tracker.update_state(self._loss(data))
+                    return {"loss": self.tracker.result()}
+                @property
+                def metrics(self):
+                    return [self.tracker]
+            model = Siamese(net)
+            model.compile(keras.optimizers.SGD(0.001), weighted_metrics=[])
+            data = tf.data.Dataset.from_tensor_slices((x, x[::-1], x * 2)).batch(16)
+            history = model.fit(data, epochs=2, validation_data=data.take(2), verbose=0)
+            """,
+            after='outcome = {"history": history.history, "weights": net.get_weights()}\n',
+        ),
+    ),
     "a recurrent layer that keeps its state": (
         "Sequential is made for batches of one size",
         _program(

@@ -144,7 +144,21 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
         _, _, batches = next(iter(iterator))
         data_batch = keras_function.first_of(strategy, next(batches))
     with strategy.scope():
-        self._symbolic_build(data_batch=data_batch)
+        _build(self, data_batch)
+
+
+def _build(model: Any, data_batch: Any) -> None:
+    """Build, unless a `train_step` of the user's takes batches that `call` does not.
+
+    Such a model needs no more variables if its layers have theirs: `call` runs in the step.
+    """
+    try:
+        model._symbolic_build(data_batch=data_batch)
+    except RuntimeError:
+        layers = list(model._flatten_layers(include_self=False))
+        own_step = type(model).train_step is not keras.Model.train_step
+        if not (own_step and layers and all(layer.built for layer in layers)):
+            raise
 
 
 def _is_ours(strategy: Any) -> bool:
