@@ -143,7 +143,7 @@ def test_variables_convert_to_numbers(cluster: nbdist.Cluster) -> None:
 def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
     """If this fails, TensorFlow converts variables of a strategy itself: take the patch out."""
     run = cluster.run(
-        "from tensorflow.python.distribute import values\n"
+        "import tensorflow as tf\nfrom tensorflow.python.distribute import values\n"
         "own = ('__bool__', '__int__', '__float__', '__complex__')\n"
         "kept = {name: getattr(values.DistributedVariable, name) for name in own}\n"
         "for name in own:\n    delattr(values.DistributedVariable, name)\n"
