@@ -257,6 +257,31 @@ outcome["predict"] = model.predict(x, verbose=0)
 outcome["evaluate"] = model.evaluate(x, y, verbose=0)
 """,
     ),
+    "values computed from a metric's result": _program(
+        """
+        class Language(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.out, self.tracker = layers.Dense(1), keras.metrics.Mean(name="loss")
+            def call(self, inputs):
+                return self.out(inputs)
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = ops.mean(ops.square(self(x) - y))
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                self.tracker.update_state(loss)
+                return {"loss": self.tracker.result(),
+                        "perplexity": ops.exp(self.tracker.result() / 10)}
+            @property
+            def metrics(self):
+                return [self.tracker]
+        model = Language()
+        model.compile("sgd")
+        history = model.fit(x, y, batch_size=30, epochs=2, verbose=0)
+        """
+    ),
     "a GAN without call()": _program(
         """
         class GAN(keras.Model):
@@ -422,6 +447,78 @@ WHOLE: dict[str, tuple[str, str]] = {
             history = model.fit(data, epochs=2, validation_data=data.take(2), verbose=0)
             """,
             after='outcome = {"history": history.history, "weights": net.get_weights()}\n',
+        ),
+    ),
+    "statistics of the batch in a variable": (
+        "Sequential gives another `variable",
+        _program(
+            """
+            class Statistics(layers.Layer):
+                def build(self, shape):
+                    self.spread = self.add_weight(shape=(shape[-1],), trainable=False)
+                def call(self, values):
+                    self.spread.assign(0.9 * self.spread + 0.1 * ops.var(values, axis=0))
+                    return values
+            model = dense(Statistics())
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+            history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+            """
+        ),
+    ),
+    "a model of the batch's mean within a model": (
+        "Sequential gives another",
+        _program(
+            """
+            inputs = keras.Input((8,))
+            centered = keras.Model(inputs, inputs - ops.mean(inputs, axis=0))
+            model = keras.Sequential([keras.Input((8,)), centered, layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+            history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+            """,
+            after=AFTER + 'outcome["predict"] = model.predict(x, verbose=0)\n',
+        ),
+    ),
+    "a term that comes in the second epoch": (
+        "Sequential gives another `gradient 0`",
+        _program(
+            """
+            beta = keras.Variable(0.0, trainable=False)
+            def annealed(y, p):
+                return ops.mean(ops.square(y - p)) + beta * ops.sum(ops.square(p))
+            class Anneal(keras.callbacks.Callback):
+                def on_epoch_begin(self, epoch, logs=None):
+                    beta.assign(0.01 * epoch)
+            model = dense()
+            model.compile(keras.optimizers.SGD(0.01), annealed)
+            history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Anneal()])
+            """
+        ),
+    ),
+    "parts of other numbers of rows": (
+        "Pairs is given parts with different numbers of rows",
+        _program(
+            """
+            class Pairs(keras.Model):
+                def __init__(self):
+                    super().__init__()
+                    self.out = layers.Dense(1)
+                def call(self, inputs):
+                    return self.out(inputs)
+                def train_step(self, data):
+                    (known, target), unknown = data
+                    with tf.GradientTape() as tape:
+                        loss = ops.mean(ops.square(self.out(known) - target))
+                        loss += ops.mean(ops.square(self.out(unknown)))
+                    gradients = tape.gradient(loss, self.trainable_variables)
+                    self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                    return {"loss": loss}
+            model = Pairs()
+            model(x[:1])
+            model.compile(keras.optimizers.SGD(0.01))
+            labelled = tf.data.Dataset.from_tensor_slices((x[:16], y[:16])).batch(4)
+            unlabelled = tf.data.Dataset.from_tensor_slices(x[:48]).batch(12)
+            history = model.fit(tf.data.Dataset.zip((labelled, unlabelled)), epochs=2, verbose=0)
+            """
         ),
     ),
     "a recurrent layer that keeps its state": (

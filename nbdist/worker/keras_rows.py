@@ -153,7 +153,7 @@ def _is_separable_layer(layer: Any) -> bool:
     return (
         0 not in axes
         and all(isinstance(operation, keras.layers.Layer) for operation in operations)
-        and all(map(_is_of_keras_or_data, values.values()))
+        and (isinstance(layer, keras.Model) or all(map(_is_of_keras_or_data, values.values())))
     )
 
 

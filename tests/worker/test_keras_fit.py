@@ -155,6 +155,7 @@ OTHER_INPUTS = {
         "data = tf.data.Dataset.from_tensor_slices(x).batch(16)\n"
         "model.predict(data.take(2 + rank), verbose=0)"
     ),
+    "the batch": "model.train_on_batch(x[:8] + rank, y[:8])",
     "shuffle": (
         "if rank == 0:\n    tf.random.normal([1])  # after a seed of the user's\n"
         "data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(71).batch(16)\n"
@@ -246,3 +247,11 @@ def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> No
     for ours in outcomes(cluster, compiled + distributed):
         for reference in outcomes(cluster, compiled + fit.replace("DATA", "data"))[:1]:
             np.testing.assert_allclose(ours, reference, rtol=1e-5)
+
+
+def test_compilation_by_xla_between_cpus_is_refused(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match="jit_compile=True: .* leave it out of `compile`"):
+        cluster.run(
+            START + "model = dense()\nmodel.compile('sgd', 'mse', jit_compile=True)\n"
+            "model.fit(x, y, verbose=0)"
+        )
