@@ -250,7 +250,7 @@ def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> No
 
 
 def test_compilation_by_xla_between_cpus_is_refused(cluster: nbdist.Cluster) -> None:
-    with pytest.raises(nbdist.CellError, match="jit_compile=True: .* leave it out of `compile`"):
+    with pytest.raises(nbdist.CellError, match=r"jit_compile=True: .* leave it out of `compile`"):
         cluster.run(
             START + "model = dense()\nmodel.compile('sgd', 'mse', jit_compile=True)\n"
             "model.fit(x, y, verbose=0)"
