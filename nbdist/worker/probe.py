@@ -122,7 +122,8 @@ class Probe:
         try:
             return self._encoder.encode(record)
         except UnicodeEncodeError:
-            return self._encoder.encode(_as_utf8(msgspec.to_builtins(record, enc_hook=_as_text)))
+            plain = msgspec.to_builtins(record, builtin_types=(bytes,), enc_hook=_as_text)
+            return self._encoder.encode(_as_utf8(plain))
 
     def close(self) -> None:
         """Send what is pending and end the thread."""
