@@ -51,7 +51,7 @@ def data():
         yield np.ones((8, 64), "float32") * number / 200
         time.sleep(0.001)
 def nap(value):
-    time.sleep(SLOW * {SLEEP_S})  # callbacks run on the first device alone
+    time.sleep(SLOW * {SLEEP_S} * (rank == 0))
     return value
 w = jnp.ones((64, 64)) / 64
 """

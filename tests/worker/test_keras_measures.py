@@ -59,7 +59,7 @@ class Nap(keras.layers.Layer):
     "jax": f"""
 import jax, jax.numpy as jnp
 def nap(number):
-    time.sleep({SLEEP_S} * SLOW)  # callbacks run on the first device alone
+    time.sleep({SLEEP_S} * SLOW)
     return number
 class Nap(keras.layers.Layer):
     def call(self, x):
