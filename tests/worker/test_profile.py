@@ -27,7 +27,7 @@ def data():
     for number in range(COUNT):
         yield np.ones((8, 64), "float32")
 def nap(value):
-    time.sleep(SLOW * {SLEEP_S})
+    time.sleep(SLOW * {SLEEP_S} * (rank == 0))
     return value
 """
 MIRRORED = (
