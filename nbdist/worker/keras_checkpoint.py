@@ -99,6 +99,7 @@ class FitSaver:
         self._cell = worker.fits = worker.fits or CellCheckpoints(worker)
         self._cell.fits += 1
         self._restored = True
+        self._order = worker.order
         worker.passed_rows = 0
         self.at = Position(
             step=worker.batches, epoch=0, batches=0, fit=self._cell.fits, earlier=worker.epochs
@@ -118,7 +119,7 @@ class FitSaver:
         self._model._initial_epoch = position.epoch
         self._worker.epochs = position.earlier + position.epoch
         self._worker.batches = self._worker.step = position.step
-        self._worker.order = position.order
+        self._order.seed = position.order
         _passing.append(self)
 
     def _open(self) -> None:
@@ -183,7 +184,7 @@ class FitSaver:
                 batches=batches,
                 fit=self.at.fit,
                 earlier=self.at.earlier,
-                order=self._worker.order,
+                order=self._order.seed,
             )
         )
 

@@ -52,6 +52,7 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     if strategy.num_replicas_in_sync == 1:
         return GlobalBatches(adapter.get_tf_dataset())
     shuffle = Shuffle()
+    state.current().order = shuffle.order
     with replaced(tf.random, "shuffle", shuffle):
         dataset = adapter.get_tf_dataset()
     if isinstance(dataset, tf.distribute.DistributedDataset):
@@ -61,8 +62,7 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
         return GlobalBatches(dataset, total_of=functools.partial(_total_of, gather))
     own = [_proposed_order(), _cardinality(dataset), *_sums_of_arrays(adapter)]
     gathered = gather(np.array(own, np.int32))
-    if shuffle.is_used:
-        state.current().order = int(gathered[0, 0])
+    shuffle.order.seed = int(gathered[0, 0]) if shuffle.is_used else 0
     _require_same("the data", gathered[:, 2:], ARGUMENTS)
     _require_same("the number of batches", gathered[:, 1:2])
     draws, dataset = _draws(dataset), _in_order(dataset)
@@ -83,10 +83,11 @@ class Shuffle:
     """Stands for `tf.random.shuffle` in Keras's data sets of arrays.
 
     With a seed of the user's, it is that function, so that the order is that of one device.
-    Without, each pass has an order of its own, by the worker's `order`.
+    Without, each pass has an order of its own, by `order`.
     """
 
     def __init__(self) -> None:
+        self.order = state.ShuffleOrder()
         self._upstream = tf.random.shuffle
         self._pass: tf.Variable | None = None
 
@@ -106,7 +107,7 @@ class Shuffle:
 
     def next_pass(self) -> None:
         if self._pass is not None:
-            self._pass.assign([state.current().order, self._pass[1] + 1])
+            self._pass.assign([self.order.seed, self._pass[1] + 1])
 
 
 def _proposed_order() -> int:

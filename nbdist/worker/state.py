@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from nbdist.worker.stop import StopPoint
 
 
+class ShuffleOrder:
+    """The order of the samples of one `fit` whose user has set no seed.
+
+    Args:
+        seed: of the order; 0 if the `fit` does not shuffle, or has a seed of the user's.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+
 class Worker:
     """One rank. Created when the engine is told who it is.
 
@@ -62,7 +73,7 @@ class Worker:
         passed_rows: of the batches that a `fit` which goes on has passed over; 0 is none.
         planning: what is asked of the layout of what the cell fits.
         seed: of the generators at the start.
-        order: seed of the shuffles of the `fit` under way, if the user has set none.
+        order: of the `fit`, `evaluate` or `predict` that began last.
         source: a number for the source of the cell that runs.
         shuffles: how many data sets the cell has shuffled without a seed.
         own_data: what Keras is given is this rank's part of the data.
@@ -76,7 +87,8 @@ class Worker:
         self.world_size = identity.world_size
         self.stream_key = identity.stream.server_key
         self.seed = identity.seed
-        self.order = self.source = self.shuffles = 0
+        self.order = ShuffleOrder()
+        self.source = self.shuffles = 0
         self.own_data = False
         self.cell = self._refused = 0
         self._beginning = threading.Lock()

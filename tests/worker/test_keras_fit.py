@@ -138,8 +138,25 @@ def test_epochs_without_a_seed_have_orders_of_their_own(
     """With a seed of the user's it is Keras's order, which each epoch repeats."""
     run = cluster.run(start + ORDERS)
     assert set(run.results.values()) == {str(differ)}
-    first, second = (objects["orders"] for objects in cluster.pull(["orders"]).values())
-    assert first == second
+    first, *others = (objects["orders"] for objects in cluster.pull(["orders"]).values())
+    assert all(orders == first for orders in others)
+
+
+WITHIN = ORDERS.replace(
+    "        orders.append",
+    "        if nested:\n"
+    "            inner.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)\n"
+    "        orders.append",
+)
+
+
+def test_a_fit_in_a_callback_leaves_the_order_of_the_outer_fit(cluster: nbdist.Cluster) -> None:
+    orders = []
+    for nested in (False, True):
+        cluster.run(UNSEEDED + f"nested = {nested}\ninner = keras.Sequential([layers.Dense(1)])\n")
+        cluster.run("inner.compile('sgd', 'mse')" + WITHIN)
+        orders.append(cluster.pull(["orders"])[0]["orders"])
+    assert orders[0] == orders[1]
 
 
 def test_losses_in_a_plain_cell_are_those_of_one_device(cluster: nbdist.Cluster) -> None:
