@@ -351,6 +351,54 @@ keras.config.set_dtype_policy("float32")
         """,
         after=AFTER + 'keras.config.set_dtype_policy("float32")\n',
     ),
+    "a model that takes its shape from the data": _program(
+        """
+        model = keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), lambda y, p: ops.mean(ops.square(y - p)))
+        history = model.fit(x[:64], y[:64], batch_size=16, epochs=2, verbose=0)
+        """
+    ),
+    "a count as a metric, and the best loss of an own step": _program(
+        """
+        class Count(keras.metrics.Metric):
+            def __init__(self, name="count"):
+                super().__init__(name=name)
+                self.number = self.add_weight(name="number", initializer="zeros", dtype="int32")
+            def update_state(self, y, p, sample_weight=None):
+                self.number.assign_add(tf.size(y))
+            def result(self):
+                return self.number
+            def reset_state(self):
+                self.number.assign(7)
+        class Best(keras.metrics.Metric):
+            def __init__(self, name="best"):
+                super().__init__(name=name)
+                self.least = self.add_weight(
+                    name="least", initializer=keras.initializers.Constant(1e3))
+            def update_state(self, loss):
+                self.least.assign(tf.minimum(self.least, loss))
+            def result(self):
+                return self.least
+            def reset_state(self):
+                self.least.assign(1e3)
+        class Tracks(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.out, self.best = layers.Dense(1), Best()
+            def call(self, inputs):
+                return self.out(inputs)
+            @property
+            def metrics(self):
+                return [*super().metrics, self.best]
+            def train_step(self, data):
+                logs = super().train_step(data)
+                self.best.update_state(logs["loss"])
+                return {**logs, "best": self.best.result()}
+        model = Tracks()
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Count()])
+        history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+        """
+    ),
 }
 
 WHOLE: dict[str, tuple[str, str]] = {
@@ -522,7 +570,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a recurrent layer that keeps its state": (
-        "Sequential is made for batches of one size",
+        "Sequential keeps a state of each row",
         _program(
             """
             model = keras.Sequential([
@@ -532,6 +580,58 @@ WHOLE: dict[str, tuple[str, str]] = {
             series = draw.normal(size=(64, 5, 3)).astype("float32")
             history = model.fit(series, series.sum((1, 2))[:, None], batch_size=16, epochs=2,
                                 shuffle=False, verbose=0)
+            """
+        ),
+    ),
+    "a metric that is a minimum": (
+        "Sequential gives another `least`",
+        _program(
+            """
+            class Least(keras.metrics.Metric):
+                def __init__(self, name="least"):
+                    super().__init__(name=name)
+                    self.least = self.add_weight(name="least", initializer="zeros")
+                    self.batches = self.add_weight(name="batches", initializer="zeros")
+                def update_state(self, y, p, sample_weight=None):
+                    self.least.assign(tf.minimum(self.least, tf.reduce_min(tf.abs(y - p))))
+                    self.batches.assign_add(1.0)
+                def result(self):
+                    return self.least + 10 * self.batches
+                def reset_state(self):
+                    self.least.assign(1e3)
+                    self.batches.assign(0.0)
+            model = dense()
+            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Least(), "mae"])
+            history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+            """,
+            after=AFTER + 'outcome["evaluate"] = model.evaluate(x, y, verbose=0)\n',
+        ),
+    ),
+    "a mask that begins in a later batch": (
+        "first in batch 4",
+        _program(
+            """
+            labels[55:62] = -1
+            def masked(y, p):
+                known = tf.cast(y >= 0, "float32")
+                each = ops.one_hot(tf.maximum(y, 0), 3) - p
+                return tf.reduce_sum(known * tf.reduce_sum(each**2, -1)) / tf.reduce_sum(known)
+            class Masks(keras.Model):
+                def __init__(self):
+                    super().__init__()
+                    self.out = layers.Dense(3)
+                def call(self, inputs):
+                    return self.out(inputs)
+                def train_step(self, data):
+                    rows, known = data
+                    with tf.GradientTape() as tape:
+                        loss = masked(known, self(rows, training=True))
+                    gradients = tape.gradient(loss, self.trainable_variables)
+                    self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                    return {"loss": loss}
+            model = Masks()
+            model.compile(keras.optimizers.SGD(0.05))
+            history = model.fit(x, labels, batch_size=16, epochs=2, shuffle=False, verbose=0)
             """
         ),
     ),

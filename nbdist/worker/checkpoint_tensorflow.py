@@ -27,6 +27,7 @@ from nbdist.worker.keras_objects import WITH_VARIABLES
 from nbdist.worker.keras_optimizers import optimizers_of
 from nbdist.worker.mirrored_alike import Alike
 from nbdist.worker.reach import names_in, of_kinds
+from nbdist.worker.summed_variables import is_summed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -139,7 +140,7 @@ class _Copies:
                 f"the checkpoint {folder.parent} does not fit what the cell uses: {first}"
             ) from None
         parts = {
-            f"{i}/{j}": (part, _is_added_up(value))
+            f"{i}/{j}": (part, is_summed(value))
             for i, value in enumerate(self._own)
             for j, part in _parts(value)
         }
@@ -227,14 +228,6 @@ def _unlike(values: Iterable[Any]) -> list[Any]:
 def _is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable) or (
         isinstance(value, tf.distribute.DistributedValues) and tf.is_tensor(value)
-    )
-
-
-def _is_added_up(value: Any) -> bool:
-    """Whether ranks have shares of one sum, which none may lose or have twice: in metrics."""
-    return bool(
-        value.synchronization == tf.VariableSynchronization.ON_READ
-        and value.aggregation == tf.VariableAggregation.SUM
     )
 
 

@@ -27,14 +27,16 @@ class Batch(msgspec.Struct, frozen=True):
         total: rows of the global batch.
         spec: type specs of `data`, in which dimensions may be unknown.
         is_part: `data` are this rank's rows only.
-        is_first: it is the first of a pass through the data.
+        number: of batches before it in its pass through the data.
+        is_new: it is of the first pass through the data.
     """
 
     data: Any
     total: int
     spec: Any
     is_part: bool = False
-    is_first: bool = False
+    number: int = 0
+    is_new: bool = True
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -118,7 +120,7 @@ def given(data: Any) -> Batch:
     data = tree.map_structure(
         lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), data, none_is_leaf=True
     )
-    return Batch(data, row_count(data), None, is_first=True)
+    return Batch(data, row_count(data), None)
 
 
 class GlobalBatches:
@@ -145,6 +147,7 @@ class GlobalBatches:
         self._order = order
         self._check = check
         self._total_of = total_of
+        self._passes = 0
 
     def symbols(self) -> Any:
         """Specs of a batch, with None for what it does not have."""
@@ -155,6 +158,7 @@ class GlobalBatches:
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass at once: a data set that reshuffles counts the iterators that are made."""
         self._order()
+        self._passes += 1
         return self._batches(iter(self._dataset))
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Batch]:
@@ -163,6 +167,6 @@ class GlobalBatches:
                 self._check(data)
             rows = row_count(data)
             if self._total_of is None:
-                yield Batch(data, rows, self.spec, is_first=number == 0)
+                yield Batch(data, rows, self.spec, number=number, is_new=self._passes == 1)
             else:
-                yield Batch(data, self._total_of(rows), self.spec, is_part=True)
+                yield Batch(data, self._total_of(rows), self.spec, is_part=True, number=number)

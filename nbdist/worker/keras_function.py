@@ -8,6 +8,7 @@ scalars as the mean over all rows. Keras 3.15; `worker/keras_patch.py` applies i
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,14 @@ from nbdist.worker.finite import FiniteWatch
 from nbdist.worker.keras_batches import Batch, Place, given, has_known_rows, rows_in, rows_of
 from nbdist.worker.keras_inputs import agreed
 from nbdist.worker.keras_results import Results
-from nbdist.worker.keras_rows import Recorder, Rows, has_separable_step, unchanged
+from nbdist.worker.keras_rows import Rows, has_separable_step
+from nbdist.worker.keras_trial import Recorder, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.keras_rows import Trial
     from nbdist.worker.keras_times import Took
+    from nbdist.worker.keras_trial import Results as TrialResults
 
 COLLECTIVES = "?collectives"
 """Beside the values that a step returns."""
@@ -67,7 +69,7 @@ class ReplicatedStep:
         self._step = model._autoconvert_optionals(step)
         self._strategy = model.distribute_strategy
         self._place = Place.of(self._strategy)
-        self._rows = Rows(model, self._try_out)
+        self._rows = Rows(model, self._trace_trial)
         self._watch = FiniteWatch()
         self._clock = collective_clock.choose(
             self._strategy, COLLECTIVES, jit=bool(model.jit_compile) or model.run_eagerly
@@ -169,31 +171,29 @@ class ReplicatedStep:
         """How results of metrics are made; a step of the user's may compute with them."""
         return results.of if has_separable_step(self._model) else None
 
-    def _try_out(self, batch: Batch, whole: bool) -> Trial:
-        """Results and gradients of a step that leaves no trace in the model's variables."""
+    def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
+        """Trace a step of a trial, which leaves the model's variables as they are."""
+        cut = functools.partial(self._place.cut, total=few.total)
 
         def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
             recorder = Recorder(is_traced=not self._model.run_eagerly)
-            shares = Shares(batch.total, self._place.replicas, whole=whole, even=whole)
+            shares = Shares(few.total, self._place.replicas, whole=whole, even=whole)
             outputs = self._over_shares(data, shares, recorder)
             return outputs, first_of(self._strategy, recorder.gradients)
 
-        data = batch.data if whole else self._place.cut(batch.data, batch.total)
-        traced = tf.function(tried, autograph=False).get_concrete_function(data)
-        with unchanged(traced.graph.variables):
-            outputs, gradients = traced(data)
-            written = self._written()
-        named = {f"gradient {n}": gradient for n, gradient in enumerate(gradients)}
-        if isinstance(outputs, dict):
-            named |= {name: value for name, value in outputs.items() if name != COLLECTIVES}
-        flat = {
-            f"{name} {n}".removesuffix(" 0"): np.asarray(leaf)
-            for name, value in named.items()
-            for n, leaf in enumerate(tree.flatten(value))
-        }
-        return flat | written
+        data = few.data if whole else cut(few.data)
+        spec = tree.map_structure(tf.type_spec_from_value, data)
+        traced = tf.function(tried, autograph=False).get_concrete_function(spec)
 
-    def _written(self) -> Trial:
+        def run(data: Any) -> TrialResults:
+            with unchanged(traced.graph.variables):
+                outputs, gradients = traced(data if whole else cut(data))
+                written = self._written()
+            return _named(outputs, gradients) | written
+
+        return run
+
+    def _written(self) -> TrialResults:
         """Variables of layers that no optimizer trains, as statistics, on this replica."""
         counted = {id(v) for metric in self._model.metrics for v in metric.variables}
         return {
@@ -217,7 +217,7 @@ class ReplicatedPredict:
         self._step = model._autoconvert_optionals(model.predict_step)
         self._strategy = model.distribute_strategy
         self._place = Place.of(self._strategy)
-        self._rows = Rows(model, self._try_out, predicts=True)
+        self._rows = Rows(model, self._trace_trial, predicts=True)
         self._compiled = _compiled(model, self._on_replicas)
         self._traced: dict[Any, Callable[..., Any]] = {}
 
@@ -253,19 +253,39 @@ class ReplicatedPredict:
 
         return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
 
-    def _try_out(self, batch: Batch, whole: bool) -> Trial:
-        half = 0 if whole else batch.total // 2
-        parts = [
-            rows_of(batch.data, first, count)
-            for first, count in ((0, half), (half, batch.total - half))
-            if count
+    def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
+        """Trace a trial of this rank by itself: predictions for two parts, or for all rows."""
+        half = 0 if whole else few.total // 2
+        ranges = [(first, count) for first, count in ((0, half), (half, few.total - half)) if count]
+        predict = tf.function(self._on_replicas, autograph=False)
+        traced = [
+            predict.get_concrete_function(rows_of(few.data, *rows), None, gathers=False)
+            for rows in ranges
         ]
-        made = [tree.flatten(self._compiled(part, None, gathers=False)) for part in parts]
-        outputs = zip(*made, strict=True)
-        return {
-            f"output {n}": np.concatenate([np.asarray(part) for part in output])
-            for n, output in enumerate(outputs)
-        }
+
+        def run(data: Any) -> TrialResults:
+            parts = [
+                tree.flatten(function(rows_of(data, *rows)))
+                for function, rows in zip(traced, ranges, strict=True)
+            ]
+            return {
+                f"output {n}": np.concatenate([np.asarray(part) for part in output])
+                for n, output in enumerate(zip(*parts, strict=True))
+            }
+
+        return run
+
+
+def _named(outputs: Any, gradients: list[tf.Tensor]) -> TrialResults:
+    """Results and gradients of a step by name, flat."""
+    named = {f"gradient {n}": gradient for n, gradient in enumerate(gradients)}
+    if isinstance(outputs, dict):
+        named |= {name: value for name, value in outputs.items() if name != COLLECTIVES}
+    return {
+        f"{name} {n}".removesuffix(" 0"): np.asarray(leaf)
+        for name, value in named.items()
+        for n, leaf in enumerate(tree.flatten(value))
+    }
 
 
 def _compiled(model: Any, function: Callable[..., Any]) -> Any:

@@ -1,9 +1,12 @@
 """Keras's metrics in a step: every sample counts once; `result()` is that of all replicas.
 
-A metric's variables are sums, of which each replica keeps its own; TensorFlow adds them up when
-they are read outside of a replica. So in a step: what every replica would count, the first alone
-does; and `result()` is made of the sums over replicas. A metric that is given a scalar, such as the
-loss, counts the mean over replicas once, as the step's reports do.
+Each replica has a share of a metric's variables. TensorFlow adds the shares up when they are read
+outside of a replica, and `result()` in a step is made of the sums too. If all replicas are given
+the same, as with a whole batch, the first replica alone counts it. A metric that is given a scalar,
+such as the loss, counts the mean over replicas once, as the step's reports do.
+
+The state of a metric of the user's need not be a sum: it may be a minimum. If all replicas are
+given the same, each updates the whole state, and the first keeps it.
 
 Keras 3.15; see `worker/one_device.py`.
 """
@@ -14,6 +17,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from keras.src import tree
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ def look_up(
 def _update(
     metric: keras.Metric, update: Callable[..., Any], shares: Division, *args: Any, **kwargs: Any
 ) -> None:
-    """Update on all replicas, and put back what all but the first counted if all counted alike."""
+    """Update by own rows; by rows that all replicas have, keep the update on the first alone."""
     if in_stateless_scope():
         update(*args, **kwargs)
         return
@@ -67,12 +71,25 @@ def _update(
     if not (shares.whole or scalar):
         update(*args, **kwargs)
         return
-    sums = [v for v in metric.variables if v.aggregation == "sum"]
-    before = [tf.identity(v) for v in sums]
+    is_known = is_of_keras(type(metric))  # the metrics in it, which it updates, are looked up too
+    variables = metric._variables if is_known else metric.variables
+    shares_of = [v for v in variables if v.aggregation == "sum"]
+    kept = [tf.identity(v) for v in shares_of]
+    if not is_known and shares_of:
+        wholes = _replica().all_reduce(tf.distribute.ReduceOp.SUM, kept)
+        kept = [tf.zeros_like(share) for share in kept]
+        for variable, whole in zip(shares_of, wholes, strict=True):
+            variable.assign(whole)
     update(*args, **kwargs)
     first = tf.equal(_replica().replica_id_in_sync_group, 0)
-    for variable, old in zip(sums, before, strict=True):
+    for variable, old in zip(shares_of, kept, strict=True):
         variable.assign(tf.where(first, variable, old))
+
+
+def is_of_keras(what: Any) -> bool:
+    """Whether a class or function is one of Keras's own."""
+    module = getattr(what, "__module__", "") or ""
+    return module.startswith("keras.src.")
 
 
 def mean(own: tf.Tensor, shares: Division) -> tf.Tensor:
@@ -90,7 +107,15 @@ def over_replicas(metric: keras.Metric, result: Callable[[], Any]) -> Any:
     """The result of a metric, from the values of its variables over all replicas."""
     if in_stateless_scope():
         return result()
-    return metric.stateless_result([_over_replicas(v) for v in metric.variables])
+    return result_of(metric, [_over_replicas(v) for v in metric.variables])
+
+
+def result_of(metric: keras.Metric, values: list[Any]) -> Any:
+    """The result of a metric whose variables have `values`; it may be a variable itself."""
+    by_variable = {id(v): value for v, value in zip(metric.variables, values, strict=True)}
+    return tree.map_structure(
+        lambda leaf: by_variable.get(id(leaf), leaf), metric.stateless_result(values)
+    )
 
 
 def _over_replicas(variable: keras.Variable) -> Any:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import core as keras_core
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as keras_loss
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from nbdist.worker import keras_function, keras_inputs
+from nbdist.worker import keras_function, keras_inputs, summed_variables
 from nbdist.worker.keras_batches import GlobalBatches
 from nbdist.worker.keras_function import ReplicatedPredict, ReplicatedStep
 from nbdist.worker.keras_times import TimedFunction
@@ -42,6 +43,7 @@ _init_upstream = keras_trainer.TFEpochIterator.__init__
 _build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
 _scale_upstream = keras_loss.scale_loss_for_distribution
 _unscale_upstream = keras_loss.unscale_loss_for_distribution
+_initialize_upstream = keras_core.Variable._initialize
 _made_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """The strategy of each function that was made for a model."""
 
@@ -64,6 +66,7 @@ def apply() -> None:
     keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
     keras_loss.scale_loss_for_distribution = _scale_loss
     keras_loss.unscale_loss_for_distribution = _unscale_loss
+    keras_core.Variable._initialize = summed_variables.initialized(_initialize_upstream)
 
 
 @contextlib.contextmanager
@@ -152,13 +155,26 @@ def _build(model: Any, data_batch: Any) -> None:
 
     Such a model needs no more variables if its layers have theirs: `call` runs in the step.
     """
+    metrics = model._compile_metrics
+    are_built = metrics is None or metrics.built
     try:
         model._symbolic_build(data_batch=data_batch)
+        if not are_built:
+            _skip_first_reset(metrics)
     except RuntimeError:
         layers = list(model._flatten_layers(include_self=False))
         own_step = type(model).train_step is not keras.Model.train_step
         if not (own_step and layers and all(layer.built for layer in layers)):
             raise
+
+
+def _skip_first_reset(metrics: Any) -> None:
+    """Begin with the initial values, as one device does: it builds metrics after the reset."""
+
+    def skip() -> None:
+        object.__delattr__(metrics, "reset_state")
+
+    object.__setattr__(metrics, "reset_state", skip)
 
 
 def _is_ours(strategy: Any) -> bool:

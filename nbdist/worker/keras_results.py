@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 from keras.src import tree
 
+from nbdist.worker import keras_metrics
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import keras
 
     from nbdist.worker.batch_share import Division
 
@@ -35,7 +36,7 @@ class Results:
 
     def over_replicas(self, outputs: Any) -> Any:
         """Values for all rows: of metrics, by their variables; of other scalars, the mean."""
-        leaves = tree.flatten(outputs)
+        leaves = [self._tensor(leaf) for leaf in tree.flatten(outputs)]
         own: dict[Any, tf.Tensor] = {}
         for number, leaf in enumerate(leaves):
             if id(leaf) in self._metrics:
@@ -48,6 +49,12 @@ class Results:
         made = [self._made(n, leaf, summed) for n, leaf in enumerate(leaves)]
         return tree.pack_sequence_as(outputs, made)
 
+    def _tensor(self, leaf: Any) -> Any:
+        """The value of a variable that a step returns; a metric's is looked up later."""
+        if isinstance(leaf, keras.Variable) and id(leaf) not in self._metrics:
+            return tf.convert_to_tensor(leaf)
+        return leaf
+
     def _made(self, number: int, leaf: Any, summed: dict[Any, tf.Tensor]) -> Any:
         if id(leaf) not in self._metrics:
             return summed.get(f"output {number}", leaf)
@@ -57,7 +64,7 @@ class Results:
             value / self._shares.replicas if v.aggregation == "mean" else value
             for v, value in zip(metric.variables, values, strict=True)
         ]
-        return tree.flatten(metric.stateless_result(values))[part]
+        return tree.flatten(keras_metrics.result_of(metric, values))[part]
 
 
 def _is_of_replica(variable: keras.Variable) -> bool:

@@ -30,6 +30,7 @@ from nbdist.worker import (
     running_strategy,
     saves,
     state,
+    summed_variables,
     tensorflow_save,
     variable_scalars,
 )
@@ -83,6 +84,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     dataset_shuffle.apply()
     tensorflow_save.apply()
     variable_scalars.apply()
+    summed_variables.apply()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )

@@ -12,6 +12,7 @@ from tensorflow.python.distribute import distribute_lib
 from nbdist.worker.check import Outcome
 from nbdist.worker.data import map_arrays
 from nbdist.worker.replaced import replaced
+from nbdist.worker.summed_variables import is_summed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +60,7 @@ class MirroredSubject:
         self._named = {whole[key][0]: part for key, part in found.items()}
         # In one order on all ranks, which a graph's variables are not in: each is a collective.
         self._summed = dict(
-            sorted((whole[k] for k in found if _is_summed(whole[k][1])), key=lambda pair: pair[0])
+            sorted((whole[k] for k in found if is_summed(whole[k][1])), key=lambda pair: pair[0])
         )
         self._together = together
         self._alone = tf.function(alone, autograph=False)
@@ -125,11 +126,6 @@ class MirroredSubject:
             return replica.all_reduce(tf.distribute.ReduceOp.MEAN, _as_float(tf.identity(own)))
 
         return self._strategy.run(mean, args=(value,))
-
-
-def _is_summed(variable: tf.Variable) -> bool:
-    on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
-    return bool(on_read and variable.aggregation == tf.VariableAggregation.SUM)
 
 
 def _as_float(value: tf.Tensor) -> tf.Tensor:

@@ -76,6 +76,42 @@ def test_a_step_that_cannot_be_shared_is_computed_by_all(
         assert_close(objects["outcome"], references()[name], 1e-5)
 
 
+def test_a_cell_that_was_found_late_computes_all_rows_from_the_start(
+    cluster: nbdist.Cluster,
+) -> None:
+    said, code = WHOLE["a mask that begins in a later batch"]
+    code += "# a cell of its own\n"
+    for text in (said, "was found to need all rows when this cell ran before"):
+        notes = [note.text for note in cluster.run(code).notes]
+        assert [text in note for note in notes if "computes all rows" in note] == [True] * len(
+            cluster.pull(["rank"])
+        )
+
+
+SUMS = """
+import keras, tensorflow as tf
+class Product(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.product = self.add_weight(name="product", initializer="ones", dtype="int32")
+    def update_state(self, numbers):
+        self.product.assign(self.product * tf.reduce_prod(numbers))
+    def result(self):
+        return self.product
+metric = Product()
+outcome = [int(metric.result())]
+metric.update_state([3, 5])
+outcome += [int(metric.result())]
+metric.product.assign(7)
+outcome += [int(metric.result())]
+"""
+
+
+def test_a_plain_cell_gives_metrics_whole_values(cluster: nbdist.Cluster) -> None:
+    for ours in outcomes(cluster, SUMS):
+        assert ours == [1, 15, 7]
+
+
 UNSEEDED = START.replace(
     "keras.utils.set_random_seed(3)",
     "from nbdist.worker import seeding, state\nseeding.seed_generators(state.current().seed)",
