@@ -11,6 +11,7 @@ a collective.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import tempfile
 import threading
@@ -30,6 +31,7 @@ from nbdist.worker.chief_files import (
     answer_of,
     key_of,
 )
+from nbdist.worker.local_variables import local_variables
 from nbdist.worker.save_ledger import SaveLedger
 
 if TYPE_CHECKING:
@@ -75,10 +77,11 @@ class Saves:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Within it, saves are parts of the one that has begun."""
+        """Within it, saves are parts of the one that has begun, and variables are not broadcast."""
         self._busy = True
         try:
-            yield
+            with local_variables():
+                yield
         finally:
             self._busy = False
 
@@ -96,6 +99,28 @@ class Saves:
         self._scratch.add(folder)
         state.current().ending.callback(self.discard, Path(folder))
         return Path(folder)
+
+    @contextlib.contextmanager
+    def drafting(self) -> Iterator[Path]:
+        """Within it, there is such a folder."""
+        scratch = self.scratch()
+        try:
+            yield scratch
+        finally:
+            self.discard(scratch)
+
+    def settle(self, path: str, scratch: Path, folder: Path | None = None) -> Answer:
+        """Wait for rank 0's save of `path`, and keep this rank's files if rank 0 writes none.
+
+        Args:
+            path: as the user typed it.
+            scratch: contains this rank's files.
+            folder: where they are kept; that of `path` if left out.
+        """
+        answer = self.await_chief(path)
+        if answer.status == "alone":
+            move(scratch, folder or Path(path).absolute().parent)
+        return answer
 
     def discard(self, scratch: Path) -> None:
         """Remove such a folder."""
@@ -139,29 +164,22 @@ class Saves:
         if found.known or always or not answer_of(str(path)).files:
             chief.bring(found, Path(str(path)).absolute().parent)
 
-    def one_path(self, path: object, write: Callable[[str], Any], *, swapped: bool = False) -> Any:
-        """Save to one path.
+    def one_path(self, typed: str, write: Callable[[str], Any], *, swapped: bool = False) -> Any:
+        """Save to one path, which is one of all ranks (`of_all`).
 
         Args:
-            path: as the user typed it.
+            typed: the path, as the user typed it.
             write: saves to the path that it is given.
             swapped: it is one file, which rank 0 writes beside the path and renames.
         """
-        if not self.applies(path):
-            return write(path)  # type: ignore[arg-type]
-        typed = str(path)
         with self.whole():
             if self.is_chief:
                 with self.announced(typed):
                     return _swapped(typed, write) if swapped else write(typed)
-            scratch = self.scratch()
-            try:
+            with self.drafting() as scratch:
                 result = write(str(scratch / Path(typed).name))
-                if self.await_chief(typed).status == "alone":
-                    move(scratch, Path(typed).absolute().parent)
-            finally:
-                self.discard(scratch)
-            return result
+                self.settle(typed, scratch)
+                return result
 
 
 def move(scratch: Path, folder: Path) -> None:
@@ -229,3 +247,54 @@ def connect(host: str, port: int, stream_key: bytes) -> None:
 def current() -> Saves | None:
     """The saves of this rank; None before `connect` and in a process that is no rank."""
     return _saves[0] if _saves else None
+
+
+def of_all(path: object) -> Saves | None:
+    """The saves of this rank, if a save or a load of `path` is one of all ranks."""
+    own = current()
+    return own if own is not None and own.applies(path) else None
+
+
+def by_chief(
+    write: Callable[..., Any], is_one_file: Callable[..., bool] = lambda *_, **__: False
+) -> Callable[..., Any]:
+    """Have rank 0 write for all ranks.
+
+    Args:
+        write: the function of a library, of an object, a path and more.
+        is_one_file: of the path and the further arguments: rank 0 writes beside the path and
+            renames.
+    """
+
+    @functools.wraps(write)
+    def wrapped(saved: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        own = of_all(filepath)
+        if own is None:
+            return write(saved, filepath, *args, **kwargs)
+        typed = str(filepath)
+        return own.one_path(
+            typed,
+            lambda path: write(saved, path, *args, **kwargs),
+            swapped=is_one_file(typed, *args, **kwargs),
+        )
+
+    return wrapped
+
+
+def seen(read: Callable[..., Any], place: int, name: str) -> Callable[..., Any]:
+    """Have the files of a path copied from rank 0 before a function of a library reads them.
+
+    Args:
+        read: the function.
+        place: of the path among its arguments.
+        name: of that argument.
+    """
+
+    @functools.wraps(read)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        own = current()
+        if own is not None:
+            own.see(args[place] if len(args) > place else kwargs.get(name))
+        return read(*args, **kwargs)
+
+    return wrapped

@@ -10,7 +10,6 @@ replicas: TensorFlow puts a placeholder there that fails when it is read.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -26,10 +25,12 @@ from tensorflow.python.saved_model import save as save_lib
 from nbdist.worker import saves, state
 from nbdist.worker.chief_files import answer_of
 from nbdist.worker.local_variables import local_variables
+from nbdist.worker.replaced import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from nbdist.worker.chief_files import Answer
     from nbdist.worker.saves import Saves
 
 PATCHED_SERIES = "2.21."
@@ -38,10 +39,7 @@ _Checkpoint = tf.train.Checkpoint
 _Manager = tf.train.CheckpointManager
 _upstream_counter = _Checkpoint._maybe_create_save_counter
 _upstream_manager_save = _Manager.save
-_upstream_saved_model = save_lib.save_and_return_nodes
-_upstream_load = load_lib.load_partial
 _upstream_state = checkpoint_management.get_checkpoint_state
-_upstream_delete = checkpoint_management._delete_file_if_exists
 _upstream_call = load_lib._WrapperFunction._call_flat
 
 
@@ -55,12 +53,12 @@ def apply() -> None:
         return
     _Checkpoint.write = _checkpointed(_Checkpoint.write)
     _Checkpoint.save = _checkpointed(_Checkpoint.save)
-    _Checkpoint.read = _seen(_Checkpoint.read)
-    _Checkpoint.restore = _seen(_Checkpoint.restore)
+    _Checkpoint.read = saves.seen(_Checkpoint.read, 1, "save_path")
+    _Checkpoint.restore = saves.seen(_Checkpoint.restore, 1, "save_path")
     _Checkpoint._maybe_create_save_counter = _create_counter
     _Manager.save = _save_managed
-    save_lib.save_and_return_nodes = _save_model
-    load_lib.load_partial = _load_model
+    save_lib.save_and_return_nodes = saves.by_chief(save_lib.save_and_return_nodes)
+    load_lib.load_partial = saves.seen(load_lib.load_partial, 0, "export_dir")
     checkpoint_management.get_checkpoint_state = _get_state
     load_lib._WrapperFunction._call_flat = _call_loaded
 
@@ -68,10 +66,10 @@ def apply() -> None:
 def _checkpointed(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def wrapped(self: Any, file_prefix: Any, options: Any = None) -> Any:
-        own = saves.current()
-        if own is None or not own.applies(file_prefix):
+        own = saves.of_all(file_prefix)
+        if own is None:
             return write(self, file_prefix, options)
-        with own.whole(), local_variables():
+        with own.whole():
             if own.is_chief:
                 return _write_as_chief(own, str(file_prefix), lambda p: write(self, p, options))
             return _write_in_vain(own, self, str(file_prefix), lambda p: write(self, p, options))
@@ -87,19 +85,18 @@ def _write_as_chief(own: Saves, prefix: str, write: Callable[[str], str]) -> str
 
 
 def _write_in_vain(own: Saves, checkpoint: Any, prefix: str, write: Callable[[str], str]) -> str:
-    scratch = own.scratch()
-    try:
+    with own.drafting() as scratch:
         draft = str(scratch / Path(prefix).name)
         suffix = write(draft)[len(draft) :]
-        answer = own.await_chief(prefix)
-        if answer.status == "alone":
-            saves.move(scratch, Path(prefix).absolute().parent)
-        elif answer.suffix != suffix:
-            suffix = answer.suffix
-            checkpoint.save_counter.assign(int(suffix.removeprefix("-")))
-    finally:
-        own.discard(scratch)
-    return f"{prefix}{suffix}"
+        return prefix + _agreed(own.settle(prefix, scratch), suffix, checkpoint)
+
+
+def _agreed(answer: Answer, suffix: str, checkpoint: Any) -> str:
+    """The end of rank 0's path, whose number the checkpoint counts on from."""
+    if answer.status == "alone" or answer.suffix == suffix:
+        return suffix
+    checkpoint.save_counter.assign(int(answer.suffix.removeprefix("-")))
+    return answer.suffix
 
 
 def _create_counter(self: Any) -> None:
@@ -109,10 +106,10 @@ def _create_counter(self: Any) -> None:
 
 
 def _save_managed(self: Any, *args: Any, **kwargs: Any) -> Any:
-    own = saves.current()
-    if own is None or not own.applies(self.directory):
+    own = saves.of_all(self.directory)
+    if own is None:
         return _upstream_manager_save(self, *args, **kwargs)
-    with own.whole(), local_variables():
+    with own.whole():
         if not own.is_chief:
             return _manage_in_vain(own, self, args, kwargs)
         with own.announced(self._prefix) as entry:
@@ -126,75 +123,28 @@ def _save_managed(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _manage_in_vain(own: Saves, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Save to a temporary folder, and remove what rank 0 has removed."""
-    scratch, folder, prefix = own.scratch(), manager._directory, manager._prefix
+    folder, prefix = manager._directory, manager._prefix
     removed: list[str] = []
-    try:
-        manager._directory = str(scratch)
-        manager._checkpoint_prefix = str(scratch / Path(prefix).name)
+    with own.drafting() as scratch:
+        draft_prefix = str(scratch / Path(prefix).name)
+        manager._directory, manager._checkpoint_prefix = str(scratch), draft_prefix
         try:
-            with _deleting(removed.append):
+            with replaced(checkpoint_management, "_delete_file_if_exists", removed.append):
                 draft = _upstream_manager_save(manager, *args, **kwargs)
         finally:
             manager._directory, manager._checkpoint_prefix = folder, prefix
         if draft is None:
             return None
-        answer = own.await_chief(prefix)
-        suffix = draft[len(str(scratch / Path(prefix).name)) :]
-        if answer.status == "done" and answer.suffix != suffix:
-            suffix = answer.suffix
-            manager.checkpoint.save_counter.assign(int(suffix.removeprefix("-")))
-        path = f"{prefix}{suffix}"
+        answer = own.settle(prefix, scratch)
+        path = prefix + _agreed(answer, draft[len(draft_prefix) :], manager.checkpoint)
         manager._maybe_delete[path] = manager._maybe_delete.pop(draft)
         manager._latest_checkpoint = path
         if answer.status == "alone":
-            saves.move(scratch, Path(folder).absolute())
             manager._record_state()
         if answer.status == "alone" or answer.known:  # this rank's files are its own
             for pattern in removed:
-                _upstream_delete(pattern)
+                checkpoint_management._delete_file_if_exists(pattern)
         return path
-    finally:
-        own.discard(scratch)
-
-
-@contextlib.contextmanager
-def _deleting(note: Callable[[str], None]) -> Iterator[None]:
-    """Within it, checkpoints that are to be deleted are noted."""
-    checkpoint_management._delete_file_if_exists = note
-    try:
-        yield
-    finally:
-        checkpoint_management._delete_file_if_exists = _upstream_delete
-
-
-def _save_model(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
-    own = saves.current()
-
-    def write(path: Any) -> Any:
-        with local_variables():
-            return _upstream_saved_model(obj, path, *args, **kwargs)
-
-    if own is None or not own.applies(export_dir):
-        return _upstream_saved_model(obj, export_dir, *args, **kwargs)
-    return own.one_path(export_dir, write)
-
-
-def _load_model(export_dir: Any, *args: Any, **kwargs: Any) -> Any:
-    own = saves.current()
-    if own is not None:
-        own.see(export_dir)
-    return _upstream_load(export_dir, *args, **kwargs)
-
-
-def _seen(read: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(read)
-    def wrapped(self: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
-        own = saves.current()
-        if own is not None:
-            own.see(save_path)
-        return read(self, save_path, *args, **kwargs)
-
-    return wrapped
 
 
 def _get_state(checkpoint_dir: Any, latest_filename: Any = None) -> Any:
