@@ -6,16 +6,16 @@ own.
 
 from __future__ import annotations
 
-import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbdist.errors import StepError
 from nbdist.worker.data import leaves
+from nbdist.worker.digest import of_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from nbdist.worker.data import Batch
 
@@ -31,7 +31,7 @@ def check_data(
         samples: in an epoch, or -1.
         gather: of int32 numbers, every rank's.
     """
-    own = [samples, batch.rows, checksum(leaves(batch.everything()))]
+    own = [samples, batch.rows, of_arrays(leaves(batch.everything()))]
     samples_of, rows_of, sums = gather(np.array(own, np.int32)).T
     for what, numbers in (("samples", samples_of), ("rows in the first batch", rows_of)):
         if len(set(numbers.tolist())) > 1:
@@ -67,12 +67,3 @@ def check_state(
             f"not the same on all ranks: {named}; make it with the same seed on each, or send one "
             "rank's to all"
         )
-
-
-def checksum(arrays: Iterable[Any]) -> int:
-    """Of numbers; what is none does not count."""
-    total = 0
-    for array in map(np.asarray, arrays):
-        if array.dtype.kind in "biufc":
-            total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
-    return total & 0x7FFFFFFF

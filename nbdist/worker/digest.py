@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -26,7 +26,19 @@ class Digest(msgspec.Struct, frozen=True):
 
 def of_array(array: np.ndarray) -> int:
     """CRC-32, which finds every change of up to 32 bits in a row."""
-    return _signed(zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+    return of_arrays((array,))
+
+
+def of_arrays(arrays: Iterable[Any]) -> int:
+    """CRC-32 of all arrays or tensors; 0 if there is none."""
+    total = 0
+    for array in map(np.asarray, arrays):
+        if array.dtype.hasobject:  # texts of TensorFlow are such
+            content: Any = repr(array.tolist()).encode()
+        else:
+            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        total = zlib.crc32(content, total)
+    return _signed(total)
 
 
 def of_facts(facts: Mapping[str, object]) -> Iterator[Digest]:

@@ -21,6 +21,7 @@ from msgspec import structs
 from nbdist.errors import StepError
 from nbdist.worker import state
 from nbdist.worker.dataset_shuffle import is_seeded_by_user
+from nbdist.worker.digest import of_arrays
 from nbdist.worker.keras_batches import Batch, GlobalBatches
 from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.replaced import replaced
@@ -124,7 +125,7 @@ def _sums_of_arrays(adapter: Any) -> list[int]:
         given = adapter._inputs if isinstance(adapter._inputs, tuple) else (adapter._inputs,)
         for number, part in enumerate(given):
             arrays = [array for array in tree.flatten(part) if array is not None]
-            sums[number] = checksum([_sampled(array) for array in arrays])
+            sums[number] = of_arrays(map(_sampled, arrays))
     return sums
 
 
@@ -135,16 +136,8 @@ def _sampled(array: Any) -> np.ndarray:
     return np.asarray(tf.gather(array, rows) if tf.is_tensor(array) else array)
 
 
-def checksum(value: Any) -> int:
-    """A number for the content of a tensor or array: an int32, another one for other content."""
-    total = 0
-    for part in tf.nest.flatten(value, expand_composites=True):
-        array = np.asarray(part)
-        if array.dtype == object:
-            total = zlib.crc32(repr(array.tolist()).encode(), total)
-        else:
-            total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, total)
-    return total & 0x7FFFFFFF
+def _checksum(value: Any) -> int:
+    return of_arrays(tf.nest.flatten(value, expand_composites=True))
 
 
 def _cardinality(dataset: tf.data.Dataset) -> int:
@@ -162,7 +155,7 @@ def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
     if state.current().own_data:
         return structs.replace(batch, total=_total_of(gather, batch.total), is_part=True)
     parts = batch.data if isinstance(batch.data, tuple) else (batch.data,)
-    _require_same("the batch", gather(np.array([checksum(p) for p in parts], np.int32)), ARGUMENTS)
+    _require_same("the batch", gather(np.array([_checksum(p) for p in parts], np.int32)), ARGUMENTS)
     return batch
 
 
@@ -184,7 +177,7 @@ def _total_of(gather: Gather, rows: int) -> int:
 def _check_first(first: Any, gather: Gather, *, draws: bool) -> None:
     """Compare the first batch; of inputs that are augmented at random, only the targets."""
     parts = first if isinstance(first, tuple) else (first,)
-    own = [checksum(part) for part in parts]
+    own = [_checksum(part) for part in parts]
     sums = gather(np.array(own + [0] * (len(ARGUMENTS) - len(own)), np.int32))
     skipped = 1 if draws and len(parts) > 1 else 0
     _require_same("the first batch", sums[:, skipped:], ARGUMENTS[skipped:])

@@ -9,12 +9,13 @@ import jax
 
 from nbdist.errors import StepError
 from nbdist.worker import processes
-from nbdist.worker.agreement import check_state, checksum
+from nbdist.worker.agreement import check_state
 from nbdist.worker.arguments import Arguments, is_argument
 from nbdist.worker.captured import check_captures, held_elsewhere, holds_objects
 from nbdist.worker.carried import Carried, Trees
 from nbdist.worker.code_names import changed_later, words_of
 from nbdist.worker.data import leaves
+from nbdist.worker.digest import of_arrays
 from nbdist.worker.leaves import as_data, is_own
 from nbdist.worker.object_slots import is_open
 from nbdist.worker.object_state import ObjectState, Rebound
@@ -148,7 +149,7 @@ def check_same(values: dict[str, Any], lines: dict[str, int]) -> None:
     for name, value in values.items():
         own = [leaf for leaf in jax.tree.leaves(value) if is_own(leaf)]
         if own:
-            sums[name] = checksum(map(as_data, own))
+            sums[name] = of_arrays(map(as_data, own))
     check_state(sums, lines, processes.gather)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from nbdist.errors import AnotherRankError, StepError
-from nbdist.worker.digest import of_array, of_facts
+from nbdist.worker.digest import of_array, of_arrays, of_facts
 from nbdist.worker.guard import Compared
 
 if TYPE_CHECKING:
@@ -43,10 +43,17 @@ def test_one_bit_makes_another_number(kind: str, shape: list[int], place: int) -
     place %= 8 * octets.size
     octets[place // 8] ^= 1 << place % 8
     assert of_array(array) != before
+    assert of_arrays([np.ones(3), array]) != of_arrays([np.ones(3), np.zeros(shape, kind)])
+
+
+@pytest.mark.parametrize("kind", [None, object])
+def test_of_texts(kind: type | None) -> None:
+    assert of_arrays([np.array(["a", "b"], kind)]) == of_arrays([np.array(["a", "b"], kind)])
+    assert of_arrays([np.array(["a", "b"], kind)]) != of_arrays([np.array(["a", "c"], kind)])
 
 
 def test_of_nothing_and_of_what_lies_in_columns() -> None:
-    assert of_array(np.zeros((0, 3))) == of_array(np.zeros(0))
+    assert of_array(np.zeros((0, 3))) == of_array(np.zeros(0)) == of_arrays([]) == 0
     square = np.arange(4.0).reshape(2, 2)
     assert of_array(square.T) == of_array(square.T.copy())
 
