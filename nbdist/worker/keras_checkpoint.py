@@ -195,9 +195,9 @@ def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
         from nbdist.worker import processes
 
         return processes.gather
-    from nbdist.worker.mirrored_gather import Gather
+    from nbdist.worker.mirrored_gather import gather_over
 
-    return Gather(worker.strategies["mirrored"])
+    return gather_over(worker.strategies["mirrored"])
 
 
 def state_of(worker: Worker, model: Any) -> State:

@@ -23,11 +23,13 @@ from nbdist.worker import state
 from nbdist.worker.dataset_shuffle import is_seeded_by_user
 from nbdist.worker.digest import of_arrays
 from nbdist.worker.keras_batches import Batch, GlobalBatches
-from nbdist.worker.mirrored_gather import Gather
+from nbdist.worker.mirrored_gather import gather_over
 from nbdist.worker.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from nbdist.worker.mirrored_gather import Gather
 
 SAMPLED_ROWS = 256
 """Rows of an array that are compared, spread evenly."""
@@ -72,12 +74,6 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
         _check_first(first, gather, draws=draws)
 
     return GlobalBatches(dataset, order=shuffle.next_pass, check=check)
-
-
-@functools.lru_cache(maxsize=1)
-def gather_over(strategy: tf.distribute.Strategy) -> Gather:
-    """Gathers int32 numbers of all ranks; traced once."""
-    return Gather(strategy)
 
 
 class Shuffle:

@@ -14,7 +14,7 @@ from tensorflow.python.ops import gen_random_ops
 
 from nbdist.worker.finite import FiniteWatch
 from nbdist.worker.keras_batches import Batch, rows_of
-from nbdist.worker.keras_inputs import gather_over
+from nbdist.worker.mirrored_gather import gather_over
 from nbdist.worker.replaced import replaced
 
 if TYPE_CHECKING:

@@ -12,6 +12,16 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+_NAME = "_nbdist_gather"
+
+
+def gather_over(strategy: tf.distribute.Strategy) -> Gather:
+    """The strategy's one gather, traced once; it is an attribute, to be freed with the strategy."""
+    if _NAME not in vars(strategy):
+        setattr(strategy, _NAME, Gather(strategy))
+    kept: Gather = getattr(strategy, _NAME)
+    return kept
+
 
 class Gather:
     """Every rank's int32 numbers: from shape (n,) to shape (ranks, n); all have to call it.
@@ -40,13 +50,19 @@ class Gather:
         return traced
 
     def _gathered(self, numbers: tf.Tensor) -> Any:
-        """A sum of zeros and one row of each: `all_gather` takes two collectives."""
+        """A sum of zeros and one row of each: `all_gather` takes two collectives.
+
+        `ReplicaContext.all_reduce` would register a gradient, and TensorFlow keeps that for the
+        life of the process, with the strategy.
+        """
 
         def of_all(own: tf.Tensor) -> tf.Tensor:
             replica = tf.distribute.get_replica_context()
             places = tf.one_hot(
                 replica.replica_id_in_sync_group, replica.num_replicas_in_sync, dtype=tf.int32
             )
-            return replica.all_reduce(tf.distribute.ReduceOp.SUM, places[:, None] * own)
+            return self._strategy.extended._replica_ctx_all_reduce(
+                tf.distribute.ReduceOp.SUM, places[:, None] * own
+            )
 
         return self._strategy.run(of_all, args=(numbers,))

@@ -191,7 +191,9 @@ def test_a_reserved_port_cannot_be_taken_by_a_stranger(cluster: nbdist.Cluster) 
     cluster.run("mirrored._held_ports.pop().close()", ranks="0")
 
 
-BUILD_AFTER_AN_OP = """
+LONE_RANK = """
+import gc, weakref
+import numpy as np
 import tensorflow as tf
 from nbdist.records import MirroredWiring, SocketAddress, WorkerIdentity
 from nbdist.worker import mirrored, state
@@ -199,19 +201,44 @@ from tests import clusters
 nowhere = SocketAddress(url="tcp://127.0.0.1:1", server_key=KEY)
 state._worker = state.Worker(
     WorkerIdentity(rank=0, world_size=1, stream=nowhere, dispatch=nowhere))
+def build():
+    config = CONFIG % mirrored.reserve_port()
+    return mirrored.build(MirroredWiring(tf_config=config, communication="auto"))[0].platform
+"""
+BUILD_AFTER_AN_OP = """
 tf.constant(1) + 1
-port = mirrored.reserve_port()
-outcome = mirrored.build(MirroredWiring(tf_config=CONFIG % port, communication="auto"))[0].platform
+outcome = build()
+"""
+REBUILD = """
+from nbdist.worker.mirrored_gather import gather_over
+build()
+former = weakref.ref(state.current().strategies["mirrored"])
+gathered = gather_over(former())(np.array([3, 4], np.int32)).tolist()
+same = gather_over(former()) is gather_over(former())
+build()
+gc.collect()
+outcome = gathered, same, former() is None
 """
 
 
-@pytest.mark.full
-def test_an_op_before_the_strategy_is_mended() -> None:
+def lone_rank(code: str) -> str:
+    """The program of a process that is the only rank."""
     key, _ = zmq.curve_keypair()
     config = json.dumps(
         {"cluster": {"worker": ["127.0.0.1:%d"]}, "task": {"type": "worker", "index": 0}}
     )
-    code = f"KEY = {key!r}\nCONFIG = {config!r}\n{BUILD_AFTER_AN_OP}"
+    return f"KEY = {key!r}\nCONFIG = {config!r}\n{LONE_RANK}{code}"
+
+
+def test_a_strategy_is_freed_when_another_is_built() -> None:
+    """Also if its ranks have gathered numbers."""
+    outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow")["one"]
+    assert outcome == [[[3, 4]], True, True]
+
+
+@pytest.mark.full
+def test_an_op_before_the_strategy_is_mended() -> None:
+    code = lone_rank(BUILD_AFTER_AN_OP)
     uncured = code.replace("tf.constant(1) + 1", "mirrored._context_exists = bool; tf.constant(1)")
     uncured = f"try:\n{textwrap.indent(uncured, '    ')}except RuntimeError as error:\n"
     outcomes = plainly(
