@@ -1,8 +1,8 @@
 """What ranks should have alike under the mirrored strategy: what is trained, and what goes with it.
 
-That is trainable variables, what optimizers keep, and seeds. Not so metrics, and not what layers
-note of the samples that they see: in a `fit`, the moving means of a BatchNormalization are each
-replica's own, though TensorFlow calls them mirrored.
+That is trainable variables, what optimizers keep, and seeds. Not so metrics, and not statistics
+that layers take of their samples: a layer may assign another value on each replica, though
+TensorFlow calls the variable mirrored. Those of Keras's BatchNormalization are the same on all.
 """
 
 from __future__ import annotations
