@@ -6,11 +6,14 @@ Each start costs 10 s of a core, most of them for imports and the controller; a 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 import nbdist
 
@@ -55,6 +58,19 @@ class Held:
         """The children and all below them."""
         below = [c.children(recursive=True) for c in self.children if c.is_running()]
         return set(self.children).union(*below)
+
+
+@contextlib.contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """A cell that does not end within so many seconds fails its test, and does not hang it."""
+    late = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    late.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        pytest.fail("the cell does not end")
+    finally:
+        late.cancel()
 
 
 _kept: dict[str, tuple[nbdist.Cluster, Held]] = {}

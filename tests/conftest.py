@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import nbdist
 
 PR_SET_CHILD_SUBREAPER = 36
+CELL_ENDS_S = 30.0
 
 QUICK = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
@@ -96,6 +97,13 @@ def _left_behind(before: Held) -> list[object]:
         *now.threads.difference(*(held.threads for held in known)),
         *now.sockets.difference(*(held.sockets for held in known)),
     ]
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """A cell whose end is lost fails its test, and does not hang it."""
+    with clusters.bounded(CELL_ENDS_S):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,14 +32,8 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 def check_total(cluster: nbdist.Cluster, strategy: str) -> None:
-    late = threading.Timer(BOUND_S, os.kill, (os.getpid(), signal.SIGINT))
-    late.start()
-    try:
+    with clusters.bounded(BOUND_S):
         run = cluster.run(TOTAL[strategy], strategy=strategy)
-    except KeyboardInterrupt:
-        pytest.fail("the ranks wait for each other")
-    finally:
-        late.cancel()
     assert run.results == dict.fromkeys(range(RANKS), f"{RANKS:.1f}")
 
 

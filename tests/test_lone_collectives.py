@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -88,23 +84,10 @@ def prepare(cluster: nbdist.Cluster) -> None:
     cluster.run(PJRT, strategy="pjrt")
 
 
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """What does not end within `BOUND_S` fails."""
-    late = threading.Timer(BOUND_S, os.kill, (os.getpid(), signal.SIGINT))
-    late.start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        pytest.fail("the cell does not end")
-    finally:
-        late.cancel()
-
-
 def check_cancelled(
     cluster: nbdist.Cluster, cell: str, strategy: StrategyName, lone: int, others: str
 ) -> nbdist.CellError:
-    with bounded(), pytest.raises(nbdist.CellError) as caught:
+    with clusters.bounded(BOUND_S), pytest.raises(nbdist.CellError) as caught:
         cluster.run(cell, strategy=strategy)
     text = str(caught.value)
     assert caught.value.ename == "LoneCollectiveError"
@@ -135,7 +118,7 @@ def test_of_tensorflow_on_one_rank_is_cancelled(
     error = check_cancelled(cluster, cell, "mirrored", lone, f"{1 - lone}, which has")
     assert ", line 3 in a collective" in str(error)
     assert f"rank {1 - lone}: finished" in error.notes
-    with bounded():
+    with clusters.bounded(BOUND_S):
         kept = cluster.run("model.get_weights()[0].tolist() == before", strategy="mirrored")
         summed = cluster.run("float(total())", strategy="mirrored")
     assert kept.results == {0: "True", 1: "True"}
@@ -146,7 +129,7 @@ def test_a_model_trains_on_after_it(cluster: nbdist.Cluster) -> None:
     """`other` has never waited."""
     cell = "fresh = made()\nfit(fresh)\nif rank == 0:\n    fresh.evaluate(x, y, verbose=0)"
     check_cancelled(cluster, cell, "mirrored", 0, "1, which has")
-    with bounded():
+    with clusters.bounded(BOUND_S):
         run = cluster.run("np.allclose(fit(fresh), fit(other), rtol=1e-5)", strategy="mirrored")
     assert run.results == {0: "True", 1: "True"}
 
@@ -166,7 +149,7 @@ def test_of_jax_on_one_rank_is_cancelled(
     cell = f"found = rank\nif rank == {lone}:\n    {call}"
     error = check_cancelled(cluster, cell, "pjrt", lone, f"{1 - lone}, which has")
     assert at in str(error)
-    with bounded():
+    with clusters.bounded(BOUND_S):
         run = cluster.run("float(summed(cut))", strategy="pjrt")
     assert run.results == dict.fromkeys(range(2), f"{3 * 2.0**18}")
 
@@ -233,7 +216,7 @@ def test_some_ranks_of_four_are_named() -> None:
         assert "rank 2: waited in a collective, too, which was broken off" in error.notes
         cell = "if rank == 2:\n    float(summed(cut))"
         check_cancelled(four, cell, "pjrt", 2, "0-1,3, which have")
-        with bounded():
+        with clusters.bounded(BOUND_S):
             run = four.run("float(total())", strategy="mirrored")
         assert run.results == dict.fromkeys(range(4), "4.0")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -15,23 +14,13 @@ from nbdist import escalation
 from nbdist.records import CellEnded, CellRequest, StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from nbdist.records import Order, Speech
 
-BOUND_S = 30.0
+pytestmark = pytest.mark.usefixtures("bounded")
+
 ALL = {0: "0", 1: "1", 2: "2"}
-
-
-@pytest.fixture(autouse=True)
-def bounded() -> Iterator[None]:
-    """A cell whose end is lost fails its test, and does not hang it."""
-    late = threading.Timer(BOUND_S, os.kill, (os.getpid(), signal.SIGINT))
-    late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
 
 
 class InterruptedSocket:
@@ -142,7 +131,7 @@ def test_what_ranks_raise_one_after_the_other_is_counted_on_all(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They trace a function, say, and share cores: who computes is not interrupted at once."""
-    monkeypatch.setattr(escalation, "_SAME_AT_MOST_S", BOUND_S)
+    monkeypatch.setattr(escalation, "_SAME_AT_MOST_S", 30.0)
     cell = """
 import time
 until = time.process_time() + 0.3 * (rank > 0)

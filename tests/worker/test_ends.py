@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from typing import TYPE_CHECKING
-
 import pytest
 
 import nbdist
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-BOUND_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def bounded() -> Iterator[None]:
-    """A cell whose end is lost fails its test, and does not hang it."""
-    late = threading.Timer(BOUND_S, os.kill, (os.getpid(), signal.SIGINT))
-    late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
+pytestmark = pytest.mark.usefixtures("bounded")
 
 
 def check_it_goes_on(cluster: nbdist.Cluster) -> None:
