@@ -17,6 +17,7 @@ from nbdist.cluster.launch import repeat_until
 from nbdist.records import Beat, Output, StepOptions
 from nbdist.telemetry.kept import kept
 from tests import clusters
+from tests.operations import FIT, STEP, TOTAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,27 +48,6 @@ with strategy.scope():
     "pjrt": f"""{NUMBERS}
 import jax, jax.numpy as jnp
 variable = jnp.zeros(())
-""",
-}
-STEP = {
-    "mirrored": """
-with tf.GradientTape() as tape:
-    loss = tf.reduce_mean(batch) * variable
-gradient = tape.gradient(loss, variable)
-variable.assign_sub(0.01 * gradient)
-loss
-""",
-    "pjrt": "variable = variable + batch.mean()\nloss = variable",
-}
-FIT = {
-    "mirrored": """
-class Bug(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3 and rank == 1: raise ValueError("a bug of the user's")
-with strategy.scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-model.fit(np.ones((960, 4)), np.ones(960), batch_size=12, callbacks=[Bug()])
 """,
 }
 SPARE = 3
@@ -210,12 +190,7 @@ def test_collectives_that_fail_by_themselves_are_made_anew(
 ) -> None:
     """A time-out, or a link that is lost: none works from there on."""
     cluster.run(SETUP[strategy], strategy=strategy)
-    total = {
-        "mirrored": "float(strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None))",
-        "pjrt": "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
-        "ones = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))\n"
-        "float(jax.jit(jnp.sum, out_shardings=jax.P())(ones))",
-    }[strategy]
+    total = TOTAL[strategy]
     fails = f"from nbdist.worker import {strategy} as wired\nwired.break_off()\n"
     with pytest.raises(nbdist.CellError, match=r"Gloo|Collective ops is aborted"):
         cluster.run(fails + total, strategy=strategy)
@@ -263,8 +238,8 @@ def test_fresh_workers_start_if_collectives_cannot_be_restored(
 @pytest.mark.full  # a step raises above
 def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["mirrored"], strategy="mirrored")
-    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@") as error:
-        cluster.run(FIT["mirrored"], strategy="mirrored")
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 1@") as error:
+        cluster.run(FIT.format(bad=(1,), epochs=1), strategy="mirrored")
     assert not any("still running" in note for note in error.value.notes)
     check_it_goes_on(cluster, "mirrored")
 
