@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -376,10 +377,11 @@ class Operator:
             assert outcome in {"ok", "interrupted"}, outcome
 
     def _check_counted(self, operation: Operation, outcome: str) -> None:
-        """What all ranks raise is counted on all; one that is late may have been stopped."""
+        """What all ranks raise is counted on all: nobody has asked for the end of one."""
         if operation.bad == self._ranks:
-            words = ("the same error", "stopped", "waited for it in a collective")
+            words = ("the same error", "stopped with it", "waited for it in a collective")
             assert any(word in outcome for word in words), outcome
+            assert not re.search(r": stopped(?! with it)", outcome), outcome
 
     def _check_steps(self, outcome: str) -> None:
         """Of steps that ended, or were stopped once, all ranks have made the same."""
