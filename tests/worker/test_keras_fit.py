@@ -232,12 +232,25 @@ def test_inputs_that_differ_between_ranks_are_refused(cluster: nbdist.Cluster, n
 
 def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
     """Parallel calls of a function that draws give each rank other draws; labels are the same."""
-    cluster.run(
+    found = outcomes(
+        cluster,
         START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
         "data = tf.data.Dataset.from_tensor_slices((x, y)).map(\n"
         "    lambda a, b: (a + tf.random.normal(tf.shape(a), seed=5 + rank), b)).batch(16)\n"
-        "model.fit(data, verbose=0)"
+        "seen = next(iter(data))[0].numpy().tolist()\n"
+        "history = model.fit(data, verbose=0, epochs=2).history\n"
+        "outcome = {'seen': seen, 'history': history,\n"
+        "           'weights': [w.tolist() for w in model.get_weights()]}",
     )
+    first, *rest = found
+    assert np.isfinite(first["history"]["loss"]).all()
+    for other in rest:
+        assert other["seen"] != first["seen"]
+        assert_close(
+            {n: other[n] for n in ("history", "weights")},
+            {n: first[n] for n in ("history", "weights")},
+            1e-9,
+        )
 
 
 BROKEN_OFF = """
