@@ -101,13 +101,20 @@ class Saves:
         return Path(folder)
 
     @contextlib.contextmanager
-    def drafting(self) -> Iterator[Path]:
-        """Within it, there is such a folder."""
-        scratch = self.scratch()
+    def drafting(self, path: str) -> Iterator[Path]:
+        """Within it, there is such a folder for a save of `path`.
+
+        A save that fails before this rank asks rank 0 for it counts: it fails on rank 0, too.
+        """
+        scratch, before = self.scratch(), self._count(path, 0)
+        is_whole = False
         try:
             yield scratch
+            is_whole = True
         finally:
             self.discard(scratch)
+            if not is_whole and self._count(path, 0) == before:
+                self._count(path, 1)
 
     def settle(self, path: str, scratch: Path, folder: Path | None = None) -> Answer:
         """Wait for rank 0's save of `path`, and keep this rank's files if rank 0 writes none.
@@ -139,16 +146,21 @@ class Saves:
         """
         worker, chief = state.current(), self._chief
         assert chief is not None
-        if worker.cell != self._cell:
-            self._cell = worker.cell
-            self._counts.clear()
-        self._counts[path] += 1
-        asked = AskSave(worker.cell, worker.rank, path, self._counts[path])
+        asked = AskSave(worker.cell, worker.rank, path, self._count(path, 1))
         answer = _until_settled(lambda: chief.ask(asked))
         if answer.status == "failed":
             raise AnotherRankError(f"rank 0 could not save {path}: {answer.error}")
         apart = chief.bring(answer, Path(path).absolute().parent)
         return Answer(answer.status, suffix=answer.suffix, known=apart)
+
+    def _count(self, path: str, more: int) -> int:
+        """Saves of `path` in this cell, after so many more."""
+        cell = state.current().cell
+        if cell != self._cell:
+            self._cell = cell
+            self._counts.clear()
+        self._counts[path] += more
+        return self._counts[path]
 
     def see(self, path: object, *, always: bool = False) -> None:
         """Before a load: copy rank 0's files if rank 0 saved them, or nothing is here.
@@ -176,7 +188,7 @@ class Saves:
             if self.is_chief:
                 with self.announced(typed):
                     return _swapped(typed, write) if swapped else write(typed)
-            with self.drafting() as scratch:
+            with self.drafting(typed) as scratch:
                 result = write(str(scratch / Path(typed).name))
                 self.settle(typed, scratch)
                 return result

@@ -85,7 +85,7 @@ def _write_as_chief(own: Saves, prefix: str, write: Callable[[str], str]) -> str
 
 
 def _write_in_vain(own: Saves, checkpoint: Any, prefix: str, write: Callable[[str], str]) -> str:
-    with own.drafting() as scratch:
+    with own.drafting(prefix) as scratch:
         draft = str(scratch / Path(prefix).name)
         suffix = write(draft)[len(draft) :]
         return prefix + _agreed(own.settle(prefix, scratch), suffix, checkpoint)
@@ -125,7 +125,7 @@ def _manage_in_vain(own: Saves, manager: Any, args: tuple[Any, ...], kwargs: dic
     """Save to a temporary folder, and remove what rank 0 has removed."""
     folder, prefix = manager._directory, manager._prefix
     removed: list[str] = []
-    with own.drafting() as scratch:
+    with own.drafting(prefix) as scratch:
         draft_prefix = str(scratch / Path(prefix).name)
         manager._directory, manager._checkpoint_prefix = str(scratch), draft_prefix
         try:

@@ -352,6 +352,29 @@ def test_a_save_that_fails_on_rank_0_fails_on_all(cluster: nbdist.Cluster, tmp_p
     assert same(cluster.run("alike(model, model)").results) == "True"
 
 
+@LAYOUTS
+def test_a_path_is_saved_again_after_a_save_that_failed_on_all(
+    cluster: nbdist.Cluster, tmp_path: Path, layout: str
+) -> None:
+    work_in(cluster, tmp_path, layout)
+    run = cluster.run("""
+class Fussy(keras.layers.Dense):
+    fails = True
+    def get_config(self):
+        if self.fails: raise ValueError("not yet")
+        return super().get_config()
+fussy = keras.Sequential([keras.Input((4,)), Fussy(1)])
+try:
+    fussy.save("f.keras")
+except ValueError:
+    Fussy.fails = False
+fussy.save("f.keras")
+alike(fussy, keras.models.load_model("f.keras", custom_objects={"Fussy": Fussy}))
+""")
+    assert same(run.results) == "True"
+    assert not left_over(tmp_path)
+
+
 def test_a_cell_on_one_rank_saves_for_itself(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     work_in(cluster, tmp_path)
     cluster.run("model.save('alone.keras')", ranks="1")
