@@ -301,7 +301,7 @@ def answer_of(
     """
     whole = Path(f"{path}{suffix}").absolute()
     if whole.is_file():
-        found = [whole, *_shards(whole)]
+        found = [whole, *_parts(whole)]
     elif whole.is_dir():
         found = [each for each in whole.rglob("*") if each.is_file()]
     else:
@@ -334,8 +334,10 @@ def _part(path: Path, question: AskBytes) -> Answer:
         return Answer(data=file.read(CHUNK_BYTES))
 
 
-def _shards(path: Path) -> Iterator[Path]:
-    """The files of Keras weights that were saved in shards; `path` names them."""
+def _parts(path: Path) -> Iterator[Path]:
+    """Further files of a saved file: shards of Keras weights, or weights of an OpenVINO model."""
+    if path.suffix == ".xml":
+        return path.parent.glob(f"{glob.escape(path.stem)}.bin")
     if not path.name.endswith(".weights.json"):
         return iter(())
     stem = path.name.removesuffix(".weights.json")

@@ -375,6 +375,44 @@ alike(fussy, keras.models.load_model("f.keras", custom_objects={"Fussy": Fussy})
     assert not left_over(tmp_path)
 
 
+def test_exports_to_other_formats(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """Without the package of a format the error is that of one process, on all ranks alike."""
+    work_in(cluster, tmp_path, "a folder for each rank")
+    run = cluster.run("""
+other = made()
+other(x)
+other.set_weights([w + rank for w in other.get_weights()])
+before = other.get_weights()
+def exported(end, format):
+    try:
+        other.export(f"m.{end}", format=format, verbose=False)
+    except ImportError as error:
+        return error.name
+    return format
+outcome = [exported("onnx", "onnx"), exported("xml", "openvino"), exported("tflite", "litert")]
+fit(made())
+outcome, all(map(np.array_equal, before, other.get_weights()))
+""")
+    assert same(run.results) == "(['onnx', 'openvino', 'litert'], True)"
+    theirs, own = (sorted((tmp_path / rank).iterdir()) for rank in "01")
+    assert "m.tflite" in {path.name for path in own}
+    assert [path.read_bytes() for path in own] == [path.read_bytes() for path in theirs]
+
+
+def test_weights_of_an_exported_model_come_along(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """OpenVINO writes them to a file beside the model's."""
+    work_in(cluster, tmp_path, "a folder for each rank")
+    run = cluster.run("""
+from nbdist.worker import saves
+def export(model, filepath):
+    for path in (filepath, filepath.replace(".xml", ".bin")):
+        pathlib.Path(path).write_text(f"{os.path.basename(path)} of {rank}")
+saves.by_chief(export)(model, "m.xml")
+[path.read_text() for path in sorted(pathlib.Path().iterdir())]
+""")
+    assert same(run.results) == "['m.bin of 0', 'm.xml of 0']"
+
+
 def test_a_cell_on_one_rank_saves_for_itself(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     work_in(cluster, tmp_path)
     cluster.run("model.save('alone.keras')", ranks="1")
