@@ -351,6 +351,21 @@ keras.config.set_dtype_policy("float32")
         """,
         after=AFTER + 'keras.config.set_dtype_policy("float32")\n',
     ),
+    "a session that is cleared": _program(
+        """
+        keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(3)
+        model = dense()
+        model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=16, verbose=0)
+        tf.keras.backend.clear_session()
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(4)
+        model = dense(layers.Dropout(0.5))
+        model.compile("sgd", "mse")
+        history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+        """
+    ),
     "a model that takes its shape from the data": _program(
         """
         model = keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(1)])

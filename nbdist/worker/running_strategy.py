@@ -6,6 +6,10 @@ configures the devices and collectives anew while the first one uses them (segme
 Tutorials construct one in their first line, so the constructors return the running strategy while
 a cell runs on all ranks. `isinstance(strategy, tf.distribute.MirroredStrategy)` stays False for it.
 TensorFlow has no setting for the class of strategy that a constructor returns.
+
+A cell runs in the scope of the running strategy. `keras.backend.clear_session` resets the default
+graph, and with it TensorFlow's list of entered scopes: the cell's end raises IndexError. In a scope
+the reset is left out. Graphs that eager code never sees are the only loss.
 `tests/worker/test_running_strategy.py` covers each constructor.
 """
 
@@ -61,12 +65,21 @@ def apply() -> None:
         _answer(kind, _return_running)
     for kind in _REFUSED:
         _answer(kind, _refuse)
+    tf.compat.v1.reset_default_graph = _reset_outside_of_scopes(tf.compat.v1.reset_default_graph)
 
 
 def running() -> Any:
     """The mirrored strategy in whose scope a cell runs on all ranks; None without one."""
     strategy = state.cell_strategy()
     return strategy if isinstance(strategy, tf.distribute.Strategy) else None
+
+
+def _reset_outside_of_scopes(upstream: Callable[[], None]) -> Callable[[], None]:
+    def reset_default_graph() -> None:
+        if not tf.distribute.has_strategy():
+            upstream()
+
+    return reset_default_graph
 
 
 def _answer(kind: type, answer: Callable[[type, Any], Any]) -> None:
