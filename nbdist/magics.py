@@ -116,7 +116,7 @@ class DistMagics(Magics):
         default=GUARD_STEPS,
         metavar="N",
         help="Compare what workers should have alike after the first step and every N, and at the "
-        "end of plain cells under pjrt; 200 if left out, and 0 for never.",
+        "end of plain cells; 200 if left out, and 0 for never.",
     )
     @argument("--checkpoint", metavar="DIR", help="Save the state of the run in this folder.")
     @argument("--save-every", metavar="N", help="Steps, or seconds as in 30s, between two.")

@@ -274,7 +274,8 @@ class Cluster(Sights):
             saving: how the state of the steps, or of what the cell fits, is saved.
             guard: after the first step, and then after every so many, what ranks should have
                 alike (parameters, what optimizers keep, seeds) is compared, and at the end of a
-                plain cell under pjrt the replicated arrays that it has made; 0 is never.
+                plain cell the replicated arrays (pjrt) or mirrored variables (mirrored) that
+                it has changed; 0 is never.
             max_heals: how often, in an hour, a run that is saved goes on by itself after it has
                 lost ranks: they are replaced, and all go on from the newest checkpoint.
             once: the cell is not run again for that, should the run need what it makes.

@@ -128,7 +128,7 @@ from nbdist.worker import digest, replicated
 big = jnp.asarray(np.random.rand(1 << 18, 2).astype("float32"))
 other = big.at[0].set(2)
 sample = replicated.sampled(big)
-assert sample.nbytes == replicated.WHOLE_BYTES < big.nbytes
+assert sample.nbytes == digest.WHOLE_BYTES < big.nbytes
 of_device = digest.of_array(np.asarray(sample.addressable_data(0)))
 of_device == replicated._number(big), of_device == replicated._number(other)
 """

@@ -74,7 +74,7 @@ def parse_cell(
     planning = Planning()
     if step is not None and not step.data:
         planning, step = step.planning, None
-    is_looked_at = step is None and (saving is not None or strategy == "pjrt")
+    is_looked_at = step is None and (saving is not None or strategy is not None)
     names = names_of(numbered) if is_looked_at else CellNames()
     makes = tuple(name for name in names.binds if name not in names.reads)
     _check_options(step, strategy, precision, guard, saving, planning, seed)

@@ -331,13 +331,13 @@ class Failure(Record, frozen=True):
 
 
 class Replicated(Record, frozen=True):
-    """Arrays under a name of the user's that claim to be the same on all ranks.
+    """Digests of the values under a name that should be the same on all ranks.
 
     Attributes:
         name: in the user's namespace.
-        number: stands for the values of all; another one if a value is another.
-        parts: the number of each array by its path, such as `params['w']`; empty if the cell has
-            made none of them.
+        number: the digest of all values.
+        parts: the digest of each value by its path, such as `params['w']`; empty if the cell has
+            changed none of them.
     """
 
     name: str
@@ -351,8 +351,8 @@ class CellEnded(Said, frozen=True):
     Attributes:
         unfinished: steps were left under way, whose collectives may never end, or collectives have
             failed by themselves.
-        replicated: of the names that a plain cell under pjrt reads or binds, those with arrays
-            that claim to be the same on all ranks.
+        replicated: digests for the names that a plain cell reads or binds: of replicated arrays
+            under pjrt, of mirrored variables under mirrored.
         next_key: the instance key of this rank's next collective of TensorFlow; 0 without
             TensorFlow. Ranks with different keys cannot meet in one.
         generators: a number for the state of each global random generator, by its library.

@@ -7,8 +7,7 @@ What the user's names lead to is saved under the same names, so that it can be h
 
 A mirrored variable's value is copied into a variable of this process alone, in a tree of
 `tf.train.Checkpoint` that looks as the user's objects do, and that a thread can write while steps
-go on. Every rank writes variables of which each replica has, or may have, a value of its own:
-metrics, and statistics that layers take of their samples.
+go on. Each rank writes the variables that may differ between replicas, such as metrics.
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+WHOLE_BYTES = 2**20
+"""The size above which an array is sampled; one of 1 MiB takes a millisecond."""
+
+_CHUNKS = 16
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -39,6 +44,27 @@ def of_arrays(arrays: Iterable[Any]) -> int:
             content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         total = zlib.crc32(content, total)
     return _signed(total)
+
+
+def of_sample(parts: Iterable[np.ndarray]) -> int:
+    """CRC-32 of the chunks of one array, one after the other."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).data, crc)
+    return _signed(crc)
+
+
+def chunks(size: int, item_bytes: int) -> list[slice]:
+    """Ranges of `WHOLE_BYTES` in all, spread from the first to the last value.
+
+    Args:
+        size: the number of values of a flat array above `WHOLE_BYTES`.
+        item_bytes: the size of a value.
+    """
+    length = WHOLE_BYTES // _CHUNKS // item_bytes
+    return [
+        slice(start, start + length) for start in np.linspace(0, size - length, _CHUNKS, dtype=int)
+    ]
 
 
 def of_facts(facts: Mapping[str, object]) -> Iterator[Digest]:

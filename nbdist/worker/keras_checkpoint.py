@@ -201,7 +201,11 @@ def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def state_of(worker: Worker, model: Any) -> State:
-    """What a `fit` trains, and all else that the cell's names lead to."""
+    """The state of a `fit`, and all else that the cell's names lead to.
+
+    If nothing is saved, TensorFlow's state is the model's alone: to describe others builds their
+    optimizers.
+    """
     namespace = engine_shell().user_ns
     if keras.backend.backend() == "jax":
         from nbdist.worker import checkpoint_keras_jax
@@ -209,4 +213,5 @@ def state_of(worker: Worker, model: Any) -> State:
         return checkpoint_keras_jax.of_fit(model, worker.names.bound(), namespace)
     from nbdist.worker import checkpoint_tensorflow
 
-    return checkpoint_tensorflow.of_fit(model, worker.names.bound(), namespace)
+    names = worker.names.bound() if worker.saving is not None else ()
+    return checkpoint_tensorflow.of_fit(model, names, namespace)

@@ -21,7 +21,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
-from nbdist.worker import aligned, keras_backend, seeding, state, steps
+from nbdist.worker import aligned, compared, keras_backend, seeding, state, steps
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.probe import connect
 from nbdist.worker.shell import engine_shell
@@ -113,9 +113,7 @@ class _Cell:
         step = self._request.step
         if step is None:
             with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
-                self._run_once()
-                self._check_fitted()
-                self._look_at_arrays()
+                self._run_compared()
         else:
             with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
                 self._run_steps(step, stop)
@@ -143,26 +141,22 @@ class _Cell:
             text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
             self._worker.note("compiled", text, warning=True)
 
-    def _look_at_arrays(self) -> None:
-        """For the notebook, which compares what ranks claim to have alike."""
-        worker, strategy = self._worker, self._request.strategy
-        if strategy != "pjrt" or worker.world_size == 1:
-            return
-        from nbdist.worker.replicated import ReplicatedArrays
-
-        if worker.replicated is None:
-            worker.replicated = ReplicatedArrays()
-        found = worker.replicated.under(worker.names.bound(), self._shell.user_ns)
-        self._replicated = found if worker.guard else ()
+    def _run_compared(self) -> None:
+        """Run the cell, and digest for the notebook what ranks should have alike."""
+        look = compared.begin(self._worker, self._shell.user_ns)
+        self._run_once()
+        self._check_fitted()
+        self._replicated = look()
 
     async def run_async(self) -> None:
         with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
+            look = compared.begin(self._worker, self._shell.user_ns)
             program = self._compile()
             await _evaluate(program.body, self._shell.user_ns)
             if program.value is not None:
                 self._show(await _evaluate(program.value, self._shell.user_ns))
             self._shell.events.trigger("post_execute")
-            self._look_at_arrays()
+            self._replicated = look()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -1,8 +1,7 @@
-"""What ranks should have alike under the mirrored strategy: what is trained, and what goes with it.
+"""Mirrored variables that all ranks should have alike, as `--guard` and plain cells compare them.
 
-That is trainable variables, what optimizers keep, and seeds. Not so metrics, and not statistics
-that layers take of their samples: a layer may assign another value on each replica, though
-TensorFlow calls the variable mirrored. Those of Keras's BatchNormalization are the same on all.
+These are trainable variables, weights and seeds of layers, and variables of optimizers. Metrics
+are not among them: each rank has its own part.
 """
 
 from __future__ import annotations
@@ -13,10 +12,16 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from nbdist.worker import mirrored_variables
 from nbdist.worker.digest import Digest, of_array
+from nbdist.worker.keras_objects import WITH_VARIABLES
+from nbdist.worker.mirrored_variables import is_mirrored, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+KINDS = (*WITH_VARIABLES, tf.Variable, keras.Variable)
+"""Objects that have variables, or are variables."""
 
 
 class Alike:
@@ -28,46 +33,50 @@ class Alike:
     """
 
     def __init__(self, owners: Mapping[str, Any], extra: Iterable[tuple[str, Any]] = ()) -> None:
-        listed = [
-            (_described(name, variable, owner), variable)
+        listed = (
+            each
             for name, owner in owners.items()
-            for variable in _alike(owner)
-        ]
-        values = ((name, _value(variable)) for name, variable in (*listed, *extra))
-        unlike = {id(value): (name, value) for name, value in values if _is_mirrored(value)}
+            for each in _described(name, owner, _alike(owner))
+        )
+        unlike = {id(v): (name, v) for name, v in (*listed, *extra) if is_mirrored(v)}
         self._components = [(name, value.values[0]) for name, value in unlike.values()]
         self._ids = unlike.keys()
 
     def holds(self, value: Any) -> bool:
-        """Whether a variable of TensorFlow's is one of them."""
+        """Return whether a variable of TensorFlow's is one of them."""
         return id(value) in self._ids
 
     def digests(self) -> list[Digest]:
-        """Of this rank's own copies; read by the op, for a fifth of what `numpy()` takes."""
-        return [
-            Digest(name, of_array(_read(component).numpy())) for name, component in self._components
-        ]
+        """Digests of this rank's own copies."""
+        return [Digest(name, of_array(read(part).numpy())) for name, part in self._components]
 
 
-def _read(component: Any) -> Any:
-    return tf.raw_ops.ReadVariableOp(resource=component.handle, dtype=component.dtype)
+def described(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    """TensorFlow's variables of an object, and of its optimizers, each with its path."""
+    yield from _described(path, owner, _alike(owner))
+    if isinstance(owner, keras.Model):
+        for name, part in vars(owner).items():
+            if isinstance(part, BaseOptimizer):
+                yield from _described(f"{path}.{name}", part, part.variables)
+
+
+def _described(name: str, owner: Any, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for variable in variables:
+        yield _path(name, variable, owner), _value(variable)
 
 
 def _alike(owner: Any) -> Iterable[Any]:
     if isinstance(owner, keras.layers.Layer):
-        own = (*owner.non_trainable_weights, *owner.metrics_variables)
-        others = {id(variable) for variable in own}
-        return [variable for variable in owner.variables if id(variable) not in others]
+        own = {id(variable) for variable in owner.metrics_variables}
+        return [variable for variable in owner.variables if id(variable) not in own]
     if isinstance(owner, BaseOptimizer):
         return list(owner.variables)
     if isinstance(owner, keras.metrics.Metric):
         return []
-    if isinstance(owner, tf.Module):
-        return list(owner.trainable_variables)
-    return [owner] if owner.trainable else []
+    return mirrored_variables.variables_of(owner)
 
 
-def _described(name: str, variable: Any, owner: Any) -> str:
+def _path(name: str, variable: Any, owner: Any) -> str:
     if variable is owner:
         return name
     path = variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
@@ -76,9 +85,3 @@ def _described(name: str, variable: Any, owner: Any) -> str:
 
 def _value(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _is_mirrored(value: Any) -> bool:
-    if not isinstance(value, tf.distribute.DistributedValues):
-        return False
-    return bool(value.synchronization != tf.VariableSynchronization.ON_READ)

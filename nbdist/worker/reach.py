@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    More = Callable[[Any], Iterable[tuple[str, Any]]]
 
 
-def reachable(names: Iterable[str], namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def reachable(
+    names: Iterable[str],
+    namespace: dict[str, Any],
+    *,
+    more: More = lambda _value: (),
+    most: int = sys.maxsize,
+) -> Iterator[tuple[str, Any]]:
     """Every object behind `names`, with the words that lead to it.
 
     Followed are tuples, lists and dicts, and the names that functions of the user's take from the
     namespace.
+
+    Args:
+        names: of the user's.
+        namespace: the user's.
+        more: gives further objects behind a value, each with the end of its path.
+        most: the number of items above which a tuple, list or dict is not followed.
     """
-    waiting = [(name, namespace[name]) for name in names if name in namespace]
+    waiting = deque((name, namespace[name]) for name in names if name in namespace)
     seen = set()
     while waiting:
-        path, value = waiting.pop(0)
+        path, value = waiting.popleft()
         if id(value) in seen:
             continue
         seen.add(id(value))
         yield path, value
+        waiting.extend((f"{path}{end}", part) for end, part in more(value))
+        if isinstance(value, (dict, tuple, list)) and len(value) > most:
+            continue
         if isinstance(value, dict):
             waiting.extend((f"{path}[{key!r}]", item) for key, item in value.items())
         elif isinstance(value, (tuple, list)):

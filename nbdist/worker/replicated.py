@@ -7,17 +7,15 @@ drawn from a generator that each rank has seeded by itself make one array of dif
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nbdist.records import Replicated
-from nbdist.worker.digest import of_array
+from nbdist.worker.compared import digest_of, found_under
+from nbdist.worker.digest import WHOLE_BYTES, chunks, of_array, of_sample
 from nbdist.worker.leaves import as_data
 from nbdist.worker.placed import Inside
 from nbdist.worker.placement import readers
@@ -25,11 +23,8 @@ from nbdist.worker.placement import readers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-WHOLE_BYTES = 2**20
-"""Larger arrays are sampled: 1 MiB takes a millisecond."""
+    from nbdist.records import Replicated
 
-_CHUNKS = 16
-_log = logging.getLogger(__name__)
 _USERS_MODULE = "__main__"
 _CLOSED = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, type)
 
@@ -52,15 +47,12 @@ class ReplicatedArrays:
     def _under(self, name: str, value: Any) -> Replicated | None:
         numbers: dict[str, int] = {}
         has_new = False
-        for path, array in _looked_through(name, value):
+        for path, array in found_under(name, _arrays(name, value)):
             known, number = self._known.get(id(array), (None, 0))
             if known is None or known() is not array:
                 has_new, number = True, self._note(array)
             numbers[path] = number
-        if not numbers:
-            return None
-        whole = of_array(np.array(list(numbers.values()), np.int32))
-        return Replicated(name=name, number=whole, parts=numbers if has_new else {})
+        return digest_of(name, numbers, changed=has_new)
 
     def _note(self, array: jax.Array) -> int:
         place, number = id(array), _number(array)
@@ -71,14 +63,6 @@ class ReplicatedArrays:
     def _forget(self, place: int, reference: weakref.ref[jax.Array]) -> None:
         if self._known[place][0] is reference:
             del self._known[place]
-
-
-def _looked_through(name: str, value: Any) -> list[tuple[str, jax.Array]]:
-    try:
-        return list(_arrays(name, value))
-    except Exception as error:  # noqa: BLE001 - whatever a strange object raises
-        _log.warning("`%s` is not compared over ranks: %s", name, error)
-        return []
 
 
 def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
@@ -129,29 +113,15 @@ def _number(array: jax.Array) -> int:
     if array.nbytes <= WHOLE_BYTES:
         return of_array(as_data(local))
     if next(iter(local.devices())).platform == "cpu":
-        return _of_chunks(as_data(local).reshape(-1))  # without a copy
+        flat = as_data(local).reshape(-1)  # without a copy
+        return of_sample(flat[rows] for rows in chunks(flat.size, flat.itemsize))
     return of_array(as_data(sampled(array).addressable_data(0)))
-
-
-def _of_chunks(values: np.ndarray) -> int:
-    crc = 0
-    for rows in _chunks(values.size, values.dtype.itemsize):
-        crc = zlib.crc32(np.ascontiguousarray(values[rows]).view(np.uint8).data, crc)
-    return crc - (1 << 32) if crc >= 1 << 31 else crc
 
 
 def _sample(array: jax.Array) -> jax.Array:
     flat = array.reshape(-1)
-    return jnp.concatenate([flat[rows] for rows in _chunks(flat.size, flat.dtype.itemsize)])
+    return jnp.concatenate([flat[rows] for rows in chunks(flat.size, flat.dtype.itemsize)])
 
 
 sampled = jax.jit(_sample)
 """The sample of an array, taken on its device."""
-
-
-def _chunks(size: int, item_bytes: int) -> list[slice]:
-    """Places of `WHOLE_BYTES` in all, from the first to the last value."""
-    length = WHOLE_BYTES // _CHUNKS // item_bytes
-    return [
-        slice(start, start + length) for start in np.linspace(0, size - length, _CHUNKS, dtype=int)
-    ]
