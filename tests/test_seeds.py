@@ -223,3 +223,55 @@ def test_a_draw_on_one_rank_shifts_none_in_the_next_cell(
     drawn(tensorflow_cluster, ALL_THREE)
     said = capsys.readouterr()
     assert "random numbers" not in said.out + said.err
+
+
+SHUFFLED = "outcome = [int(i) for i in tf.data.Dataset.range(16).shuffle(16)]\n"
+FITTED = """
+rows = np.arange(16, dtype="float32").reshape(16, 1)
+line = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, "tanh", use_bias=False)])
+line.compile(keras.optimizers.SGD(0.5), "mse")
+line.set_weights([np.ones((1, 1))])
+line.fit(rows / 16, rows, batch_size=2, verbose=0)
+outcome += line.get_weights()[0].ravel().tolist()
+"""
+BY_USER = {
+    f"{call} {seed}": f"{IMPORTS}, numpy as np\n{call}({seed})\n{SHUFFLED}{FITTED}"
+    for call in ("keras.utils.set_random_seed", "tf.random.set_seed")
+    for seed in (SEED, CELL_SEED)
+}
+
+
+@pytest.fixture(scope="module")
+def of_one_device() -> dict[str, list[float]]:
+    found: dict[str, list[float]] = plainly(BY_USER, "tensorflow")
+    return found
+
+
+@pytest.mark.parametrize("name", BY_USER)
+def test_a_seed_that_a_cell_sets_gives_the_order_of_one_device(
+    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]], name: str
+) -> None:
+    """Also the cluster's own seed."""
+    own = drawn(tensorflow_cluster, BY_USER[name])
+    assert own == pytest.approx(of_one_device[name], rel=1e-5)
+
+
+def test_a_seed_of_a_cell_gives_the_order_of_one_device(
+    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
+) -> None:
+    own = drawn(tensorflow_cluster, f"import tensorflow as tf\n{SHUFFLED}", seed=SEED)
+    assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]
+
+
+def test_a_seed_that_one_rank_sets_is_taken_over_or_dropped_by_all(
+    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
+) -> None:
+    """All ranks take rank 0's generators, and whether a cell has seeded them."""
+    tensorflow_cluster.restart()
+    shuffled = f"import tensorflow as tf\n{SHUFFLED}"
+    unseeded = drawn(tensorflow_cluster, shuffled)
+    tensorflow_cluster.run(f"if rank == 1: tf.random.set_seed({SEED})")
+    assert drawn(tensorflow_cluster, shuffled) == unseeded
+    tensorflow_cluster.run(f"if rank == 0: tf.random.set_seed({SEED})")
+    own = drawn(tensorflow_cluster, shuffled)
+    assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from nbdist.worker.seeding import ClusterSeed
+
 _NUMPYS = "MT19937"
 
 
@@ -28,9 +30,16 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 class _Eager(msgspec.Struct, frozen=True):
-    """TensorFlow's eager context: its seed, and the generator of the seeds of operations."""
+    """TensorFlow's eager context.
+
+    Attributes:
+        seed: the global seed.
+        is_of_cluster: no cell has set it.
+        words: the generator of the seeds of operations.
+    """
 
     seed: int
+    is_of_cluster: bool
     words: _Words
 
 
@@ -76,7 +85,8 @@ def restore(packed: bytes) -> None:
         np.random.set_state((_NUMPYS, key, own.position, own.has_gauss, own.gauss))
     context = _context()
     if states.eager is not None and context is not None:
-        context._set_global_seed(states.eager.seed)
+        seed = states.eager.seed
+        context._set_global_seed(ClusterSeed(seed) if states.eager.is_of_cluster else seed)
         context._rng.setstate(_state(states.eager.words))
 
 
@@ -102,7 +112,8 @@ def _of_eager() -> _Eager | None:
     context = _context()
     if context is None or not isinstance(context._seed, int):
         return None
-    return _Eager(context._seed, _words(context._rng.getstate()))
+    is_of_cluster = isinstance(context._seed, ClusterSeed)
+    return _Eager(int(context._seed), is_of_cluster, _words(context._rng.getstate()))
 
 
 def _context() -> Any:

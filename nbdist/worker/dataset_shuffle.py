@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from nbdist.worker import state
+from nbdist.worker.seeding import ClusterSeed
 
 _shuffle_upstream = tf.data.Dataset.shuffle
 
@@ -26,8 +27,9 @@ def apply() -> None:
 
 
 def is_seeded_by_user() -> bool:
-    """Whether a cell has set TensorFlow's global seed."""
-    return context.global_seed() not in (None, state.current().seed)
+    """Return whether a cell has set TensorFlow's global seed, to the cluster's own value or not."""
+    seed = context.global_seed()
+    return seed is not None and not isinstance(seed, ClusterSeed)
 
 
 def _shuffle(

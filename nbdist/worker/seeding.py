@@ -15,6 +15,10 @@ import numpy as np
 from nbdist.worker import lazily
 
 
+class ClusterSeed(int):
+    """The cluster's seed, as TensorFlow keeps it until a cell sets one: also one of equal value."""
+
+
 def seed_generators(seed: int) -> None:
     """Seed Python's and NumPy's global generators, TensorFlow's and Keras's.
 
@@ -22,7 +26,7 @@ def seed_generators(seed: int) -> None:
     NumPy are left alone at that moment.
 
     Args:
-        seed: 0 to 2**32 - 1.
+        seed: 0 to 2**32 - 1; a `ClusterSeed` if no cell has asked for it.
     """
     random.seed(seed)
     np.random.seed(seed)

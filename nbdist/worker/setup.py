@@ -77,7 +77,7 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
 
 def seed(number: int) -> None:
     """Seed every random generator of this process."""
-    seeding.seed_generators(number)
+    seeding.seed_generators(seeding.ClusterSeed(number))
 
 
 def reserve_port() -> int:

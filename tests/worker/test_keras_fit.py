@@ -114,7 +114,7 @@ def test_a_plain_cell_gives_metrics_whole_values(cluster: nbdist.Cluster) -> Non
 
 UNSEEDED = START.replace(
     "keras.utils.set_random_seed(3)",
-    "from nbdist.worker import seeding, state\nseeding.seed_generators(state.current().seed)",
+    "from nbdist.worker import setup, state\nsetup.seed(state.current().seed)",
 )
 """As at the start: other tests of this module have set a seed."""
 
