@@ -136,12 +136,14 @@ def test_what_differs_is_named(cluster: nbdist.Cluster, source: str, names: list
         "own = tf.Variable(float(rank))",
         "count.assign(rank)\nown = np.full(3, rank)",
         "part.assign(float(rank))",
+        "loose = tf.Variable([1.0], shape=tf.TensorShape(None))\nloose.assign([[2.0]])",
         "gen = tf.random.Generator.from_seed(1)\ndraw = gen.normal([2])",
         "rows = [str(i) for i in range(1 << 17)]",
     ],
     ids=[
         *("fit", "moving means, masks and metrics", "batches", "synchronized", "seeded alike"),
-        *("adapt", "metric", "initial value", "of the rank", "per replica", "generator", "data"),
+        *("adapt", "metric", "initial value", "of the rank", "per replica", "any shape"),
+        *("generator", "data"),
     ],
 )
 def test_what_is_equal_or_of_one_rank_passes(cluster: nbdist.Cluster, source: str) -> None:

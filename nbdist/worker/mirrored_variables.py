@@ -48,8 +48,8 @@ class MirroredVariables:
         self._before: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._now: dict[int, int] = {}
         for name in names:
-            for _, variable in found_under(name, _variables(name, namespace)):
-                self._before[id(variable)] = weakref.ref(variable), self._number(variable)
+            for _, variable in found_under(name, self._digested(name, namespace)):
+                self._before[id(variable)] = weakref.ref(variable), self._now[id(variable)]
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
         """Digest the variables that names lead to after the cell."""
@@ -58,15 +58,16 @@ class MirroredVariables:
         return tuple(each for each in found if each is not None)
 
     def _under(self, name: str, namespace: dict[str, Any]) -> Replicated | None:
-        variables = found_under(name, _variables(name, namespace))
-        numbers = {path: self._number(variable) for path, variable in variables}
+        variables = found_under(name, self._digested(name, namespace))
+        numbers = {path: self._now[id(variable)] for path, variable in variables}
         changed = any(self._is_changed(variable) for _, variable in variables)
         return digest_of(name, numbers, changed=changed)
 
-    def _number(self, variable: Any) -> int:
-        if id(variable) not in self._now:
-            self._now[id(variable)] = _digest(variable.values[0])
-        return self._now[id(variable)]
+    def _digested(self, name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for path, variable in _variables(name, namespace):
+            if id(variable) not in self._now:
+                self._now[id(variable)] = _digest(variable.values[0])
+            yield path, variable
 
     def _is_changed(self, variable: Any) -> bool:
         known, number = self._before.get(id(variable), (None, 0))
@@ -95,7 +96,7 @@ def variables_of(owner: Any) -> Iterable[Any]:
 def _digest(component: Any) -> int:
     """The CRC-32 of a copy; of a large one, of a sample that its device takes."""
     value, item_bytes = read(component), component.dtype.size
-    size = component.shape.num_elements()
+    size = value.shape.num_elements()  # the variable's own shape may be unknown
     if size * item_bytes <= WHOLE_BYTES:
         return of_array(value.numpy())
     if _is_in_host_memory(component):
@@ -126,9 +127,13 @@ def _variables(name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]
     seen = set()
     for path, owner in reachable([name], namespace, more=_more, most=_MOST_ITEMS):
         for told, variable in described(path, owner) if isinstance(owner, kinds) else ():
-            if is_mirrored(variable) and id(variable) not in seen:
+            if _is_compared(variable) and id(variable) not in seen:
                 seen.add(id(variable))
                 yield told, variable
+
+
+def _is_compared(variable: Any) -> bool:
+    return is_mirrored(variable) and (variable.dtype.is_numeric or variable.dtype.is_bool)
 
 
 def _of_tensorflow(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
