@@ -74,7 +74,7 @@ class Collectives:
         devices: of each rank; those of the framework that was wired last.
         broken: strategies whose collectives were broken off; they are wired again before the
             next cell.
-        unchecked: strategies whose collectives a cell that failed may have left out of step.
+        unchecked: strategies whose collectives a cell may have left out of step.
         bench: what was measured of JAX's devices; None where nothing was.
     """
 
@@ -145,21 +145,18 @@ class Collectives:
         return self._heals < MOST_HEALS_IN_PLACE
 
     def note(self, strategy: StrategyName | None, ended: Collection[CellEnded], ranks: int) -> None:
-        """Note collectives in which ranks could not meet in the next cell.
+        """Mark collectives that `check` compares before the next cell.
 
         Args:
             strategy: the cell's; None if it did not run on all ranks.
-            ended: how the ranks did.
-            ranks: how many ran it.
+            ended: the ends of the cell.
+            ranks: the number of ranks that ran it.
         """
-        if [end.status for end in ended] != ["ok"] * ranks:
+        is_of_all = strategy is not None and [end.status for end in ended] == ["ok"] * ranks
+        if not is_of_all or len({end.collective_keys for end in ended}) > 1:
             self.unchecked.update(self.strategies)
-        if strategy is None:
-            return
-        if any(end.unfinished for end in ended):
+        if strategy is not None and any(end.unfinished for end in ended):
             self.broken.add(strategy)
-        if len({end.next_key for end in ended}) > 1:  # one was stopped on its way to a collective
-            self.broken.add("mirrored")
 
     def heal(self, phases: StartView) -> None:
         """Wire JAX again, in which some ranks are new: nothing else is of use any more."""

@@ -23,6 +23,14 @@ many = jax.make_array_from_process_local_data(rows, np.ones((1, 1 << 20), np.flo
 summed = jax.jit(lambda a: jnp.cumsum(a, axis=1).sum(0), out_shardings=jax.P())
 """
 
+TAKEN = """
+if rank == 0:
+    for keys in strategy.extended._collective_keys._instance_key_table.values():
+        for device in keys:
+            keys[device] += 1
+"""
+"""As a function that is stopped between its call and its collective."""
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
@@ -45,6 +53,13 @@ def test_one_that_a_rank_raised_before_is_not_joined_later(
     stale = TOTAL["mirrored"].replace("tf.ones(())", "5 * tf.ones(())")
     with pytest.raises(nbdist.CellError, match=f"TypeError on rank {bad}@"):
         cluster.run(f"if rank == {bad}: raise TypeError\n{stale}", strategy="mirrored")
+    check_total(cluster, "mirrored")
+
+
+@pytest.mark.parametrize("ranks", [None, "0"])
+def test_keys_that_one_rank_has_taken_are_found(cluster: nbdist.Cluster, ranks: str | None) -> None:
+    """The cell ends well, and the next collective would not."""
+    cluster.run(TAKEN, strategy="mirrored" if ranks is None else None, ranks=ranks)
     check_total(cluster, "mirrored")
 
 

@@ -42,11 +42,11 @@ class CollectiveState(Record, frozen=True):
 
     Attributes:
         under_way: a collective was launched, and has not ended.
-        keys: by which the next ones find those of other ranks; the same on all.
+        keys: the digest of the keys by which the next collectives of different ranks meet.
     """
 
     under_way: bool
-    keys: tuple[int, ...] = ()
+    keys: int = 0
 
 
 class CollectiveBooks(Record, frozen=True):

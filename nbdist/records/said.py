@@ -353,8 +353,8 @@ class CellEnded(Said, frozen=True):
             failed by themselves.
         replicated: digests for the names that a plain cell reads or binds: of replicated arrays
             under pjrt, of mirrored variables under mirrored.
-        next_key: the instance key of this rank's next collective of TensorFlow; 0 without
-            TensorFlow. Ranks with different keys cannot meet in one.
+        collective_keys: the digest of the keys of this rank's next collectives of TensorFlow; 0
+            without TensorFlow. Ranks with different keys cannot meet in a collective.
         generators: a number for the state of each global random generator, by its library.
         generator_states: the states, packed by `worker/aligned.py`; of rank 0 only.
     """
@@ -364,7 +364,7 @@ class CellEnded(Said, frozen=True):
     failure: Failure | None = None
     unfinished: bool = False
     replicated: tuple[Replicated, ...] = ()
-    next_key: int = 0
+    collective_keys: int = 0
     generators: dict[str, int] = msgspec.field(default_factory=dict)
     generator_states: bytes = b""
 

@@ -67,6 +67,11 @@ def chunks(size: int, item_bytes: int) -> list[slice]:
     ]
 
 
+def of_keys(groups: Mapping[int, Iterable[int]]) -> int:
+    """CRC-32 of numbers by group, in whichever order they are."""
+    return _signed(zlib.crc32(repr(sorted((key, sorted(g)) for key, g in groups.items())).encode()))
+
+
 def of_facts(facts: Mapping[str, object]) -> Iterator[Digest]:
     """Of numbers, texts and the like, by their names."""
     for name, value in facts.items():

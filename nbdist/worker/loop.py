@@ -270,7 +270,7 @@ class _Cell:
             failure=failure,
             unfinished=self._worker.unfinished,
             replicated=self._replicated if error is None else (),
-            next_key=self._worker.next_key(),
+            collective_keys=self._worker.collective_keys(),
             generators=generators.digests(),
             generator_states=b"" if self._worker.rank else generators.packed(),
             rank=self._worker.rank,

@@ -34,6 +34,7 @@ from nbdist.worker import (
     tensorflow_save,
     variable_scalars,
 )
+from nbdist.worker.digest import of_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +94,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     _connect_saves(strategy, wiring.tf_config, worker)
     worker.strategies["mirrored"] = strategy
     worker.broken.discard("mirrored")
-    worker.next_key = next_key
+    worker.collective_keys = _digest_of_keys
     worker.memory.device_bytes = device_bytes
     return _devices()
 
@@ -113,7 +114,7 @@ def break_off() -> None:
 
 def next_key() -> int:
     """An instance key that no collective of this rank has used."""
-    return max(max(keys.values()) for keys in _instance_keys())
+    return max(max(keys.values()) for keys in _instance_keys().values())
 
 
 def reopen(key: int) -> None:
@@ -143,7 +144,7 @@ def reopen(key: int) -> None:
     running = context.context()
     with _without_warnings():
         running.enable_collective_ops(running._collective_ops_server_def)
-    for keys in _instance_keys():
+    for keys in _instance_keys().values():
         keys.update(dict.fromkeys(keys, key))
     state.current().broken.discard("mirrored")
 
@@ -165,7 +166,7 @@ def collective_state() -> CollectiveState:
     replicas = [thread for thread in threading.enumerate() if isinstance(thread, replica)]
     return CollectiveState(
         under_way=any(thread.distribution is strategy for thread in replicas),
-        keys=tuple(key for keys in _instance_keys() for key in sorted(keys.values())),
+        keys=_digest_of_keys(),
     )
 
 
@@ -224,11 +225,16 @@ def _in_collective() -> bool:
     )
 
 
-def _instance_keys() -> list[dict[str, int]]:
-    """Each group's next key by device; a traced function takes one whenever it is called."""
+def _instance_keys() -> dict[int, dict[str, int]]:
+    """The next instance key of each group, by device. Each call of a traced function takes one."""
     strategy = state.current().strategies["mirrored"]
     tables: dict[int, dict[str, int]] = strategy.extended._collective_keys._instance_key_table
-    return list(tables.values())
+    return tables
+
+
+def _digest_of_keys() -> int:
+    """The digest of each group's key and instance keys. Names of devices contain the rank."""
+    return of_keys({group: list(keys.values()) for group, keys in _instance_keys().items()})
 
 
 @contextlib.contextmanager

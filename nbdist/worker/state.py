@@ -77,7 +77,7 @@ class Worker:
         source: a number for the source of the cell that runs.
         shuffles: how many data sets the cell has shuffled without a seed.
         own_data: what Keras is given is this rank's part of the data.
-        next_key: gives the instance key of this rank's next collective of TensorFlow.
+        collective_keys: digests the keys of this rank's next collectives of TensorFlow.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
         replicated: knows the arrays that other ranks have alike; None before the first look.
     """
@@ -114,7 +114,7 @@ class Worker:
         self.replicated: ReplicatedArrays | None = None
         self._noted: set[str] = set()
         self.memory = MemoryGauge()
-        self.next_key: Callable[[], int] = int
+        self.collective_keys: Callable[[], int] = int
         self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
         self._stderr = RankStream("stderr", self.said, self.say)
