@@ -1,4 +1,4 @@
-"""Random generators that ranks have drawn from differently continue alike in the next cell."""
+"""Alignment of the random generators of all ranks before each cell."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ if TYPE_CHECKING:
 
 
 class Alignment:
-    """What the ranks last said of their generators."""
+    """The last reported states of the ranks' generators."""
 
     def __init__(self) -> None:
         self._digests: dict[int, dict[str, int]] = {}
         self._state = b""
 
     def forget(self) -> None:
-        """The ranks have been seeded anew."""
+        """Drop all states, after the ranks were seeded again."""
         self._digests, self._state = {}, b""
 
     def note(self, ended: Mapping[int, CellEnded]) -> None:
-        """Take in how a cell has left the generators of the ranks that ran it."""
+        """Store the states of the generators of the ranks that ran a cell."""
         for rank, end in ended.items():
             if end.generators:
                 self._digests[rank] = end.generators
                 self._state = end.generator_states or self._state
 
     def due(self, ranks: Collection[int], world_size: int) -> tuple[bytes, str]:
-        """What a cell's ranks have to take over first, and a line that says so.
+        """Return the states that the ranks of a cell must restore first, and a message.
 
         Args:
-            ranks: of the cell.
-            world_size: of the cluster.
+            ranks: the ranks of the cell.
+            world_size: the number of ranks of the cluster.
 
         Returns:
-            Rank 0's states; nothing if all ranks are alike, or the cell is not for all.
+            Rank 0's states, packed, and the message; both empty if all ranks have equal states or
+            the cell does not run on all ranks.
         """
         if len(ranks) < world_size or not self._state or 0 not in self._digests:
             return b"", ""
@@ -52,7 +53,7 @@ class Alignment:
         if not names:
             return b"", ""
         return self._state, (
-            f"rank {labels.ranks(odd)} had drawn other random numbers than rank 0 "
-            f"({', '.join(names)}): all continue from rank 0's. For numbers of a rank's own, use a "
-            "generator of its own, as np.random.default_rng(rank)"
+            f"rank {labels.ranks(odd)} drew other random numbers than rank 0 "
+            f"({', '.join(names)}). All ranks continue from rank 0's generators. For different "
+            "numbers on each rank, use a generator per rank: np.random.default_rng(rank)"
         )

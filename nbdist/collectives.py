@@ -1,4 +1,4 @@
-"""The collectives of a cluster's frameworks: how they are wired, and wired again."""
+"""Connection of the collectives of a cluster's frameworks, and their restoration."""
 
 from __future__ import annotations
 
@@ -30,31 +30,34 @@ if TYPE_CHECKING:
 
 RESTORED: dict[StrategyName, str] = {
     "mirrored": (
-        "nbdist restores TensorFlow's collectives before the next cell: variables, models and "
-        "datasets are kept"
+        "nbdist restores TensorFlow's collectives before the next cell, and keeps variables, "
+        "models and datasets"
     ),
-    "pjrt": "nbdist restores JAX's collectives before the next cell, and its arrays with them",
+    "pjrt": "nbdist restores JAX's collectives before the next cell, and keeps its arrays",
 }
-"""What becomes of cancelled collectives."""
+"""The message about cancelled collectives, by strategy."""
 
 MOST_HEALS_IN_PLACE = 10
-"""Of JAX's in the same processes: of each, the ranks that stay may keep what the step that was
-broken off had in hand, and with it a connection to its coordinator, which has to run on."""
+"""The number of times that JAX may be connected again in the same processes.
+
+Each time, a rank that stays may keep objects of the cancelled step. These keep a connection to the
+old coordinator, and its process must continue to run.
+"""
 
 CLOSED = (
-    "TensorFlow's collectives could not be restored ({}): fresh workers start, without the objects "
-    "of earlier cells. Run the cells again that create them"
+    "TensorFlow's collectives could not be restored ({}). nbdist starts fresh workers, without the "
+    "objects of earlier cells: rerun the cells that create them"
 )
 
 _SETTLE_S = 1.0
-"""How long what all ranks have launched may take to end on all of them."""
+"""The time that collectives of all ranks have to end on all ranks."""
 
 _POLL_S = 0.02
 
 
 _LOST = (
-    "without the variables and datasets of TensorFlow, as a worker was replaced: run the cells "
-    "again that create them"
+    "without the variables and datasets of TensorFlow, because a worker was replaced: rerun the "
+    "cells that create them"
 )
 
 
@@ -63,19 +66,19 @@ def _nowhere(_names: Iterable[str]) -> str:
 
 
 class Collectives:
-    """Wires the engines of one cluster.
+    """Connects the engines of one cluster.
 
     Args:
-        request: what was asked for.
-        engines: all of them are needed each time.
+        request: the request for the cluster.
+        engines: all engines of the cluster. Each operation needs all of them.
 
     Attributes:
-        strategies: those that are built.
-        devices: of each rank; those of the framework that was wired last.
-        broken: strategies whose collectives were broken off; they are wired again before the
-            next cell.
-        unchecked: strategies whose collectives a cell may have left out of step.
-        bench: what was measured of JAX's devices; None where nothing was.
+        strategies: the strategies that are built.
+        devices: the devices of each rank, of the framework that was connected last.
+        broken: strategies whose collectives were cancelled. nbdist restores them before the next
+            cell.
+        unchecked: strategies whose collectives may be out of step after a cell.
+        bench: measurements of JAX's devices; None if there are none.
     """
 
     def __init__(self, request: ClusterRequest, engines: Engines) -> None:
@@ -89,7 +92,7 @@ class Collectives:
         self._heals = 0
 
     def books(self) -> CollectiveBooks:
-        """What there is to know of them, for a process that takes them over."""
+        """Return the state that another process needs to take over the collectives."""
         return CollectiveBooks(
             devices=dict(self.devices),
             broken=tuple(self.broken),
@@ -99,23 +102,23 @@ class Collectives:
         )
 
     def take_over(self, books: CollectiveBooks) -> None:
-        """Use what another process has wired."""
+        """Use collectives that another process has connected."""
         self.devices, self.broken = dict(books.devices), set(books.broken)
         self.unchecked = set(books.unchecked)
         self._heals, self.bench = books.heals, books.bench
 
     def wire(self, phases: StartView) -> None:
-        """Wire every framework that the cluster has."""
+        """Connect every framework of the cluster."""
         if "tensorflow" in self._request.frameworks:
             phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
         if "jax" in self._request.frameworks:
             phases.run("collectives ready (JAX)", self._wire_pjrt)
 
     def check(self) -> None:
-        """Find collectives that a cell has left out of step between ranks: they are broken.
+        """Mark as broken the collectives that are out of step between ranks after a cell.
 
-        The next one of a rank would meet another one of the others: the numbers would be wrong,
-        or ranks would wait for ever.
+        The next collective of a rank would meet a different one of the other ranks. The numbers
+        would be wrong, or the ranks would wait forever.
         """
         self.unchecked -= self.broken
         deadline = time.monotonic() + _SETTLE_S
@@ -131,7 +134,11 @@ class Collectives:
     def _judge(
         self, strategy: StrategyName, states: Sequence[CollectiveState], *, is_late: bool
     ) -> None:
-        """What all ranks compute for long ends on all: it is looked at before the next cell."""
+        """Mark a strategy as broken or as checked.
+
+        If a long computation is under way on all ranks, the strategy stays unchecked until the
+        next cell: the computation ends on all ranks.
+        """
         under_way = [state.under_way for state in states]
         if len({state.keys for state in states}) > 1 or (is_late and len(set(under_way)) > 1):
             self.broken.add(strategy)
@@ -141,11 +148,11 @@ class Collectives:
 
     @property
     def heal_in_place(self) -> bool:
-        """Whether ranks that are there may go on with others in the place of those that are not."""
+        """Return whether the remaining ranks may continue with replacements of the lost ones."""
         return self._heals < MOST_HEALS_IN_PLACE
 
     def note(self, strategy: StrategyName | None, ended: Collection[CellEnded], ranks: int) -> None:
-        """Mark collectives that `check` compares before the next cell.
+        """Mark the collectives that `check` compares before the next cell.
 
         Args:
             strategy: the cell's; None if it did not run on all ranks.
@@ -159,7 +166,7 @@ class Collectives:
             self.broken.add(strategy)
 
     def heal(self, phases: StartView) -> None:
-        """Wire JAX again, in which some ranks are new: nothing else is of use any more."""
+        """Connect JAX again after ranks were replaced. TensorFlow's collectives are broken too."""
         self._heals += 1
         self.broken.update(self.strategies)
         self.mend(phases, {"pjrt"})
@@ -167,18 +174,18 @@ class Collectives:
     def mend(
         self, phases: StartView, strategies: Collection[StrategyName], places: Places = _nowhere
     ) -> list[str]:
-        """Restore the cancelled collectives of these strategies, in the same processes.
+        """Restore the cancelled collectives of strategies, in the same processes.
 
         Args:
             phases: shows the progress.
-            strategies: those of the cells to come.
-            places: gives the cells that have bound names.
+            strategies: the strategies of the next cells.
+            places: returns the cells that have bound given names.
 
         Returns:
-            What the user has to know of it, in sentences.
+            Messages for the user.
 
         Raises:
-            ClosedError: TensorFlow's cannot be restored; the workers are of no use any more.
+            ClosedError: TensorFlow's collectives cannot be restored. The workers must restart.
         """
         told: list[str] = []
         if "mirrored" in self.broken.intersection(strategies):
@@ -202,7 +209,7 @@ class Collectives:
         return told
 
     def _reopen(self, places: Places) -> list[str]:
-        """Restore TensorFlow's collectives in the same processes, with the same state on all."""
+        """Restore TensorFlow's collectives in the same processes, with equal state on all ranks."""
         engines = self._engines
         asked = engines.apply(setup.survey_mirrored)
         surveys = [survey for survey in asked if survey is not None]

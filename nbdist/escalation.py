@@ -1,4 +1,4 @@
-"""How a cell is ended on ranks that still run it: each means harder than the one before."""
+"""Interruption of a cell on the ranks that still run it, in steps of increasing force."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ _BREAK_S = 1.0
 _COMPUTES_S = 0.5
 _SAME_S = 0.1
 _SAME_AT_MOST_S = 1.0
-"""How long ranks may take to raise what another has raised, as long as they compute: one that was
-interrupted as it traces a function would have made fewer collectives than the others."""
+"""The time that computing ranks have to raise the error of another rank.
+
+A rank that is interrupted while it traces a function has created fewer collectives than the others.
+"""
 
 _AGAIN_S = 4.0
 
 
 class Escalation:
-    """Interrupts first; who does not heed it and waits in a collective is broken out of it.
+    """Interrupts the ranks, then cancels the collectives of ranks that do not respond.
 
     Args:
-        number: the cell's.
-        running: the ranks that run it; whoever hears their end takes them out.
-        engines: to interrupt them.
-        collectives: the cluster's; those that are broken off are noted there.
-        show: takes in what the ranks say, for so many seconds.
+        number: the number of the cell.
+        running: the ranks that run the cell. The caller removes a rank that has ended it.
+        engines: interrupt the ranks.
+        collectives: the cluster's collectives. Cancelled ones are marked as broken.
+        show: processes the records of the ranks for a number of seconds.
 
     Attributes:
         number: as given.
-        running: likewise.
-        interrupted: ranks were interrupted.
-        where: what ranks last said of where they are.
+        running: as given.
+        interrupted: the ranks were interrupted.
+        where: the last reported position of each rank.
     """
 
     def __init__(
@@ -67,22 +69,22 @@ class Escalation:
         self._show = show
 
     def begin(self, send: Send, strategy: StrategyName | None) -> None:
-        """The cell is about to be sent.
+        """Prepare for a cell that is sent next.
 
         Args:
             send: sends orders to ranks.
-            strategy: the one that the cell uses, as a rule.
+            strategy: the strategy of the cell. Its collectives are cancelled first.
         """
         self._send = send
         self._strategies = sorted(self._collectives.strategies, key=lambda name: name != strategy)
 
     def send(self, request: CellRequest, ranks: Iterable[int], grace_s: float) -> None:
-        """Send the cell; when not all ranks can be reached, those that were are stopped again.
+        """Send the cell. If a rank cannot be reached, end the cell on the others.
 
         Args:
             request: the cell.
-            ranks: those that run it.
-            grace_s: how long it may take to stop them.
+            ranks: the ranks that run it.
+            grace_s: the time limit for ending it.
         """
         unsent = sorted(ranks)
         try:
@@ -96,19 +98,19 @@ class Escalation:
             raise
 
     def order(self, order: Order, ranks: Sequence[int]) -> None:
-        """Send it; who cannot be reached is left out, and found to be dead by whoever watches."""
+        """Send an order. Skip ranks that cannot be reached: the watch reports them as dead."""
         for rank in ranks:
             with contextlib.suppress(WorkerError):
                 self._send(order, [rank])
 
     def interrupt(self, seconds: float) -> None:
-        """Wait for the ranks; one that had not begun when it was interrupted is so again."""
+        """Interrupt the ranks, and wait for their ends. Repeat it for ranks that begin late."""
         self.interrupted = True
         deadline = time.monotonic() + seconds
         again = 0.0
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
-                if self._hurries:  # before each: a rank may have begun steps since the last
+                if self._hurries:  # before each interrupt: a rank may have begun steps since
                     self.order(Hurry(number=self.number), sorted(self.running))
                 self._engines.interrupt(sorted(self.running))
                 again = time.monotonic() + _INTERRUPT_AGAIN_S
@@ -116,16 +118,16 @@ class Escalation:
             self.running.difference_update(self._engines.dead())
 
     def wait(self, seconds: float, unless: Callable[[], bool] = bool) -> None:
-        """Let ranks end by themselves, unless this becomes true."""
+        """Wait until the ranks have ended, or until `unless` returns True."""
         deadline = time.monotonic() + seconds
         while self.running and time.monotonic() < deadline and not unless():
             self._show(POLL_S)
             self.running.difference_update(self._engines.dead())
 
     def wait_for_same(self) -> None:
-        """A rank has raised: the others may be about to raise the same.
+        """Wait for ranks that may raise the error that one rank has raised.
 
-        One that does not say where it is may compute, and keep the interpreter to itself.
+        A rank that does not report its position may compute and hold the interpreter's lock.
         """
         self.wait(_SAME_S)
         deadline = time.monotonic() + _SAME_AT_MOST_S
@@ -135,16 +137,16 @@ class Escalation:
             self.running.difference_update(self._engines.dead())
 
     def await_reachable(self) -> None:
-        """A host that cannot be reached is back, or lost, before long."""
+        """Wait until each unreachable host is back or lost."""
         while any(map(self._engines.unreachable, self.running.difference(self._engines.dead()))):
             self._show(POLL_S)
 
     def end(self, bound_s: float, *, at_once: bool = False) -> None:
-        """End the cell; ranks that heed nothing still run it then.
+        """End the cell. Ranks that do not respond still run it afterwards.
 
         Args:
-            bound_s: how long that may take; a third of it, interrupts are tried alone.
-            at_once: collectives cannot end by themselves: they are broken off with the first.
+            bound_s: the time limit. The first third is for interrupts alone.
+            at_once: cancel the collectives after the first interrupt, as they cannot end.
         """
         self.running.difference_update(self._engines.dead())
         if not self.running:
@@ -152,7 +154,7 @@ class Escalation:
         deadline = time.monotonic() + bound_s
         self._hurries = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
-        while self.running and time.monotonic() < deadline:  # one that computes may wait later
+        while self.running and time.monotonic() < deadline:  # a computing rank may wait later
             self.ask()
             for strategy in self._strategies:
                 waiting = self._waiting()
@@ -162,31 +164,31 @@ class Escalation:
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
 
     def ask(self) -> None:
-        """Ranks that have ended say so again; those that have not begun never will."""
+        """Have ranks report their end again, and drop the cell if they have not begun it."""
         there = self.running.difference(self._engines.dead())
         self.order(StillThere(number=self.number), sorted(there))
 
     def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
-        """Whether ranks that heed nothing are to be killed: outside steps they may compile.
+        """Return whether to kill ranks that do not respond. Outside of steps they may compile.
 
         Args:
-            say: tells the user something, in a line.
-            asked: whether the interrupt came again; for a moment, it is waited for.
+            say: shows a line to the user.
+            asked: returns whether the user has interrupted again.
         """
         if not self.running:
             return False
         ranks = labels.ranks(self.running)
-        say(f"rank {ranks} heeds no interrupt: interrupt again to have it killed")
+        say(f"rank {ranks} does not respond to the interrupt: interrupt again to kill it")
         self.wait(_AGAIN_S, asked)
         return bool(self.running) and asked()
 
     def break_off(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
-        """End the collectives of a strategy in which these ranks wait."""
+        """Cancel the collectives of a strategy on ranks that wait in them."""
         self._collectives.broken.add(strategy)
         self.order(BreakOff(number=self.number, strategy=strategy), ranks)
 
     def diagnose(self) -> None:
-        """Learn where the ranks are; one that does not say so within a moment is left out."""
+        """Ask the ranks for their positions. Ranks that do not answer in time are left out."""
         self.where.clear()
         self.order(Diagnose(number=self.number), sorted(self.running))
         deadline = time.monotonic() + _DIAGNOSE_S
@@ -194,7 +196,7 @@ class Escalation:
             self._show(POLL_S)
 
     def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
-        """The ranks whose own code computes: the others may wait for these, and not in vain."""
+        """The ranks whose own code computes. Others may wait for these."""
         self.diagnose()
         before = self.where.copy()
         self._show_on(seconds)
@@ -213,7 +215,7 @@ class Escalation:
             self._show(min(left_s, POLL_S))
 
     def _waiting(self) -> list[int]:
-        """The ranks that wait in a collective, by their own account."""
+        """The ranks that report to wait in a collective."""
         if self.running:
             self.diagnose()
         return [rank for rank in sorted(self.running & self.where.keys()) if self.where[rank].waits]

@@ -1,4 +1,4 @@
-"""Ranks that wait in a collective which a rank that has ended the cell can no longer join."""
+"""Detection of ranks that wait in a collective after another rank has ended the cell."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.25
 _WAIT_S = 1.8
-"""How long all ranks have to do nothing; the cancel takes less than a second more."""
+"""The time that all ranks must be idle before nbdist cancels the collective."""
 
 _STALE_S = 1.0
 _MOST_BUSY = 0.1
-"""Of a core, for the process of a rank that does nothing (measured, 2 cores: 0.003 to 0.007)."""
+"""The share of a core that an idle process may use (measured on 2 cores: 0.003 to 0.007)."""
 
 _NOISE_S = 0.05
 _MAIN_NOISE_S = 0.005
-"""Processor time of a main thread that waits; a wait without end uses none."""
+"""The processor time that a waiting main thread may use. An endless wait uses none."""
 
 
 @dataclass
 class _Idle:
-    """A rank that does nothing, from its first answer to its last.
+    """An idle rank.
 
     Attributes:
-        heard_at: the time of the last one, by this process's clock.
+        first: the first answer since which the rank is idle.
+        last: the last answer.
+        heard_at: the time at which the last answer arrived, by this process's clock.
     """
 
     first: Where
@@ -47,12 +49,13 @@ class _Idle:
 class LoneWaits:
     """Finds collectives that cannot end.
 
-    It asks only once a rank has ended the cell. All other ranks have to wait in a collective and
-    all processes have to be idle: a rank that computes, sleeps or saves is waited for.
+    It asks the ranks after one of them has ended the cell. A collective cannot end if all other
+    ranks wait in a collective and all processes are idle. A rank may also compute, sleep or save:
+    nbdist waits for it.
 
     Args:
-        ending: of the cell; it sends orders.
-        ranks: those of the cell.
+        ending: sends orders to the ranks of the cell.
+        ranks: the ranks of the cell.
     """
 
     def __init__(self, ending: Escalation, ranks: Iterable[int]) -> None:
@@ -62,19 +65,22 @@ class LoneWaits:
         self._asked_at = 0.0
 
     def hear(self, where: Where) -> None:
-        """Take in a rank's answer."""
+        """Store a rank's answer."""
         if not where.clock_s:
-            return  # it was asked for something else
+            return  # the answer to another question
         idle = self._idle.get(where.rank)
         if idle is None or not _goes_on(idle.first, where):
             idle = self._idle[where.rank] = _Idle(where, where, 0.0)
         idle.last, idle.heard_at = where, time.monotonic()
 
     def found(self, ended: Mapping[int, CellEnded]) -> dict[int, Where]:
-        """The ranks that wait in vain, and where; none while there may be another reason.
+        """Return the ranks whose collective cannot end, each with its position.
 
         Args:
-            ended: how each rank has ended that has.
+            ended: the ends of the cell, by rank.
+
+        Returns:
+            Empty if the ranks may wait for another reason.
         """
         running = sorted(self._ending.running)
         if not running or not any(end.status == "ok" for end in ended.values()):
@@ -95,7 +101,7 @@ class LoneWaits:
 
 
 def strategies(where: Mapping[int, Where]) -> dict[StrategyName, list[int]]:
-    """The ranks that wait in each strategy's collectives."""
+    """Group waiting ranks by the strategy of their collective."""
     found: dict[StrategyName, list[int]] = {}
     for rank, one in where.items():
         if one.collective is not None:
@@ -104,7 +110,7 @@ def strategies(where: Mapping[int, Where]) -> dict[StrategyName, list[int]]:
 
 
 def _goes_on(first: Where, where: Where) -> bool:
-    """Whether the rank has done nothing since its first answer."""
+    """Return whether the rank has been idle since its first answer."""
     used_s = where.process_s - first.process_s
     main_s = where.cpu_s - first.cpu_s
     return (

@@ -1,8 +1,8 @@
 """Pairs the variables of TensorFlow across ranks after a cancelled collective.
 
-A rank that waited in a collective may have done part of a step, and a rank may have created
-variables that another has not. Variables are paired by the order in which they were created, by
-name, type and shape.
+A rank that waited in a collective may have executed part of a step. A rank may have created
+variables that another has not. nbdist pairs variables by the order of their creation, by name, type
+and shape.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def agree(surveys: Sequence[Survey]) -> tuple[Agreement, ...]:
-    """Find what each rank does so that all have the same variables.
+    """Return the changes that give all ranks the same variables.
 
-    All take the values of the first rank that was between two steps: a rank that was in a
-    collective may have done part of one.
+    All ranks take the values of the first rank that was between two steps. A rank that was in a
+    collective may have executed part of a step.
 
     Args:
-        surveys: of all ranks.
+        surveys: the surveys of all ranks.
     """
     source = next((rank for rank, survey in enumerate(surveys) if survey.is_between_steps), 0)
     known = surveys[source].variables
@@ -58,7 +58,7 @@ def pair(known: Sequence[SeenVariable], own: Sequence[SeenVariable]) -> Pairs:
     """Pair the variables of two ranks.
 
     Returns:
-        Positions in `own` by positions in `known`; those without a partner are left out.
+        Positions in `own` by positions in `known`, without variables that have no partner.
     """
     kinds, own_kinds = ([(v.kind, v.shape) for v in variables] for variables in (known, own))
     if kinds == own_kinds:
@@ -93,7 +93,7 @@ def _differs(position: int, surveys: Sequence[Survey], pairs: Sequence[Pairs]) -
 
 
 def _half_built(source: int, surveys: Sequence[Survey], pairs: Sequence[Pairs]) -> Iterable[int]:
-    """The `iterations` of optimizers that are not built alike on all ranks."""
+    """The positions of `iterations` of optimizers that are not built on all ranks."""
     built: list[dict[int, int]] = [
         {optimizer.variable: optimizer.built for optimizer in survey.optimizers}
         for survey in surveys

@@ -1,4 +1,4 @@
-"""Ranks of a cell that say nothing, or make no step."""
+"""Detection of ranks that do not respond, and of steps that make no progress."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Standstill:
-    """Ends a cell in which all would wait in vain.
+    """Ends a cell that cannot continue.
 
     Args:
-        vitals: what was heard of the ranks.
-        ending: of the cell.
-        engines: to ask for a rank's process.
-        task: the cell, and who shows what there is to say.
-        settings: the bounds on waiting.
+        vitals: the signs of life of the ranks.
+        ending: ends the cell.
+        engines: return the state of a rank's process.
+        task: the cell and its view.
+        settings: the time limits.
 
     Attributes:
-        has_steps: the cell makes steps.
+        has_steps: the cell runs steps.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Standstill:
         self._grace_s = settings.cell_grace_s
 
     def check(self) -> None:
-        """For a rank that is frozen, or steps that nobody makes, all would wait in vain.
+        """End the cell if a rank is frozen or no rank makes a step.
 
-        One that is silent and not frozen may hold the interpreter's lock: it is waited for.
+        A silent rank that is not frozen may hold the interpreter's lock: nbdist waits for it.
 
         Raises:
-            RanksLostError: the cell was ended for it.
+            RanksLostError: nbdist has ended the cell.
         """
         running = self._ending.running
         silent = self._vitals.silent(running)
@@ -60,8 +60,8 @@ class Standstill:
             self._give_up(f"{self.name(rank)} was stopped by a signal {self.after(rank)}")
         for rank in self._vitals.newly(silent):
             why = self._engines.why_silent(rank)
-            self._say(f"{self.name(rank)} says nothing {self.after(rank)}; {why}")
-            if not self._engines.unreachable(rank):  # the cell may never have reached it
+            self._say(f"{self.name(rank)} does not respond {self.after(rank)}; {why}")
+            if not self._engines.unreachable(rank):  # the cell may not have reached it
                 self._ending.order(StillThere(number=self._ending.number), [rank])
         still_s = self._vitals.still_s()
         if still_s:
@@ -77,11 +77,11 @@ class Standstill:
         raise stuck_error(self._ending.running, reason)
 
     def name(self, rank: int) -> str:
-        """As users see it."""
+        """The label of a rank, as users see it."""
         return f"rank {rank}@{self._host_of[rank]}"
 
     def after(self, rank: int) -> str:
-        """The last step that it began, in words."""
+        """The last step that the rank began, in words."""
         step = self._vitals.step(rank)
         none = "before its first step" if self.has_steps else "in the cell"
         return f"after step {step}" if step else none

@@ -72,7 +72,7 @@ def test_once_it_is_let_alone(
     with pytest.raises(KeyboardInterrupt):
         cluster.run(cell)
     said = capsys.readouterr().err
-    assert "rank 1 heeds no interrupt: interrupt again to have it killed" in said
+    assert "rank 1 does not respond to the interrupt: interrupt again to kill it" in said
     assert "it is killed" not in said
     with pytest.raises(nbdist.WorkerError, match="rank 1 is still in an earlier cell"):
         cluster.run("kept")

@@ -212,7 +212,7 @@ def test_a_draw_on_one_rank_shifts_none_in_the_next_cell(
         capsys.readouterr()
         assert drawn(tensorflow_cluster, ALL_THREE) == numbers
         said = capsys.readouterr()
-        assert "rank 1 had drawn other random numbers than rank 0 (NumPy, random)" in (
+        assert "rank 1 drew other random numbers than rank 0 (NumPy, random)" in (
             said.out + said.err
         )
     tensorflow_cluster.run("tf.random.normal([2])", ranks="1")

@@ -1,7 +1,7 @@
-"""Arrays of JAX that claim to be the same on all ranks, and numbers that stand for their values.
+"""Replicated arrays of JAX, and their digests.
 
-A replicated array of several processes has a copy on each. Nothing compares the copies: values
-drawn from a generator that each rank has seeded by itself make one array of different copies.
+A replicated array over several processes has a copy on each. JAX does not compare the copies: if
+each rank draws values from a generator with another seed, the copies differ.
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ _CLOSED = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, 
 
 
 class ReplicatedArrays:
-    """The arrays of one rank. One that is known by its identity is not read again."""
+    """The replicated arrays of one rank. Each array is read once: arrays do not change."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[jax.Array], int]] = {}
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
-        """The replicated arrays that names of the user's lead to.
-
-        Waits until they are computed.
-        """
+        """Digest the replicated arrays that names lead to, and wait until they are computed."""
         values = ((name, namespace[name]) for name in names if name in namespace)
         found = (self._under(name, value) for name, value in values)
         return tuple(each for each in found if each is not None)
@@ -66,7 +63,7 @@ class ReplicatedArrays:
 
 
 def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
-    """Each once, by its path."""
+    """The replicated arrays under a name, each once, by its path."""
     looks, seen = [*readers(), _own_object], set()
     waiting: list[tuple[str, Any]] = [(name, root)]
     while waiting:
@@ -75,7 +72,7 @@ def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
             continue
         seen.add(id(value))
         if isinstance(value, jax.Array):
-            if _claims(value):
+            if _is_replicated(value):
                 yield path, value
             continue
         inside = next((found for look in looks if (found := look(value)) is not None), None)
@@ -85,14 +82,14 @@ def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
 
 
 def _own_object(value: Any) -> Inside | None:
-    """An object of a class that the notebook has defined."""
+    """The attributes of an object whose class the notebook defines."""
     if type(value).__module__ != _USERS_MODULE or not type(value).__dictoffset__:
         return None
     return Inside([((f".{name}",), part) for name, part in vars(value).items()])
 
 
-def _claims(array: jax.Array) -> bool:
-    """Whether it claims to be the same on all ranks."""
+def _is_replicated(array: jax.Array) -> bool:
+    """Return whether the array is replicated over all processes."""
     if isinstance(array, jax.core.Tracer) or array.is_deleted() or not array.size:
         return False
     if not array.is_fully_replicated or array.is_fully_addressable:
@@ -102,7 +99,7 @@ def _claims(array: jax.Array) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _is_of_all_processes(sharding: jax.sharding.Sharding) -> bool:
-    """Whether no process is left out: of a mesh of other processes, there is nothing to compare."""
+    """Return whether the devices belong to all processes."""
     processes = {device.process_index for device in sharding.device_set}
     every: int = jax.process_count()
     return len(processes) == every
