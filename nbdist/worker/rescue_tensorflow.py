@@ -5,8 +5,8 @@ A rank that waited in the collective may have done part of a step, for example d
 generator, and it may have left an optimizer half built. `survey` describes what all ranks should
 have alike; `adopt` sets it to one rank's values.
 
-Covered are variables that an optimizer updates, its own, seeds, generators, and variables with an
-aggregation. Each rank keeps its own metrics, and statistics that layers take of their samples.
+Covered are Keras's variables, seeds, generators, and variables with an aggregation. Each rank keeps
+its own metrics.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _owned(value: Any) -> Iterable[Any]:
     """
     fields = vars(value)
     if isinstance(value, keras.Variable):
-        return [fields.get("_value")] if fields.get("_trainable") else []
+        return [fields.get("_value")]
     if isinstance(value, BaseOptimizer):
         return [*fields.get("_variables", ()), *fields.get("_trainable_variables", ())]
     if isinstance(value, keras.random.SeedGenerator):
