@@ -351,6 +351,22 @@ keras.config.set_dtype_policy("float32")
         """,
         after=AFTER + 'keras.config.set_dtype_policy("float32")\n',
     ),
+    "noise for weights with as many rows as a replica": _program(
+        """
+        class Noisy(layers.Layer):
+            def build(self, shape):
+                self.kernel = self.add_weight(shape=(8, 3), initializer="ones")
+                self.seeds = keras.random.SeedGenerator(5)
+            def call(self, inputs):
+                noise = tf.random.stateless_normal(self.kernel.shape, [1, 2])
+                rows = keras.random.normal(ops.shape(inputs), seed=self.seeds)
+                return ops.matmul(inputs + rows, self.kernel * (1 + noise))
+        model = keras.Sequential([Noisy(), layers.Dropout(0.3), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16, drop_remainder=True)
+        history = model.fit(data, epochs=2, verbose=0)
+        """
+    ),
     "a session that is cleared": _program(
         """
         keras.backend.clear_session()

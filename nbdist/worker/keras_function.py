@@ -27,6 +27,7 @@ from nbdist.worker.keras_inputs import agreed
 from nbdist.worker.keras_results import Results
 from nbdist.worker.keras_rows import Rows, has_separable_step
 from nbdist.worker.keras_trial import Recorder, unchanged
+from nbdist.worker.sample_random import Draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ class ReplicatedStep:
         self._place = Place.of(self._strategy)
         self._rows = Rows(model, self._trace_trial)
         self._watch = FiniteWatch()
+        self._draws = Draws()
         self._clock = collective_clock.choose(
             self._strategy, COLLECTIVES, jit=bool(model.jit_compile) or model.run_eagerly
         )
@@ -159,7 +161,7 @@ class ReplicatedStep:
 
         with (
             one_device.arithmetic(
-                shares, watch, keras_metrics.look_up(shares, self._look(results))
+                shares, watch, self._draws, keras_metrics.look_up(shares, self._look(results))
             ),
             self._clock.installed(),
             nested_merge.allowed(self._strategy),

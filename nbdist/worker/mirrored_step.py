@@ -25,6 +25,7 @@ from nbdist.worker.mirrored_alike import Alike
 from nbdist.worker.mirrored_check import HIDDEN, MirroredSubject
 from nbdist.worker.mirrored_gather import Gather
 from nbdist.worker.reach import names_in
+from nbdist.worker.sample_random import Draws
 from nbdist.worker.traces import NoTracer
 
 if TYPE_CHECKING:
@@ -86,9 +87,8 @@ class MirroredStep:
             define(stepper.function_source(request, request.program.given)),
             ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
         )
-        jit = request.options.jit or None
-        self._run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
-        self._run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
+        self._draws = Draws()
+        self._run = self._compiled()
         self._gather = Gather(strategy)
         self._clock = collective_clock.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
@@ -151,9 +151,33 @@ class MirroredStep:
         if kind in self._traced:
             return self._traced[kind](values, whole=batch.whole)
         with _told_in_words():
+            self._run.get_concrete_function(values, whole=batch.whole)
+            if self._draws.is_ambiguous:
+                self._learn_draws(values)
             report = self._run(values, whole=batch.whole)
         self._traced[kind] = self._run.get_concrete_function(values, whole=batch.whole)
         return report
+
+    def _compiled(self) -> Any:
+        jit = self._request.options.jit or None
+        run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
+        run._omit_frequent_tracing_warning = True  # the loop says it, with what to type
+        return run
+
+    def _learn_draws(self, values: tuple[Any, ...]) -> None:
+        """Trace the step for one row more, to tell draws for rows from those for weights.
+
+        A step that is made for one number of rows keeps its trace.
+        """
+        self._draws.is_ambiguous = False
+
+        def longer(array: Any) -> tf.TensorSpec:
+            return tf.TensorSpec([array.shape[0] + 1, *array.shape[1:]], array.dtype)
+
+        with contextlib.suppress(ValueError, TypeError, tf.errors.InvalidArgumentError):
+            trace = tf.function(self._all_replicas, autograph=False)
+            trace.get_concrete_function(map_arrays(longer, values), whole=True)
+            self._run = self._compiled()
 
     def read(self, report: Any) -> stepper.Landed:
         """The mean over this rank's own replicas."""
@@ -200,7 +224,7 @@ class MirroredStep:
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Traced once for parts of batches, once for whole ones: shapes may be the same."""
         with (
-            one_device.arithmetic(self._shares(values, whole), self._watch),
+            one_device.arithmetic(self._shares(values, whole), self._watch, self._draws),
             self._watch.installed(),
             self._clock.installed(),
             nested_merge.allowed(self._strategy),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.batch_share import Division, Share
     from nbdist.worker.finite import FiniteWatch
+    from nbdist.worker.sample_random import Draws
 
 _gradient_upstream = tf.GradientTape.gradient
 _reduce_upstream = keras_loss.reduce_values
@@ -49,13 +50,17 @@ _moments_upstream = keras.layers.BatchNormalization._moments
 
 @contextlib.contextmanager
 def arithmetic(
-    shares: Division, watch: FiniteWatch, find: Callable[[keras.Metric, str], Any] | None = None
+    shares: Division,
+    watch: FiniteWatch,
+    draws: Draws,
+    find: Callable[[keras.Metric, str], Any] | None = None,
 ) -> Iterator[None]:
     """Compute as one device would while a step is traced or run.
 
     Args:
         shares: how the rows of the global batch are divided over replicas.
         watch: sees the gradients before and after they are averaged.
+        draws: of random numbers, known from trace to trace.
         find: looks up attributes of metrics; left out, `result()` is that of all replicas.
     """
 
@@ -71,7 +76,7 @@ def arithmetic(
     def unsummed(_optimizer: Any, grads_and_vars: Any) -> Any:
         return grads_and_vars if watch.has_averaged else _averaged(grads_and_vars, shares)
 
-    with sample_random.installed(shares), contextlib.ExitStack() as changes:
+    with sample_random.installed(shares, draws), contextlib.ExitStack() as changes:
         for owner, name, ours in [
             (tf.GradientTape, "gradient", gradient),
             (TFOptimizer, "_all_reduce_sum_gradients", unsummed),

@@ -2,7 +2,9 @@
 
 Replicas run the same program with the same seeds, so each would draw the same numbers for other
 rows. Here a draw whose first dimension is this replica's rows is a slice of the draw for the global
-batch. A draw of another shape, such as noise for weights, stays the same on all replicas.
+batch. A draw of another shape, such as noise for weights, stays the same on all replicas. If the
+rows are a number in the program, weights may have the same one. `Draws` tells them apart: in a
+trace for another number of rows, the first dimension of the weights stays.
 
 Philox, TensorFlow's generator, is counter-based: draw i depends on the key and on `counter + i`
 alone (Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nbdist.worker.batch_share import Count, Division, Share
+
+    Find = Callable[[Any], tuple[Share, Count] | None]
 
 _COUNTED = (
     "stateless_random_uniform_v2",
@@ -48,19 +53,61 @@ _CUT = {
         "truncated_normal",
     ),
 }
+_DRAWING = ("tensorflow.", "keras.src.backend.", "keras.src.random.", __name__)
+"""Modules between the code that draws and the operation."""
+
 _BY_LOGITS = {gen_random_ops: "multinomial", gen_stateless_random_ops: "stateless_multinomial"}
 
 
+class Draws:
+    """The draws of a step, in the order of its trace.
+
+    Attributes:
+        is_ambiguous: code other than a Keras layer has drawn with as many rows as the replica has,
+            and no trace for another number of rows is known.
+    """
+
+    def __init__(self) -> None:
+        self.is_ambiguous = False
+        self._of_rows: list[bool] | None = None
+        self._next = 0
+
+    def begin(self, *, learns: bool) -> None:
+        """Begin a trace; `learns` if every replica has all rows of another number."""
+        self._next = 0
+        if learns:
+            self._of_rows = []
+
+    def learn(self, first: int | None, rows: Count) -> None:
+        """Note the first dimension of a draw in a trace for another number of rows."""
+        if self._of_rows is not None:
+            self._of_rows.append(first is None or (isinstance(rows, int) and first == rows))
+
+    def are_rows(self) -> bool:
+        """Whether the next draw, whose first dimension is the replica's rows, is one for rows."""
+        number, self._next = self._next, self._next + 1
+        if self._of_rows is None:
+            self.is_ambiguous |= not _is_in_layer()
+            return True
+        return number >= len(self._of_rows) or self._of_rows[number]
+
+    def skip(self) -> None:
+        """Pass over a draw of another shape."""
+        self._next += 1
+
+
 @contextlib.contextmanager
-def installed(shares: Division) -> Iterator[None]:
+def installed(shares: Division, draws: Draws) -> Iterator[None]:
     """Draw for the rows of the global batch in replicas.
 
     Args:
         shares: how the batch is divided.
+        draws: of the step; those of a whole batch are noted.
     """
-    if shares.whole or shares.total is None or shares.replicas == 1:
+    if shares.total is None or shares.replicas == 1:
         yield
         return
+    draws.begin(learns=shares.whole)
     ours: list[tuple[Any, str, Callable[..., Any]]] = [
         *((gen_stateless_random_ops_v2, name, _counted) for name in _COUNTED),
         *((owner, name, _cut) for owner, names in _CUT.items() for name in names),
@@ -68,16 +115,17 @@ def installed(shares: Division) -> Iterator[None]:
     ]
     with contextlib.ExitStack() as changes:
         for owner, name, draw in ours:
-            by_rows: Any = functools.partial(draw, shares, getattr(owner, name))
+            find = functools.partial(_rows_in, shares, draws)
+            by_rows: Any = functools.partial(draw, find, getattr(owner, name))
             changes.enter_context(replaced(owner, name, by_rows))
         yield
 
 
 def _counted(
-    shares: Division, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
+    find: Find, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
 ) -> Any:
     """Own rows of a draw, with a counter that starts at the first of them."""
-    rows = _rows_in(shares, shape)
+    rows = find(shape)
     if rows is None:
         return draw(shape, counter=counter, **given)
     share, times = rows
@@ -93,9 +141,9 @@ def _counted(
     return tf.ensure_shape(own, _static(shape))
 
 
-def _cut(shares: Division, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
+def _cut(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
     """Own rows of a draw for the global batch."""
-    rows = _rows_in(shares, shape)
+    rows = find(shape)
     if rows is None:
         return draw(shape, *args, **given)
     share, times = rows
@@ -106,12 +154,10 @@ def _cut(shares: Division, draw: Callable[..., Any], shape: Any, *args: Any, **g
     return tf.ensure_shape(every[first : first + share.rows * times], _static(shape))
 
 
-def _padded(
-    shares: Division, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any
-) -> Any:
+def _padded(find: Find, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any) -> Any:
     """Own rows of samples, of which each row of logits takes its own part of the draws."""
     logits = tf.convert_to_tensor(logits)
-    rows = _rows_in(shares, tf.shape(logits))
+    rows = find(tf.shape(logits))
     if rows is None:
         return draw(logits, *args, **given)
     share, times = rows
@@ -121,7 +167,7 @@ def _padded(
     return every[first : first + own]
 
 
-def _rows_in(shares: Division, shape: Any) -> tuple[Share, Count] | None:
+def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] | None:
     """This replica's share, and how often its rows are in the first dimension; None if not at all.
 
     A first dimension that is a number in the program is that of the batch only if the rows of a
@@ -130,11 +176,28 @@ def _rows_in(shares: Division, shape: Any) -> tuple[Share, Count] | None:
     if tf.distribute.get_replica_context() is None or not _static(shape):
         return None
     share, (first, *_) = shares.here(), _static(shape)
+    if shares.whole:
+        draws.learn(first, share.rows)
+        return None
     if isinstance(share.rows, int):
-        return (share, 1) if first == share.rows else None
+        if first == share.rows:
+            return (share, 1) if draws.are_rows() else None
+        draws.skip()
+        return None
     if first is not None:
         return None
     return share, tf.cast(tf.convert_to_tensor(shape)[0], tf.int32) // share.rows
+
+
+def _is_in_layer() -> bool:
+    """Whether a layer of Keras's own draws: it draws for the rows of its inputs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_DRAWING):
+            return bool(module.startswith("keras.src.layers."))
+        frame = frame.f_back
+    return False
 
 
 def _static(shape: Any) -> list[int | None]:
