@@ -115,6 +115,8 @@ class Shares(msgspec.Struct, frozen=True):
 class CountedShares:
     """Parts of a global batch that the user has distributed: replicas count their rows.
 
+    The rows of the replicas follow one another. Their order in the user's data is unknown.
+
     Args:
         replicas: how many replicas there are.
     """
@@ -126,12 +128,13 @@ class CountedShares:
         self.replicas = replicas
         self._shares: dict[Count, Share] = {}
 
-    def count(self, rows: tf.Tensor) -> None:
-        """Note the rows of the replica in whose context this is called, and add up all of them."""
-        context = tf.distribute.get_replica_context()
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(rows))
-        share = Share(total, rows, 0, self.replicas, whole=False, even=False)
-        self._shares[_replica()] = share
+    def count(self, rows: Count) -> None:
+        """Note the rows of the replica in whose context this is called, after those before it."""
+        replica = _replica()
+        own = tf.one_hot(replica, self.replicas, rows, 0)
+        counts = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        total, offset = tf.reduce_sum(counts), tf.reduce_sum(counts[:replica])
+        self._shares[replica] = Share(total, rows, offset, self.replicas, whole=False, even=False)
 
     def here(self) -> Share:
         return self._shares[_replica()]

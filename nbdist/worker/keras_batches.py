@@ -18,6 +18,8 @@ from nbdist.worker.batch_share import Shares
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from nbdist.worker.batch_share import Count
+
 
 class Batch(msgspec.Struct, frozen=True):
     """A global batch.
@@ -89,16 +91,14 @@ def has_equal_rows(data: Any) -> bool:
     return all(shape.rank and shape[0] == shapes[0][0] for shape in shapes)
 
 
-def rows_in(data: Any) -> tf.Tensor:
-    """Rows of a part of a batch while a step is traced: a scalar, int32."""
+def rows_in(data: Any) -> Count:
+    """Rows of a part of a batch while a step is traced: an int if known, else a scalar int32."""
     first = _first(data)
     if isinstance(first, tf.SparseTensor):
         return tf.cast(first.dense_shape[0], tf.int32)
-    return (
-        tf.cast(first.nrows(), tf.int32)
-        if isinstance(first, tf.RaggedTensor)
-        else (tf.shape(first)[0])
-    )
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
 def has_known_rows(spec: Any) -> bool:

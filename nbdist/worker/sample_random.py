@@ -104,7 +104,7 @@ def installed(shares: Division, draws: Draws) -> Iterator[None]:
         shares: how the batch is divided.
         draws: of the step; those of a whole batch are noted.
     """
-    if shares.total is None or shares.replicas == 1:
+    if shares.replicas == 1:
         yield
         return
     draws.begin(learns=shares.whole)

@@ -315,6 +315,26 @@ def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> No
             np.testing.assert_allclose(ours, reference, rtol=1e-5)
 
 
+def test_rows_that_the_user_has_distributed_have_their_own_random_numbers(
+    cluster: nbdist.Cluster,
+) -> None:
+    """All rows are alike, so that their order is of no account."""
+    fit = """
+keras.utils.set_random_seed(5)
+model = keras.Sequential([
+    keras.Input((64,)), layers.Dropout(0.5), layers.Dense(1, kernel_initializer="ones")])
+model.compile("sgd", "mae")
+data = tf.data.Dataset.from_tensor_slices((np.ones((16, 64), "float32"), np.zeros((16, 1))))
+data = data.batch(16, drop_remainder=DROPS)
+outcome = model.fit(DATA, verbose=0).history["loss"]
+"""
+    for drops in ("True", "False"):
+        code = START + fit.replace("DROPS", drops)
+        distributed = code.replace("DATA", "strategy.experimental_distribute_dataset(data)")
+        ours, one = (outcomes(cluster, c)[0] for c in (distributed, code.replace("DATA", "data")))
+        np.testing.assert_allclose(ours, one, rtol=1e-6)
+
+
 def test_compilation_by_xla_between_cpus_is_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match=r"jit_compile=True: .* leave it out of `compile`"):
         cluster.run(
