@@ -71,7 +71,7 @@ def drifted(request: CellRequest, ended: Mapping[int, CellEnded]) -> CellEnded |
 
 def _differ(of_ranks: Mapping[int, Replicated]) -> bool:
     """Return whether values differ and this cell has changed one; others were reported before."""
-    changed = any(each.parts for each in of_ranks.values())
+    changed = any(each.changed for each in of_ranks.values())
     return changed and len({each.number for each in of_ranks.values()}) > 1
 
 

@@ -638,6 +638,25 @@ WHOLE: dict[str, tuple[str, str]] = {
             after=AFTER + 'outcome["evaluate"] = model.evaluate(x, y, verbose=0)\n',
         ),
     ),
+    "a label that is ignored in rows beyond those of a trial": (
+        "Sequential gives another `gradient 0`",
+        _program(
+            """
+            rows = draw.normal(size=(1024, 3)).astype("float32")
+            classes = draw.integers(0, 4, 1024)
+            classes[np.arange(1024) % 256 >= 200] = 255
+            def ignoring(y, p):
+                y = tf.cast(tf.reshape(y, [-1]), "int32")
+                known = tf.cast(y != 255, "float32")
+                each = keras.losses.sparse_categorical_crossentropy(
+                    tf.where(y == 255, 0, y), p, from_logits=True)
+                return tf.reduce_sum(each * known) / tf.reduce_sum(known)
+            model = keras.Sequential([keras.Input((3,)), layers.Dense(4)])
+            model.compile(keras.optimizers.SGD(0.5), ignoring)
+            history = model.fit(rows, classes, batch_size=256, epochs=2, shuffle=False, verbose=0)
+            """
+        ),
+    ),
     "a mask that begins in a later batch": (
         "first in batch 4",
         _program(

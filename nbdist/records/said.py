@@ -336,12 +336,13 @@ class Replicated(Record, frozen=True):
     Attributes:
         name: in the user's namespace.
         number: the digest of all values.
-        parts: the digest of each value by its path, such as `params['w']`; empty if the cell has
-            changed none of them.
+        changed: the cell has changed one of them.
+        parts: the digest of each value by its path, such as `params['w']`.
     """
 
     name: str
     number: int
+    changed: bool
     parts: dict[str, int] = msgspec.field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ collective.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,34 +16,50 @@ from nbdist.records import Replicated
 from nbdist.worker.digest import of_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
+    from nbdist.records import StrategyName
     from nbdist.worker.state import Worker
 
-    Look = Callable[[], tuple[Replicated, ...]]
-
 Value = TypeVar("Value")
+
+
+class Compared(Protocol):
+    """The values of one rank under one strategy."""
+
+    def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
+        """Digest the values that names lead to."""
+        ...
+
+
 _log = logging.getLogger(__name__)
 
 
-def begin(worker: Worker, namespace: dict[str, Any]) -> Look:
-    """Prepare the comparison of the cell that begins.
+def look(worker: Worker, namespace: dict[str, Any]) -> tuple[Replicated, ...]:
+    """Digest the values of a cell that has ended.
+
+    With `--guard 0` too: a later cell then reports only its own changes.
 
     Args:
         worker: the rank.
         namespace: the user's.
-
-    Returns:
-        A function that digests the cell's values. Call it when the cell has ended.
     """
-    if worker.world_size > 1 and worker.strategy == "pjrt":
-        return lambda: _arrays(worker, namespace)
-    if worker.world_size > 1 and worker.strategy == "mirrored" and worker.guard:
-        from nbdist.worker.mirrored_variables import MirroredVariables
+    if worker.world_size == 1 or worker.strategy is None:
+        return ()
+    if worker.strategy not in worker.compared:
+        worker.compared[worker.strategy] = _compared(worker.strategy)
+    found = worker.compared[worker.strategy].under(worker.names.bound(), namespace)
+    return found if worker.guard else ()
 
-        variables = MirroredVariables(worker.names.bound(), namespace)
-        return lambda: variables.under(worker.names.bound(), namespace)
-    return lambda: ()
+
+def _compared(strategy: StrategyName) -> Compared:
+    if strategy == "pjrt":
+        from nbdist.worker.replicated import ReplicatedArrays
+
+        return ReplicatedArrays()
+    from nbdist.worker.mirrored_variables import MirroredVariables
+
+    return MirroredVariables()
 
 
 def digest_of(name: str, numbers: Mapping[str, int], *, changed: bool) -> Replicated | None:
@@ -60,7 +76,7 @@ def digest_of(name: str, numbers: Mapping[str, int], *, changed: bool) -> Replic
     if not numbers:
         return None
     whole = of_array(np.array(list(numbers.values()), np.int32))
-    return Replicated(name=name, number=whole, parts=dict(numbers) if changed else {})
+    return Replicated(name=name, number=whole, changed=changed, parts=dict(numbers))
 
 
 def found_under(name: str, values: Iterable[tuple[str, Value]]) -> list[tuple[str, Value]]:
@@ -70,13 +86,3 @@ def found_under(name: str, values: Iterable[tuple[str, Value]]) -> list[tuple[st
     except Exception as error:  # noqa: BLE001 - any exception of a user's object
         _log.warning("`%s` is not compared over ranks: %s", name, error)
         return []
-
-
-def _arrays(worker: Worker, namespace: dict[str, Any]) -> tuple[Replicated, ...]:
-    """Digest the arrays with `--guard 0` too: a later cell then reports only its own changes."""
-    from nbdist.worker.replicated import ReplicatedArrays
-
-    if worker.replicated is None:
-        worker.replicated = ReplicatedArrays()
-    found = worker.replicated.under(worker.names.bound(), namespace)
-    return found if worker.guard else ()

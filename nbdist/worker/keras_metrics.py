@@ -87,7 +87,7 @@ def _update(
 
 
 def is_of_keras(what: Any) -> bool:
-    """Whether a class or function is one of Keras's own."""
+    """Return True for a class or function of Keras's own."""
     module = getattr(what, "__module__", "") or ""
     return module.startswith("keras.src.")
 

@@ -19,7 +19,8 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from nbdist.worker import state
 from nbdist.worker.keras_batches import has_equal_rows
 from nbdist.worker.keras_metrics import is_of_keras
-from nbdist.worker.keras_trial import Trials, signature
+from nbdist.worker.keras_trial import Trials
+from nbdist.worker.row_kinds import RowKinds
 
 if TYPE_CHECKING:
     from nbdist.worker.keras_batches import Batch
@@ -50,14 +51,15 @@ class Rows:
         self._trials = Trials(model.distribute_strategy, trace)
         self._predicts = predicts
         self._all_needed = self._tried = False
-        self._seen: set[tuple[bool, ...]] = set()
+        self._kinds = RowKinds()
+        self._order: np.ndarray | None = None
 
     def are_all_needed(self, batch: Batch) -> bool:
         """Whether every replica has to compute all rows of this batch.
 
         A model that is not known is tried with the first batch of each pass. In the first pass
-        through some data also with batches 2, 3, 5, 9, ... and with those that contain zeros,
-        negative numbers or NaN in an array that had none before.
+        through some data also with batches 2, 3, 5, 9, ... and with those that contain rows of a
+        new kind (`worker/row_kinds.py`).
         """
         if not has_equal_rows(batch.data):
             _note(self._model, "is given parts with different numbers of rows in one batch")
@@ -76,15 +78,12 @@ class Rows:
         return self._predicts or has_separable_step(model)
 
     def _is_due(self, batch: Batch) -> bool:
-        if not self._tried or batch.number == 0:
-            self._seen.add(signature(batch.data))
-            return True
-        if not batch.is_new:
+        if self._tried and batch.number and not batch.is_new:
             return False
-        kind = signature(batch.data)
-        is_unseen = kind not in self._seen
-        self._seen.add(kind)
-        return batch.number & (batch.number - 1) == 0 or bool(self._trials.agree(is_unseen))
+        has_new, self._order = self._kinds.look(batch.data)
+        if not self._tried or batch.number & (batch.number - 1) == 0:
+            return True
+        return bool(self._trials.agree(has_new))
 
     def _find(self, batch: Batch) -> bool:
         model = self._model
@@ -99,7 +98,7 @@ class Rows:
         if not self._tried and self._trials.agree(_is_known(model)):
             _note(model, "was found to need all rows when this cell ran before")
             return True
-        found = self._trials.difference(batch)
+        found = self._trials.difference(batch, self._order)
         if found and self._tried:
             _known.add(_key(model))
         if found:

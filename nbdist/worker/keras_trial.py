@@ -51,16 +51,17 @@ class Trials:
         self._trace = trace
         self._traced: dict[tuple[int, str], list[Callable[[Any], Results]]] = {}
 
-    def difference(self, batch: Batch) -> str:
+    def difference(self, batch: Batch, order: np.ndarray | None = None) -> str:
         """Describe what differs by more than rounding.
 
         Args:
             batch: up to `TRIED_ROWS` rows for each replica are used.
+            order: of its rows, on this rank; rank 0's counts. None is that of the batch.
 
         Returns:
             A predicate for the user; empty if all is equal.
         """
-        few = self._few(batch)
+        few = self._few(batch, order)
         functions = self._functions(few)
         if not functions:
             return "does not accept a part of a batch"
@@ -78,12 +79,20 @@ class Trials:
         """The largest of the ranks' numbers."""
         return int(gather_over(self._strategy)(np.array([number], np.int32)).max())
 
-    def _few(self, batch: Batch) -> Batch:
-        """Rows that the replicas do not divide, if there are enough."""
+    def _few(self, batch: Batch, order: np.ndarray | None) -> Batch:
+        """The first rows of the order; if there are enough, the replicas do not divide them."""
         replicas = int(self._strategy.num_replicas_in_sync)
         rows = min(TRIED_ROWS * replicas, batch.total)
         rows -= rows % replicas == 0 and rows > replicas
-        return Batch(rows_of(batch.data, 0, rows), rows, batch.spec)
+        if order is None:
+            return Batch(rows_of(batch.data, 0, rows), rows, batch.spec)
+        chosen = gather_over(self._strategy)(order[:rows].astype(np.int32))[0]
+        data = tree.map_structure(
+            lambda leaf: tf.gather(leaf, chosen) if tf.is_tensor(leaf) else leaf,
+            batch.data,
+            none_is_leaf=True,
+        )
+        return Batch(data, rows, batch.spec)
 
     def _functions(self, few: Batch) -> list[Callable[[Any], Results]]:
         """By parts and as a whole; empty if the step cannot be traced by parts on a rank."""
@@ -96,22 +105,6 @@ class Trials:
                 functions = [self._trace(few, False), every]
             self._traced[key] = [] if self.agree(not functions) else functions
         return self._traced[key]
-
-
-def signature(data: Any) -> tuple[bool, ...]:
-    """Kinds of values in a batch: for each part whether zeros, negative or no numbers are in it.
-
-    Masks depend on such values.
-    """
-    found: list[bool] = []
-    for leaf in tree.flatten(data):
-        for part in tf.nest.flatten(leaf, expand_composites=True):
-            if tf.is_tensor(part) and (part.dtype.is_floating or part.dtype.is_integer):
-                array = part.numpy()
-                found += [not array.all(), bool((array < 0).any()), bool((array != array).any())]
-            elif tf.is_tensor(part) and part.dtype.is_bool:
-                found.append(not part.numpy().all())
-    return tuple(found)
 
 
 class Recorder(FiniteWatch):

@@ -143,20 +143,18 @@ class _Cell:
 
     def _run_compared(self) -> None:
         """Run the cell, and digest for the notebook what ranks should have alike."""
-        look = compared.begin(self._worker, self._shell.user_ns)
         self._run_once()
         self._check_fitted()
-        self._replicated = look()
+        self._replicated = compared.look(self._worker, self._shell.user_ns)
 
     async def run_async(self) -> None:
         with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
-            look = compared.begin(self._worker, self._shell.user_ns)
             program = self._compile()
             await _evaluate(program.body, self._shell.user_ns)
             if program.value is not None:
                 self._show(await _evaluate(program.value, self._shell.user_ns))
             self._shell.events.trigger("post_execute")
-            self._replicated = look()
+            self._replicated = compared.look(self._worker, self._shell.user_ns)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Mirrored variables that a plain cell has changed, and their digests.
+"""Mirrored variables that plain cells have changed, and their digests.
 
 TensorFlow updates each rank's copies by that rank's values, without a comparison. Weights from a
 generator without a seed, or an update on one rank alone, make copies that differ.
@@ -12,6 +12,7 @@ Keras may not be imported here: a later cell decides its backend.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from types import FunctionType
@@ -37,41 +38,42 @@ _USERS_MODULE = "__main__"
 
 
 class MirroredVariables:
-    """The mirrored variables of one cell.
+    """The mirrored variables of one rank, with the digests that it reported last.
 
-    Args:
-        names: of the user's, before the cell runs.
-        namespace: the user's.
+    A cell that fails, or that runs on some ranks, reports nothing. The next cell that reads or
+    binds a variable reports what they have changed.
     """
 
-    def __init__(self, names: Iterable[str], namespace: dict[str, Any]) -> None:
-        self._before: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._now: dict[int, int] = {}
-        for name in names:
-            for _, variable in found_under(name, self._digested(name, namespace)):
-                self._before[id(variable)] = weakref.ref(variable), self._now[id(variable)]
+    def __init__(self) -> None:
+        self._reported: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
-        """Digest the variables that names lead to after the cell."""
-        self._now.clear()
-        found = (self._under(name, namespace) for name in names)
+        """Digest the variables that names lead to after a cell."""
+        now: dict[int, tuple[Any, int]] = {}
+        found = [self._under(name, namespace, now) for name in names]
+        for place, (variable, number) in now.items():
+            forget = functools.partial(self._forget, place)
+            self._reported[place] = weakref.ref(variable, forget), number
         return tuple(each for each in found if each is not None)
 
-    def _under(self, name: str, namespace: dict[str, Any]) -> Replicated | None:
-        variables = found_under(name, self._digested(name, namespace))
-        numbers = {path: self._now[id(variable)] for path, variable in variables}
-        changed = any(self._is_changed(variable) for _, variable in variables)
+    def _under(
+        self, name: str, namespace: dict[str, Any], now: dict[int, tuple[Any, int]]
+    ) -> Replicated | None:
+        numbers, changed = {}, False
+        for path, variable in found_under(name, _variables(name, namespace)):
+            if id(variable) not in now:
+                now[id(variable)] = variable, _digest(variable.values[0])
+            numbers[path] = now[id(variable)][1]
+            changed |= self._is_changed(variable, numbers[path])
         return digest_of(name, numbers, changed=changed)
 
-    def _digested(self, name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        for path, variable in _variables(name, namespace):
-            if id(variable) not in self._now:
-                self._now[id(variable)] = _digest(variable.values[0])
-            yield path, variable
+    def _is_changed(self, variable: Any, number: int) -> bool:
+        known, reported = self._reported.get(id(variable), (None, 0))
+        return known is None or known() is not variable or number != reported
 
-    def _is_changed(self, variable: Any) -> bool:
-        known, number = self._before.get(id(variable), (None, 0))
-        return known is None or known() is not variable or number != self._now[id(variable)]
+    def _forget(self, place: int, reference: weakref.ref[Any]) -> None:
+        if place in self._reported and self._reported[place][0] is reference:
+            del self._reported[place]
 
 
 def read(component: Any) -> Any:

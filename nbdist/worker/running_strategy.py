@@ -10,6 +10,9 @@ TensorFlow has no setting for the class of strategy that a constructor returns.
 A cell runs in the scope of the running strategy. `keras.backend.clear_session` resets the default
 graph, and with it TensorFlow's list of entered scopes: the cell's end raises IndexError. In a scope
 the reset is left out. Graphs that eager code never sees are the only loss.
+
+In that scope TensorFlow cannot take gradients with respect to mirrored variables. Its message names
+an internal property, ours the remedy.
 `tests/worker/test_running_strategy.py` covers each constructor.
 """
 
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from nbdist.errors import StrategyError
+from nbdist.errors import StepError, StrategyError
 from nbdist.worker import state
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ def apply() -> None:
         _answer(kind, _return_running)
     for kind in _REFUSED:
         _answer(kind, _refuse)
+    tf.GradientTape.gradient = _in_replicas(tf.GradientTape.gradient)
     tf.compat.v1.reset_default_graph = _reset_outside_of_scopes(tf.compat.v1.reset_default_graph)
 
 
@@ -72,6 +76,22 @@ def running() -> Any:
     """The mirrored strategy in whose scope a cell runs on all ranks; None without one."""
     strategy = state.cell_strategy()
     return strategy if isinstance(strategy, tf.distribute.Strategy) else None
+
+
+def _in_replicas(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def gradient(*args: Any, **options: Any) -> Any:
+        try:
+            return upstream(*args, **options)
+        except ValueError as error:
+            if "DistributedVariable.handle is not available" not in str(error):
+                raise
+        raise StepError(
+            "a plain cell cannot take gradients of mirrored variables outside of replicas: run the "
+            "body of the loop as a step cell (%%dist_run --data NAME), or with strategy.run(step)"
+        )
+
+    return gradient
 
 
 def _reset_outside_of_scopes(upstream: Callable[[], None]) -> Callable[[], None]:

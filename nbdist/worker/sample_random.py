@@ -84,7 +84,7 @@ class Draws:
             self._of_rows.append(first is None or (isinstance(rows, int) and first == rows))
 
     def are_rows(self) -> bool:
-        """Whether the next draw, whose first dimension is the replica's rows, is one for rows."""
+        """Decide on the next draw, whose first dimension equals the replica's rows."""
         number, self._next = self._next, self._next + 1
         if self._of_rows is None:
             self.is_ambiguous |= not _is_in_layer()
@@ -190,7 +190,7 @@ def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] 
 
 
 def _is_in_layer() -> bool:
-    """Whether a layer of Keras's own draws: it draws for the rows of its inputs."""
+    """Return True if a layer of Keras's own draws: it draws for the rows of its inputs."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         StrategyName,
         WorkerIdentity,
     )
+    from nbdist.worker.compared import Compared
     from nbdist.worker.keras_checkpoint import CellCheckpoints
-    from nbdist.worker.replicated import ReplicatedArrays
     from nbdist.worker.stop import StopPoint
 
 
@@ -79,7 +79,7 @@ class Worker:
         own_data: what Keras is given is this rank's part of the data.
         collective_keys: digests the keys of this rank's next collectives of TensorFlow.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
-        replicated: knows the arrays that other ranks have alike; None before the first look.
+        compared: by strategy, the values that ranks compare at the end of plain cells.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -111,7 +111,7 @@ class Worker:
         self.planning = Planning()
         self.passed_rows = 0
         self.guard = 0
-        self.replicated: ReplicatedArrays | None = None
+        self.compared: dict[StrategyName, Compared] = {}
         self._noted: set[str] = set()
         self.memory = MemoryGauge()
         self.collective_keys: Callable[[], int] = int

@@ -49,7 +49,7 @@ def initialized(upstream: Callable[[Any, Any], None]) -> Callable[[Any, Any], No
 
 
 def is_summed(variable: Any) -> bool:
-    """Whether each replica has a share of the variable."""
+    """Return True if each replica has a share of the variable."""
     return (
         isinstance(variable, tf.distribute.DistributedValues)
         and variable.synchronization == tf.VariableSynchronization.ON_READ

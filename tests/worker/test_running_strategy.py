@@ -90,6 +90,22 @@ def test_a_cell_on_some_ranks_constructs_its_own(cluster: nbdist.Cluster) -> Non
             cluster.run(f"tf.distribute.{made}", ranks="0")
 
 
+@pytest.mark.parametrize("decorator", ["", "@tf.function"])
+def test_gradients_outside_of_replicas_are_refused(cluster: nbdist.Cluster, decorator: str) -> None:
+    cell = f"""
+import tensorflow as tf
+weights = tf.Variable([1.0, 2.0])
+{decorator}
+def gradient():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights**2)
+    return tape.gradient(loss, weights)
+gradient()
+"""
+    with pytest.raises(nbdist.CellError, match=r"run the body of the loop as a step cell"):
+        cluster.run(cell)
+
+
 def test_another_tensorflow_is_left_alone(cluster: nbdist.Cluster) -> None:
     cell = """
 import tensorflow as tf
