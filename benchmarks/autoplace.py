@@ -43,7 +43,7 @@ def _cases() -> Iterator[Case]:
 def _case(name: str, function: Callable[..., Any], *args: Any) -> Case:
     import jax
 
-    from nbdist.placing.autoplace import autoplace
+    from nbdist.parallel.autoplace.decorator import autoplace
 
     ours, bare = autoplace(function), jax.jit(function)
     ours(*args)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.case import Case
 from benchmarks.compiled_models import MODELS, traced
-from nbdist.plan.compilers import PACKAGES
+from nbdist.planner.hardware.compiler_targets import PACKAGES
 from nbdist.records import Planning
-from nbdist.worker.planning import named_target, plan_of
+from nbdist.worker.planning.plan_step import named_target, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.plan.model import Role
+    from nbdist.planner.graph.model import Role
 
 
 def traced(name: str) -> tuple[Any, list[tuple[str, Role]]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
-    from nbdist.result import Run
+    from nbdist.execution.result import Run
 
 HOSTS, RUNS = 4, 3
 TARGET_S = {("mirrored", 1): 2.5, ("mirrored", 0): 6.0, ("pjrt", 1): 1.0, ("pjrt", 0): 4.0}
@@ -37,11 +37,11 @@ EVERY = 50
 
 DEATH = """
 import os, pathlib, signal, threading, time
-from nbdist.worker import state
+from nbdist.worker.runtime import context
 def die(step):
-    while state.current().step < step:
+    while context.current().step < step:
         time.sleep(0.001)
-    pathlib.Path({note!r}).write_text(str(state.current().seconds()))
+    pathlib.Path({note!r}).write_text(str(context.current().seconds()))
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == world_size - 1:
     threading.Thread(target=die, args=(60,), daemon=True).start()

@@ -27,7 +27,7 @@ from benchmarks.step import LONG, SHORT
 from benchmarks.turns import in_turns, take_turns
 from nbdist.records import StepOptions
 from nbdist.settings import Settings
-from nbdist.telemetry.kept import kept
+from nbdist.telemetry.run_reader import kept
 from tests.server.jupyter import JupyterServer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TARGET = 1 / 0.99
 STAMPED = """
 import time
-from nbdist.worker import state
+from nbdist.worker.runtime import context as state
 ends, _probe = [], state.current()._probe
 _report = _probe.report
 def stamped(cell, columns, row):
@@ -51,11 +51,11 @@ _probe.report = stamped
 """Notes when each step ended, on either side; the clock is the same in all processes."""
 
 OFF = """
-from nbdist.worker import steps, tracing
-tracing.Samples.is_due = lambda self, step: False
+from nbdist.worker.training import loop as training_loop, trace_schedule
+trace_schedule.Samples.is_due = lambda self, step: False
 if "mirrored" in state.current().strategies:
-    from nbdist.worker import collective_clock
-    collective_clock.choose = lambda *_: collective_clock.NoClock()
+    from nbdist.worker.tensorflow import collective_timing
+    collective_timing.choose = lambda *_: collective_timing.NoClock()
 """
 _WATCHED_S = 0.2
 

@@ -16,7 +16,7 @@ from IPython.lib.pretty import pretty
 
 from benchmarks import ours
 from benchmarks.case import Case, compare
-from nbdist.views.placement import PlacementPicture
+from nbdist.views.placement.picture import PlacementPicture
 from tests.placements import layers
 
 if TYPE_CHECKING:

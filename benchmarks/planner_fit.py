@@ -1,4 +1,4 @@
-"""How the constants of `nbdist.plan.calibration` are found from published measurements."""
+"""Fit of the constants of `nbdist.planner.hardware.efficiency` to published measurements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 
 from benchmarks.planner_rows import SELENE, forget, table
-from nbdist.plan.collectives import all_reduce_s
+from nbdist.planner.cost.collectives import all_reduce_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.plan.calibration import Calibration
+    from nbdist.planner.hardware.efficiency import Calibration
 
 Ranges = dict[str, tuple[float, float]]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from nbdist.plan.collectives import all_reduce_s
-from nbdist.plan.roofline import issued_s, matmul_s, memory_s
+from nbdist.planner.cost.collectives import all_reduce_s
+from nbdist.planner.cost.roofline import issued_s, matmul_s, memory_s
 
 if TYPE_CHECKING:
-    from nbdist.plan.calibration import Calibration
+    from nbdist.planner.hardware.efficiency import Calibration
     from nbdist.records.topology import Extent, Topology
 
 LOSS_BYTES = 52

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.planner_rows import table
-from nbdist.plan.collectives import all_gather_s, reduce_scatter_s, send_s
-from nbdist.plan.pipeline import step_s
-from nbdist.plan.roofline import fused_attention_s, issued_s, matmul_s, memory_s
+from nbdist.planner.cost.collectives import all_gather_s, reduce_scatter_s, send_s
+from nbdist.planner.cost.roofline import fused_attention_s, issued_s, matmul_s, memory_s
+from nbdist.planner.graph.pipeline_schedule import step_s
 from nbdist.records.topology import Chip, Level, Topology
 
 if TYPE_CHECKING:
-    from nbdist.plan.calibration import Calibration
+    from nbdist.planner.hardware.efficiency import Calibration
 
 B200 = Chip(
     name="B200",

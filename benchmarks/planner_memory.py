@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.planner_rows import table
-from nbdist.plan.pipeline import in_flight
+from nbdist.planner.graph.pipeline_schedule import in_flight
 
 _KEPT_BYTES = 6
 """For each weight: itself (2) and its gradient (4)."""

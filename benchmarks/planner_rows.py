@@ -16,13 +16,13 @@ from benchmarks.planner_gpt import (
     layer_backward,
     layer_forward,
 )
-from nbdist.plan.collectives import all_gather_s, all_reduce_s, send_s
-from nbdist.plan.pipeline import Schedule, step_s
-from nbdist.plan.roofline import memory_s
+from nbdist.planner.cost.collectives import all_gather_s, all_reduce_s, send_s
+from nbdist.planner.cost.roofline import memory_s
+from nbdist.planner.graph.pipeline_schedule import Schedule, step_s
 from nbdist.records.topology import Chip, Level, Topology
 
 if TYPE_CHECKING:
-    from nbdist.plan.calibration import Calibration
+    from nbdist.planner.hardware.efficiency import Calibration
     from nbdist.records.topology import Extent
 
 REFERENCE = Path(__file__).parent / "reference"

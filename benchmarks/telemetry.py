@@ -24,11 +24,11 @@ import ipyparallel
 import msgspec
 
 from benchmarks.case import Case
-from nbdist import live
+from nbdist.execution import live_run
 from nbdist.records import CellRequest, Columns, Rows, WorkerState
 from nbdist.settings import Settings
-from nbdist.telemetry.kept import find
-from nbdist.telemetry.stream import Receiver
+from nbdist.telemetry.receiver import Receiver
+from nbdist.telemetry.run_reader import find
 from tests.browser.lab import browser
 from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
@@ -47,9 +47,9 @@ _SENDERS = """
 import sys, threading, time
 import msgspec
 from nbdist.records import Columns, SocketAddress
-from nbdist.worker.memory import MemoryGauge
-from nbdist.worker.probe import Probe
-from nbdist.worker.sheets import Sheets
+from nbdist.worker.runtime.memory import MemoryGauge
+from nbdist.worker.runtime.reporter import Probe
+from nbdist.worker.runtime.row_buffer import Sheets
 address = msgspec.json.decode(sys.argv[1], type=SocketAddress)
 columns = msgspec.json.decode(sys.argv[2], type=Columns)
 workers, rate, seconds = map(int, sys.argv[3:])
@@ -134,7 +134,7 @@ def _ours() -> dict[str, float]:
             for rank in range(WORKERS)
         ]
         settings = Settings(runs_folder=str(server.runs))
-        run = live.begin(request, "%%dist_run", [""], workers, settings)
+        run = live_run.begin(request, "%%dist_run", [""], workers, settings)
         receiver = undo.enter_context(Receiver(_only_rows(run.hear)))
         page = window.new_page()
         page.goto(f"http://{server.at}/{BASE}/api/status?token={TOKEN}")
@@ -158,7 +158,7 @@ def _only_rows(hear: Callable[[Speech], None]) -> Callable[[Speech], None]:
     return heard
 
 
-def _send(receiver: Receiver, run: live.LiveRun) -> float:
+def _send(receiver: Receiver, run: live_run.LiveRun) -> float:
     """Have another process report, and keep what comes, as a cell that runs does.
 
     Returns:
@@ -178,7 +178,7 @@ def _send(receiver: Receiver, run: live.LiveRun) -> float:
     return tick_s + _tick_s(run)
 
 
-def _tick_s(run: live.LiveRun) -> float:
+def _tick_s(run: live_run.LiveRun) -> float:
     """Processor time that one tick takes."""
     began = time.thread_time()
     run.tick()

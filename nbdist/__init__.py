@@ -25,20 +25,20 @@ from nbdist.errors import (
 )
 
 if TYPE_CHECKING:
-    from nbdist.kept import runs
-    from nbdist.magics import load_ipython_extension, unload_ipython_extension
-    from nbdist.placing.autoplace import autoplace
-    from nbdist.placing.devices import devices
-    from nbdist.placing.meshes import meshes
-    from nbdist.placing.pipelined import pipelined
-    from nbdist.placing.place import place
-    from nbdist.placing.stages import stages
-    from nbdist.placing.where import where
+    from nbdist.execution.result import Run
+    from nbdist.execution.saved_runs import runs
+    from nbdist.magics.dist import load_ipython_extension, unload_ipython_extension
+    from nbdist.parallel.autoplace.decorator import autoplace
+    from nbdist.parallel.pipeline.stacked_layers import pipelined
+    from nbdist.parallel.pipeline.stages import stages
+    from nbdist.parallel.placement.devices import devices
+    from nbdist.parallel.placement.meshes import meshes
+    from nbdist.parallel.placement.place import place
+    from nbdist.parallel.placement.where import where
     from nbdist.records import Batch, Host
-    from nbdist.result import Run
-    from nbdist.session import Cluster
-    from nbdist.takeover import attach
-    from nbdist.worker.pjrt_strategy import PjRTStrategy
+    from nbdist.session.cluster import Cluster
+    from nbdist.session.discovery import attach
+    from nbdist.worker.jax.strategy import PjRTStrategy
 
 __version__ = "0.1.0"
 
@@ -75,21 +75,21 @@ __all__ = [
 _HOME = {
     "PjRTStrategy": "nbdist.strategies",
     "Batch": "nbdist.records",
-    "Cluster": "nbdist.session",
+    "Cluster": "nbdist.session.cluster",
     "Host": "nbdist.records",
-    "Run": "nbdist.result",
-    "attach": "nbdist.takeover",
-    "autoplace": "nbdist.placing.autoplace",
-    "devices": "nbdist.placing.devices",
-    "meshes": "nbdist.placing.meshes",
-    "pipelined": "nbdist.placing.pipelined",
-    "place": "nbdist.placing.place",
-    "stages": "nbdist.placing.stages",
-    "where": "nbdist.placing.where",
-    "runs": "nbdist.kept",
+    "Run": "nbdist.execution.result",
+    "attach": "nbdist.session.discovery",
+    "autoplace": "nbdist.parallel.autoplace.decorator",
+    "devices": "nbdist.parallel.placement.devices",
+    "meshes": "nbdist.parallel.placement.meshes",
+    "pipelined": "nbdist.parallel.pipeline.stacked_layers",
+    "place": "nbdist.parallel.placement.place",
+    "stages": "nbdist.parallel.pipeline.stages",
+    "where": "nbdist.parallel.placement.where",
+    "runs": "nbdist.execution.saved_runs",
     "_jupyter_server_extension_points": "nbdist.server",
-    "load_ipython_extension": "nbdist.magics",
-    "unload_ipython_extension": "nbdist.magics",
+    "load_ipython_extension": "nbdist.magics.dist",
+    "unload_ipython_extension": "nbdist.magics.dist",
 }
 
 
@@ -97,7 +97,7 @@ def __getattr__(name: str) -> Any:
     """Load what needs ipyparallel or JAX when it is first used, not on import (PEP 562)."""
     if name in _HOME:
         home = _HOME[name]
-        if home.startswith("nbdist.placing") and importlib.util.find_spec("jax") is None:
+        if home.startswith("nbdist.parallel") and importlib.util.find_spec("jax") is None:
             raise UsageError(f'nbdist.{name} needs JAX: type %pip install "nbdist[jax]"')
         return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'nbdist' has no attribute {name!r}")

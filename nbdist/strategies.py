@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
         return _ForWorkers
     if importlib.util.find_spec("jax") is None:
         raise StrategyError('PjRTStrategy needs JAX: type %pip install "nbdist[jax]"')
-    return importlib.import_module("nbdist.worker.pjrt_strategy").PjRTStrategy
+    return importlib.import_module("nbdist.worker.jax.strategy").PjRTStrategy

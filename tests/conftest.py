@@ -17,7 +17,7 @@ import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbdist import takeover
+from nbdist.session import discovery
 from tests import clusters, training
 from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
@@ -38,7 +38,7 @@ QUICK = {
 
 The first leaves out LLVM's expensive passes, which XLA's fusion emitters run all the same; the
 second has it do without them. JAX reads the first as it is imported, which tests do at once.
-`tests/test_step_options.py` sets both back, and has all that XLA does for a user.
+`tests/end_to_end/test_step_options.py` sets both back, and has all that XLA does for a user.
 """
 
 
@@ -73,7 +73,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path / "runs"))
     yield
-    takeover.stop_all()
+    discovery.stop_all()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nbdist.cluster.launch import repeat_until
 from nbdist.records import Saving, StepOptions
-from nbdist.telemetry.kept import kept
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import nbdist
-from nbdist.cluster.launch import repeat_until
-from nbdist.held import interrupt_held
 from nbdist.records import StepOptions
-from nbdist.telemetry.kept import kept
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.polling import repeat_until
+from nbdist.utils.signals import interrupt_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from nbdist.plan.compilers import PACKAGES
+from nbdist.planner.hardware.compiler_targets import PACKAGES
 
 
 def there(platform: str) -> pytest.MarkDecorator:

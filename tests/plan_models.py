@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nbdist.plan.cost import Target
-from nbdist.plan.defaults import calibration_of
-from nbdist.plan.topology import parse
-from nbdist.plan.topology_live import live
+from nbdist.jaxpr.planner_model import model_of
+from nbdist.planner.cost.time import Target
+from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.topology import parse
+from nbdist.planner.hardware.topology_live import live
 from nbdist.records import LocalDevices
-from nbdist.worker.jaxpr_model import model_of
 from tests.plan_programs import BATCH, PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.plan.model import Model, Role, Tensor
+    from nbdist.planner.graph.model import Model, Role, Tensor
 
 
 def traced(step: Callable[..., Any], carried: Any = (), read: Any = (), batch: Any = ()) -> Model:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from nbdist.plan.cost import Target
-from nbdist.plan.defaults import calibration_of
-from nbdist.plan.search import plan
-from nbdist.plan.topology import parse
+from nbdist.jaxpr.planner_model import model_of
+from nbdist.planner.cost.time import Target
+from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.topology import parse
+from nbdist.planner.search.search import plan
 from nbdist.records import Plan, PlannedMemory, PlannedTensor, PlannedTime, Planning
-from nbdist.worker.jaxpr_model import model_of
 
 if TYPE_CHECKING:
-    from nbdist.plan.model import Model
+    from nbdist.planner.graph.model import Model
     from nbdist.records import Schedule
 
 LAYERS, WIDE, ROWS = 6, 256, 64

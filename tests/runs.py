@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.records import Columns, Heal, Metrics, Rows, RunState, RunWorker
-from nbdist.telemetry.kept import find, kept
-from nbdist.telemetry.processes import this_process
-from nbdist.telemetry.rundir import RunDirectory, new_id
+from nbdist.telemetry.run_reader import find, kept
+from nbdist.telemetry.run_writer import RunDirectory, new_id
+from nbdist.utils.processes import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     import nbdist
-    from nbdist.telemetry.kept import KeptRun
+    from nbdist.telemetry.run_reader import KeptRun
 
 LOSS = Columns(own=("loss",))
 

@@ -59,7 +59,7 @@ def cancelling() -> list[psutil.Process]:
 
 def cancels(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
-        return "nbdist.cluster.cancel" in " ".join(process.cmdline())
+        return "nbdist.cluster.schedulers.cancel" in " ".join(process.cmdline())
     return False
 
 

@@ -83,7 +83,7 @@ MAY_IMPORT = {
 
 
 def part_of(module: str) -> str:
-    """`cells` for nbdist.cells.grammar; `__init__` for nbdist itself."""
+    """`cells` for nbdist.cells.parse; `__init__` for nbdist itself."""
     words = module.split(".")
     return words[1] if len(words) > 1 else "__init__"
 

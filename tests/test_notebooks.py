@@ -74,7 +74,7 @@ def test_the_mirrored_notebook(tmp_path: Path) -> None:
     assert max(map(float, by_name)) < 0.2
 
 
-@pytest.mark.full  # its cells do what `test_step_jax.py` and `worker/test_keras_jax.py` test
+@pytest.mark.full  # its cells do what `test_step_jax.py` and `worker/jax/keras/test_fit.py` test
 def test_the_pjrt_notebook(tmp_path: Path) -> None:
     """Keras, Flax and bare pytrees over one mesh."""
     text = "\n".join(executed("02_pjrt.ipynb", tmp_path))
@@ -92,7 +92,7 @@ def test_saved_notebooks_hold_no_outputs() -> None:
         assert not any(cell.get("outputs") for cell in cells), f"{path.name} has outputs"
 
 
-@pytest.mark.full  # its cells do what `test_healing.py` tests
+@pytest.mark.full  # its cells do what `test_recovery.py` tests
 def test_the_notebook_of_healing(tmp_path: Path) -> None:
     """A worker of it dies, and it comes to the same bits; it goes on later."""
     outputs = executed("03_healing.ipynb", tmp_path)
@@ -105,7 +105,7 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
     assert "goes on after step 228" in text
 
 
-@pytest.mark.full  # its cells do what `test_plans.py` and `test_planned.py` test
+@pytest.mark.full  # its cells do what `test_plan.py` and `test_planned.py` test
 def test_the_notebook_of_plans(tmp_path: Path) -> None:
     """175 billion parameters are planned, a large table is cut, bytes are predicted exactly."""
     text = "\n".join(executed("04_plan.ipynb", tmp_path))
@@ -120,7 +120,7 @@ def test_the_notebook_of_plans(tmp_path: Path) -> None:
     assert text.count("laid out as data 4 x tensor 2, ZeRO-3") == 2  # the step, and the fit
 
 
-@pytest.mark.full  # its cells do what `placing` and `test_dist_trace.py` test
+@pytest.mark.full  # its cells do what `placing` and `test_trace.py` test
 def test_the_notebook_of_placement(tmp_path: Path) -> None:
     """Devices are measured, data is where it was put, and a cell's time is at its lines."""
     text = "\n".join(executed("05_placement.ipynb", tmp_path))

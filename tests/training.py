@@ -16,7 +16,7 @@ from nbdist.records import StepOptions
 
 if TYPE_CHECKING:
     import nbdist
-    from nbdist.result import Run
+    from nbdist.execution.result import Run
 
 SAMPLES, BATCH, EPOCHS = 94, 12, 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
@@ -53,7 +53,7 @@ batches = Batches()
 """
 _KERAS = """
 import keras
-from nbdist.worker import state
+from nbdist.worker.runtime import context as state
 keras.utils.set_random_seed(7)
 with strategy.scope():
     model = keras.Sequential([

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reliability.md"
 REPORT = ROOT / "build" / "faults.xml"
-FAULTS = ("healing", "saved_fits", "shrink", "checkpoint_faults", "owner_faults")
-FAULTS += ("broken_heals", "chaos")
-TESTS = tuple(f"tests/test_{name}.py" for name in FAULTS)
+FAULTS = ("recovery", "saved_fits", "shrink", "checkpoint_faults", "owner_faults")
+FAULTS += ("interrupted_recovery", "random_faults")
+TESTS = tuple(f"tests/end_to_end/test_{name}.py" for name in FAULTS)
 TITLE = "## The fault matrix"
 
 

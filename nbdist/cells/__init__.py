@@ -1,1 +1,4 @@
-"""What a cell is: from the text that was typed to a request that a rank can run."""
+"""Cell text on its way to a request that a rank can run.
+
+Options, names, step programs, dependencies.
+"""

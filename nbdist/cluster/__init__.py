@@ -1,1 +1,4 @@
-"""The engines: started, wired, watched, ended."""
+"""Engines, controller, collectives, heartbeats.
+
+How the workers of a cluster start, connect and end.
+"""

@@ -10,9 +10,9 @@ import ipyparallel
 import psutil
 from traitlets.config import Config
 
-from nbdist.cluster.alive import await_ends, is_alive
-from nbdist.cluster.launch import SeedEngineSetLauncher
+from nbdist.cluster.launcher import SeedEngineSetLauncher
 from nbdist.errors import StartError
+from nbdist.utils.liveness import await_ends, is_alive
 
 if TYPE_CHECKING:
     from pathlib import Path

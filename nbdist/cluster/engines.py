@@ -12,17 +12,12 @@ import ipyparallel
 
 from nbdist.cluster import environment
 from nbdist.cluster.controller import Controller
-from nbdist.cluster.coordinators import Coordinators
-from nbdist.cluster.launch import (
-    SeedEngineSetLauncher,
-    engine_name,
-    is_engine,
-    repeat_until,
-    spare_name,
-)
-from nbdist.cluster.places import Places
+from nbdist.cluster.jax_coordinators import Coordinators
+from nbdist.cluster.launcher import SeedEngineSetLauncher, engine_name, is_engine, spare_name
+from nbdist.cluster.rank_places import Places
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import RANK_VARIABLE, EngineBooks
+from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,7 +30,7 @@ ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
     "--IPEngine.max_heartbeat_misses=50",  # each of 0.1 + 0.5 s
-    "--IPEngine.out_stream_factory=nbdist.worker.output.EngineStream",
+    "--IPEngine.out_stream_factory=nbdist.worker.runtime.output.EngineStream",
     "--log-level=WARN",
 )
 _NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.cluster import hosts
+from nbdist.cluster import resources
 from nbdist.records import RANK_VARIABLE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def shared(request: ClusterRequest) -> dict[str, str]:
         # Engines and frameworks may share a GPU: none takes all of its memory at once.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    if len(request.frameworks) < len(hosts.FRAMEWORKS):  # else the first cell decides
+    if len(request.frameworks) < len(resources.FRAMEWORKS):  # else the first cell decides
         values["KERAS_BACKEND"] = next(iter(request.frameworks), "jax")
     if request.cpus_per_worker:
         values |= dict.fromkeys(_THREADS, str(request.cpus_per_worker))
@@ -59,7 +59,7 @@ def of_places(
         there, env = gpus(key), request.hosts[places[0]].env
         each = request.hosts[places[0]].devices or request.devices_per_host
         if there and _VISIBLE not in request.env | env:
-            shares = hosts.divide_gpus(there, len(places), each)
+            shares = resources.divide_gpus(there, len(places), each)
             for place, share in zip(places, shares, strict=True):
                 own[place][_VISIBLE] = ",".join(share)
     return own

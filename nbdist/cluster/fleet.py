@@ -10,33 +10,33 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 from nbdist.cluster import environment
-from nbdist.cluster.away import LOST_S, AwaySeed, ports_of
-from nbdist.cluster.called import Exchange
-from nbdist.cluster.children import HOME, Children
-from nbdist.cluster.launch import repeat_until
-from nbdist.cluster.seat import KERNEL
-from nbdist.cluster.seed import IF_THERE
-from nbdist.cluster.seeds import SeedProcess
-from nbdist.cluster.ssh import Connection
+from nbdist.cluster.child_registry import HOME, Children
+from nbdist.cluster.forkserver.client import SeedProcess
+from nbdist.cluster.forkserver.control_socket import KERNEL
+from nbdist.cluster.forkserver.server import IF_THERE
+from nbdist.cluster.schedulers.reverse_connection import Exchange
+from nbdist.cluster.ssh.connection import Connection
+from nbdist.cluster.ssh.remote_forkserver import LOST_S, AwaySeed, ports_of
 from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
 from nbdist.records import SocketAddress, Sowing
+from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.cluster.called import Called
+    from nbdist.cluster.schedulers.reverse_connection import Called
     from nbdist.records import ClusterRequest, Door, Framework, Host, Sown
     from nbdist.settings import Settings
 
-PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.setup")
+PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.remote.setup")
 LOOPBACK = "127.0.0.1"
 
-_ALONE, _MIRRORED = "nbdist.worker.tensorflow_alone", "nbdist.worker.mirrored"
-_KERAS_NEEDS = "nbdist.worker.keras_needs"
+_ALONE, _MIRRORED = "nbdist.worker.tensorflow.without_keras", "nbdist.worker.tensorflow.strategy"
+_KERAS_NEEDS = "nbdist.worker.keras.dependencies"
 _STEPS: dict[Framework, tuple[str, ...]] = {
-    "tensorflow": (_MIRRORED, "nbdist.worker.mirrored_step"),
-    "jax": ("nbdist.worker.pjrt", "nbdist.worker.pjrt_step"),
+    "tensorflow": (_MIRRORED, "nbdist.worker.tensorflow.step"),
+    "jax": ("nbdist.worker.jax.backend", "nbdist.worker.jax.step.step"),
 }
 _KERAS = (f"keras{IF_THERE}",)
 """Engines with TensorFlow alone use it in any case; those with JAX alone, once a cell does

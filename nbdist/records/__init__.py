@@ -4,6 +4,7 @@ Records that travel over ZeroMQ are tagged msgspec structs: encoded as MessagePa
 decoded. Ranks count from 0; times are seconds, sizes bytes, in the names.
 """
 
+from nbdist.records.any_event import Speech
 from nbdist.records.base import (
     BATCH_NAME,
     MASK_NAME,
@@ -22,7 +23,6 @@ from nbdist.records.base import (
     StreamName,
     is_seed,
 )
-from nbdist.records.batch import Batch, Caller, Calling, JobState
 from nbdist.records.cluster import (
     ClusterRequest,
     Device,
@@ -39,37 +39,7 @@ from nbdist.records.cluster import (
     WorkerIdentity,
     WorkerState,
 )
-from nbdist.records.estate import CellUnderWay, CollectiveBooks, CollectiveState, Estate, Loss
-from nbdist.records.kept import (
-    BAD_MESSAGE,
-    CLUSTER_ID,
-    NO_SUCH_RUN,
-    RUN_ID,
-    RUN_IS_GONE,
-    RUN_MIME,
-    AnyServerMessage,
-    CaughtUp,
-    ClusterState,
-    Finding,
-    FindingTopic,
-    Heal,
-    PlanCheck,
-    RankStatus,
-    RunOutput,
-    RunState,
-    RunStatus,
-    RunWorker,
-    ServerMessage,
-    ShownPlacement,
-    StateMessage,
-    StepFigures,
-    StopRun,
-    Table,
-    TableMessage,
-    TextMessage,
-    Writer,
-)
-from nbdist.records.orders import (
+from nbdist.records.commands import (
     GUARD_STEPS,
     SOON,
     WATCHDOG,
@@ -85,6 +55,35 @@ from nbdist.records.orders import (
     StillThere,
     StopAfter,
 )
+from nbdist.records.events import (
+    MEASURES,
+    PLACE,
+    Beat,
+    CellEnded,
+    Checked,
+    Columns,
+    Compiled,
+    Difference,
+    Display,
+    Failure,
+    FitBegun,
+    Metrics,
+    Note,
+    Opened,
+    Operation,
+    Output,
+    Planned,
+    Preempted,
+    Profiled,
+    Rate,
+    Replicated,
+    Rows,
+    Said,
+    StepBegun,
+    Stopping,
+    Where,
+)
+from nbdist.records.handover import CellUnderWay, CollectiveBooks, CollectiveState, Estate, Loss
 from nbdist.records.placement import (
     HOST_MEMORY,
     OWN_RANK,
@@ -118,35 +117,45 @@ from nbdist.records.plan import (
     title_of,
 )
 from nbdist.records.preflight import Examination, Gpu, HostFacts, Reach, Trouble
-from nbdist.records.said import (
-    MEASURES,
-    PLACE,
-    Beat,
-    CellEnded,
-    Checked,
-    Columns,
-    Compiled,
-    Difference,
-    Display,
-    Failure,
-    FitBegun,
-    Metrics,
-    Note,
-    Opened,
-    Operation,
-    Output,
-    Planned,
-    Preempted,
-    Profiled,
-    Rate,
-    Replicated,
-    Rows,
-    Said,
-    StepBegun,
-    Stopping,
-    Where,
+from nbdist.records.profile import (
+    HOST_COPIES,
+    DeviceTime,
+    LineTime,
+    OperationTime,
+    SpentKind,
+    Trace,
+    TracedRank,
 )
-from nbdist.records.speech import Speech
+from nbdist.records.runs import (
+    BAD_MESSAGE,
+    CLUSTER_ID,
+    NO_SUCH_RUN,
+    RUN_ID,
+    RUN_IS_GONE,
+    RUN_MIME,
+    AnyServerMessage,
+    CaughtUp,
+    ClusterState,
+    Finding,
+    FindingTopic,
+    Heal,
+    PlanCheck,
+    RankStatus,
+    RunOutput,
+    RunState,
+    RunStatus,
+    RunWorker,
+    ServerMessage,
+    ShownPlacement,
+    StateMessage,
+    StepFigures,
+    StopRun,
+    Table,
+    TableMessage,
+    TextMessage,
+    Writer,
+)
+from nbdist.records.scheduler import Batch, Caller, Calling, JobState
 from nbdist.records.topology import (
     Bench,
     Chip,
@@ -160,15 +169,6 @@ from nbdist.records.topology import (
     Product,
     Topology,
     Way,
-)
-from nbdist.records.trace import (
-    HOST_COPIES,
-    DeviceTime,
-    LineTime,
-    OperationTime,
-    SpentKind,
-    Trace,
-    TracedRank,
 )
 from nbdist.records.variables import (
     Agreement,

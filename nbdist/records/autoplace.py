@@ -40,7 +40,8 @@ class Decision(Record, frozen=True, kw_only=True):
 
     Attributes:
         function: its module and name.
-        fingerprint: of the program, its inputs and the hardware: see `placing.fingerprint`.
+        fingerprint: of the program, its inputs and the hardware: see
+            `parallel.autoplace.fingerprint`.
         inputs: in words.
         chosen: the name of a place.
         why: in words.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nbdist.records.base import Communication, Framework, Record
-from nbdist.records.batch import Batch
+from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
 

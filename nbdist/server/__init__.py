@@ -3,9 +3,6 @@
 Only the server imports this.
 """
 
-from nbdist.server.extension import (
-    _jupyter_server_extension_points,
-    _load_jupyter_server_extension,
-)
+from nbdist.server.extension import _jupyter_server_extension_points, _load_jupyter_server_extension
 
 __all__ = ["_jupyter_server_extension_points", "_load_jupyter_server_extension"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from jupyter_core.paths import jupyter_runtime_dir
 from jupyter_server.utils import url_path_join
 
-from nbdist.server.lists import ClustersHandler, PlacementHandler, RunsHandler
-from nbdist.server.live import LiveRunHandler
+from nbdist.server.handlers import ClustersHandler, PlacementHandler, RunsHandler
+from nbdist.server.run_socket import LiveRunHandler
 from nbdist.settings import Settings
 
 if TYPE_CHECKING:

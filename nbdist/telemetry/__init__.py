@@ -1,1 +1,1 @@
-"""What the ranks say, on its way to the notebook."""
+"""Reports of ranks on their way into files, tables and diagnostics. Reading of recorded runs."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from nbdist.records import PLACE, Columns, Rows
-from nbdist.telemetry.void import standing
+from nbdist.telemetry.superseded import standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

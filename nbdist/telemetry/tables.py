@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.records import Columns, Metrics, Rows, Table
-from nbdist.telemetry.files import replace_file
+from nbdist.utils.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

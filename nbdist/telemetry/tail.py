@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.records import RunState, ServerMessage, Table
-    from nbdist.telemetry.kept import KeptRun
+    from nbdist.telemetry.run_reader import KeptRun
 
 FRAME_BYTES = 1 << 20
 LOOK_S = 1.0

@@ -1,1 +1,1 @@
-"""What the user sees."""
+"""Text, HTML and pictures that a person sees."""

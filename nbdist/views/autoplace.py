@@ -6,7 +6,7 @@ import io
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.views import html, labels
+from nbdist.views import formatting, html
 from nbdist.views.surface import bundle
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AutoplacePicture:
     def _title(self) -> str:
         if not self.decisions:
             return f"{self.function}: nothing was tried yet; call it"
-        kinds = labels.count(len(self.decisions), "kind")
+        kinds = formatting.count(len(self.decisions), "kind")
         return f"{self.function}: {kinds} of inputs"
 
     def _shown(self) -> Sequence[Decision]:
@@ -102,7 +102,7 @@ class AutoplacePicture:
 
     def _rest(self) -> list[str]:
         hidden = len(self.decisions) - SHOWN
-        return [f"and {labels.count(hidden, 'older kind')}"] if hidden > 0 else []
+        return [f"and {formatting.count(hidden, 'older kind')}"] if hidden > 0 else []
 
 
 def _inputs(decision: Decision) -> str:
@@ -121,8 +121,8 @@ def _rows(decision: Decision) -> list[list[str]]:
             "✓" if one.name == decision.chosen else "",
             one.name,
             one.words,
-            labels.brief(one.median_s),
-            labels.brief(one.spread_s),
+            formatting.brief(one.median_s),
+            formatting.brief(one.spread_s),
             str(one.rounds),
             one.note,
         ]
@@ -155,9 +155,9 @@ def _draw(axes: Axes, decision: Decision) -> None:
     axes.set_xlabel("milliseconds a call", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
-    title = labels.shortened(decision.inputs, _LETTERS).replace("$", r"\$")
+    title = formatting.shortened(decision.inputs, _LETTERS).replace("$", r"\$")
     axes.set_title(title, fontsize=8, loc="left")
 
 
 def _amount(one: Timed) -> str:
-    return labels.brief(one.median_s)
+    return formatting.brief(one.median_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbdist.records import HOST_COPIES
-from nbdist.views import html, labels
+from nbdist.views import formatting, html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class TracePicture:
     def _title(self) -> str:
         if not self._trace.ranks:
             return "%%dist_trace: nothing was traced: the workers are new, or one of them is gone"
-        ranks = f"rank {labels.ranks(self._trace.ranks)}"
+        ranks = f"rank {formatting.ranks(self._trace.ranks)}"
         return f"%%dist_trace: {1000 * self._trace.seconds:,.1f} ms on {ranks}"
 
     def _tables(self) -> list[tuple[str, Sequence[str], list[list[str]], Sequence[int]]]:
@@ -100,7 +100,7 @@ class TracePicture:
             (len(trace.by_device) - SHOWN_DEVICES, "device"),
             (len(trace.by_line) - SHOWN_LINES, "line"),
         )
-        more = [f"not shown: {labels.count(n, word)}" for n, word in hidden if n > 0]
+        more = [f"not shown: {formatting.count(n, word)}" for n, word in hidden if n > 0]
         on_host = [_HOST_NOTE] if any(map(_is_host, trace.by_device)) else []
         return [*more, *on_host, *trace.notes, *filter(None, [self._viewer])]
 

@@ -1,1 +1,1 @@
-"""What runs on an engine."""
+"""Code that runs on an engine."""

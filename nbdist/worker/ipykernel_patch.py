@@ -9,7 +9,7 @@ https://github.com/ipython/ipykernel/pull/1455 (7.1).
 **An interrupt ends the engine, or loses a reply.** While any request is handled, SIGINT raises
 KeyboardInterrupt wherever the engine happens to be: a signal that arrives just after the user's
 code has ended unwinds ipykernel itself. Our cells take
-SIGINT in the user's code and nowhere else (`worker/loop.py`), so the handler stays out.
+SIGINT in the user's code and nowhere else (`worker/cell_runner.py`), so the handler stays out.
 
 **An engine imports a debugger**, a third of a second each time; nobody can reach it there.
 

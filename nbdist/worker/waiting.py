@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from nbdist.records import StrategyName
-    from nbdist.worker.state import Worker
+    from nbdist.worker.runtime.context import Worker
 
 _CALLBACKS = ("tensorflow.python.ops.script_ops", "jax._src.callback")
 """Modules whose frames are around the user's functions that a graph calls on other threads."""
@@ -32,14 +32,14 @@ def strategy_of(worker: Worker, main: int, *, waits: bool) -> StrategyName | Non
     if _in_callback(frames):
         return None
     if "mirrored" in worker.strategies:
-        from nbdist.worker.collective_wait import in_collective
+        from nbdist.worker.tensorflow.collective_wait import in_collective
 
         if in_collective(frames, main):
             return "mirrored"
     if "pjrt" in worker.strategies and waits:
-        from nbdist.worker import pjrt
+        from nbdist.worker.jax import backend as jax_backend
 
-        if pjrt.on_cpus() and pjrt.has_unready():
+        if jax_backend.on_cpus() and jax_backend.has_unready():
             return "pjrt"
     return None
 
@@ -49,14 +49,14 @@ def under_way(worker: Worker) -> bool:
     if _in_callback(sys._current_frames()):
         return True
     if "mirrored" in worker.strategies:
-        from nbdist.worker import mirrored
+        from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
-        if mirrored.collective_state().under_way:
+        if tensorflow_strategy.collective_state().under_way:
             return True
     if "pjrt" in worker.strategies:
-        from nbdist.worker import pjrt
+        from nbdist.worker.jax import backend as jax_backend
 
-        return pjrt.has_unready()
+        return jax_backend.has_unready()
     return False
 
 

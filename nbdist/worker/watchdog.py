@@ -35,17 +35,17 @@ from nbdist.records import (
     Where,
 )
 from nbdist.worker import waiting
-from nbdist.worker.probe import connect
-from nbdist.worker.shell import engine_shell
+from nbdist.worker.runtime.reporter import connect
+from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from nbdist.records import SocketAddress
-    from nbdist.worker.state import Worker
+    from nbdist.worker.runtime.context import Worker
 
 BEAT_S = 1.0
-_OURS = str(Path(__file__).parent)
+_OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _Orders = Hurry | Diagnose | BreakOff | StillThere
 _OF_SOURCE = 4
 """The fields of a source in `linecache`; one that has yet to be read has fewer."""
@@ -121,13 +121,13 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
     elif order.strategy in worker.strategies:
         worker.broken.add(order.strategy)
         if order.strategy == "mirrored":
-            from nbdist.worker import mirrored
+            from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
-            mirrored.break_off()
+            tensorflow_strategy.break_off()
         else:
-            from nbdist.worker import pjrt
+            from nbdist.worker.jax import backend as jax_backend
 
-            pjrt.break_off()
+            jax_backend.break_off()
 
 
 def _say_whether_there(worker: Worker, cell: int) -> None:

@@ -24,13 +24,13 @@ from nbdist.records import (
     WorkerState,
 )
 from nbdist.settings import Settings
-from nbdist.telemetry.files import replace_file
-from nbdist.telemetry.processes import this_process
-from nbdist.telemetry.request import this_request
+from nbdist.telemetry.frontend_request import this_request
+from nbdist.utils.files import replace_file
+from nbdist.utils.processes import this_process
 from tests.runs import new_run
 
 if TYPE_CHECKING:
-    from nbdist.telemetry.rundir import RunDirectory
+    from nbdist.telemetry.run_writer import RunDirectory
 
 RANKS = 4
 STEP_S = 0.05

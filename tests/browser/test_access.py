@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import BrowserContext, Locator, Page
 
-    from nbdist.telemetry.rundir import RunDirectory
+    from nbdist.telemetry.run_writer import RunDirectory
     from tests.browser.lab import Lab
 
 COLUMNS = Columns(measures=("step_s",), own=("loss", "accuracy"))

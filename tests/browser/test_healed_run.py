@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from nbdist import live
+from nbdist.execution import live_run
 from nbdist.records import CellRequest, Columns, Heal, Rows, StepBegun, WorkerState
 from nbdist.settings import Settings
 from tests.browser.lab import PIXELS, change_theme, until, violations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import BrowserContext, Locator, Page
 
-    from nbdist.live import LiveRun
+    from nbdist.execution.live_run import LiveRun
     from tests.browser.lab import Lab
 
 RANKS = 4
@@ -53,7 +53,9 @@ def begin(lab: Lab) -> LiveRun:
     ]
     header = "%%dist_run --data train --checkpoint here"
     request = CellRequest(number=1, source="", label=3, strategy="mirrored", awaits=False)
-    run = live.begin(request, header, [header], workers, Settings(runs_folder=str(lab.server.runs)))
+    run = live_run.begin(
+        request, header, [header], workers, Settings(runs_folder=str(lab.server.runs))
+    )
     run.hear(
         StepBegun(
             rank=0,
@@ -80,7 +82,7 @@ def report(run: LiveRun, first: int, last: int, began_s: float = 0.0) -> None:
         columns += [np.full_like(step, STEP_S), loss, 1 - 1 / step]
         values = np.column_stack(columns).tobytes()
         run.hear(Rows(rank=rank, cell=1, columns=COLUMNS, values=values))
-    time.sleep(live.FLUSH_INTERVAL_S)
+    time.sleep(live_run.FLUSH_INTERVAL_S)
     run.tick()
 
 

@@ -87,7 +87,7 @@ def open_when_it_answers(page: Page, at: str) -> None:
     raise AssertionError("the server does not answer")
 
 
-@pytest.mark.full  # views/test_run.py feeds the widget in `make test`
+@pytest.mark.full  # views/run/test_live_display.py feeds the widget in `make test`
 def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
     at: str, page: Page, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Page, Route, WebSocket, expect
 
-from nbdist.telemetry.kept import KeptRun
+from nbdist.telemetry.run_reader import KeptRun
 from tests.browser.lab import (
     TIMEOUT_MS,
     Lab,

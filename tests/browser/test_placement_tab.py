@@ -34,8 +34,8 @@ scale = place((64, 64), None, 'data')
 EVIL = """
 from pathlib import Path
 from jupyter_core.paths import jupyter_runtime_dir
-from nbdist.telemetry.clusters import ClusterFile
-from nbdist.telemetry.files import LateFiles
+from nbdist.telemetry.cluster_file import ClusterFile
+from nbdist.utils.files import LateFiles
 
 folder = Path(jupyter_runtime_dir()) / "nbdist" / "0123456789ab"
 folder.mkdir(parents=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.full  # in `make test`, `views/test_run.py` feeds the widget
+pytestmark = pytest.mark.full  # in `make test`, `views/run/test_live_display.py` feeds the widget
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 30
 GO_ON = "go-on"

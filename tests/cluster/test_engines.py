@@ -13,11 +13,11 @@ import pytest
 from nbdist.cluster import engines as engines_module
 from nbdist.cluster.engines import Engines
 from nbdist.cluster.fleet import Fleet
-from nbdist.cluster.launch import repeat_until
-from nbdist.cluster.places import Places
+from nbdist.cluster.rank_places import Places
 from nbdist.errors import StartError
 from nbdist.records import ClusterRequest, Host
 from nbdist.settings import Settings
+from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

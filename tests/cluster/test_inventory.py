@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.cluster import inventory
-from nbdist.cluster.ssh import Connection
+from nbdist.cluster.ssh.connection import Connection
 from nbdist.errors import UsageError
 from nbdist.records import Host
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from nbdist.server.lists import PLACEMENT_BYTES
+from nbdist.server.handlers import PLACEMENT_BYTES
 from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nbdist.records import Columns, Metrics, Output
-from nbdist.telemetry.kept import KeptRun, find
-from nbdist.telemetry.rundir import RunDirectory, new_id
+from nbdist.telemetry.run_reader import KeptRun, find
+from nbdist.telemetry.run_writer import RunDirectory, new_id
 from nbdist.telemetry.tables import MOST_TABLES
 from tests.runs import (
     LOSS,

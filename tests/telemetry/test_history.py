@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.recorder import Recorder
+from nbdist.execution.recorder import Recorder
 from nbdist.records import PLACE, Columns, Metrics
 from nbdist.telemetry.history import Reports
 from tests.runs import heal, loss, losses

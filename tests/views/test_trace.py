@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbdist.records import HOST_COPIES, DeviceTime, LineTime, OperationTime, Trace, TracedRank
-from nbdist.tracing_cells import merged
+from nbdist.session.tracing import merged
 from nbdist.views.trace import SHOWN_LINES, SHOWN_OPERATIONS, TracePicture
 
 

@@ -30,9 +30,9 @@ def uncured_engine(args: dict[str, object], announce: object) -> None:
 
 @pytest.fixture
 def uncured(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
-    from nbdist.cluster import launch
+    from nbdist.cluster import launcher
 
-    monkeypatch.setattr(launch, "ENGINE_TARGET", UNCURED_ENGINE)
+    monkeypatch.setattr(launcher, "ENGINE_TARGET", UNCURED_ENGINE)
     with clusters.cluster(hosts=1, framework="jax") as running:
         yield running
 

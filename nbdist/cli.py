@@ -1,0 +1,36 @@
+"""The command `nbdist`: what needs no notebook."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from nbdist.errors import NbdistError
+from nbdist.magics.start_options import EXAMINING, examined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DOCTOR = "look for what would go wrong on hosts, and end with 1 where a run would fail"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run it; returns the exit status: 2 where hosts could not be looked at."""
+    parser = argparse.ArgumentParser(prog="nbdist", description="Train on many machines.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    doctor = commands.add_parser("doctor", help=_DOCTOR, description=_DOCTOR)
+    for option in EXAMINING:
+        option.add_to_parser(doctor, None)
+    args = parser.parse_args(words)
+    try:
+        picture = examined(args)
+    except NbdistError as error:
+        sys.stderr.write(f"nbdist: {error}\n")
+        return 2
+    sys.stdout.write("\n".join(picture.lines()) + "\n")
+    return int(any(trouble.is_fatal for trouble in picture.examination.troubles))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

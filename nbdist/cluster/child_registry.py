@@ -1,0 +1,134 @@
+"""What the seeds of all hosts have forked, by name, wherever it is."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cluster.launcher import is_engine
+from nbdist.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nbdist.cluster.forkserver.client import SeedLink, SeedProcess
+    from nbdist.cluster.ssh.remote_forkserver import AwaySeed
+    from nbdist.records import Host
+
+HOME = ""
+"""The key of this machine among hosts."""
+
+
+class Children:
+    """Of a fleet, which has the seeds.
+
+    Attributes:
+        home: this machine's seed.
+        unreached: why hosts were not reached when that was last tried, by their keys.
+    """
+
+    home: SeedProcess
+    unreached: dict[str, str]
+    _hosts: dict[str, Host]
+    _away: dict[str, AwaySeed]
+
+    def lost(self) -> list[str]:
+        """The hosts that have no seed."""
+        return [key for key in self._hosts if not self._runs(key)]
+
+    def raise_for_lost(self, keys: Iterable[str]) -> None:
+        """Raises StartError where one of these hosts has no seed."""
+        for key in self.lost():
+            if key in keys:
+                raise StartError(
+                    f"{key} cannot be reached: {self.unreached.get(key, 'it is gone')}"
+                )
+
+    def _runs(self, key: str) -> bool:
+        return key in self._away and self._away[key].runs()
+
+    def _seeds(self) -> dict[str, SeedLink]:
+        return {HOME: self.home, **self._away}
+
+    def spawn(
+        self, host: str, name: str, target: str, args: dict[str, Any], env: dict[str, str]
+    ) -> None:
+        """Fork a child there."""
+        self._seeds()[host].spawn(name, target, args, env)
+
+    def preload(self, module: str) -> None:
+        """Have seeds import it, where it is installed: what they fork later has it; no wait."""
+        for key, seed in self._seeds().items():
+            if key not in self.cut() and any(map(is_engine, seed.pids())):
+                with contextlib.suppress(StartError):  # it is gone, and what it would fork
+                    seed.preload(module)
+
+    def pids(self) -> dict[str, int]:
+        """The children that run, by name."""
+        return {name: pid for seed in self._seeds().values() for name, pid in seed.pids().items()}
+
+    def look(self) -> dict[str, tuple[int, bool]]:
+        """See `SeedLink.look`; of hosts that can be reached."""
+        found: dict[str, tuple[int, bool]] = {}
+        for key, seed in self._seeds().items():
+            if key not in self.cut() and seed.pids():
+                found |= seed.look()
+        return found
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a child was stopped by a signal."""
+        for key, seed in self._seeds().items():
+            if name in seed.pids() and key not in self.cut():
+                return seed.look().get(name, (0, False))[1]
+        return False
+
+    def cut(self) -> list[str]:
+        """The hosts whose connections are gone, for good or for the moment."""
+        return [key for key, seed in self._away.items() if seed.is_cut or not seed.runs()]
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a child, if it still runs; returns when it has been sent.
+
+        On a host that cannot be reached, none hears it.
+        """
+        for key, seed in self._seeds().items():
+            if name in seed.pids() and key not in self.cut():
+                try:
+                    seed.signal(name, number)
+                except StartError:
+                    if key == HOME:
+                        raise  # others are cut off just now
+
+    def kill(self, names: Sequence[str], timeout_s: float) -> None:
+        """Kill these, and wait until they are gone; they are when their seed is.
+
+        Raises:
+            StartError: one still runs when the time is over.
+        """
+        for seed in self._seeds().values():
+            own = [name for name in names if name in seed.pids()]
+            try:
+                for name in own if seed.runs() else ():
+                    seed.signal(name, signal.SIGKILL)
+            except StartError:
+                if seed.runs():
+                    raise
+            seed.wait_gone(own, timeout_s)
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        """See `SeedLink.log_tail`."""
+        return next((s.log_tail(name, lines) for s in self._knowing(name)), "")
+
+    def last_words(self, name: str, lines: int) -> str:
+        """See `SeedLink.last_words`."""
+        return next((s.last_words(name, lines) for s in self._knowing(name)), "")
+
+    def _knowing(self, name: str) -> list[SeedLink]:
+        return [seed for seed in self._seeds().values() if seed.knows(name)]
+
+    def raise_for_ended(self) -> None:
+        """Raises StartError where this machine's seed has ended, with its last words."""
+        if not self.home.runs():
+            self.home.wait_event("ended", 1.0)
+            raise StartError(f"the preloaded parent ended:\n{self.home.log_tail('seed')}")

@@ -1,0 +1,252 @@
+"""Connection of the collectives of a cluster's frameworks, and their restoration."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nbdist.cells.parse import strategies_of
+from nbdist.cluster import tf_config
+from nbdist.cluster.variable_pairing import agree
+from nbdist.errors import ClosedError, WorkerError
+from nbdist.records import CollectiveBooks, PjrtWiring
+from nbdist.views.cluster.restored_collectives import told_of
+from nbdist.worker.remote import setup as engine_setup
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from nbdist.cluster.engines import Engines
+    from nbdist.records import (
+        Bench,
+        CellEnded,
+        ClusterRequest,
+        CollectiveState,
+        Device,
+        StrategyName,
+    )
+    from nbdist.views.cluster.restored_collectives import Places
+    from nbdist.views.cluster.start_progress import StartView
+
+RESTORED: dict[StrategyName, str] = {
+    "mirrored": (
+        "nbdist restores TensorFlow's collectives before the next cell, and keeps variables, "
+        "models and datasets"
+    ),
+    "pjrt": "nbdist restores JAX's collectives before the next cell, and keeps its arrays",
+}
+"""The message about cancelled collectives, by strategy."""
+
+MOST_HEALS_IN_PLACE = 10
+"""The number of times that JAX may be connected again in the same processes.
+
+Each time, a rank that stays may keep objects of the cancelled step. These keep a connection to the
+old coordinator, and its process must continue to run.
+"""
+
+CLOSED = (
+    "TensorFlow's collectives could not be restored ({}). nbdist starts fresh workers, without the "
+    "objects of earlier cells: rerun the cells that create them"
+)
+
+_SETTLE_S = 1.0
+"""The time that collectives of all ranks have to end on all ranks."""
+
+_POLL_S = 0.02
+
+
+_LOST = (
+    "without the variables and datasets of TensorFlow, because a worker was replaced: rerun the "
+    "cells that create them"
+)
+
+
+def _nowhere(_names: Iterable[str]) -> str:
+    return ""
+
+
+class Collectives:
+    """Connects the engines of one cluster.
+
+    Args:
+        request: the request for the cluster.
+        engines: all engines of the cluster. Each operation needs all of them.
+
+    Attributes:
+        strategies: the strategies that are built.
+        devices: the devices of each rank, of the framework that was connected last.
+        broken: strategies whose collectives were cancelled. nbdist restores them before the next
+            cell.
+        unchecked: strategies whose collectives may be out of step after a cell.
+        bench: measurements of JAX's devices; None if there are none.
+    """
+
+    def __init__(self, request: ClusterRequest, engines: Engines) -> None:
+        self._request = request
+        self._engines = engines
+        self.strategies = strategies_of(request)
+        self.devices: dict[int, tuple[Device, ...]] = {}
+        self.broken: set[StrategyName] = set()
+        self.unchecked: set[StrategyName] = set()
+        self.bench: Bench | None = None
+        self._heals = 0
+
+    def books(self) -> CollectiveBooks:
+        """Return the state that another process needs to take over the collectives."""
+        return CollectiveBooks(
+            devices=dict(self.devices),
+            broken=tuple(self.broken),
+            unchecked=tuple(self.unchecked),
+            heals=self._heals,
+            bench=self.bench,
+        )
+
+    def take_over(self, books: CollectiveBooks) -> None:
+        """Use collectives that another process has connected."""
+        self.devices, self.broken = dict(books.devices), set(books.broken)
+        self.unchecked = set(books.unchecked)
+        self._heals, self.bench = books.heals, books.bench
+
+    def wire(self, phases: StartView) -> None:
+        """Connect every framework of the cluster."""
+        if "tensorflow" in self._request.frameworks:
+            phases.run("collectives ready (TensorFlow)", self._wire_mirrored)
+        if "jax" in self._request.frameworks:
+            phases.run("collectives ready (JAX)", self._wire_pjrt)
+
+    def check(self) -> None:
+        """Mark as broken the collectives that are out of step between ranks after a cell.
+
+        The next collective of a rank would meet a different one of the other ranks. The numbers
+        would be wrong, or the ranks would wait forever.
+        """
+        self.unchecked -= self.broken
+        deadline = time.monotonic() + _SETTLE_S
+        while self.unchecked:
+            states = self._engines.apply(engine_setup.collective_states, tuple(self.unchecked))
+            is_late = time.monotonic() > deadline
+            for strategy in tuple(self.unchecked):
+                self._judge(strategy, [state[strategy] for state in states], is_late=is_late)
+            if is_late:
+                return
+            time.sleep(_POLL_S * bool(self.unchecked))
+
+    def _judge(
+        self, strategy: StrategyName, states: Sequence[CollectiveState], *, is_late: bool
+    ) -> None:
+        """Mark a strategy as broken or as checked.
+
+        If a long computation is under way on all ranks, the strategy stays unchecked until the
+        next cell: the computation ends on all ranks.
+        """
+        under_way = [state.under_way for state in states]
+        if len({state.keys for state in states}) > 1 or (is_late and len(set(under_way)) > 1):
+            self.broken.add(strategy)
+            self.unchecked.discard(strategy)
+        elif not any(under_way):
+            self.unchecked.discard(strategy)
+
+    @property
+    def heal_in_place(self) -> bool:
+        """Return whether the remaining ranks may continue with replacements of the lost ones."""
+        return self._heals < MOST_HEALS_IN_PLACE
+
+    def note(self, strategy: StrategyName | None, ended: Collection[CellEnded], ranks: int) -> None:
+        """Mark the collectives that `check` compares before the next cell.
+
+        Args:
+            strategy: the cell's; None if it did not run on all ranks.
+            ended: the ends of the cell.
+            ranks: the number of ranks that ran it.
+        """
+        is_of_all = strategy is not None and [end.status for end in ended] == ["ok"] * ranks
+        if not is_of_all or len({end.collective_keys for end in ended}) > 1:
+            self.unchecked.update(self.strategies)
+        if strategy is not None and any(end.unfinished for end in ended):
+            self.broken.add(strategy)
+
+    def heal(self, phases: StartView) -> None:
+        """Connect JAX again after ranks were replaced. TensorFlow's collectives are broken too."""
+        self._heals += 1
+        self.broken.update(self.strategies)
+        self.mend(phases, {"pjrt"})
+
+    def mend(
+        self, phases: StartView, strategies: Collection[StrategyName], places: Places = _nowhere
+    ) -> list[str]:
+        """Restore the cancelled collectives of strategies, in the same processes.
+
+        Args:
+            phases: shows the progress.
+            strategies: the strategies of the next cells.
+            places: returns the cells that have bound given names.
+
+        Returns:
+            Messages for the user.
+
+        Raises:
+            ClosedError: TensorFlow's collectives cannot be restored. The workers must restart.
+        """
+        told: list[str] = []
+        if "mirrored" in self.broken.intersection(strategies):
+            try:
+                phases.run(
+                    "collectives ready (TensorFlow)", lambda: told.extend(self._reopen(places))
+                )
+            except WorkerError as error:
+                raise ClosedError(CLOSED.format(error)) from error
+            self.broken.discard("mirrored")
+        if "pjrt" in self.broken.intersection(strategies):
+            lost: set[str] = set()
+            self._engines.apply(engine_setup.leave_pjrt)
+            phases.run("collectives ready (JAX)", self._wire_pjrt)
+            lost.update(*self._engines.apply(engine_setup.put_back_pjrt))
+            self._engines.apply(engine_setup.forget, tuple(lost))
+            used = set[int]().union(*self._engines.apply(engine_setup.peer_ports))
+            self._engines.coordinators.end_unused(used)
+            self.broken.discard("pjrt")
+            told += [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
+        return told
+
+    def _reopen(self, places: Places) -> list[str]:
+        """Restore TensorFlow's collectives in the same processes, with equal state on all ranks."""
+        engines = self._engines
+        asked = engines.apply(engine_setup.survey_mirrored)
+        surveys = [survey for survey in asked if survey is not None]
+        if len(surveys) < len(asked):
+            self._wire_mirrored()
+            return [_LOST]
+        agreements = agree(surveys)
+        engines.apply(engine_setup.reopen_mirrored, max(survey.next_key for survey in surveys))
+        restored = engines.apply(engine_setup.restore_mirrored, agreements)
+        return told_of(restored, agreements[0].source, places)
+
+    def _wire_mirrored(self) -> str:
+        ports = self._engines.apply(engine_setup.reserve_port)
+        hosts = [self._engines.places.address(rank) for rank in range(len(ports))]
+        hosts = [f"[{host}]" if ":" in host else host for host in hosts]
+        addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+        wired = tf_config.mirrored(addresses, self._request.communication)
+        devices = self._engines.apply(engine_setup.build_mirrored, wired)
+        self.devices = dict(enumerate(devices))
+        return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
+
+    def _wire_pjrt(self) -> str:
+        engines = self._engines
+        port = engines.coordinators.start(engines.world_size, engines.timeout_s)
+        hosts = [engines.places.host(rank) for rank in range(engines.world_size)]
+        wired = {
+            rank: PjrtWiring(
+                service=engines.fleet.service(host, port),
+                address=engines.places.address(rank),
+                rank=rank,
+                world_size=engines.world_size,
+                cpu_devices=engines.places.cpu_devices(rank),
+                compiled=f"{engines.fleet.folder(host)}/compiled",
+                bench=self.bench,
+            )
+            for rank, host in enumerate(hosts)
+        }
+        devices = self._engines.apply(engine_setup.build_pjrt, wired)
+        self.devices = dict(enumerate(devices))
+        return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"

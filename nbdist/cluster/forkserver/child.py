@@ -1,0 +1,78 @@
+"""A child of a seed: what it runs, in a session and with a log of its own.
+
+A forked child is here at once. Where the seed may not fork, `python -m
+nbdist.cluster.forkserver.child FOLDER DESCRIPTOR` is one that begins from nothing, and reads its
+order from standard input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from nbdist.cluster.forkserver.logs import log_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.cluster.forkserver.control_socket import Event
+
+_PR_SET_PDEATHSIG = 1
+
+
+def become(order: Event, folder: Path, announce: Callable[[Event], None]) -> NoReturn:
+    """Run the order's target to its end, and end with it.
+
+    Args:
+        order: as the seed got it.
+        folder: the cluster's.
+        announce: tells the seed's owner an event.
+    """
+    code = 1
+    try:
+        path = log_file(folder, order["id"])
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.environ.update(order["env"])
+        module, function = order["target"].split(":")
+        getattr(importlib.import_module(module), function)(order["args"], announce)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the boundary of the process: the log shows it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when the seed is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the seed ignores it
+    folder, descriptor = sys.argv[1:]
+    order = json.load(sys.stdin)
+
+    def announce(event: Event) -> None:
+        os.write(int(descriptor), json.dumps(event).encode() + b"\n")
+
+    become(order, Path(folder), announce)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+"""The notebook's handles on seeds (`nbdist.cluster.forkserver.server`), which fork what runs.
+
+`SeedLink` is what orders go into and events come out of; `SeedProcess` is the seed on this machine,
+and `away.AwaySeed` one on another host.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+
+from nbdist.cluster.forkserver.control_socket import (
+    KERNEL,
+    LEAVE_S,
+    SEED_SOCKET,
+    Event,
+    connect,
+    listen,
+)
+from nbdist.cluster.forkserver.logs import log_file, read_tail
+from nbdist.errors import OwnedError, StartError
+from nbdist.utils.liveness import await_ends, cause_of, is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nbdist.cluster.forkserver.control_socket import Peer
+
+END_TIMEOUT_S = 10.0
+_BEGIN_TIMEOUT_S = 60.0
+_ANSWERED: Event = {"event": ""}
+_LOOK_S = 1.0
+"""A seed answers at once, unless it is frozen, or still imports."""
+
+
+class SeedLink(abc.ABC):
+    """Orders go in, events are kept and can be waited for.
+
+    Args:
+        peer: the connection, on which nothing has been said.
+        role: `KERNEL` or `KEEPER`.
+        timeout_s: how long another owner may take to leave.
+        key: knows this owner again, when it connects once more; empty where it never does.
+
+    Attributes:
+        pid: the seed's, on its own host.
+        gpus: the NVIDIA GPUs of its host; none before it is ready.
+        cores: of its host, those that children may use.
+        versions: of the modules that it had imported when it was owned.
+        is_wanted: a notebook asks for the cluster that this keeper has.
+
+    Raises:
+        OwnedError: a notebook's kernel is there that orders the seed about.
+        StartError: there is no answer.
+    """
+
+    def __init__(self, peer: Peer, role: str, timeout_s: float, key: str = "") -> None:
+        self._peer = peer
+        self._key = key
+        self._timeout_s = timeout_s
+        self._sending = threading.Lock()
+        self._events: list[Event] = []
+        self._changed = threading.Condition()
+        self.role = role
+        self.is_wanted = False
+        self._is_over = False
+        self._pids: dict[str, int] = {}
+        self._codes: dict[str, int | None] = {}  # None of those that ended unheard
+        self.versions: dict[str, str] = {}
+        self.gpus: tuple[str, ...] = ()
+        self.cores: tuple[int, ...] = ()
+        self.pid = 0
+        self._is_ready = False
+        self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
+        self._own(peer)
+        self._thread.start()
+
+    def _own(self, peer: Peer) -> None:
+        answer: list[Event] = []
+        with contextlib.suppress(OSError, EOFError):
+            peer.send({"op": "own", "role": self.role, "key": self._key})
+            if peer.wait(self._timeout_s):
+                answer = peer.read()
+        if answer and answer[0]["event"] == "owned":
+            for event in answer:
+                self._note(event)
+            return
+        peer.close()
+        if answer and answer[0]["event"] == "refused":
+            raise OwnedError(answer[0]["pid"])
+        raise StartError(f"{self} did not answer:\n{self.log_tail('seed')}".rstrip(":\n"))
+
+    def spawn(self, name: str, target: str, args: dict[str, Any], env: dict[str, str]) -> None:
+        """Fork a child that runs `target`; its output goes to `<name>.log`."""
+        self._order(op="spawn", id=name, target=target, args=args, env=env)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a child, if it still runs; returns when it has been sent.
+
+        So an interrupt of one cell cannot arrive in the next.
+        """
+        self._ask("signalled", END_TIMEOUT_S, op="signal", id=name, signal=int(number))
+
+    def look(self) -> dict[str, tuple[int, bool]]:
+        """Of the children that run: how many bytes of memory each takes, and whether it is frozen.
+
+        Empty where the seed does not answer.
+        """
+        try:
+            seen = self._ask("seen", _LOOK_S, op="look")
+        except StartError:
+            return {}
+        return {name: (size, frozen) for name, (size, frozen) in seen["children"].items()}
+
+    def guard(self, pid: int) -> None:
+        """Have the seed end this process too when the notebook's kernel is gone."""
+        self._order(op="guard", pid=pid)
+
+    def pids(self) -> dict[str, int]:
+        """The children that run, by name."""
+        with self._changed:
+            return dict(self._pids)
+
+    def knows(self, name: str) -> bool:
+        """Whether it has, or had, a child of this name."""
+        with self._changed:
+            return name in self._pids or name in self._codes
+
+    def runs(self) -> bool:
+        """Whether the seed itself still runs."""
+        return not self._is_over
+
+    def preload(self, module: str) -> None:
+        """Import it too, where it is installed."""
+        self._order(op="preload", module=module)
+
+    def detach(self, *, on: bool) -> None:
+        """Whether engines outlive this process: a keeper is started then."""
+        self._order(op="detach", on=on)
+
+    def count(self) -> int:
+        """How many events there have been: a mark to wait from."""
+        with self._changed:
+            return len(self._events)
+
+    def await_ready(self, timeout_s: float) -> dict[str, str]:
+        """Wait until it has imported what it imports; returns the versions of that.
+
+        Raises:
+            StartError: as `wait_event`.
+        """
+        if not self._is_ready:
+            self.wait_event("ready", timeout_s)
+        return self.versions
+
+    def wait_event(self, kind: str, timeout_s: float, since: int = 0) -> Event:
+        """The first event of a kind after mark `since`.
+
+        Raises:
+            StartError: the time is over, or the seed ended or failed to import a module.
+        """
+
+        def found() -> Event | None:
+            over = [e for e in self._events if e["event"] in ("failed", "ended")]
+            wanted = [e for e in self._events[since:] if e["event"] == kind]
+            return next(iter(wanted + over), None)
+
+        with self._changed:
+            event = self._changed.wait_for(found, timeout_s)
+        if event is None:
+            raise StartError(f"no {kind!r} from {self} within {timeout_s:g} s")
+        if event["event"] == "failed":
+            raise StartError(f"{event['module']} could not be imported: {event['error']}")
+        if event["event"] == "ended":
+            raise StartError(f"{self} ended; its log says:\n{self.log_tail('seed')}")
+        return event
+
+    def wait_gone(self, names: Sequence[str], timeout_s: float) -> None:
+        """Wait until none of these children runs.
+
+        Raises:
+            StartError: one still runs when the time is over.
+        """
+        with self._changed:
+            gone = self._changed.wait_for(
+                lambda: not any(name in self._pids for name in names), timeout_s
+            )
+        if not gone:
+            raise StartError(f"{', '.join(names)} did not end within {timeout_s:g} s")
+
+    @abc.abstractmethod
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        """The last lines that a child wrote outside of cells, as far as they can be had."""
+
+    def last_words(self, name: str, lines: int) -> str:
+        """How a child ended that runs no more, as far as is known, and the end of its log."""
+        with self._changed:
+            code = self._codes.get(name)
+        log = self.log_tail(name, lines)
+        said = [cause_of(code)] if code is not None else []
+        return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
+
+    def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
+        """Order something, and wait for the event that answers it, which is not kept."""
+        mark = self.count()
+        self._order(**order)
+        answer = self.wait_event(kind, timeout_s, since=mark)
+        with self._changed:
+            self._events[self._events.index(answer, mark)] = _ANSWERED
+        return answer
+
+    def _order(self, **order: Any) -> None:
+        try:
+            with self._sending:
+                self._peer.send(order)
+        except OSError:
+            raise StartError(f"{self} is gone; its log says:\n{self.log_tail('seed')}") from None
+
+    def _end_connection(self) -> None:
+        self._peer.shut()
+        self._thread.join()
+        self._peer.close()
+
+    def _listen(self) -> None:
+        try:
+            self._hear()
+            while self._connects_again():
+                self._hear()
+        finally:
+            self._note({"event": "ended"})
+
+    def _hear(self) -> None:
+        """Take in events until the connection ends."""
+        with contextlib.suppress(EOFError):
+            while True:
+                for event in self._peer.read():
+                    self._note(event)
+
+    def _connects_again(self) -> bool:
+        """Whether there is another connection, once one has ended."""
+        return False
+
+    def _take_in(self, owned: Event) -> None:
+        """How everything is when it begins to listen to this process."""
+        self.pid, self._pids = owned["pid"], owned["children"]
+        self.versions, self.gpus = owned["versions"], tuple(owned["gpus"])
+        self.cores, self._is_ready = tuple(owned["cores"]), owned["ready"]
+
+    def _note(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            if event["event"] == "spawned":
+                self._pids[event["id"]] = event["pid"]
+            elif event["event"] == "exited" and self._pids.get(event["id"]) == event["pid"]:
+                del self._pids[event["id"]]
+                self._codes[event["id"]] = event["code"]
+            elif event["event"] == "owned":
+                self._take_in(event)
+            elif event["event"] == "ready":
+                self.versions, self.gpus = event["versions"], tuple(event["gpus"])
+                self._is_ready = True
+            elif event["event"] == "leave":
+                self.is_wanted = True
+            elif event["event"] == "ended":
+                self._codes |= dict.fromkeys(self._pids)
+                self._pids.clear()
+                self._is_over = True
+            self._changed.notify_all()
+
+
+class SeedProcess(SeedLink):
+    """The seed on this machine.
+
+    When this process ends in order, or forgets the seed, the seed ends too (`close`).
+
+    Args:
+        peer: the connection, on which nothing has been said.
+        role: `KERNEL` or `KEEPER`.
+        folder: the cluster's; the seed and its children write in its `log`.
+        timeout_s: how long another owner may take to leave.
+        process: the seed's, where it is a child of this one.
+
+    Raises:
+        OwnedError: a notebook's kernel is there that orders the seed about.
+        StartError: there is no answer.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        role: str,
+        folder: Path,
+        timeout_s: float,
+        process: psutil.Popen | None = None,
+    ) -> None:
+        self.folder = folder
+        super().__init__(peer, role, timeout_s)
+        self._process = process or psutil.Process(self.pid)
+        self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid(), leaves=True)
+
+    def __str__(self) -> str:
+        return "the preloaded parent"
+
+    @classmethod
+    def start(
+        cls,
+        modules: Sequence[str],
+        env: dict[str, str],
+        folder: Path,
+        grace_s: float,
+        role: str = KERNEL,
+    ) -> Self:
+        """Start a seed, and own it.
+
+        Args:
+            modules: what it imports before it forks.
+            env: environment added to this process's own.
+            folder: the cluster's, with a folder `log`.
+            grace_s: how long it waits for another owner when this process has died.
+            role: this process's.
+        """
+        path = folder / SEED_SOCKET
+        with listen(path) as listener, log_file(folder, "seed").open("ab") as log:
+            descriptor = listener.fileno()
+            program = [sys.executable, "-m", "nbdist.cluster.forkserver.server"]
+            process = psutil.Popen(
+                [*program, str(descriptor), str(folder), str(grace_s), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | env,
+                start_new_session=True,
+                pass_fds=[descriptor],
+            )
+        try:
+            return cls(connect(path), role, folder, _BEGIN_TIMEOUT_S, process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+
+    @classmethod
+    def take_over(cls, folder: Path, role: str) -> Self:
+        """Own the seed of a cluster whose owner is gone, or is a keeper.
+
+        Raises:
+            OwnedError: a notebook's kernel owns it.
+            StartError: there is none.
+        """
+        try:
+            peer = connect(folder / SEED_SOCKET)
+        except OSError as error:
+            raise StartError(f"nothing of the cluster in {folder} runs any more") from error
+        return cls(peer, role, folder, LEAVE_S + END_TIMEOUT_S)
+
+    def runs(self) -> bool:
+        return is_alive(self._process)
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        return read_tail(self.folder, name, lines)
+
+    def leave(self) -> None:
+        """Go without a farewell: the seed waits for another owner."""
+        self._farewell.detach()
+        self._end_connection()
+
+    def close(self) -> None:
+        """End every child and every guarded process, then the seed."""
+        if self._farewell.detach() is None:
+            return
+        _say_farewell(self._peer, os.getpid(), leaves=False)
+        for process in await_ends([self._process], END_TIMEOUT_S):  # frozen
+            process.kill()  # its children die with it (server.py)
+            await_ends([process], END_TIMEOUT_S)
+        if isinstance(self._process, psutil.Popen):  # its threads may take a moment
+            self._process.wait(END_TIMEOUT_S)
+        self._end_connection()
+
+
+def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
+    """Said by the owner, not by a process that was forked from it.
+
+    Args:
+        peer: the seed.
+        pid: the owner's.
+        leaves: it does not remove the cluster's folder itself, as it ends.
+    """
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            peer.send({"op": "farewell", "leaves": leaves})

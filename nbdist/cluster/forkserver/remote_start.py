@@ -1,0 +1,69 @@
+"""Starts a seed on this host for a notebook on another, over ssh.
+
+Run as `python -m nbdist.cluster.forkserver.remote_start`.
+What it is to do comes in as JSON (`Sowing`), so that no shell sees it; what it did goes out as JSON
+(`Sown`), on the last line. The seed outlives the connection: who gives it orders connects to its
+socket, which ssh brings to the notebook's machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.cluster.forkserver.control_socket import SEED_SOCKET, listen
+from nbdist.cluster.forkserver.logs import LOG_FOLDER, log_file
+from nbdist.cluster.forkserver.server import Seed
+from nbdist.records import Sowing, Sown
+
+if TYPE_CHECKING:
+    import socket
+
+ROOT = Path("/tmp")  # noqa: S108 - the folder is made here, for this user only
+"""Short, for a socket's path has room for 108 bytes; and there after the user has logged out."""
+
+
+def main() -> None:
+    sowing = msgspec.json.decode(sys.stdin.buffer.read(), type=Sowing)
+    folder = ROOT / sowing.name
+    folder.mkdir(mode=0o700)
+    (folder / LOG_FOLDER).mkdir(mode=0o700)
+    work = Path(sowing.work).expanduser()
+    if sowing.must_work_there and not work.is_dir():
+        shutil.rmtree(folder)
+        sys.exit(f"there is no folder {sowing.work}")
+    os.chdir(work if work.is_dir() else Path.home())
+    listener = listen(folder / SEED_SOCKET)
+    client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
+    pid = os.fork()
+    if pid == 0:
+        _become_seed(listener, folder, sowing)
+    sown = Sown(pid=pid, folder=str(folder), address=server, from_address=client)
+    sys.stdout.write(f"{msgspec.json.encode(sown).decode()}\n")
+
+
+def _become_seed(listener: socket.socket, folder: Path, sowing: Sowing) -> None:
+    """Never returns: leaves the connection's session, and what it is read on."""
+    os.setsid()
+    log = os.open(log_file(folder, "seed"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(sowing.env)
+    seed = Seed(listener, folder, sowing.grace_s, is_away=True)
+    try:
+        seed.preload(list(sowing.modules))
+    except SystemExit:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    seed.serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

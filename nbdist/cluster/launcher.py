@@ -1,0 +1,103 @@
+"""Engines, through ipyparallel's launcher interface: forked from seeds, each with its rank."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from ipyparallel.cluster.launcher import EngineLauncher
+
+from nbdist.cluster.forkserver.client import END_TIMEOUT_S
+from nbdist.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.cluster.fleet import Fleet
+
+ENGINE_TARGET = "nbdist.worker.engine:main"
+_OF_RANK, _SPARE = "rank-", "spare-"
+
+
+def engine_name(rank: int) -> str:
+    """How the seed calls an engine that was forked for a rank."""
+    return f"{_OF_RANK}{rank}"
+
+
+def spare_name(number: int) -> str:
+    """How the seed calls an engine that waits for a rank, and that has one, later on."""
+    return f"{_SPARE}{number}"
+
+
+def is_engine(name: str) -> bool:
+    """Whether the seed calls an engine so."""
+    return name.startswith((_OF_RANK, _SPARE))
+
+
+class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
+    """Forks engines from the seeds of their hosts, each under a name of its own.
+
+    Its own attributes come as keyword arguments of `Cluster.start_engines`: for each engine that
+    is started first, in the order of `names`, the key of its host, its environment, its cores.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        names: list[str],
+        on: list[str],
+        own_env: list[dict[str, str]],
+        cores: list[tuple[int, ...]],
+        **kwargs: Any,
+    ) -> None:
+        self._fleet = fleet
+        self._names = names
+        self._first = list(zip(on, own_env, cores, strict=True))
+        super().__init__(**kwargs)
+
+    @property
+    def engine_count(self) -> int:
+        return len(self._names)
+
+    def find_args(self) -> list[str]:
+        return [ENGINE_TARGET]
+
+    async def start(self, n: int) -> None:
+        self.n = n
+        first, self._names = self._names, []
+        for name, own in zip(first, self._first, strict=True):
+            self.fork(name, *own)
+        lost, hosts = self._fleet.lost(), [own[0] for own in self._first]
+        await self._spawned([n for n, host in zip(first, hosts, strict=True) if host not in lost])
+        self._fleet.raise_for_lost(hosts)
+        self.notify_start({"pids": [self._fleet.pids()[name] for name in first]})
+
+    def fork(self, name: str, host: str, env: dict[str, str], cores: tuple[int, ...]) -> None:
+        """Order one more engine; nothing is waited for. On a host that is lost, there is none."""
+        if host in self._fleet.lost():
+            return
+        self._names.append(name)
+        argv = [*self.engine_args, f"--ProfileDir.location={self._fleet.folder(host)}"]
+        args = {"argv": argv, "cpus": list(cores)}
+        env = {**self.get_env(), **self._fleet.env(host), **env}
+        self._fleet.spawn(host, name, ENGINE_TARGET, args, env)
+
+    async def _spawned(self, names: Sequence[str]) -> None:
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while lacking := [name for name in names if name not in self._fleet.pids()]:
+            if time.monotonic() > deadline:
+                self._fleet.raise_for_ended()
+                said = self._fleet.log_tail(lacking[0])
+                raise StartError(f"{lacking[0]} ended at once:\n{said}")
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Kill every engine and wait until all are gone; they are when the seed is."""
+        self._fleet.kill(self._names, END_TIMEOUT_S)
+        self.notify_stop({"exit_code": 0})
+
+    def signal(self, sig: int) -> None:
+        for name in self._names:
+            self._fleet.signal(name, sig)

@@ -1,0 +1,169 @@
+"""What may be asked of the machine that engines start on, and what each of them may use."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nbdist.errors import UsageError
+from nbdist.records import MOST_SEED, Host, is_seed
+from nbdist.utils.gpus import visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.records import ClusterRequest, Communication, Framework
+
+FRAMEWORKS: tuple[Framework, ...] = ("tensorflow", "jax")
+FRAMEWORK_CHOICES = ("tensorflow", "jax", "both")
+NO_FRAMEWORK = "none"
+"""For those who only look."""
+
+COMMUNICATION_CHOICES: tuple[Communication, ...] = ("auto", "ring", "nccl")
+
+
+def choose_frameworks(
+    choice: str | None, chosen: Sequence[Host] = (Host(),)
+) -> tuple[Framework, ...]:
+    """The frameworks to load: those named, or all that are installed on this machine.
+
+    Args:
+        choice: one of `FRAMEWORK_CHOICES`.
+        chosen: the hosts; where none is this machine, it need not have them.
+
+    Raises:
+        UsageError: one is not installed, or there is no such framework.
+    """
+    if choice == NO_FRAMEWORK:
+        return ()
+    if choice is not None and choice not in FRAMEWORK_CHOICES:
+        raise UsageError(
+            f"unknown framework {choice!r}: choose from {', '.join(FRAMEWORK_CHOICES)}"
+        )
+    installed = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    if choice is None and installed:
+        return tuple(installed)
+    wanted = FRAMEWORKS if choice in (None, "both") else tuple(n for n in FRAMEWORKS if n == choice)
+    missing = [name for name in wanted if name not in installed]
+    here = any(not host.name for host in chosen)
+    if missing and (here or choice is None):
+        raise UsageError(
+            f"{' and '.join(missing)} cannot be imported here: "
+            f'type %pip install "nbdist[{",".join(missing)}]"'
+        )
+    return wanted
+
+
+def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
+    """Refuse what cannot be started, every reason at once.
+
+    Raises:
+        UsageError: with one line for each fault.
+    """
+    faults = [
+        f"{name} {value!r}: type a whole number"
+        for name, value in (
+            ("min_hosts", request.min_hosts),
+            ("devices_per_host", request.devices_per_host),
+            ("cpus_per_worker", request.cpus_per_worker),
+            ("spares", request.spares),
+            ("seed", request.seed),
+        )
+        if type(value) is not int
+    ]
+    faults += [
+        f"env {name!r}={value!r}: both must be text"
+        for name, value in request.env.items()
+        if not (isinstance(name, str) and isinstance(value, str))
+    ]
+    if faults:
+        raise UsageError("\n".join(faults))
+    if not is_seed(request.seed):
+        faults.append(f"--seed {request.seed}: type a whole number from 0 to {MOST_SEED}")
+    faults += _too_many(request, worker_memory_bytes)
+    here = sum(not host.name for host in request.hosts)
+    if not 0 <= request.min_hosts <= len(request.hosts):
+        faults.append(f"--min-hosts {request.min_hosts}: type 1 to {len(request.hosts)}")
+    cores = len(os.sched_getaffinity(0))
+    if request.cpus_per_worker < 0 or (here and request.cpus_per_worker > cores):
+        faults.append(
+            f"--cpus-per-worker {request.cpus_per_worker}: this machine gives 1 to {cores} cores"
+        )
+    if request.devices_per_host < 0:
+        faults.append(f"--devices-per-host {request.devices_per_host}: type a number from 1")
+    gpus = len(visible_gpus()) if here else 0
+    if request.communication not in COMMUNICATION_CHOICES:
+        choices = ", ".join(COMMUNICATION_CHOICES)
+        faults.append(f"--communication {request.communication}: choose from {choices}")
+    if request.communication == "nccl" and here and not gpus:
+        faults.append("--communication nccl needs NVIDIA GPUs, and none is visible: type ring")
+    if gpus and here * request.devices_per_host > gpus:
+        faults.append(
+            f"{here} hosts x --devices-per-host {request.devices_per_host} need "
+            f"{here * request.devices_per_host} GPUs, and {gpus} are visible"
+        )
+    if faults:
+        raise UsageError("\n".join(faults))
+
+
+def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str]:
+    memory = psutil.virtual_memory().available
+    fitting = max(1, memory // worker_memory_bytes)
+    engines = sum(not host.name for host in request.hosts) + request.spares * request.is_local
+    if request.spares < 0:
+        yield f"--spares {request.spares}: type a number from 0"
+    elif engines > fitting:
+        spares = f" and {request.spares} spare" if request.spares else ""
+        needed, free = engines * worker_memory_bytes / 1e9, memory / 1e9
+        yield (
+            f"{len(request.hosts)} hosts{spares} need about {needed:,.1f} GB here, and "
+            f"{free:,.1f} GB are free: type a number up to {fitting}"
+        )
+
+
+def parse_env(pairs: Sequence[str]) -> dict[str, str]:
+    """`K=V` words as a dict; a value with spaces is typed as `"K=V W"`.
+
+    Raises:
+        UsageError: a word has no `=` or no name; all such words are named.
+    """
+    pairs = [pair[1:-1] if pair[:1] in "'\"" and pair[-1:] == pair[:1] else pair for pair in pairs]
+    bad = [pair for pair in pairs if "=" not in pair or pair.startswith("=") or "\0" in pair]
+    if bad:
+        raise UsageError(f"--env {' '.join(map(repr, bad))}: type NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, ...]]:
+    """Give every local engine GPUs of its own.
+
+    Args:
+        gpus: the visible GPUs.
+        hosts: number of engines.
+        each: GPUs for each engine; 0 divides them evenly, the first engines taking the rest.
+
+    Returns:
+        The GPUs of each rank. With fewer GPUs than engines they are shared in turn, so that no
+        rank is left on the CPU while others compute on a GPU.
+    """
+    if not gpus:
+        return [()] * hosts
+    if len(gpus) < hosts and not each:
+        return [(gpus[rank % len(gpus)],) for rank in range(hosts)]
+    shares = [each or len(gpus) // hosts + (rank < len(gpus) % hosts) for rank in range(hosts)]
+    starts = [sum(shares[:rank]) for rank in range(hosts)]
+    return [tuple(gpus[start : start + share]) for start, share in zip(starts, shares, strict=True)]
+
+
+def deal_cores(cores: Sequence[int], before: int, each: int) -> tuple[int, ...]:
+    """The cores that an engine stays on.
+
+    Args:
+        cores: of its host.
+        before: how many engines of that come before it; they are dealt in turn.
+        each: for each engine.
+    """
+    return tuple(sorted({cores[(before * each + i) % len(cores)] for i in range(each)}))

@@ -1,0 +1,332 @@
+"""Jobs of schedulers, through ipyparallel's launchers: submitted, looked at, cancelled.
+
+What runs in each is a caller (`dial_in.py`) for each host. ipyparallel knows how a scheduler is
+given a script, and told to end a job; what the script says, and what became of the job, is here.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import logging
+import os
+import pwd
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ipyparallel.cluster import launcher as launchers
+
+from nbdist.cluster.forkserver.logs import log_file, read_tail
+from nbdist.cluster.schedulers.dialects import HOPELESS, SCHEDULERS, seconds
+from nbdist.errors import StartError
+from nbdist.records import JobState
+
+if TYPE_CHECKING:
+    from nbdist.records import Batch
+
+COMMAND_S = 30.0
+"""How long a scheduler may take to answer."""
+
+_END_S = 2.0
+_LOG_LINES = 5
+_ANOTHERS = re.compile(
+    r"SLURM_(?!CONF$|JWT$|CLUSTERS$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_"
+)
+"""Variables of the job that the notebook itself may run in: they are not those of its own jobs."""
+
+_RANKS = re.compile(r"OMPI_COMM_|PMIX?_|SLURM_PROCID$")
+"""Likewise; what else there is of a job tells mpiexec which hosts it has."""
+
+_FORGOTTEN = re.compile(
+    r"(?i)invalid job id|unknown job|jobs? .*(does|do) not exist|job .*not found"
+)
+"""What schedulers say of a job that ended a while ago."""
+
+SUBMITTED = JobState(word="submitted", waits=True)
+"""As far as is known before the scheduler has answered."""
+
+_NOTHING = {"N/A", "None", "Unknown", "(null)", ""}
+
+
+class Job(abc.ABC):
+    """One job, with a caller on each of its hosts.
+
+    Args:
+        batch: how the scheduler is asked.
+        number: of the job among those of the cluster.
+        places: of the ranks, that of each caller.
+        folder: the cluster's, which the hosts share with this machine.
+
+    Attributes:
+        number: of the job among those of the cluster.
+        places: of the ranks, that of each caller.
+    """
+
+    title: str
+    """What people call it."""
+
+    has_successors = False
+    """Hosts of it that are lost are replaced, while it goes on."""
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        self.number = number
+        self.places = places
+        self._batch = batch
+        self._folder = folder
+        self._id = ""
+
+    def __str__(self) -> str:
+        return f"{self.title} {self._id}".rstrip()
+
+    @abc.abstractmethod
+    def submit(self, calling: Path) -> None:
+        """Ask for the hosts.
+
+        Args:
+            calling: the file that callers read.
+
+        Raises:
+            StartError: the scheduler refuses, or is not there; it says why.
+        """
+
+    @abc.abstractmethod
+    def state(self) -> JobState:
+        """What the scheduler says of it.
+
+        Raises:
+            StartError: it does not answer.
+        """
+
+    @abc.abstractmethod
+    def ending(self) -> list[str]:
+        """The command that ends it, which may be given more than once; empty where none does."""
+
+    def end(self) -> list[str]:
+        """End it here and now, or return the command that does (`ending`)."""
+        return self.ending()
+
+    def words(self) -> str:
+        """The last lines that one of its hosts wrote; empty where there are none."""
+        return read_tail(self._folder, f"job-{self.number}", _LOG_LINES)
+
+    @property
+    def _log(self) -> Path:
+        return log_file(self._folder, f"job-{self.number}")
+
+    def _command(self, calling: Path) -> list[str]:
+        own = self._batch.python
+        python = str(Path(own).expanduser()) if own else sys.executable
+        return [python, "-m", "nbdist.cluster.schedulers.dial_in", str(calling)]
+
+
+class BatchJob(Job):
+    """A job of one of `SCHEDULERS`."""
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        super().__init__(batch, number, places, folder)
+        self._scheduler = SCHEDULERS[batch.launcher]
+        self.title = self._scheduler.title
+        self._delete: list[str] = []
+
+    def submit(self, calling: Path) -> None:
+        program, *args = self._command(calling)
+        file = f"job-{self.number}.sh"
+        launcher = self._scheduler.launcher(
+            work_dir=str(self._folder),
+            profile_dir=str(self._folder),
+            batch_file_name=file,
+            batch_template=self._scheduler.template,
+            output_file=str(self._log),
+            namespace={"options": "\n".join(self._lines()), "name": self._name},
+            program=[program],
+            program_args=args,
+            log=logging.getLogger("nbdist.ipyparallel"),
+            **self._scheduler.traits,
+        )
+        self._delete = list(launcher.delete_command)
+        # Its own drops what the command says, and gives LSF a line for a shell.
+        launcher.write_batch_script(len(self.places))
+        script = self._folder / file
+        command = list(launcher.submit_command)
+        try:
+            if self._batch.launcher == "lsf":
+                said = _run(command, input=script.read_text())
+            else:
+                said = _run([*command, str(script)])
+            self._id = launcher.parse_job_id(said)
+        except launchers.LauncherError as error:
+            raise StartError(f"{self.title}s cannot be submitted: {error}") from None
+
+    @property
+    def _name(self) -> str:
+        """Unlike that of any other job, so that one can be cancelled that has no number yet."""
+        return f"nbdist-{self._folder.name}-{self.number}"
+
+    def _lines(self) -> list[str]:
+        """What the script tells the scheduler."""
+        asked = self._scheduler
+        given = (
+            (asked.queue, self._batch.queue),
+            (asked.time, self._batch.time),
+            (asked.gpus, self._batch.gpus),
+        )
+        words = [word.format(value) for word, value in given if value]
+        if self._batch.time and self._batch.launcher == "lsf":  # it takes minutes
+            words = [
+                w.replace(self._batch.time, str(-(-seconds(self._batch.time) // 60))) for w in words
+            ]
+        return [f"{asked.mark}{word}" for word in (*self._parts(), *words, *self._batch.options)]
+
+    def _parts(self) -> tuple[str, ...]:
+        """Of a job that has a part for each host."""
+        count = len(self.places)
+        if self._batch.launcher == "pbs":
+            array = (f"-{'J' if _is_pbs_pro() else 't'} 1-{count}",) if count > 1 else ()
+            return "-N nbdist", "-j oe", f"-o {self._log}", *array
+        if self._batch.launcher == "sge":
+            return "-N nbdist", "-S /bin/sh", "-j y", f"-o {self._log}", f"-t 1-{count}"
+        if self._batch.launcher == "lsf":
+            return f"-J nbdist[1-{count}]", f"-o {self._log}"
+        return ()
+
+    def state(self) -> JobState:
+        if not self._id:
+            return SUBMITTED
+        scheduler = self._scheduler
+        try:
+            said = _run([word.format(id=self._id, user=_user()) for word in scheduler.look])
+        except StartError as error:
+            if _FORGOTTEN.search(str(error)):
+                return JobState(word="", detail=str(error), over=True)
+            raise
+        found = re.findall(scheduler.word.format(id=re.escape(self._id)), said)
+        if not found:
+            return JobState(word="", over=scheduler.is_silent_of_old)
+        alive = [word for word in found if word not in scheduler.over]
+        reason, detail = _reason(said) if self._batch.launcher == "slurm" else ("", "")
+        restarts = re.search(r"\bRestarts=(\d+)", said)  # Slurm's
+        is_over = not alive or reason in HOPELESS or all(w in scheduler.hopeless for w in alive)
+        return JobState(
+            word=", ".join(dict.fromkeys(scheduler.words.get(w, w) for w in alive or found)),
+            detail=detail,
+            waits=not is_over and any(word in scheduler.waiting for word in alive),
+            over=is_over,
+            restarts=int(restarts[1]) if restarts else 0,
+        )
+
+    def ending(self) -> list[str]:
+        if self._batch.launcher == "slurm" and not _is_missing("scancel"):
+            return ["scancel", f"--name={self._name}"]
+        return [*self._delete, self._id] if self._id else []
+
+
+class MpiJob(Job):
+    """`mpiexec` on this machine, which starts the callers; it has no queue."""
+
+    title = "mpiexec"
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        super().__init__(batch, number, places, folder)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def submit(self, calling: Path) -> None:
+        launcher = launchers.MPILauncher(
+            mpi_args=[word for line in self._batch.options for word in shlex.split(line)],
+            program=self._command(calling),
+            work_dir=str(self._folder),
+            profile_dir=str(self._folder),
+        )
+        launcher.n = len(self.places)
+        if _is_missing(launcher.mpi_cmd[0]):
+            raise StartError(f"there is no {launcher.mpi_cmd[0]} here")
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                launcher.find_args(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={n: value for n, value in os.environ.items() if not _RANKS.match(n)},
+                start_new_session=True,
+            )
+
+    def state(self) -> JobState:
+        if self._process is None:
+            return SUBMITTED
+        code = self._process.poll()
+        word = "running" if code is None else f"ended with exit code {code}"
+        return JobState(word=word, over=code is not None)
+
+    def ending(self) -> list[str]:
+        return []  # it ends with the switchboard, whose child it is
+
+    def end(self) -> list[str]:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._process.kill()
+            self._process.wait()
+        return []
+
+
+def _reason(said: str) -> tuple[str, str]:
+    """Slurm's, and with it when it thinks that the job begins."""
+    found = dict(re.findall(r"(Reason|StartTime)=(\S*)", said))
+    reason, begins = found.get("Reason", ""), found.get("StartTime", "")
+    parts = [reason.replace("_", " ")] if reason not in _NOTHING else []
+    if "JobState=PENDING" in said and begins not in _NOTHING:
+        parts.append(f"is to begin {begins.replace('T', ' ')}")
+    return reason, ", ".join(parts)
+
+
+def _env() -> dict[str, str]:
+    own = (_ANOTHERS, _RANKS)
+    return {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _is_missing(program: str) -> bool:
+    return shutil.which(program) is None
+
+
+@functools.cache
+def _is_pbs_pro() -> bool:
+    """Torque's own arrays are asked for in another way."""
+    with contextlib.suppress(StartError):
+        return "pbs" in _run(["qstat", "--version"]).lower()
+    return False
+
+
+def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - as subprocess
+    """What a command of the scheduler's prints.
+
+    Raises:
+        StartError: it is not there, fails, or does not answer in time.
+    """
+    if _is_missing(command[0]):
+        raise StartError(f"there is no {command[0]} here")
+    try:
+        done = subprocess.run(
+            command,
+            input=input or "",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=_env(),
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StartError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+    if done.returncode:
+        raise StartError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
+    return done.stdout

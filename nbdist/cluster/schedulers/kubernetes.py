@@ -1,0 +1,353 @@
+"""Hosts that Kubernetes gives: the pods of one indexed Job, with a headless Service.
+
+Kubernetes starts another pod in the place of one that is lost, which calls as that did. What
+belongs to the Job goes with it, also when nobody is there to say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cluster.schedulers.dialects import seconds
+from nbdist.cluster.schedulers.jobs import COMMAND_S, SUBMITTED, Job
+from nbdist.errors import StartError
+from nbdist.records import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.records import Batch
+
+_CALLING = "calling"
+_WHERE = "/var/run/nbdist"
+_WORKER = "worker"
+_LABEL = "nbdist/job"
+_GPU = "nvidia.com/gpu"
+_GRACE_S = 120
+"""How long engines have to save what they do when their pod is taken away."""
+
+_LOG_LINES = 5
+_KEPT_S = 300
+"""A Job that ended without anybody there to remove it is removed after so long."""
+
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_HOPELESS = {"InvalidImageName", "ErrImageNeverPull"}
+
+
+class PodsJob(Job):
+    """An indexed Job; see `Job`."""
+
+    title = "Kubernetes job"
+    has_successors = True
+
+    def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
+        super().__init__(batch, number, places, folder)
+        self._api: Any = None
+        self._is_made = False
+        self._where = "", ""  # namespace and context, as they were when it was submitted
+        self._name = f"nbdist-{folder.name}-{number}"
+
+    def submit(self, calling: Path) -> None:
+        self._api, namespace, context = _api()
+        batch, core = self._api.BatchV1Api(), self._api.CoreV1Api()
+        job = job_object(self._name, len(self.places), self._batch, self._pod_of_user())
+        self._where = self._batch.namespace or namespace, context
+        self._id = self._name  # also where it is not told that it was made
+        made = self._make(batch.create_namespaced_job, job)
+        self._is_made = True
+        owned = {
+            "name": self._name,
+            "labels": {_LABEL: self._name},
+            "ownerReferences": [
+                {
+                    "apiVersion": "batch/v1",
+                    "kind": "Job",
+                    "name": self._name,
+                    "uid": made.metadata.uid,
+                }
+            ],
+        }
+        self._make(core.create_namespaced_service, service_object(owned))
+        secret = secret_object(owned, calling.read_text())
+        self._make(core.create_namespaced_secret, secret)
+
+    def state(self) -> JobState:
+        if not self._is_made:
+            return SUBMITTED
+        try:
+            job = self._ask(self._api.BatchV1Api().read_namespaced_job, self._name, self._namespace)
+        except _GoneError as error:
+            return JobState(word="", detail=str(error), over=True)
+        for condition in job.status.conditions or ():
+            if condition.type in ("Complete", "Failed") and condition.status == "True":
+                detail = ": ".join(filter(None, (condition.reason, condition.message)))
+                return JobState(word=condition.type.lower(), detail=detail, over=True)
+        return _state_of(self._pods())
+
+    def words(self) -> str:
+        if not self._is_made:
+            return ""
+        core = self._api.CoreV1Api()
+        try:
+            pods = self._pods()
+            ended = [pod for pod in pods if pod.status.phase == "Failed"] or pods
+            if not ended:
+                return ""
+            read, name = core.read_namespaced_pod_log, ended[-1].metadata.name
+            return str(self._ask(read, name, self._namespace, tail_lines=_LOG_LINES)).rstrip()
+        except StartError:  # its container was not started
+            return ""
+
+    def _pods(self) -> list[Any]:
+        """Those that are not being removed."""
+        found = self._ask(
+            self._api.CoreV1Api().list_namespaced_pod,
+            self._namespace,
+            label_selector=f"job-name={self._name}",
+        )
+        return [pod for pod in found.items if pod.metadata.deletion_timestamp is None]
+
+    def ending(self) -> list[str]:
+        """As a command: this process may end before Kubernetes has answered."""
+        if not self._id:
+            return []
+        return [
+            sys.executable,
+            "-m",
+            "nbdist.cluster.schedulers.kubernetes",
+            self._name,
+            *self._where,
+        ]
+
+    @property
+    def _namespace(self) -> str:
+        return self._where[0]
+
+    def _make(self, create: Any, given: dict[str, Any]) -> Any:
+        """Fields that the API does not know are refused, not dropped."""
+        return self._ask(create, self._namespace, given, field_validation="Strict")
+
+    def _ask(self, call: Any, *args: Any, **options: Any) -> Any:
+        """Raises StartError in the words of the API's server, or of what keeps it away."""
+        from pydantic import ValidationError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return call(*args, _request_timeout=COMMAND_S, **options)
+        except self._api.ApiException as error:
+            kind = _GoneError if error.status == _NOT_FOUND else StartError
+            raise kind(f"Kubernetes: {_message(error)}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise StartError(f"Kubernetes: {where}: {first['msg']}") from None
+        except (HTTPError, OSError) as error:
+            raise StartError(f"Kubernetes' API cannot be reached: {error}") from None
+
+    def _pod_of_user(self) -> dict[str, Any]:
+        if not self._batch.pod:
+            return {}
+        import yaml
+
+        try:
+            content = yaml.safe_load(Path(self._batch.pod).expanduser().read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise StartError(f"--pod {self._batch.pod}: {error}") from None
+        if not isinstance(content, dict):
+            raise StartError(f"--pod {self._batch.pod}: it has no fields of a pod, as `spec:`")
+        return content
+
+
+class _GoneError(StartError):
+    """There is no such object any more."""
+
+
+_NOT_FOUND = 404
+
+
+def _message(error: Any) -> str:
+    """What the API's server says in a `Status`."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(error.body)["message"])
+    return f"{error.status} {error.reason}"
+
+
+def _api(context: str = "") -> tuple[Any, str, str]:
+    """The official client, with the configuration that there is.
+
+    Args:
+        context: of the configuration; empty for the current one, or for the pod that this is.
+
+    Returns:
+        The client, the namespace that is meant where none is said, and the context.
+
+    Raises:
+        StartError: it is not installed, or there is no configuration.
+    """
+    try:
+        from kubernetes import client, config
+        from kubernetes.config.config_exception import ConfigException
+    except ImportError:
+        raise StartError('type %pip install "nbdist[kubernetes]"') from None
+    try:
+        if _OWN_NAMESPACE.exists():
+            config.load_incluster_config()
+            return client, _OWN_NAMESPACE.read_text().strip(), ""
+        _, current = config.list_kube_config_contexts()
+        context = context or str(current["name"])
+        config.load_kube_config(context=context)
+        return client, str(current["context"].get("namespace", "default")), context
+    except (ConfigException, OSError) as error:
+        raise StartError(f"no Kubernetes is configured: {error}") from None
+
+
+def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict[str, Any]:
+    """The Job, as Kubernetes' API takes it (batch/v1).
+
+    Args:
+        name: its own, and its Service's and Secret's.
+        count: how many pods.
+        batch: what they are to be like.
+        pod: what the user wants them to have beside (`metadata`, `spec`).
+    """
+    resources = {"limits": {_GPU: str(batch.gpus)}} if batch.gpus else {}
+    worker = {
+        "name": _WORKER,
+        "image": batch.image,
+        "command": [
+            batch.python or "python",
+            "-m",
+            "nbdist.cluster.schedulers.dial_in",
+            f"{_WHERE}/{_CALLING}",
+        ],
+        "volumeMounts": [
+            {"name": "nbdist", "mountPath": _WHERE, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - NCCL's, larger than the default
+        ],
+        **({"resources": resources} if resources else {}),
+    }
+    theirs, ours = pod.get("metadata", {}), {"labels": {_LABEL: name}}
+    apart = {
+        "weight": 100,
+        "podAffinityTerm": {
+            "labelSelector": {"matchLabels": {_LABEL: name}},
+            "topologyKey": "kubernetes.io/hostname",
+        },
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "subdomain": name,
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "affinity": {
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}
+        },
+        "containers": [worker],
+        "volumes": [
+            {"name": "nbdist", "secret": {"secretName": name, "defaultMode": 0o400}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {_LABEL: name}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 1000,  # a pod that is lost has a successor
+            "ttlSecondsAfterFinished": _KEPT_S,
+            **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
+            "template": {
+                "metadata": _merged(theirs, ours),
+                "spec": _merged(pod.get("spec", {}), spec),
+            },
+        },
+    }
+
+
+def service_object(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The headless Service, by which pods find each other's names also before they are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {_LABEL: metadata["name"]},
+        },
+    }
+
+
+def secret_object(metadata: dict[str, Any], calling: str) -> dict[str, Any]:
+    """What the pods read, to call."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {_CALLING: calling},
+    }
+
+
+def _merged(theirs: Any, ours: Any) -> Any:
+    """Both; where they say different things of one, ours. First containers are the same one."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        both = {key: _merged(theirs[key], ours[key]) for key in theirs.keys() & ours.keys()}
+        merged = {**theirs, **ours, **both}
+        first, own = theirs.get("containers"), ours.get("containers")
+        if first and own:
+            merged["containers"] = [_merged(first[0], own[0]), *first[1:]]
+        return merged
+    if isinstance(theirs, list) and isinstance(ours, list):
+        return [*theirs, *ours]
+    return ours
+
+
+def _state_of(pods: Sequence[Any]) -> JobState:
+    phases = [pod.status.phase for pod in pods]
+    waiting = [pod for pod in pods if pod.status.phase == "Pending"]
+    why = list(dict.fromkeys(filter(None, map(_why_waiting, waiting))))
+    running = sum(phase == "Running" for phase in phases)
+    word = f"{running} of {len(pods)} pods running" if pods else "without pods yet"
+    is_over = any(reason.split(":")[0] in _HOPELESS for reason in why)
+    return JobState(
+        word=word,
+        detail="; ".join(why),
+        waits=not is_over and (bool(waiting) or not pods),
+        over=is_over,
+    )
+
+
+def _why_waiting(pod: Any) -> str:
+    for container in pod.status.container_statuses or ():
+        state = container.state.waiting if container.state else None
+        if state is not None and state.reason:
+            return ": ".join(filter(None, (state.reason, state.message)))
+    for condition in pod.status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return str(condition.message or condition.reason or "")
+    return ""
+
+
+def main() -> None:
+    """Delete a Job, and what is its own: `… cluster.pods NAME NAMESPACE CONTEXT`."""
+    name, namespace, context = sys.argv[1:]
+    client, _, _ = _api(context)
+    try:
+        client.BatchV1Api().delete_namespaced_job(name, namespace, propagation_policy="Background")
+    except client.ApiException as error:
+        if error.status != _NOT_FOUND:
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""A connection that a host has made to this machine, in the place of one that `ssh` makes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nbdist.cluster.forkserver.control_socket import connect
+from nbdist.cluster.forkserver.logs import log_file, read_tail
+from nbdist.cluster.schedulers.allocations import LOOK_S, SWITCH_SOCKET
+from nbdist.cluster.ssh.connection import CONNECT_S
+from nbdist.errors import StartError
+from nbdist.records import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nbdist.cluster.forkserver.client import SeedProcess
+    from nbdist.records import Batch, Host
+
+CALL_S = 60.0
+"""How long hosts of a job that has begun may take to call."""
+
+_BEGIN_S = 30.0
+_END_S = 5.0
+_ANSWER_S = 15.0
+_ANSWERS_S = {
+    "book": 180.0,
+    "comes_again": 120.0,
+    "state": 60.0,
+    "run": 40.0,
+    "words": 40.0,
+    "release": 60.0,
+}
+"""Where others are asked first."""
+
+_POLL_S = 0.05
+_LOG_LINES = 5
+
+
+class Exchange:
+    """The switchboard (`rendezvous.py`) of one cluster, as its owner asks it.
+
+    Args:
+        batch: how hosts are asked for.
+        home: this machine's seed, which ends it.
+        wait_s: how long a job may be queued.
+    """
+
+    def __init__(self, batch: Batch, home: SeedProcess, wait_s: float) -> None:
+        self._batch = batch
+        self._home = home
+        self._wait_s = wait_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def link(self, host: Host, place: int) -> Called:
+        """The connection of the host that has this place."""
+        return Called(self, host, place, f"b{place}")
+
+    def call(self, places: Sequence[int], say: Callable[[str], None]) -> tuple[str, bool]:
+        """Ask the scheduler for hosts for these places, and wait until they have called.
+
+        Where that fails, or is broken off, nobody asks for them any more.
+
+        Args:
+            places: of ranks, none of which has a host.
+            say: is told how it goes.
+
+        Returns:
+            What became of it, in words, and whether all have called.
+
+        Raises:
+            StartError: the scheduler refuses, or the job ended, or was queued for too long.
+        """
+        self._start()
+        try:
+            return self._await_calls(list(places), say)
+        except BaseException:
+            self.release(places)
+            raise
+
+    def _await_calls(self, places: list[int], say: Callable[[str], None]) -> tuple[str, bool]:
+        began, begun_at = time.monotonic(), 0.0
+        since = time.strftime("%H:%M:%S")
+        named: dict[str, None] = {}
+        fresh = {self._book(places)}
+        while True:
+            answer = self.ask("state", places=places)
+            there = len(answer["called"])
+            jobs = [(j["job"], msgspec.convert(j["state"], JobState)) for j in answer["jobs"]]
+            named |= dict.fromkeys(job for job, _ in jobs)
+            if there == len(places):
+                return ", ".join(named), True
+            say("; ".join(_progress(*job, since) for job in jobs) + f", {there} of {len(places)}")
+            now = time.monotonic()
+            for job, state in jobs:
+                if state.over and job in fresh:
+                    raise StartError(self._why_over(job, state, places))
+                if state.over:  # its hosts were about to go when it was asked for them
+                    fresh.add(self._book(places))
+                if state.waits and now > began + self._wait_s:
+                    if there:
+                        return f"{there} of {len(places)} within {self._wait_s:g} s", False
+                    raise StartError(
+                        f"{job} was queued for {self._wait_s:g} s (NBDIST_QUEUE_WAIT_S): "
+                        f"{state.word}"
+                    )
+            waits = any(state.waits for _, state in jobs)
+            begun_at = 0.0 if waits else begun_at or now
+            if begun_at and now > begun_at + CALL_S:
+                if not there:
+                    raise StartError(self._why_silent(answer, *jobs[0], places))
+                return f"{there} of {len(places)} have called within {CALL_S:g} s", False
+            time.sleep(LOOK_S / 2 if waits and not there else LOOK_S / 10)
+
+    def _book(self, places: list[int]) -> str:
+        return str(self.ask("book", places=places)["new"])
+
+    def release(self, places: Sequence[int]) -> None:
+        """Nobody wants hosts for these places any more; those that there are end."""
+        with contextlib.suppress(StartError):
+            self.ask("release", places=list(places))
+
+    def _why_over(self, job: str, state: JobState, places: Sequence[int]) -> str:
+        log = self._words(places)
+        detail = f" ({state.detail})" if state.detail else ""
+        said = f"; the last lines of its log:\n{log}" if log else ""
+        return f"{job} gives no hosts: {state.word}{detail}{said}"
+
+    def _why_silent(
+        self, answer: dict[str, Any], job: str, state: JobState, places: Sequence[int]
+    ) -> str:
+        log = self._words(places)
+        said = f"\nthe last lines of its log:\n{log}" if log else ""
+        return (
+            f"{job} is {state.word.lower()}, and no host of it has called "
+            f"{answer['address']} within {CALL_S:g} s: let hosts connect to it there, or name "
+            f"another address of this machine with --listen{said}"
+        )
+
+    def _words(self, places: Sequence[int]) -> str:
+        try:
+            return str(self.ask("words", place=places[0])["words"])
+        except StartError:
+            return ""
+
+    def comes_again(self, places: Sequence[int]) -> bool:
+        """Whether a job of these places has been queued again."""
+        try:
+            return bool(self.ask("comes_again", places=list(places))["again"])
+        except StartError:
+            return False
+
+    def job(self, place: int) -> str:
+        """The job of a place, in words."""
+        return self.fate(place).partition(":")[0] or "nobody"
+
+    def fate(self, place: int) -> str:
+        """What the scheduler says of the job of a place, in words; empty where nobody knows."""
+        try:
+            answer = self.ask("fate", place=place)
+        except StartError:
+            return ""
+        state = msgspec.convert(answer["state"], JobState)
+        detail = f" ({state.detail})" if state.detail else ""
+        return f"{answer['job']}: {state.word or 'it has ended'}{detail}"
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """Raises StartError where it refuses, or is not there."""
+        try:
+            peer = connect(self._home.folder / SWITCH_SOCKET)
+        except OSError as error:
+            raise StartError("what the hosts call is gone: type %dist_restart") from error
+        deadline = time.monotonic() + _ANSWERS_S.get(op, _ANSWER_S)
+        answers: list[dict[str, Any]] = []
+        try:
+            peer.send({"op": op, **request})
+            while not answers and peer.wait(max(0.0, deadline - time.monotonic())):
+                answers = peer.read()
+        except (OSError, EOFError) as error:
+            raise StartError("what the hosts call has ended") from error
+        finally:
+            peer.close()
+        if not answers or "error" in answers[0]:
+            raise StartError(answers[0]["error"] if answers else "what hosts call does not answer")
+        return answers[0]
+
+    def close(self) -> None:
+        """It ends with the seed, and has its jobs cancelled."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> None:
+        """Have a switchboard."""
+        folder = self._home.folder
+        try:
+            connect(folder / SWITCH_SOCKET).close()
+        except OSError:
+            (folder / SWITCH_SOCKET).unlink(missing_ok=True)
+            self.close()
+            with log_file(folder, "switchboard").open("ab") as log:
+                self._process = process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "nbdist.cluster.schedulers.rendezvous"),
+                        *(str(folder.absolute()), str(self._home.pid)),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._home.guard(process.pid)
+            assert process.stdin is not None
+            with process.stdin as stdin:
+                stdin.write(msgspec.json.encode(self._batch))
+            self._await_start(process)
+
+    def _await_start(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _BEGIN_S
+        while not (self._home.folder / SWITCH_SOCKET).exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = read_tail(self._home.folder, "switchboard", _LOG_LINES)
+                raise StartError(f"hosts cannot call this machine:\n{said}")
+            time.sleep(_POLL_S)
+
+
+class Called:
+    """One of them; it is as `ssh.Connection`.
+
+    Args:
+        exchange: which has it.
+        host: which.
+        place: of its rank.
+        name: of this connection among those of the cluster.
+    """
+
+    def __init__(self, exchange: Exchange, host: Host, place: int, name: str) -> None:
+        self.host = host
+        self.name = name
+        self._exchange = exchange
+        self._place = place
+
+    def open(self) -> int:
+        """Have it, once the host has called; returns the pid of what holds it.
+
+        Raises:
+            StartError: it does not call.
+        """
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return int(self._ask("open")["pid"])
+            except StartError as error:
+                if time.monotonic() > deadline:
+                    fate = self._exchange.fate(self._place)
+                    raise StartError(f"{error}; {fate}" if fate else str(error)) from None
+            time.sleep(_POLL_S)
+
+    def is_open(self) -> bool:
+        """Whether the host is connected."""
+        try:
+            return bool(self._ask("is_open")["open"])
+        except StartError:
+            return False
+
+    def sow(self, content: bytes) -> bytes:
+        """Start a seed there; returns what it said of itself.
+
+        Raises:
+            StartError: it failed.
+        """
+        return str(self._ask("run", content=content.decode())["output"]).encode()
+
+    def bring_here(self, there: str, here: str) -> None:
+        """A socket of the host's is reached as `here`, in the cluster's folder."""
+        self._ask("here", there=there, here=here)
+
+    def bring_there(self, ports: Iterable[int], prefix: str) -> None:
+        """Ports of this machine's loopback are reached there as `<prefix>:<port>`."""
+        self._ask("there", ports=list(ports), prefix=prefix)
+
+    def why_lost(self) -> str:
+        """What there is to say of a host that is lost, beside that."""
+        return self._exchange.fate(self._place)
+
+    def close(self) -> None:
+        """End it, and all that goes through it."""
+        try:
+            self._ask("close")
+        except StartError:
+            return  # it has ended with the switchboard
+
+    def _ask(self, op: str, **request: Any) -> dict[str, Any]:
+        return self._exchange.ask(op, place=self._place, **request)
+
+
+def _progress(job: str, state: JobState, since: str) -> str:
+    detail = f" ({state.detail})" if state.detail else ""
+    beside = f", submitted {since}" if state.waits else ""
+    return f"{job} is {state.word.lower() or 'unknown'}{detail}{beside}"

@@ -1,0 +1,1 @@
+"""Connections to other hosts over ssh, and the fork servers that they reach."""

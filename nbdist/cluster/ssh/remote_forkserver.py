@@ -1,0 +1,322 @@
+"""The seed of another host, reached over one ssh connection, which is made again when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from nbdist.cluster.forkserver.client import END_TIMEOUT_S, SeedLink
+from nbdist.cluster.forkserver.control_socket import SEED_SOCKET, connect
+from nbdist.errors import NbdistError, StartError
+from nbdist.records import Sown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nbdist.cluster.forkserver.client import SeedProcess
+    from nbdist.cluster.forkserver.control_socket import Event, Peer
+    from nbdist.cluster.schedulers.reverse_connection import Called
+    from nbdist.cluster.ssh.connection import Connection
+    from nbdist.records import Sowing
+
+LOST_S = 5.0
+"""A host whose connection is gone for so long is lost, and its engines count as dead."""
+
+BEAT_S = 1.0
+"""Often enough for the seed's `SILENCE_S`."""
+
+SOCKET_PREFIX = "n"
+_OWN_S = 10.0
+_AGAIN_S = 0.5
+_TRIES = 2
+_FAREWELL_S = 3.0
+_FAREWELL = {"op": "farewell", "leaves": True}
+
+
+class AwaySeed(SeedLink):
+    """A running seed on another host; made by `start` or `take_over`.
+
+    Args:
+        link: the connection, which is open.
+        sown: where the seed is.
+        home: this machine's, which ends connections with the cluster.
+
+    Attributes:
+        host: which.
+        sown: where it is.
+    """
+
+    def __init__(self, link: Connection | Called, sown: Sown, home: SeedProcess) -> None:
+        self.host = link.host
+        self.sown = sown
+        self._link = link
+        self._home = home
+        self._ports: set[int] = set()  # that are to be there
+        self._is_bare = False  # none of them is: the connection is another one
+        self._connection: dict[str, Any] = {}
+        self._cut_at = 0.0
+        self._closing, self._over = threading.Event(), threading.Event()
+        super().__init__(self._reach(), home.role, _OWN_S, key=home.folder.name)
+        self._current = [self._peer]
+        told = self._current, os.getpid(), self._closing, self._over
+        self._farewell = weakref.finalize(self, _say_farewell, *told)
+        self._beating = threading.Thread(target=self._beat, name="nbdist-beat", daemon=True)
+        self._beating.start()
+
+    def __str__(self) -> str:
+        return f"the preloaded parent on {self.host.key}"
+
+    @classmethod
+    def take_over(
+        cls, link: Connection | Called, sown: Sown, home: SeedProcess, ports: Iterable[int]
+    ) -> Self:
+        """Own a seed that another process has started; `ports` were brought there.
+
+        Raises:
+            StartError: it cannot be reached.
+        """
+        was_open = link.is_open()
+        if not was_open:
+            home.guard(link.open())
+        self = cls(link, sown, home)
+        self._ports.update(ports)
+        self._is_bare = not was_open
+        if self._is_bare:
+            self._ask("unlinked", _OWN_S, op="unlink", name=SOCKET_PREFIX)
+            self._bring_all()
+        return self
+
+    @classmethod
+    def start(cls, link: Connection | Called, sowing: Sowing, home: SeedProcess) -> Self:
+        """Connect to the host, start a seed there, and own it.
+
+        Raises:
+            StartError: that failed; it says why, and what to do.
+        """
+        try:
+            home.guard(link.open())
+            return cls(link, _sown(link.sow(msgspec.json.encode(sowing))), home)
+        except BaseException:
+            link.close()
+            raise
+
+    # Where things are, as its engines see them.
+
+    def prefix(self) -> str:
+        """Ports of this machine's are Unix sockets there: `<prefix>:<port>`."""
+        return f"{self.sown.folder}/{SOCKET_PREFIX}"
+
+    def bring(self, ports: Sequence[int]) -> None:
+        """See that its engines reach these ports of this machine."""
+        fresh = sorted(set(ports) - self._ports)
+        if fresh:
+            self._await_connection()
+            self._link.bring_there(fresh, self.prefix())
+            self._ports.update(fresh)
+
+    def _bring_all(self) -> None:
+        """Over a connection that is new; what the former one has left there is gone."""
+        if self._ports:
+            self._link.bring_there(sorted(self._ports), self.prefix())
+        self._is_bare = False
+
+    def introduce(self, controller: dict[str, Any]) -> None:
+        """Tell it of ipyparallel's controller, as the controller's file for engines has it."""
+        self.bring(ports_of(controller))
+        self._connection = {**controller, "interface": f"ipc://{self.prefix()}"}
+
+    def env(self) -> dict[str, str]:
+        """What an engine is told there of the controller, and what the host has for it."""
+        return {
+            "IPP_CONNECTION_INFO": json.dumps(self._connection),
+            "IPP_PROFILE_DIR": self.sown.folder,
+            **self.host.env,
+        }
+
+    def last_words(self, name: str, lines: int) -> str:
+        if not self.runs():
+            why = self._link.why_lost()
+            lost = f"{self.host.key} could not be reached for {LOST_S:g} s"
+            return f"{lost}; {why}" if why else lost
+        return super().last_words(name, lines)
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        if self._is_over or threading.current_thread() is self._thread:
+            return ""  # there is no answer, or nobody would hear it
+        try:
+            text: str = self._ask("tail", END_TIMEOUT_S, op="tail", id=name, lines=lines)["text"]
+        except StartError:
+            return ""
+        return text
+
+    # The connection.
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its connection is gone, and is being made again."""
+        return self._cut_at > 0
+
+    def _reach(self) -> Peer:
+        """A connection to the seed over a link that is open."""
+        here = self._home.folder / f"{self._link.name}.sock"
+        with contextlib.suppress(OSError):
+            return connect(here)  # it was brought here before
+        self._link.bring_here(f"{self.sown.folder}/{SEED_SOCKET}", here.name)
+        try:
+            return connect(here)
+        except OSError as error:
+            raise StartError(f"its preloaded parent cannot be reached: {error}") from error
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_S):
+            with contextlib.suppress(OSError), self._sending:
+                self._peer.send({"op": "beat"})
+
+    def _order(self, **order: Any) -> None:
+        """While the connection is made again, orders wait for it."""
+        for _ in range(_TRIES):
+            self._await_connection()
+            peer = self._peer
+            with contextlib.suppress(OSError), self._sending:
+                peer.send(order)
+                return
+            self._await_other(peer)  # the listening thread is about to find out, too
+        raise StartError(f"{self.host.key} cannot be reached")
+
+    def _await_connection(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_cut or self._is_over, 2 * LOST_S)
+
+    def _await_other(self, peer: Peer) -> None:
+        """Wait until the connection to the seed is another one, or there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._peer is not peer, 2 * LOST_S)
+
+    def _connects_again(self) -> bool:
+        """Whether it worked before the host is lost; not where this process lets go of it."""
+        if self._closing.is_set() or self._is_over:
+            return False
+        self._cut_at = time.monotonic()
+        while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
+            try:
+                self._mend()
+            except (NbdistError, OSError):
+                self._closing.wait(_AGAIN_S)
+                continue
+            with self._changed:
+                self._cut_at = 0.0
+                self._changed.notify_all()
+            return True
+        return False
+
+    def _mend(self) -> None:
+        """Have a connection to the seed again, and all ports there.
+
+        Raises:
+            NbdistError, OSError: not yet.
+        """
+        if not self._link.is_open():
+            self._link.close()
+            self._is_bare = True
+            self._home.guard(self._link.open())
+        peer = self._reach()
+        self._own(peer)
+        with self._sending:
+            self._peer.close()
+            self._peer = self._current[0] = peer
+        if self._is_bare:  # sockets that the former connection has left are in the way
+            peer.send({"op": "unlink", "name": SOCKET_PREFIX})
+            self._hear_until("unlinked")
+            self._bring_all()
+
+    def _hear_until(self, kind: str) -> None:
+        """On the listening thread: take in events until one of this kind has come."""
+        try:
+            while self._peer.wait(_OWN_S):
+                events = self._peer.read()
+                for event in events:
+                    self._note(event)
+                if any(event["event"] == kind for event in events):
+                    return
+        except EOFError as error:
+            raise StartError("the connection was cut again") from error
+        raise StartError("the preloaded parent does not answer")
+
+    def _take_in(self, owned: Event) -> None:
+        """Children that have ended meanwhile ended unheard."""
+        gone = self._pids.keys() - owned["children"].keys()
+        super()._take_in(owned)
+        for name in gone:
+            self._codes[name] = None
+
+    def leave(self) -> None:
+        """Go without a farewell: the seed waits for another owner; the connection stays."""
+        self._farewell.detach()
+        self._end()
+
+    def close(self) -> None:
+        """End every child there, then the seed, and the connection.
+
+        A host that cannot be reached does so by itself.
+        """
+        if self._farewell.detach() is None:
+            return
+        if not self.is_cut:
+            _say_farewell(self._current, os.getpid(), self._closing, self._over)
+        self._closing.set()
+        self._link.close()
+        self._end()
+
+    def bid_farewell(self) -> None:
+        """`close` is about to be called, of others first: it need not wait then."""
+        self._closing.set()
+        with contextlib.suppress(OSError), self._sending:
+            self._peer.send(_FAREWELL)
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        if event["event"] == "ended":
+            self._over.set()
+
+    def _end(self) -> None:
+        self._closing.set()
+        self._beating.join()
+        self._end_connection()
+
+
+def _sown(output: bytes) -> Sown:
+    """Where a seed is, by what started it; a shell's start-up files may print, too."""
+    lines = output.strip().splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=Sown)
+    except msgspec.DecodeError:
+        said = output.decode(errors="replace").strip()[-200:]
+        raise StartError(f"Python said {said!r} there, and not where the seed is") from None
+
+
+def ports_of(controller: dict[str, Any]) -> list[int]:
+    """Those of ipyparallel's controller, by its file for engines."""
+    values = (value for name, value in controller.items() if name != "ssh")
+    lists = (value if isinstance(value, list) else [value] for value in values)
+    return [port for ports in lists for port in ports if isinstance(port, int)]
+
+
+def _say_farewell(
+    current: list[Peer], pid: int, closing: threading.Event, over: threading.Event
+) -> None:
+    """Said by the owner, not by a process that was forked from it; returns when it was heeded.
+
+    Also as Python ends, and before this machine's seed ends the connections.
+    """
+    if os.getpid() == pid:
+        closing.set()
+        with contextlib.suppress(OSError):
+            current[0].send(_FAREWELL)
+        over.wait(_FAREWELL_S)

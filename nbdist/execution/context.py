@@ -1,0 +1,34 @@
+"""A cell, and where what comes of it goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nbdist.execution.live_run import LiveRun
+    from nbdist.execution.recorder import Recorder
+    from nbdist.execution.recovery_log import Heals
+    from nbdist.records import CellUnderWay
+    from nbdist.views.run.cell_output import View
+
+
+class Task(NamedTuple):
+    """What there is of a cell that is run.
+
+    Attributes:
+        cell: which, and how it is followed.
+        view: shows what the ranks say.
+        live: keeps it.
+        host_of: the host of each rank that runs it.
+        recorder: keeps what the run's result has of it.
+        heals: is told when the state of a rank is saved from here on.
+    """
+
+    cell: CellUnderWay
+    view: View
+    live: LiveRun
+    host_of: Mapping[int, str]
+    recorder: Recorder
+    heals: Heals

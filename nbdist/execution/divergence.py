@@ -1,0 +1,128 @@
+"""Comparison of values that should be the same on all ranks, at the end of a plain cell."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from IPython.core.inputtransformer2 import TransformerManager
+from msgspec import structs
+
+from nbdist.cells.names import Names
+from nbdist.errors import StepError
+from nbdist.records import Failure
+from nbdist.views import formatting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nbdist.records import CellEnded, CellRequest, Replicated, StrategyName
+
+_MOST_NAMES = 5
+_ADVICE: dict[StrategyName, str] = {
+    "pjrt": (
+        "Usual causes: a key from the clock (jax.random.key(time.time_ns())), "
+        "np.random.default_rng() without a seed, a condition on the rank. Use a constant seed, as "
+        "in jax.random.key(0) and np.random.default_rng(0), or NumPy's global generator, which "
+        "nbdist seeds. Keep values of one rank in NumPy, or on a device of that rank: "
+        "jax.device_put(x, jax.local_devices()[0]). Use --guard 0 to skip the comparison"
+    ),
+    "mirrored": (
+        "Usual causes: np.random.default_rng() without a seed, an update on some ranks only (a "
+        "condition on the rank), moving means that each replica updates in strategy.run. Use a "
+        "constant seed, as in np.random.default_rng(0), or NumPy's global generator, which nbdist "
+        "seeds. Run updates on all ranks. Use BatchNormalization(synchronized=True) in "
+        "strategy.run. Keep values of one rank in NumPy, or in tf.Variable(..., trainable=False). "
+        "Use --guard 0 to skip the comparison"
+    ),
+}
+_EXPECTED: dict[StrategyName, str] = {
+    "pjrt": "though JAX treats it as replicated",
+    "mirrored": "though TensorFlow treats it as mirrored",
+}
+
+
+def drifted(request: CellRequest, ended: Mapping[int, CellEnded]) -> CellEnded | None:
+    """Compare the digests of all ranks.
+
+    Args:
+        request: the cell.
+        ended: the end of the cell on each rank. If one failed, nothing is compared.
+
+    Returns:
+        The end of the first rank with other values, as a failure that names them; None if all
+        values are the same.
+    """
+    if request.strategy is None or any(end.status != "ok" for end in ended.values()):
+        return None
+    found: dict[str, dict[int, Replicated]] = {}
+    for rank, end in sorted(ended.items()):
+        for each in end.replicated:
+            found.setdefault(each.name, {})[rank] = each
+    differing = {name: of_ranks for name, of_ranks in found.items() if _differ(of_ranks)}
+    if not differing:
+        return None
+    odd, usual = _parted(next(iter(differing.values())))
+    text = _text(request.strategy, _named(request, differing), odd, usual)
+    failure = Failure(ename=StepError.__name__, evalue=text, traceback=(), same=text)
+    return structs.replace(ended[odd[0]], status="error", failure=failure)
+
+
+def _differ(of_ranks: Mapping[int, Replicated]) -> bool:
+    """Return whether values differ and this cell has changed one; others were reported before."""
+    changed = any(each.changed for each in of_ranks.values())
+    return changed and len({each.number for each in of_ranks.values()}) > 1
+
+
+def _named(request: CellRequest, differing: Mapping[str, Mapping[int, Replicated]]) -> list[str]:
+    """The paths whose values differ, each with the line that binds its name."""
+    lines = _lines(request.source)
+    named = dict.fromkeys(
+        f"`{path}`" + (f" (line {lines[name]})" if name in lines else "")
+        for name, of_ranks in differing.items()
+        for path in _paths(name, of_ranks)
+    )
+    return list(named)
+
+
+def _text(strategy: StrategyName, paths: list[str], odd: list[int], usual: int) -> str:
+    more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
+    who = (
+        f"rank {formatting.ranks(odd)} has"
+        if len(odd) == 1
+        else f"ranks {formatting.ranks(odd)} have"
+    )
+    return (
+        f"not the same on all ranks, {_EXPECTED[strategy]}: "
+        f"{', '.join(paths[:_MOST_NAMES])}{more}. {who} other values than rank {usual}. "
+        f"{_ADVICE[strategy]}"
+    )
+
+
+def _paths(name: str, of_ranks: Mapping[int, Replicated]) -> list[str]:
+    """The paths under a name whose values differ; the name if ranks reported other numbers of them.
+
+    Values are matched by position: libraries count their objects in paths, and ranks may have
+    created different ones before.
+    """
+    first, *others = (each.parts for each in of_ranks.values())
+    if not first or any(len(parts) != len(first) for parts in others):
+        return [name]
+    columns = zip(*(parts.values() for parts in (first, *others)), strict=True)
+    return [path for path, column in zip(first, columns, strict=True) if len(set(column)) > 1]
+
+
+def _parted(of_ranks: Mapping[int, Replicated]) -> tuple[list[int], int]:
+    """The ranks whose values differ from the most frequent ones, and the first of the others."""
+    numbers = {rank: each.number for rank, each in of_ranks.items()}
+    (most, _), *_ = Counter(numbers.values()).most_common(1)
+    odd = [rank for rank, number in numbers.items() if number != most]
+    return odd, next(rank for rank, number in numbers.items() if number == most)
+
+
+def _lines(source: str) -> dict[str, int]:
+    """The first line of the cell that binds each name."""
+    names = Names()
+    names.scan(ast.parse(TransformerManager().transform_cell(source)).body)
+    return names.bound

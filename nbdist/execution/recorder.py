@@ -1,0 +1,86 @@
+"""What a run's result has of what its ranks said, also where it is healed in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.execution.result import Run
+from nbdist.records import (
+    Checked,
+    Compiled,
+    Display,
+    Metrics,
+    Note,
+    Opened,
+    Planned,
+    Rows,
+    StepBegun,
+)
+
+if TYPE_CHECKING:
+    from nbdist.records import Heal, Plan, Speech
+
+
+class Recorder:
+    """Makes a `Run` of records.
+
+    Args:
+        number: of the cell.
+        is_step: the cell is a step; in others, only what is reported of steps counts.
+
+    Attributes:
+        opened: what is saved of the run; None where nothing is, or not yet.
+        begun: how a step cell was split.
+    """
+
+    def __init__(self, number: int, *, is_step: bool) -> None:
+        self.opened: Opened | None = None
+        self.begun: StepBegun | None = None
+        self._number = number
+        self._is_step = is_step
+        self._reports: list[Metrics | Rows] = []
+        self._results: dict[int, str] = {}
+        self._checked: Checked | None = None
+        self._plan: Plan | None = None
+        self._compiled: Compiled | None = None
+        self._notes: list[Note] = []
+        self._heals: list[Heal] = []
+
+    def keep(self, record: Speech) -> None:
+        """Keep what the result has of it."""
+        if isinstance(record, Metrics) or (
+            isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
+        ):
+            self._reports.append(record)
+        elif isinstance(record, Display) and record.result:
+            self._results[record.rank] = str(record.data.get("text/plain", ""))
+        elif isinstance(record, StepBegun):
+            self.begun = record
+        elif isinstance(record, Opened):
+            self.opened = record
+        elif isinstance(record, Checked):
+            self._checked = record
+        elif isinstance(record, Planned):
+            self._plan = record.plan
+        elif isinstance(record, Compiled):
+            self._compiled = self._compiled or record
+        elif isinstance(record, Note):
+            self._notes.append(record)
+
+    def healed(self, heal: Heal) -> None:
+        """What was reported of steps after `heal.step` is void."""
+        self._heals.append(heal)
+
+    def run(self) -> Run:
+        """What there is so far."""
+        return Run(
+            self._number,
+            tuple(self._reports),
+            dict(self._results),
+            self.begun,
+            self._checked,
+            tuple(self._notes),
+            tuple(self._heals),
+            self._plan,
+            self._compiled,
+        )

@@ -1,0 +1,108 @@
+"""A run that was under way in another process: what was kept of it, and how it goes on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.errors import UsageError
+from nbdist.execution.live_run import KeptLiveRun
+from nbdist.execution.null_run import UnkeptRun
+from nbdist.execution.result import Run
+from nbdist.execution.saved_runs import PastRun, step_begun
+from nbdist.records import PLACE, FitBegun, Rows, StepBegun
+from nbdist.telemetry.frontend_request import this_request
+from nbdist.telemetry.run_reader import find
+from nbdist.telemetry.run_writer import RunDirectory
+from nbdist.utils.processes import this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from nbdist.execution.live_run import LiveRun
+    from nbdist.records import CellUnderWay, Heal, RunState, Table
+    from nbdist.settings import Settings
+    from nbdist.telemetry.run_reader import KeptRun
+
+_STEP = PLACE.index("step")
+
+
+@dataclass(frozen=True)
+class Former:
+    """What was kept of a run.
+
+    Attributes:
+        live: the run, which this process keeps from here on.
+        reports: rows of one rank each, all of steps or all of epochs, in their order.
+        begun: how its steps are, if it has any.
+        stopping: its end had been asked for.
+        age_s: for how long it has run.
+        heals: how often it had lost ranks.
+    """
+
+    live: LiveRun
+    reports: tuple[Rows, ...] = ()
+    begun: StepBegun | FitBegun | None = None
+    stopping: bool = False
+    age_s: float = 0.0
+    heals: tuple[Heal, ...] = ()
+
+
+def reopen(cell: CellUnderWay, settings: Settings) -> Former:
+    """Go on keeping a run.
+
+    Args:
+        cell: whose run it is.
+        settings: how many runs are kept.
+    """
+    if not cell.run:
+        return Former(UnkeptRun("this run is not kept"))
+    try:
+        kept = find(Path(cell.runs), cell.run)
+        state, tables = kept.written_state(), kept.tables()
+        reports = tuple(rows for table in tables for rows in _rows(kept, table))
+        asked = this_request()
+        place = {"request": asked.id, "cell": asked.cell} if asked.id else {}
+        directory = RunDirectory(kept.path, state, tables)
+        directory.update(writer=this_process(), **place)
+    except (UsageError, OSError, msgspec.DecodeError) as error:
+        return Former(UnkeptRun(f"this run is not kept any more: {error}"))
+    live = KeptLiveRun(directory, settings.kept_runs, reported=bool(tables or state.replicas))
+    stopping, age_s = state.status == "stopping", time.time() - state.began
+    return Former(live, reports, _begun(state), stopping, age_s, state.heals)
+
+
+def _rows(kept: KeptRun, table: Table) -> Iterator[Rows]:
+    """The rows of a table: ranks apart, and steps from epochs."""
+    array = kept.array(table)
+    for rank in sorted({int(rank) for rank in array[:, 0]}):
+        own = array[array[:, 0] == rank]
+        for chosen in (own[own[:, _STEP] >= 0], own[own[:, _STEP] < 0]):
+            if len(chosen):
+                yield _packed(rank, table, chosen)
+
+
+def _packed(rank: int, table: Table, rows: np.ndarray) -> Rows:
+    return Rows(rank=rank, cell=0, columns=table.columns, values=rows.tobytes())
+
+
+def _begun(state: RunState) -> StepBegun | FitBegun | None:
+    if state.epochs and not state.replicas:
+        return FitBegun(rank=0, cell=state.number, epochs=state.epochs, steps=state.steps)
+    return step_begun(state)
+
+
+def run_of(cell: CellUnderWay | None) -> Run:
+    """A cell that has ended, as it was kept."""
+    if cell is None or not cell.run:
+        return Run(0)
+    try:
+        return PastRun(find(Path(cell.runs), cell.run)).run
+    except (UsageError, OSError, msgspec.DecodeError):
+        return Run(cell.request.number)

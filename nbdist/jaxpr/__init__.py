@@ -1,0 +1,4 @@
+"""Reading and rewriting of JAX programs.
+
+The planner's model, microbatches, rematerialization, sharding constraints.
+"""

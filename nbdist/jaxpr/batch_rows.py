@@ -1,0 +1,263 @@
+"""Operations that treat each row of the batch alike, and what they are for a part of the rows.
+
+What is not known to do so is refused: a row that depended on others would come out otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jax.extend.core import Literal
+
+from nbdist.jaxpr.rules import ELEMENTWISE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Rows = Mapping[Any, tuple[int, ...]]
+    """Of variables that have some, the dimensions that are rows of the batch."""
+
+    Rule = Callable[[Any, Rows], bool]
+
+
+def is_by_row(eqn: Any, rows: Rows) -> bool:
+    """Whether each row that it leaves depends on the same row of what it is given, and no other."""
+    name = eqn.primitive.name
+    if name in ELEMENTWISE:
+        return len({rows[var] for var in (*eqn.invars, *eqn.outvars) if _has(var, rows)}) == 1
+    rule = _RULES.get(name)
+    return rule is not None and rule(eqn, rows)
+
+
+def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
+    """Whether what it leaves, without rows, is the sum of what it would leave of parts of them."""
+    name = eqn.primitive.name
+    if name == "reduce_sum":
+        return set(rows[eqn.invars[0]]) <= set(eqn.params["axes"])
+    if name == "dot_general":
+        (left, right), _ = eqn.params["dimension_numbers"]
+        sides = zip(eqn.invars, (left, right), strict=True)
+        return all(_has(var, rows) and set(rows[var]) <= set(dims) for var, dims in sides)
+    if name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        left, right = eqn.invars
+        plain = eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1
+        summed = (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
+        return plain and (rows.get(left), rows.get(right)) == summed
+    return False
+
+
+def is_added_to_zeros(eqn: Any, rows: Rows) -> bool:
+    """Whether it adds each row at a place of its own choice, to what has none.
+
+    Where that is zeros, it is a sum over the rows: the gradient of a table.
+    """
+    if eqn.primitive.name != "scatter-add":
+        return False
+    table, indices, updates = (_dims(var, rows) for var in eqn.invars)
+    windows = set(eqn.params["dimension_numbers"].update_window_dims)
+    last = eqn.invars[1].aval.ndim - 1
+    return not table and bool(indices) and bool(updates - windows) and last not in indices
+
+
+def is_linear(eqn: Any, sums: Sequence[bool], zeros: Sequence[bool]) -> bool:
+    """Whether what it makes of parts of sums, summed, is what it makes of the sums.
+
+    Args:
+        eqn: the operation.
+        sums: which of its inputs are sums.
+        zeros: which are zeros, and so may be taken for sums.
+    """
+    name = eqn.primitive.name
+    every = all(is_sum or zero for is_sum, zero in zip(sums, zeros, strict=True))
+    if name in _LINEAR:
+        return True
+    if name in ("add", "add_any", "sub", "concatenate"):
+        return every
+    if name in ("mul", "dot_general"):
+        return sum(sums) == 1
+    if name == "div":
+        return sums[0] and not sums[1] and eqn.outvars[0].aval.dtype.kind in "fcV"
+    if name == "select_n":
+        return not sums[0] and all(s or z for s, z in list(zip(sums, zeros, strict=True))[1:])
+    if name == "pad":
+        return zeros[1]
+    if name in ("dynamic_slice", "slice"):
+        return sums[0] and not any(sums[1:])
+    if name == "convert_element_type":
+        wider = eqn.outvars[0].aval.dtype.itemsize >= eqn.invars[0].aval.dtype.itemsize
+        return wider and eqn.params["new_dtype"].kind in "fV"
+    return False
+
+
+def with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]], given: Sequence[Any]) -> dict[str, Any]:
+    """Its parameters where it has a part of the rows.
+
+    Args:
+        eqn: the operation.
+        shapes: of what it leaves then.
+        given: the shapes of what it is given then.
+    """
+    params = dict(eqn.params)
+    name = eqn.primitive.name
+    if name == "broadcast_in_dim":
+        params["shape"] = shapes[0]
+    elif name == "reshape":
+        params["new_sizes"] = shapes[0]
+    elif name == "slice":
+        whole = eqn.invars[0].aval.shape
+        params["limit_indices"] = tuple(
+            now if now != before else limit
+            for now, before, limit in zip(given[0], whole, eqn.params["limit_indices"], strict=True)
+        )
+    elif name == "dynamic_slice":
+        params["slice_sizes"] = shapes[0]
+    elif name == "gather":
+        whole = eqn.invars[0].aval.shape
+        params["slice_sizes"] = tuple(
+            now if now != before and size == before else size
+            for now, before, size in zip(given[0], whole, eqn.params["slice_sizes"], strict=True)
+        )
+    return params
+
+
+def _has(var: Any, rows: Rows) -> bool:
+    return not isinstance(var, Literal) and bool(rows.get(var))
+
+
+def _dims(var: Any, rows: Rows) -> set[int]:
+    return set(rows[var]) if _has(var, rows) else set()
+
+
+def _without(names: str) -> Rule:
+    """The dimensions that a parameter names are no rows."""
+
+    def rule(eqn: Any, rows: Rows) -> bool:
+        named = eqn.params[names]
+        along = set(named) if isinstance(named, (tuple, list)) else {named}
+        return all(along.isdisjoint(_dims(var, rows)) for var in eqn.invars)
+
+    return rule
+
+
+def _dot(eqn: Any, rows: Rows) -> bool:
+    """Rows are a batch dimension of both, or of one alone a dimension that stays."""
+    summed, batch = eqn.params["dimension_numbers"]
+    left, right = (_dims(var, rows) for var in eqn.invars)
+    if left & set(summed[0]) or right & set(summed[1]):
+        return False
+    if left and right:
+        places = [
+            sorted(batch[side].index(d) for d in own if d in batch[side])
+            for side, own in enumerate((left, right))
+        ]
+        return left <= set(batch[0]) and right <= set(batch[1]) and places[0] == places[1]
+    return True
+
+
+def _conv(eqn: Any, rows: Rows) -> bool:
+    numbers = eqn.params["dimension_numbers"]
+    plain = eqn.params["batch_group_count"] == 1
+    return (
+        plain
+        and _dims(eqn.invars[0], rows) == {numbers.lhs_spec[0]}
+        and not _dims(eqn.invars[1], rows)
+    )
+
+
+def _whole(eqn: Any, rows: Rows) -> bool:
+    """Of rows, no part is taken, and nothing is put beside them."""
+    (own,) = eqn.outvars[:1]
+    sizes = {var.aval.shape[dim] for var in (*eqn.invars[:1], own) for dim in _dims(var, rows)}
+    return _dims(eqn.invars[0], rows) == _dims(own, rows) and len(sizes) <= 1
+
+
+def _pad(eqn: Any, rows: Rows) -> bool:
+    own = _dims(eqn.invars[0], rows)
+    return all(eqn.params["padding_config"][dim] == (0, 0, 0) for dim in own)
+
+
+def _concatenate(eqn: Any, rows: Rows) -> bool:
+    return eqn.params["dimension"] not in set().union(*(_dims(v, rows) for v in eqn.invars))
+
+
+def _window(eqn: Any, rows: Rows) -> bool:
+    windows = eqn.params["window_dimensions"]
+    return all(windows[dim] == 1 for var in eqn.invars for dim in _dims(var, rows))
+
+
+def _gather(eqn: Any, rows: Rows) -> bool:
+    """Rows of indices, into what has none or the same as a batching dimension; or whole rows."""
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+    table, indices = (_dims(var, rows) for var in eqn.invars)
+    if table and not indices:
+        moved = {*numbers.collapsed_slice_dims, *numbers.start_index_map}
+        whole = all(eqn.params["slice_sizes"][dim] == sizes[dim] for dim in table)
+        return whole and table.isdisjoint(moved)
+    pairs = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
+    last = eqn.invars[1].aval.ndim - 1
+    return last not in indices and {pairs.get(dim) for dim in table} <= indices
+
+
+def _scatter(eqn: Any, rows: Rows) -> bool:
+    """Rows of updates, into what has the same rows whole, or as a batching dimension."""
+    numbers = eqn.params["dimension_numbers"]
+    table, indices, updates = (_dims(var, rows) for var in eqn.invars)
+    if table and not indices:
+        moved = {*numbers.inserted_window_dims, *numbers.scatter_dims_to_operand_dims}
+        return table.isdisjoint(moved) and updates <= set(numbers.update_window_dims)
+    pairs = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    return bool(table) and {pairs.get(dim) for dim in table} == indices and bool(updates)
+
+
+def _top_k(eqn: Any, rows: Rows) -> bool:
+    """It goes along the last dimension."""
+    return eqn.invars[0].aval.ndim - 1 not in _dims(eqn.invars[0], rows)
+
+
+def _layout(eqn: Any, rows: Rows) -> bool:
+    """Rows stay rows, in their order; what is beside them may be put together with them."""
+    return all(_dims(var, rows) for var in (*eqn.invars, *eqn.outvars))
+
+
+_MOVED = ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim")
+_LINEAR = frozenset((*_MOVED, "neg", "copy", "copy_p", "real", "reduce_sum", "device_put"))
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_MOVED, _layout),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+        _without("axes"),
+    ),
+    **dict.fromkeys(("argmax", "argmin"), _without("axes")),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _without("axis")),
+    "rev": _without("dimensions"),
+    "sort": _without("dimension"),
+    "split": _without("axis"),
+    "stack": _layout,
+    "top_k": _top_k,
+    "unstack": _without("axis"),
+    "bitcast_convert_type": _whole,
+    "concatenate": _concatenate,
+    "conv_general_dilated": _conv,
+    "dot_general": _dot,
+    "dynamic_slice": _whole,
+    "gather": _gather,
+    "pad": _pad,
+    "slice": _whole,
+    **dict.fromkeys(
+        (
+            "reduce_window",
+            "reduce_window_sum",
+            "reduce_window_max",
+            "reduce_window_min",
+            "select_and_scatter_add",
+            "select_and_gather_add",
+        ),
+        _window,
+    ),
+    **dict.fromkeys(("scatter", "scatter-add"), _scatter),
+}

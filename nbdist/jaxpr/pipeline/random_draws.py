@@ -1,0 +1,76 @@
+"""What layers make for each row out of nothing that has rows, as a dropout does: made beforehand.
+
+A microbatch cannot draw its part of what is drawn for the whole batch. So it is drawn at once for
+all layers, and they go over it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Var, unmapped_aval
+
+from nbdist.jaxpr.flatten import variables
+from nbdist.jaxpr.remat_scans import Scan, scan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jax.extend.core import Jaxpr
+
+
+class Draws(NamedTuple):
+    """A scan over layers, without what it draws.
+
+    Attributes:
+        scan: it goes over what is drawn, last of all.
+        program: what is drawn, of what the scan's body was given.
+        dims: of the stacks of it, which dimensions are rows.
+    """
+
+    scan: Scan
+    program: Jaxpr
+    dims: dict[Var, tuple[int, ...]]
+
+
+def without_draws(scan: Scan, dims: Mapping[Var, tuple[int, ...]], mixed: set[Var]) -> Draws:
+    """A scan over layers that draws nothing for each row.
+
+    Args:
+        scan: the scan.
+        dims: of variables that have rows, which dimensions they are.
+        mixed: variables of its body that depend on rows.
+    """
+    body = scan.body
+    drawn: set[Var] = set()
+    rest = []
+    for eqn in body.eqns:
+        is_apart = mixed.isdisjoint(eqn.outvars) and not eqn.effects
+        if is_apart and (_draws(eqn, dims) or not drawn.isdisjoint(variables(eqn.invars))):
+            drawn.update(eqn.outvars)
+        else:
+            rest.append(eqn)
+    used = [*(var for eqn in rest for var in variables(eqn.invars)), *variables(body.outvars)]
+    border = list(dict.fromkeys(var for var in used if var in drawn))
+    if any(var not in dims for var in border):
+        border = []
+    if not border:
+        return Draws(scan, body.replace(outvars=[]), {})
+    stacks = [Var(unmapped_aval(scan.eqn.params["length"], 0, var.aval)) for var in border]
+    without = body.replace(invars=[*body.invars, *border], eqns=rest)
+    eqn = scan.eqn.replace(
+        invars=[*scan.eqn.invars, *stacks],
+        params={**scan.eqn.params, "jaxpr": ClosedJaxpr(without, [])},
+    )
+    rows = {
+        stack: tuple(dim + 1 for dim in dims[var])
+        for stack, var in zip(stacks, border, strict=True)
+    }
+    return Draws(scan_of(eqn), body.replace(outvars=border), rows)
+
+
+def _draws(eqn: Any, dims: Mapping[Var, Any]) -> bool:
+    """Whether it makes rows of what has none, and not the same one again and again."""
+    makes = any(var in dims for var in eqn.outvars)
+    makes = makes and not any(var in dims for var in variables(eqn.invars))
+    return makes and bool(eqn.primitive.name != "broadcast_in_dim")

@@ -1,0 +1,77 @@
+"""A scan over layers as a pipeline: stages of layers that microbatches go through.
+
+All microbatches go there, before any goes back (GPipe: arXiv:1811.06965). A backward pass goes
+through the same ticks in their reverse order, so that it finds in each what the forward pass left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from nbdist.jaxpr.pipeline.schedule import Skewed
+from nbdist.jaxpr.pipeline.stages import Stages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.jaxpr.pipeline.layer_scans import Layers
+    from nbdist.jaxpr.pipeline.precompute import Arrays
+    from nbdist.jaxpr.pipeline.schedule import Schedule
+    from nbdist.jaxpr.pipeline.stages import Work
+
+
+class Pipeline:
+    """A scan over layers, run in stages by itself.
+
+    Args:
+        layers: the scan, with the rows of a part of a microbatch.
+        schedule: of the ticks; the layers divide by its stages and rounds.
+    """
+
+    def __init__(self, layers: Layers, schedule: Schedule) -> None:
+        self._layers, self._schedule = layers, schedule
+        self._stages = Stages(layers, schedule)
+
+    def run(self, given: Sequence[Any]) -> list[Any]:
+        """What the scan leaves.
+
+        Args:
+            given: what it is given. Constants that have rows may be `Alike`, and what it goes over
+                `Skewed` or `Dealt`.
+
+        Returns:
+            As the scan; stacks of rows are `Skewed`, others `Dealt`, but for sums.
+        """
+        layers, schedule, stages = self._layers, self._schedule, self._stages
+        first, outs = layers.scan.constants, layers.scan.eqn.outvars
+        work = stages.work(given)
+        entering = {n: schedule.entering(given[first + n], outs[n]) for n in stages.passed}
+        state = stages.begun({n: array[0] for n, array in entering.items()})
+        rows = stages.leaves({n: array[0] for n, array in entering.items()})
+        (_, totals, rows), stacks = jax.lax.scan(
+            partial(self._tick, work, entering),
+            (state, stages.zeros(), rows),
+            (jnp.arange(schedule.ticks), work.fed, work.slices),
+            reverse=layers.reverse,
+        )
+        left = work.left | stages.sums(totals, given)
+        left |= {n: Skewed(array) for n, array in stacks.items()}
+        left |= {n: schedule.leaving(stages.leaving(array), outs[n]) for n, array in rows.items()}
+        return [left[n] for n in range(len(left))]
+
+    def _tick(
+        self, work: Work, entering: Arrays, carry: tuple[Arrays, Arrays, Arrays], at: Any
+    ) -> tuple[Any, Any]:
+        (state, totals, left), (tick, *now) = carry, at
+        schedule, stages = self._schedule, self._stages
+        seats, next_, out = (
+            schedule.seats(tick, stage=s) for s in (None, stages.first, stages.last)
+        )
+        coming = {n: jax.lax.dynamic_index_in_dim(a, next_.micro) for n, a in entering.items()}
+        state = stages.entered(state, coming, seats)
+        rows, totals, stacks = stages.advanced(work, state, totals, tuple(now), seats)
+        return (stages.moved(rows), totals, stages.left(left, rows, out.micro)), stacks

@@ -1,0 +1,226 @@
+"""Scans over layers, whose backward pass makes again what the forward pass would stack.
+
+JAX makes two scans of one that is differentiated: the first stacks what the second needs of each of
+its rounds. Here the first stacks what goes into each round in its place, and each round of the
+second makes the round of the first again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Literal, Var, unmapped_aval
+
+from nbdist.jaxpr.flatten import barrier, is_plain_product, nbytes, renamed, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax.extend.core import Jaxpr
+
+    from nbdist.records import Remat
+
+
+class Scan(NamedTuple):
+    """A scan's parts: its inputs, and its body's, as constants, carried and gone over."""
+
+    eqn: Any
+    constants: int
+    carried: int
+
+    @property
+    def body(self) -> Jaxpr:
+        jaxpr: Jaxpr = self.eqn.params["jaxpr"].jaxpr
+        return jaxpr
+
+    def parts(self, all_: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        first, second = self.constants, self.constants + self.carried
+        return list(all_[:first]), list(all_[first:second]), list(all_[second:])
+
+
+def paired(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> tuple[list[Any], set[int]]:
+    """A flat program with its scans' rounds made again.
+
+    Args:
+        jaxpr: the program.
+        rows: variables that have a dimension of the batch's; what is new is added.
+        how: what is made again.
+
+    Returns:
+        Its equations, and the places of those that are halves of such a pair.
+    """
+    eqns = list(jaxpr.eqns)
+    done: set[int] = set()
+    for (first, second), stacked in _pairs(jaxpr).items():
+        if not {first, second}.isdisjoint(done):
+            continue
+        made = _remade(scan_of(eqns[first]), scan_of(eqns[second]), stacked & rows, rows, how)
+        if made is not None:
+            eqns[first], eqns[second] = made
+        done |= {first, second}
+    return eqns, done
+
+
+def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
+    """What one scan stacks and another alone goes over; the pair with most first."""
+    makers = {
+        var: place
+        for place, eqn in enumerate(jaxpr.eqns)
+        if is_scan(eqn)
+        for var in eqn.outvars[eqn.params["num_carry"] :]
+    }
+    users: dict[Var, list[tuple[int, bool]]] = defaultdict(list)
+    for place, eqn in enumerate(jaxpr.eqns):
+        over = scan_of(eqn).parts(eqn.invars)[2] if is_scan(eqn) else []
+        for var in variables(eqn.invars):
+            if var in makers:
+                users[var].append((place, any(var is one for one in over)))
+    left = set(variables(jaxpr.outvars))
+    found: dict[tuple[int, int], set[Var]] = defaultdict(set)
+    for var, first in makers.items():
+        if var not in left and len(users[var]) == 1:
+            ((second, is_gone_over),) = users[var]
+            lengths = {
+                jaxpr.eqns[place].params["length"] for place in (first, second) if is_gone_over
+            }
+            if len(lengths) == 1:
+                found[first, second].add(var)
+    return dict(sorted(found.items(), key=lambda item: -sum(map(nbytes, item[1]))))
+
+
+def _remade(
+    first: Scan, second: Scan, lost: set[Var], rows: set[Var], how: Remat
+) -> tuple[Any, Any] | None:
+    """Both scans; None where nothing is gained.
+
+    Args:
+        first: it goes forward.
+        second: it goes backward.
+        lost: what need not be stacked any more, if it can be made again.
+        rows: new variables of the batch are added to these.
+        how: what is made again.
+    """
+    stacks = first.eqn.outvars[first.carried :]
+    inside = dict(zip(stacks, first.body.outvars[first.carried :], strict=True))
+    makers = {var: eqn for eqn in first.body.eqns for var in eqn.outvars}
+    lost = {var for var in lost if not isinstance(inside[var], Literal)}
+    if how == "selective":
+        lost = {
+            v for v in lost if inside[v] not in makers or not is_plain_product(makers[inside[v]])
+        }
+    slices = dict(
+        zip(second.parts(second.eqn.invars)[2], second.parts(second.body.invars)[2], strict=True)
+    )
+    there = {
+        inside[var]: slices[var]
+        for var in stacks
+        if var in slices and var not in lost and not isinstance(inside[var], Literal)
+    }
+    eqns, needed = _round(first.body, [inside[var] for var in lost], set(there))
+    kept = [var for var in first.parts(first.body.invars)[1] if var in needed]
+    length = first.eqn.params["length"]
+    stacked = {var: Var(unmapped_aval(length, 0, var.aval)) for var in kept}
+    effects = first.eqn.effects or second.eqn.effects or any(eqn.effects for eqn in eqns)
+    if effects or sum(map(nbytes, stacked.values())) >= sum(map(nbytes, lost)):
+        return None
+    rows |= set(stacked.values())
+    ahead = _forward(first, lost, stacked)
+    return ahead, _backward(first, second, _Again(eqns, needed, there, inside, lost, stacked))
+
+
+class _Again(NamedTuple):
+    """What a round of the second scan makes again.
+
+    Attributes:
+        eqns: of the first scan's body.
+        needed: inputs of that body that they need.
+        there: values of the body that are stacked as ever, and what they are in the second's body.
+        inside: of each stack, the value of the first's body.
+        lost: stacks that are no more.
+        stacked: inputs of the first's body that are stacked in their place.
+    """
+
+    eqns: list[Any]
+    needed: set[Var]
+    there: dict[Var, Var]
+    inside: dict[Var, Any]
+    lost: set[Var]
+    stacked: dict[Var, Var]
+
+
+def _round(body: Jaxpr, wanted: list[Var], there: set[Var]) -> tuple[list[Any], set[Var]]:
+    """The equations that make what is wanted, and the body's inputs that they need."""
+    open_ = set(wanted) - there
+    eqns = []
+    for eqn in reversed(body.eqns):
+        if not open_.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            open_ |= set(variables(eqn.invars)) - there
+    return eqns[::-1], open_ & set(body.invars)
+
+
+def _forward(first: Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
+    outs, made = list(first.body.outvars), list(first.eqn.outvars)
+    left = [place for place, var in enumerate(made) if var not in lost]
+    body = first.body.replace(outvars=[*(outs[place] for place in left), *stacked])
+    return first.eqn.replace(
+        outvars=[*(made[place] for place in left), *stacked.values()],
+        params={**first.eqn.params, "jaxpr": ClosedJaxpr(body, [])},
+    )
+
+
+def _backward(first: Scan, second: Scan, again: _Again) -> Any:
+    outer = dict(zip(first.body.invars, first.eqn.invars, strict=True))
+    constants, _, over = (
+        [var for var in part if var in again.needed] for part in first.parts(first.body.invars)
+    )
+    names = {var: Var(var.aval) for var in again.needed} | again.there
+    inputs, carried, gone_over = second.parts(second.body.invars)
+    given, given_carried, given_over = second.parts(second.eqn.invars)
+    left = [place for place, var in enumerate(given_over) if var not in again.lost]
+    ins = [
+        *inputs,
+        *(names[var] for var in constants),
+        *carried,
+        *(gone_over[place] for place in left),
+        *(names[var] for var in again.stacked),
+        *(names[var] for var in over),
+    ]
+    # The round waits for what comes in from the one before: else it could be made at any time.
+    behind = {var: Var(var.aval) for var in (*(names[v] for v in again.stacked), *carried)}
+    eqns = [barrier(list(behind), list(behind.values()), second.eqn)]
+    names |= {var: behind[names[var]] for var in again.stacked}
+    for eqn in again.eqns:
+        fresh = [Var(var.aval) for var in eqn.outvars]
+        eqns.append(eqn.replace(invars=renamed(eqn.invars, names), outvars=fresh))
+        names.update(zip(eqn.outvars, fresh, strict=True))
+    slices = dict(zip(given_over, gone_over, strict=True))
+    back = {var: behind[var] for var in carried}
+    back |= {slices[var]: names[again.inside[var]] for var in again.lost}
+    eqns += [eqn.replace(invars=renamed(eqn.invars, back)) for eqn in second.body.eqns]
+    body = second.body.replace(invars=ins, eqns=eqns, outvars=renamed(second.body.outvars, back))
+    return second.eqn.replace(
+        invars=[
+            *given,
+            *(outer[var] for var in constants),
+            *given_carried,
+            *(given_over[place] for place in left),
+            *again.stacked.values(),
+            *(outer[var] for var in over),
+        ],
+        params={
+            **second.eqn.params,
+            "jaxpr": ClosedJaxpr(body, []),
+            "num_consts": second.constants + len(constants),
+        },
+    )
+
+
+def is_scan(eqn: Any) -> bool:
+    """One whose body needs no constants of its own."""
+    return bool(eqn.primitive.name == "scan" and not eqn.params["jaxpr"].consts)
+
+
+def scan_of(eqn: Any) -> Scan:
+    return Scan(eqn, eqn.params["num_consts"], eqn.params["num_carry"])

@@ -1,0 +1,1 @@
+"""IPython magics: options, completion, and the call into the session."""

@@ -1,0 +1,120 @@
+"""`%%dist_plan` of a cell, and `%dist_plan` of a model or of names that a plan has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from nbdist.errors import UsageError
+from nbdist.magics.options import check_name, plan_options, planning_arguments
+from nbdist.session.plans import planned
+from nbdist.views.plan.names import NamesPicture
+from nbdist.views.plan.picture import PlanPicture
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from nbdist.execution.result import Run
+    from nbdist.magics.dist import DistMagics
+    from nbdist.records import Plan
+    from nbdist.session.cluster import Cluster
+
+_FIT = "{model}.fit(*({data} if isinstance({data}, tuple) else ({data},)), batch_size={batch})"
+
+
+@magics_class
+class PlanMagics(Magics):
+    """Beside `DistMagics`, which has the cluster."""
+
+    shell: Any
+
+    def __init__(self, shell: InteractiveShell, front: DistMagics) -> None:
+        super().__init__(shell)
+        self._front = front
+        self._shown: tuple[Plan, Run | None] | None = None
+
+    @magic_arguments()
+    @argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="Without a cell: a Keras model, with the --data it fits; or names in the newest plan.",
+    )
+    @argument("--data", metavar="NAME", help="The data set of the step; none where a model fits.")
+    @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
+    @argument(
+        "--on", metavar="HARDWARE", help="Hardware to plan for: 32xH100, v5e:16x16, a file's path."
+    )
+    @argument("--verify", action="store_true", help="Ask the hardware's compiler too.")
+    @argument("-o", "--output", metavar="NAME", help="Keep the plan under this name.")
+    @planning_arguments
+    @line_cell_magic
+    def dist_plan(self, line: str, cell: str | None = None) -> None:
+        """Show how the step would be laid out over devices, and what it would cost; train nothing.
+
+        Without `--data`, the cell is run up to its first `fit`, and that is planned. `%dist_plan
+        model --data train --batch 64` plans the `fit` of a model; `%dist_plan params` shows how
+        names lie in the plan that was shown or run last.
+        """
+        args = parse_argstring(self.dist_plan, line)
+        cluster = self._front._cluster("%%dist_plan")
+        check_name(args.output)
+        if cell is None and not args.data:
+            self._show_names(cluster, args)
+            return
+        header = f"{'%' if cell is None else '%%'}dist_plan {line}"
+        model = "" if cell is not None else _model(args)
+        if cell is not None and args.names:
+            raise UsageError(f"{' '.join(args.names)}: a cell needs no names, it says them itself")
+        if args.data:
+            self._front._bring(cluster, args.data)
+        if model:
+            cell = _FIT.format(model=model, data=args.data, batch=args.batch)
+            args.data = args.batch = None  # they are what `fit` is given
+        step = plan_options(args)
+        plan = planned(cluster, cell or "", step, label=self._front._label(), header=header)
+        self._keep(args, plan)
+        self._shown = plan, cluster.last_run
+        display(PlanPicture(plan))
+
+    def _show_names(self, cluster: Cluster, args: Any) -> None:
+        if not args.names:
+            raise UsageError(
+                "write the step below %%dist_plan --data NAME, or name a Keras model and its data, "
+                "%dist_plan model --data train --batch 64, or what a plan has, %dist_plan params"
+            )
+        plan = self._newest(cluster)
+        if plan is None:
+            raise UsageError(
+                f"no plan yet has {' '.join(args.names)}: plan or run the step that uses it, "
+                "%%dist_plan --data NAME; of a Keras model say what it fits, --data NAME"
+            )
+        picture = NamesPicture(plan, args.names)
+        self._keep(args, picture.plan)
+        display(picture)
+
+    def _newest(self, cluster: Cluster) -> Plan | None:
+        """Of the step that ran last, if that was after the plan that was shown last."""
+        run = cluster.last_run
+        if self._shown is not None and run is self._shown[1]:
+            return self._shown[0]
+        ran = run.plan if run is not None else None
+        return ran or (self._shown[0] if self._shown is not None else None)
+
+    def _keep(self, args: Any, plan: Plan) -> None:
+        if args.output:
+            self.shell.user_ns[args.output] = plan
+
+
+def _model(args: Any) -> str:
+    """The one name of a model."""
+    if len(args.names) != 1 or not args.names[0].isidentifier():
+        raise UsageError(
+            "--data without a cell: name the Keras model that fits it, as in %dist_plan model "
+            "--data train --batch 64"
+        )
+    name: str = args.names[0]
+    return name

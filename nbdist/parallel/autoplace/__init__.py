@@ -1,0 +1,1 @@
+"""`autoplace`: measure where a jitted function runs fastest, and store the choice."""

@@ -1,0 +1,164 @@
+"""The arguments of a call: what is traced of them, what is static, and what kind they are of."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax._src.core import trace_state_clean
+
+from nbdist.errors import UsageError
+from nbdist.parallel.placement.leaves import leaves_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+__all__ = ["KINDS", "Given", "Statics", "Unfit", "refusal", "trace_state_clean"]
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+class Unfit(Exception):  # noqa: N818 - it never leaves a call: `refusal` makes the error
+    """A leaf is no array, or one that is gone."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of one call.
+
+    Attributes:
+        leaves: arrays and numbers.
+        tree: of the arguments by position and by name, `None` where one is static.
+        statics: the values of those, by position and name.
+    """
+
+    leaves: list[Any]
+    tree: jax.tree_util.PyTreeDef
+    statics: tuple[tuple[int | str, Hashable], ...]
+
+    @property
+    def arguments(self) -> list[int]:
+        """Of each leaf, the number of the argument that it is of; those by name come last."""
+        each = [child for part in self.tree.children() for child in part.children()]
+        return [number for number, child in enumerate(each) for _ in range(child.num_leaves)]
+
+    def with_leaves(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments by position and by name, with other leaves."""
+        by_position, by_name = jax.tree_util.tree_unflatten(self.tree, leaves)
+        positions = list(by_position)
+        for place, value in self.statics:
+            if isinstance(place, int):
+                positions[place] = value
+            else:
+                by_name[place] = value
+        return positions, by_name
+
+
+class Statics:
+    """Which arguments of a jitted function are static.
+
+    Args:
+        positions: theirs, as `jax.jit` takes them.
+        names: theirs.
+    """
+
+    def __init__(self, positions: Sequence[int], names: Sequence[str]) -> None:
+        self._positions = tuple(positions)
+        self._names = frozenset(names)
+        self._are_none = not self._positions and not self._names
+
+    def given(self, args: tuple[Any, ...], named: dict[str, Any]) -> Given:
+        """What a call was given.
+
+        Raises:
+            UsageError: a static value cannot be hashed.
+        """
+        if self._are_none:
+            leaves, tree = jax.tree_util.tree_flatten((args, named))
+            return Given(leaves, tree, ())
+        found = {i: args[i] for i in self._positions if -len(args) <= i < len(args)}
+        by_position = {i % len(args): value for i, value in found.items()}
+        by_name = {name: value for name, value in named.items() if name in self._names}
+        statics: tuple[tuple[int | str, Any], ...] = (
+            *sorted(by_position.items(), key=lambda item: item[0]),
+            *sorted(by_name.items(), key=lambda item: item[0]),
+        )
+        _hashable(statics)
+        traced = tuple(None if i in by_position else value for i, value in enumerate(args))
+        others = {name: None if name in by_name else value for name, value in named.items()}
+        leaves, tree = jax.tree_util.tree_flatten((traced, others))
+        return Given(leaves, tree, statics)
+
+
+def _hashable(statics: Sequence[tuple[int | str, Any]]) -> None:
+    for place, value in statics:
+        try:
+            hash(value)
+        except TypeError:
+            raise UsageError(
+                f"static argument {place!r} is a {type(value).__name__}, which cannot be hashed: "
+                "give a tuple or another value that never changes, or make it an array"
+            ) from None
+
+
+class _Kinds(dict[type, "Callable[[Any], Hashable]"]):
+    """How the kind of a leaf is told, by its type; types are looked at once."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
+        self[kind] = told = _teller(kind)
+        return told
+
+
+def _teller(kind: type) -> Callable[[Any], Hashable]:
+    if issubclass(kind, jax.core.Tracer):
+        return _none
+    if issubclass(kind, jax.Array) or _is_key(kind):
+        return _array
+    if issubclass(kind, np.ndarray):
+        return _numpy
+    if issubclass(kind, _NUMBERS):
+        return type
+    return _none
+
+
+def _is_key(kind: type) -> bool:
+    """Whether it is that of `jax.random.key`, which counts as an array only as an instance."""
+    return kind is type(jax.random.key(0))
+
+
+def _array(array: Any) -> Hashable:
+    if array.is_deleted():
+        raise Unfit
+    return array.aval, array.sharding, array.committed
+
+
+def _numpy(array: np.ndarray) -> Hashable:
+    if array.dtype.kind in "OSUMm":
+        raise Unfit
+    return array.shape, array.dtype
+
+
+def _none(leaf: object) -> Hashable:
+    raise Unfit
+
+
+KINDS = _Kinds()
+"""Shape, dtype, weak type and place of a leaf; its type where it is a number. `Unfit` is raised."""
+
+
+def refusal(
+    function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], name: str
+) -> UsageError:
+    """Why a call whose leaves are unfit cannot be: each of them by the name of its argument."""
+    try:
+        given = inspect.signature(function).bind(*args, **named).arguments
+    except (TypeError, ValueError):  # another error, which the call itself tells
+        given = {str(i): value for i, value in enumerate(args)} | dict(named)
+    try:
+        leaves_of(given, name)
+    except UsageError as error:
+        return error
+    return UsageError(f"{name} was given arrays that another thread has deleted: call it again")

@@ -1,0 +1,1 @@
+"""`stages` and `pipelined`: pipeline parallelism for the user's own JAX functions."""

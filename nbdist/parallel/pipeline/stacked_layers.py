@@ -1,0 +1,292 @@
+"""Layers that are all alike, in a pipeline over an axis of a mesh, as one program.
+
+The stages' inputs are one array with an axis of the mesh as its first dimension. In each tick all
+stages are one `vmap`, and a roll by one stage hands their outputs on, which XLA makes a collective
+permute of (the "shifted buffer" of GSPMD: Xu et al., 2021, arXiv:2105.04663, section 3.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nbdist.errors import UsageError
+from nbdist.parallel.pipeline.stacked_layer_checks import (
+    check_blocks,
+    check_layer,
+    check_layers,
+    check_options,
+    check_rows,
+)
+from nbdist.parallel.placement.leaves import leaves_of
+from nbdist.parallel.placement.place import place
+from nbdist.parallel.placement.target_tree import spread_of
+from nbdist.parallel.placement.targets import spec_over
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import Mesh
+
+_OPEN = PartitionSpec.UNCONSTRAINED
+_WHOLE = PartitionSpec()
+_PICKING = {"dynamic_slice", "gather", "reshape", "squeeze"}
+"""What takes a round's params out of all: as quickly done again as read."""
+
+
+def pipelined(
+    layer: Callable[[Any, Any], Any],
+    *,
+    mesh: Mesh,
+    axis: str = "stage",
+    micro: int,
+    rounds: int = 1,
+    remat: bool = False,
+) -> Pipelined:
+    """A function that applies layers one after another, cut over an axis of a mesh.
+
+    It is one program: it runs within `jax.jit` and under `jax.grad`, on one process and on several,
+    and goes together with other axes of the mesh, over which rows and weights may be cut.
+
+    Args:
+        layer: `(params of one layer, x) -> x`; x is an array or a tree of them, with rows first,
+            and comes out with the shapes and types it went in with. What it does with a row must
+            not depend on which other rows are there: it is called with a microbatch.
+        mesh: with automatic axes, as `nbdist.meshes` makes it.
+        axis: of the mesh; each of its places is a stage.
+        micro: into how many microbatches the rows are cut. Microbatch m has the rows m, m + micro,
+            m + 2 micro and so on, so that rows which are cut over another axis stay where they are.
+        rounds: how often a microbatch goes around, each stage then having as many blocks of layers:
+            the bubble gets smaller by so much, and more is sent. It takes `micro` >= stages.
+        remat: compute each layer's insides anew for its gradient, and keep only what goes in.
+
+    Returns:
+        `apply(params, x)`; see `Pipelined`.
+
+    Raises:
+        UsageError: options that do not fit each other or the mesh, all of them.
+    """
+    check_options(mesh, axis, micro=micro, rounds=rounds)
+    return Pipelined(layer, mesh, axis, micro, rounds, remat)
+
+
+@dataclass(frozen=True, eq=False)
+class Pipelined:
+    """Layers in a pipeline: `apply(params, x)` gives what they make of x, one after another.
+
+    Attributes:
+        layer: that is applied.
+        mesh: on whose devices.
+        axis: of the mesh, a stage each place.
+        micro: how many microbatches.
+        rounds: how often each goes around.
+        remat: whether layers' insides are computed anew.
+    """
+
+    layer: Callable[[Any, Any], Any]
+    mesh: Mesh
+    axis: str
+    micro: int
+    rounds: int
+    remat: bool
+
+    @property
+    def stages(self) -> int:
+        size: int = self.mesh.shape[self.axis]
+        return size
+
+    @property
+    def bubble(self) -> float:
+        """The share of a pass's ticks in which a stage has nothing to do.
+
+        (stages - 1) / (rounds micro + stages - 1): Narayanan et al., 2021, arXiv:2104.04473,
+        section 2.2, whose fraction (stages - 1) / (rounds micro) is of the ticks that are of use.
+        """
+        return (self.stages - 1) / self._ticks
+
+    def place(self, params: Any, specs: Any = _WHOLE) -> Any:
+        """Each stage's layers on its own devices, so that no step has to move them.
+
+        Args:
+            params: leaves of shape [layers, ...], in the order in which they are applied.
+            specs: a `PartitionSpec` over the other axes, of the dimensions of one layer's leaf; or
+                a tree of them, with the structure of params or its beginning.
+
+        Returns:
+            For one round leaves of the same shape, their first dimension cut over the axis; for
+            more of shape [rounds, stages, layers / (rounds stages), ...], the second one cut. Such
+            leaves go back to [layers, ...] by `leaf.reshape(-1, *leaf.shape[3:])`.
+
+        Raises:
+            UsageError: the layers do not divide, leaves are no arrays, or specs do not fit.
+        """
+        leaves_of(params, "place")
+        check_layers(params, self.stages, self.rounds)
+        spread = jax.tree.unflatten(
+            jax.tree.structure(params),
+            spread_of(params, specs, lambda spec, _: self._sharding(spec)),
+        )
+        if self.rounds > 1:
+            params = jax.tree.map(lambda leaf: jnp.reshape(leaf, self._cut(leaf.shape)), params)
+        return place(params, spread)
+
+    def __call__(self, params: Any, x: Any) -> Any:
+        """What the layers make of x.
+
+        Args:
+            params: leaves of shape [layers, ...], the layers a multiple of the stages, best cut
+                over the axis; for several rounds as `place` returns them.
+            x: leaves of shape [rows, ...], the rows a multiple of `micro`.
+
+        Returns:
+            As x.
+
+        Raises:
+            UsageError: something does not divide, or the layer changes shapes or types.
+        """
+        if self.rounds == 1:
+            check_layers(params, self.stages, self.rounds)
+        else:
+            check_blocks(params, self.stages, self.rounds)
+        check_rows(x, self.micro)
+        check_layer(self.layer, params, x, lead=1 if self.rounds == 1 else 3, micro=self.micro)
+        return self._compiled(params, x)
+
+    @property
+    def _ticks(self) -> int:
+        return self.rounds * self.micro + self.stages - 1
+
+    @cached_property
+    def _compiled(self) -> Callable[[Any, Any], Any]:
+        compiled: Callable[[Any, Any], Any] = jax.jit(self._pipeline)
+        return compiled
+
+    def _pipeline(self, params: Any, x: Any) -> Any:
+        blocks = jax.tree.map(self._blocks, params)
+        # One slot more, for what stages give before the first microbatch has come through.
+        kept = jax.tree.map(self._slots, x)
+        state = jax.tree.map(lambda slots: slots[:, 0], kept)
+        tick = partial(self._tick, blocks)
+        (_, kept), _ = jax.lax.scan(tick, (state, kept), jnp.arange(self._ticks))
+        return jax.tree.map(self._rows, kept)
+
+    def _tick(self, blocks: Any, carry: tuple[Any, Any], t: jax.Array) -> tuple[Any, None]:
+        """All stages at once; stage s is at item t - s: microbatch item % micro of a round."""
+        state, kept = carry
+        stage = jnp.arange(self.stages)
+        first = jax.tree.map(partial(_at, t % self.micro, dimension=1), kept)
+        fed = jax.tree.map(partial(_chosen, stage == 0), first, state)
+        made = jax.vmap(self._stage, in_axes=(1, 0, 0), spmd_axis_name=self.axis)(
+            blocks, fed, t - stage
+        )
+        moved = jax.tree.map(lambda leaf: self._cut_over(jnp.roll(leaf, 1, 0)), made)
+        done = t - (self.stages - 1)
+        slot = jnp.where(done >= 0, done % self.micro, self.micro)
+        kept = jax.tree.map(
+            lambda slots, new: jax.lax.dynamic_update_index_in_dim(slots, new, slot, 1), kept, moved
+        )
+        return (moved, kept), None
+
+    def _stage(self, blocks: Any, x: Any, item: jax.Array) -> Any:
+        """A stage's layers of one round; blocks are of shape [rounds, layers, ...]."""
+        working = (item >= 0) & (item < self.rounds * self.micro)
+        blocks, x = _gated((blocks, x), working)
+        if self.rounds == 1:
+            layer = jax.checkpoint(self.layer, prevent_cse=False) if self.remat else self.layer
+            own = jax.tree.map(lambda leaf: leaf[0], blocks)
+            return jax.lax.scan(lambda h, one: (layer(one, h), None), x, own)[0]
+        turn = jnp.clip(item // self.micro, 0, self.rounds - 1)
+        for number in range(jax.tree.leaves(blocks)[0].shape[1]):
+            x = self._picked(jax.tree.map(lambda leaf, n=number: leaf[:, n], blocks), x, turn)
+        return x
+
+    @cached_property
+    def _picked(self) -> Callable[[Any, Any, jax.Array], Any]:
+        """A layer, by its params of all rounds; the round's are not kept anew for each tick."""
+
+        def apply(of_rounds: Any, x: Any, turn: jax.Array) -> Any:
+            return self.layer(jax.tree.map(partial(_at, turn, dimension=0), of_rounds), x)
+
+        policy = None if self.remat else _is_kept
+        picked: Callable[[Any, Any, jax.Array], Any] = jax.checkpoint(
+            apply, prevent_cse=False, policy=policy
+        )
+        return picked
+
+    def _cut(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """[layers, ...] as [rounds, stages, layers of a block, ...]."""
+        per = shape[0] // (self.rounds * self.stages)
+        return (self.rounds, self.stages, per, *shape[1:])
+
+    def _blocks(self, leaf: jax.Array) -> jax.Array:
+        cut = leaf.reshape(self._cut(leaf.shape)) if self.rounds == 1 else leaf
+        spec = PartitionSpec(_OPEN, self.axis, *[_OPEN] * (cut.ndim - 2))
+        return jax.lax.with_sharding_constraint(cut, NamedSharding(self.mesh, spec))
+
+    def _slots(self, leaf: jax.Array) -> jax.Array:
+        """Rows as [stages, micro + 1, rows of a microbatch, ...]; only stage 0's are used."""
+        micro = leaf.reshape(-1, self.micro, *leaf.shape[1:]).swapaxes(0, 1)
+        slots = jnp.concatenate([micro, micro[:1]])
+        return self._cut_over(jnp.broadcast_to(slots, (self.stages, *slots.shape)))
+
+    def _rows(self, kept: jax.Array) -> jax.Array:
+        """What the first stage was handed last, as rows; a sum, so that only that is sent."""
+        micro = kept[:, : self.micro]
+        first = jnp.arange(self.stages) == 0
+        own = _chosen(first, micro, jnp.zeros_like(micro)).sum(0, dtype=micro.dtype)
+        return own.swapaxes(0, 1).reshape(-1, *own.shape[2:])
+
+    def _cut_over(self, leaf: jax.Array) -> jax.Array:
+        spec = PartitionSpec(self.axis, *[_OPEN] * (leaf.ndim - 1))
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        if not isinstance(spec, PartitionSpec):
+            raise UsageError(f"specs has {spec!r}: give a PartitionSpec over the other axes")
+        lead = (self.axis,) if self.rounds == 1 else (None, self.axis, None)
+        return spec_over(PartitionSpec(*lead, *spec), self.mesh)
+
+
+def _same(tree: Any, working: jax.Array) -> Any:
+    """The tree; its gradient is nothing where a stage has nothing to do.
+
+    What a stage makes of nothing may be infinite, or no number, and so would its gradients be, even
+    of an output that nobody uses.
+    """
+    return tree
+
+
+def _gated_forward(tree: Any, working: jax.Array) -> tuple[Any, jax.Array]:
+    return tree, working
+
+
+def _gated_backward(working: jax.Array, gradient: Any) -> tuple[Any, None]:
+    def gated(leaf: Any) -> Any:
+        if leaf.dtype == jax.dtypes.float0:  # of integers
+            return leaf
+        return jnp.where(working, leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(gated, gradient), None
+
+
+_gated = jax.custom_vjp(_same)
+_gated.defvjp(_gated_forward, _gated_backward)
+
+
+def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether backward finds it as it was; a policy of `jax.checkpoint`."""
+    return primitive.name not in _PICKING
+
+
+def _at(number: jax.Array, leaf: jax.Array, *, dimension: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(leaf, number, dimension, keepdims=False)
+
+
+def _chosen(flags: jax.Array, those: jax.Array, others: jax.Array) -> jax.Array:
+    """For each stage of the first dimension one or the other."""
+    return jnp.where(flags.reshape(-1, *[1] * (those.ndim - 1)), those, others)

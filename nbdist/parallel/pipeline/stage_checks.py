@@ -1,0 +1,144 @@
+"""Whether stages, their parameters and rows fit: what is wrong, and what would be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.errors import ConcretizationTypeError
+from jax.extend.core import concrete_or_error
+
+from nbdist.errors import UsageError
+from nbdist.parallel.pipeline.stacked_layer_checks import check_rows, wrong_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from nbdist.parallel.pipeline.stage_devices import Seat
+
+
+def check_options(functions: Sequence[Callable[..., Any]], micro: int) -> None:
+    """Whether stages can be made.
+
+    Raises:
+        UsageError: they cannot; every reason.
+    """
+    wrong = [*_wrong_functions(functions), *wrong_counts(micro=micro)]
+    if wrong:
+        raise UsageError("; ".join(wrong))
+
+
+def check_there(params: Sequence[Any], seats: Sequence[Seat]) -> None:
+    """Whether there are parameters for each stage.
+
+    Raises:
+        UsageError: there are not, or arrays were donated; each fault.
+    """
+    wrong = [*_wrong_length(params, seats), *_faults(params, "params")]
+    if wrong:
+        raise UsageError("; ".join(wrong))
+
+
+def check_call(
+    params: Sequence[Any], x: Any, seats: Sequence[Seat], micro: int, *, gradients: bool = False
+) -> None:
+    """Whether stages can be called with these.
+
+    Args:
+        params: for each stage.
+        x: with rows first.
+        seats: of the stages.
+        micro: how many microbatches.
+        gradients: whether there are to be any, of all parameters.
+
+    Raises:
+        UsageError: they cannot; every reason.
+    """
+    if _is_abstract((params, x)):
+        raise UsageError(
+            "stages are compiled one by one, each for its devices, and cannot be within jax.jit or "
+            "jax.vmap: call them outside; jax.grad may be around them"
+        )
+    check_there(params, seats)
+    wrong = [*_faults(x, "x"), *_elsewhere(params, seats)]
+    if gradients:
+        wrong += _whole_numbers(params)
+    try:
+        check_rows(x, micro)
+    except UsageError as error:
+        wrong.append(str(error))
+    if wrong:
+        raise UsageError("; ".join(wrong))
+
+
+def _wrong_functions(functions: Sequence[Any]) -> Iterator[str]:
+    if not functions:
+        yield "there are no stages: give functions (params, x) -> y, nbdist.stages(f, g)"
+    for number, function in enumerate(functions):
+        if not callable(function):
+            yield f"stage {number} is {function!r}, and no function (params, x) -> y"
+
+
+def _wrong_length(params: Sequence[Any], seats: Sequence[Seat]) -> Iterator[str]:
+    if not isinstance(params, (tuple, list)):
+        yield f"params is a {type(params).__name__}: give a tuple, with each stage's in order"
+    elif len(params) != len(seats):
+        names = ", ".join(seat.function for seat in seats)
+        yield f"params has {len(params)} entries for {len(seats)} stages ({names}): give one each"
+
+
+def _faults(tree: Any, root: str) -> Iterator[str]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        if array and leaf.is_deleted():
+            yield (
+                f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is gone, donated to a "
+                "function or deleted: take what that function returned"
+            )
+        elif array and not leaf.is_fully_addressable:
+            yield (
+                f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is over several processes, "
+                "and stages run on devices of their own process: give a NumPy array, or take "
+                "nbdist.pipelined over the mesh of all"
+            )
+
+
+def _is_abstract(tree: Any) -> bool:
+    try:
+        for leaf in jax.tree.leaves(tree):
+            concrete_or_error(None, leaf)
+    except ConcretizationTypeError:
+        return True
+    return False
+
+
+def _elsewhere(params: Sequence[Any], seats: Sequence[Seat]) -> Iterator[str]:
+    for seat, own in zip(seats, params, strict=True):
+        wrong = [
+            jax.tree_util.keystr((jax.tree_util.SequenceKey(seat.number), *path))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(own)
+            if not _is_on(concrete_or_error(None, leaf), seat)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            yield (
+                f"params{wrong[0]}{more} is not on {seat.where}, where {seat.title} runs: call "
+                "params = stages.place(params) once, before the steps"
+            )
+
+
+def _is_on(leaf: Any, seat: Seat) -> bool:
+    if not isinstance(leaf, jax.Array):
+        return False
+    there: bool = leaf.is_deleted() or leaf.sharding.device_set == seat.devices
+    return there
+
+
+def _whole_numbers(params: Sequence[Any]) -> Iterator[str]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            yield (
+                f"params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}, and gradients are "
+                "of floating-point numbers: let the function close over it"
+            )

@@ -1,0 +1,283 @@
+"""Different functions one after another, each on devices of its own, with transfers in between."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import concrete_or_error
+from jax.sharding import Mesh
+
+from nbdist.errors import UsageError
+from nbdist.parallel.pipeline import stage_checks
+from nbdist.parallel.pipeline.schedule import forward_only, one_forward_one_backward
+from nbdist.parallel.pipeline.stage_devices import seats_of
+from nbdist.parallel.pipeline.stage_programs import Step, mean, told, zeros
+from nbdist.parallel.pipeline.transfers import Leg, Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from jax import Device
+    from jax.sharding import Sharding
+
+    from nbdist.parallel.pipeline.stage_devices import Seat
+    from nbdist.parallel.pipeline.stage_programs import Kept
+    from nbdist.records import MimeBundle
+
+
+def stages(
+    *functions: Callable[[Any, Any], Any],
+    devices: Sequence[Device | Mesh] | None = None,
+    micro: int = 1,
+) -> Stages:
+    """Functions that run one after another, each on devices of its own.
+
+    They may differ in all but this: what one makes is what the next one takes. Each is compiled by
+    itself, for its devices. For many layers that are alike, and for several processes, take
+    `nbdist.pipelined`.
+
+    Args:
+        functions: `(params, x) -> y` each; x and y are arrays, or trees of them, with rows first.
+        devices: for each function a device, or a mesh of this process's: rows are cut over its
+            first axis where they divide. If left out, this process's devices in order, as many for
+            each, in meshes of one axis, `data`, over which rows are cut (those that are left over
+            stay idle); or, where functions are more, in blocks of as many functions for each.
+        micro: into how many microbatches rows are cut; a stage works on one while the stage before
+            it works on the next.
+
+    Returns:
+        `stages(params, x)`; see `Stages`.
+
+    Raises:
+        UsageError: there are no functions, or devices do not fit; each fault is named.
+    """
+    stage_checks.check_options(functions, micro)
+    return Stages(functions, seats_of(functions, devices), micro)
+
+
+class Stages:
+    """Functions that run one after another: `stages(params, x)`, with params a tuple of theirs.
+
+    Args:
+        functions: `(params, x) -> y` each.
+        seats: where each runs.
+        micro: into how many microbatches rows are cut.
+    """
+
+    def __init__(
+        self, functions: Sequence[Callable[[Any, Any], Any]], seats: tuple[Seat, ...], micro: int
+    ) -> None:
+        self.seats = seats
+        self.micro = micro
+        self._steps = [Step(seat, f) for seat, f in zip(seats, functions, strict=True)]
+        self._moved: Counter[tuple[int | None, int]] = Counter()
+
+    def __repr__(self) -> str:
+        return repr(self.transfers)
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return self.transfers._repr_mimebundle_()
+
+    @property
+    def transfers(self) -> Transfers:
+        """What the last call moved; of gradients only what `value_and_grad` did."""
+        legs = (Leg(source, target, nbytes) for (source, target), nbytes in self._moved.items())
+        return Transfers(self.seats, tuple(legs))
+
+    def place(self, params: Sequence[Any]) -> tuple[Any, ...]:
+        """Each stage's parameters on its devices.
+
+        Args:
+            params: a tree of arrays for each stage. On a mesh they are put whole on each device,
+                unless a leaf has a `NamedSharding` over that mesh already.
+
+        Raises:
+            UsageError: there are more or less of them, or arrays were donated; each is named.
+        """
+        stage_checks.check_there(params, self.seats)
+        return tuple(
+            jax.device_put(own, jax.tree.map(seat.of_params, own))
+            for own, seat in zip(params, self.seats, strict=True)
+        )
+
+    def __call__(self, params: Sequence[Any], x: Any) -> Any:
+        """What the last stage makes, of all rows, on its devices.
+
+        It returns before devices are done, and it may be under `jax.grad`, outside of `jax.jit`.
+
+        Args:
+            params: as `place` returns them.
+            x: leaves of shape [rows, ...], the rows a multiple of `micro`.
+
+        Raises:
+            UsageError: something does not divide, is elsewhere or gone, or is traced by `jax.jit`;
+                or a stage cannot be run, which is named, with the cause.
+        """
+        stage_checks.check_call(params, x, self.seats, self.micro)
+        self._moved = Counter()
+        made: dict[tuple[int, int], Any] = {}
+        with _no_mesh(params, x):
+            for stage, micro, _ in forward_only(len(self.seats), self.micro):
+                above = made.pop((stage - 1, micro), None)
+                fed = self._fed(stage, above if stage else self._part(x, micro))
+                made[stage, micro] = self._steps[stage](params[stage], fed)
+            last = len(self.seats) - 1
+            return _joined([made[last, micro] for micro in range(self.micro)])
+
+    def value_and_grad(
+        self, loss: Callable[[Any, Any], Any]
+    ) -> Callable[[Sequence[Any], Any, Any], tuple[jax.Array, tuple[Any, ...]]]:
+        """As `jax.value_and_grad`, where stages go forward and back in turn ("1F1B").
+
+        Stage i holds what backward needs of `len(stages) - i` microbatches at most, however many
+        there are; see `nbdist.parallel.pipeline.schedule`. Gradients are added up in 32 bits or
+        more, and in one order: the same call gives the same bits.
+
+        Args:
+            loss: `(what the last stage made, y) -> number`, a mean over a microbatch's rows.
+
+        Returns:
+            `step(params, x, y) -> (value, gradients)`: the mean of all microbatches' losses, and a
+            tuple of each stage's gradients with the types and places of its parameters. Where
+            stages do not mix rows, that is what all rows at once give on one device.
+
+        Raises:
+            UsageError: when called, as `stages(params, x)` does.
+        """
+        if not callable(loss):
+            raise UsageError(f"loss is {loss!r}, and no function (what the last stage made, y)")
+        graded = jax.jit(jax.value_and_grad(loss, allow_int=True))
+
+        def step(params: Sequence[Any], x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+            stage_checks.check_call(params, (x, y), self.seats, self.micro, gradients=True)
+            self._moved = Counter()
+            with _no_mesh(params, (x, y)):
+                return _Pass(self, params, graded).run(x, y)
+
+        return step
+
+    def _part(self, tree: Any, micro: int) -> Any:
+        """The rows of a microbatch."""
+
+        def part(leaf: Any) -> Any:
+            rows = len(leaf) // self.micro
+            return leaf[micro * rows : (micro + 1) * rows]
+
+        return jax.tree.map(part, tree)
+
+    def _fed(self, stage: int, tree: Any) -> Any:
+        return self._to(stage, stage - 1 if stage else None, tree)
+
+    def _to(self, target: int, source: int | None, tree: Any) -> Any:
+        """The tree with its rows at a stage's devices."""
+        seat = self.seats[target]
+
+        def moved(leaf: Any) -> Any:
+            if jax.dtypes.result_type(leaf) == jax.dtypes.float0:  # the gradient of a whole number
+                return leaf
+            there = seat.of_rows(leaf)
+            self._moved[source, target] += _arriving(leaf, there)
+            return jax.device_put(leaf, there)
+
+        return jax.tree.map(moved, tree)
+
+
+class _Pass:
+    """One call of what `value_and_grad` returns."""
+
+    def __init__(
+        self, stages: Stages, params: Sequence[Any], graded: Callable[..., tuple[Any, Any]]
+    ) -> None:
+        self._stages = stages
+        self._params = params
+        self._graded = graded
+        self._totals = [zeros(own) for own in params]
+        self._values: list[jax.Array] = []
+        self._made: dict[tuple[int, int], Any] = {}
+        self._above: dict[tuple[int, int], Any] = {}
+        self._held: dict[tuple[int, int], tuple[Any, Kept]] = {}
+
+    def run(self, x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+        micro, last = self._stages.micro, len(self._stages.seats) - 1
+        for stage, number, forward in one_forward_one_backward(last + 1, micro):
+            if not forward:
+                self._back(stage, number)
+                continue
+            self._forward(stage, number, x)
+            if stage == last:
+                self._lost(number, y)
+        gradients = (
+            mean(total, own, micro) for total, own in zip(self._totals, self._params, strict=True)
+        )
+        return sum(self._values[1:], self._values[0]) / micro, tuple(gradients)
+
+    def _forward(self, stage: int, number: int, x: Any) -> None:
+        whole = self._made.pop((stage - 1, number)) if stage else self._stages._part(x, number)
+        fed = self._stages._fed(stage, whole)
+        made, kept = self._stages._steps[stage].forward(self._params[stage], fed)
+        self._made[stage, number] = made
+        self._held[stage, number] = fed, kept
+
+    def _lost(self, number: int, y: Any) -> None:
+        last = len(self._stages.seats) - 1
+        wanted = self._stages._to(last, None, self._stages._part(y, number))
+        with told("the loss"):
+            value, above = self._graded(self._made.pop((last, number)), wanted)
+        self._values.append(value)
+        self._above[last, number] = above
+
+    def _back(self, stage: int, number: int) -> None:
+        fed, kept = self._held.pop((stage, number))
+        step, above = self._stages._steps[stage], self._above.pop((stage, number))
+        self._totals[stage], below = step.backward(
+            self._totals[stage], self._params[stage], fed, kept, above
+        )
+        if stage:
+            self._above[stage - 1, number] = self._stages._to(stage - 1, stage, below)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The rows of all microbatches, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    if not all(map(np.ndim, jax.tree.leaves(parts[0]))):
+        raise UsageError(
+            "the last stage makes a number, and with several microbatches it has to make rows: "
+            "take value_and_grad(loss), whose loss makes the number"
+        )
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _arriving(leaf: Any, there: Sharding) -> int:
+    """Bytes that devices get which do not have them yet."""
+    now = concrete_or_error(None, leaf)
+    shape = np.shape(now)
+    if isinstance(now, jax.Array) and now.sharding.is_equivalent_to(there, len(shape)):
+        return 0
+    part: int = math.prod(there.shard_shape(shape)) * len(there.device_set)
+    return part * int(np.dtype(jax.dtypes.result_type(now)).itemsize)
+
+
+@contextlib.contextmanager
+def _no_mesh(params: Any, x: Any) -> Iterator[None]:
+    """Leaves the mesh of `jax.set_mesh`: under it JAX refuses arrays on some of its devices.
+
+    Raises:
+        UsageError: there is one, and it cannot be left, as gradients are being traced.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, x))):
+        raise UsageError(
+            "a mesh is set (jax.set_mesh, or a cell's strategy), and within jax.grad it cannot be "
+            "left: take stages.value_and_grad(loss), or call jax.grad outside of the mesh"
+        )
+    with jax.set_mesh(Mesh(np.empty((), object), ())):
+        yield

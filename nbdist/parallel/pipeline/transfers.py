@@ -1,0 +1,86 @@
+"""What a call of stages has moved between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+from nbdist.views.surface import bundle
+
+if TYPE_CHECKING:
+    from nbdist.parallel.pipeline.stage_devices import Seat
+    from nbdist.records import MimeBundle
+
+_HEADER = ("stage", "function", "devices", "in, from before", "in, gradients from behind")
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What went from one stage to another.
+
+    Attributes:
+        source: the stage it came from; None for what the call was given.
+        target: the stage it went to.
+        nbytes: that have arrived at the target's devices, all microbatches together.
+    """
+
+    source: int | None
+    target: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What the last call moved; a table in a notebook.
+
+    Attributes:
+        seats: where each stage runs.
+        legs: in the order in which they were first used; none before the first call.
+    """
+
+    seats: tuple[Seat, ...]
+    legs: tuple[Leg, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all legs."""
+        return sum(leg.nbytes for leg in self.legs)
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return bundle(self)
+
+    def html(self) -> str:
+        return html.box(self._title, html.table(_HEADER, self._rows(), (0, 3, 4)))
+
+    def lines(self) -> list[str]:
+        return [self._title, *html.text_table(_HEADER, self._rows(), (0, 3, 4))]
+
+    @property
+    def _title(self) -> str:
+        stages = formatting.count(len(self.seats), "stage")
+        moved = f"{formatting.size(self.nbytes)} moved by the last call"
+        return f"nbdist: {stages}, {moved if self.legs else 'not called yet'}"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                str(seat.number),
+                seat.function,
+                seat.where,
+                self._arrived(seat.number, back=False),
+                self._arrived(seat.number, back=True),
+            ]
+            for seat in self.seats
+        ]
+
+    def _arrived(self, stage: int, *, back: bool) -> str:
+        legs = [
+            leg
+            for leg in self.legs
+            if leg.target == stage and (leg.source is not None and leg.source > stage) == back
+        ]
+        return formatting.size(sum(leg.nbytes for leg in legs)) if legs else "-"

@@ -1,0 +1,1 @@
+"""`place`, `where`, `meshes`, `devices`: put arrays on devices, and report their location."""

@@ -1,0 +1,177 @@
+"""`where="auto"`: what is large enough for the way goes to the quicker devices, if it fits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from nbdist.errors import UsageError
+from nbdist.parallel.placement import capacity
+from nbdist.parallel.placement.leaves import leaves_of
+from nbdist.parallel.placement.meshes import current_mesh
+from nbdist.parallel.placement.named_layouts import named
+from nbdist.parallel.placement.targets import Target
+from nbdist.records import DATA
+from nbdist.views import formatting
+from nbdist.worker.jax.runtime import platforms
+from nbdist.worker.profiling.crossover import own_crossing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax import Device
+    from jax.sharding import Sharding
+
+    from nbdist.parallel.placement.leaves import Leaf
+    from nbdist.records import Crossing
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided for a tree.
+
+    Attributes:
+        shardings: of each leaf.
+        reason: why, in a sentence.
+    """
+
+    shardings: tuple[Sharding, ...]
+    reason: str
+
+
+class Automatic(Target):
+    """Decides for all arrays of a tree together, when it is first asked.
+
+    Args:
+        tree: of arrays.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+
+    @functools.cached_property
+    def choice(self) -> Choice:
+        """See `decide`."""
+        leaves, _ = leaves_of(self._tree, "place")
+        return decide(leaves)
+
+    @functools.cached_property
+    def _by_value(self) -> dict[int, Sharding]:
+        leaves, _ = leaves_of(self._tree, "place")
+        return {
+            id(leaf.value): sharding
+            for leaf, sharding in zip(leaves, self.choice.shardings, strict=True)
+        }
+
+    def sharding(self, leaf: Leaf) -> Sharding:
+        return self._by_value[id(leaf.value)]
+
+
+def decide(leaves: Sequence[Leaf]) -> Choice:
+    """Where devices hold them best.
+
+    Arrays that are on devices of the default platform stay, and those over several processes.
+    Others go there where the largest is beyond the size from which on the way is worth it (see
+    `crossing`), and else stay with a CPU. Where one device has no room, they are cut over all of
+    them. Over several processes a cell computes on the whole mesh, and so they go there: to each
+    device, or cut over all where that has no room.
+
+    Raises:
+        UsageError: they fit nowhere.
+    """
+    own, mesh = jax.local_devices(), current_mesh()
+    if all(_is_on(leaf, own) for leaf in leaves):
+        stay = tuple(leaf.value.sharding for leaf in leaves)
+        return Choice(stay, f"already on {platforms.platform_of(own[0])}: nothing is moved")
+    if jax.process_count() > 1:
+        return _over(leaves, mesh)
+    measured = own_crossing()
+    if measured is None:
+        return _alone(leaves, own, f"{platforms.name_of(own[0])} is the only device")
+    large = max((leaf.nbytes for leaf in leaves), default=0)
+    why = f"{_words(measured)}, and the largest array has {formatting.size(large)}"
+    host = jax.local_devices(backend="cpu")
+    is_cpu = platforms.name_of(own[0]) == measured.home
+    if large < measured.nbytes:
+        return _room(leaves, own if is_cpu else host[:1], f"on one device, {measured.home}: {why}")
+    if is_cpu:
+        return _spread(leaves, _mesh(own), f"cut over {len(own)} devices: {why}")
+    return _room(leaves, own, f"on {measured.there}: {why}")
+
+
+def _is_on(leaf: Leaf, own: Sequence[Device]) -> bool:
+    """Whether it is where this process computes, be it with others."""
+    if not isinstance(leaf.value, jax.Array):
+        return False
+    now: Sharding = leaf.value.sharding
+    shared = jax.process_count() > 1
+    return not now.is_fully_addressable if shared else now.device_set <= set(own)
+
+
+def _over(leaves: Sequence[Leaf], mesh: Mesh) -> Choice:
+    """Whole on each device of a mesh over several processes, or cut over it."""
+    whole = tuple(named("replicated", leaf.shape, mesh) for leaf in leaves)
+    reason = f"on all {mesh.size} devices of the mesh, over which cells compute"
+    try:
+        capacity.check(leaves, whole)
+    except UsageError as full:
+        return _spread(leaves, mesh, f"cut over the mesh's {mesh.size} devices: {full}")
+    return Choice(whole, f"whole {reason}")
+
+
+def _words(measured: Crossing) -> str:
+    way = f"the way to {measured.there}"
+    if measured.size is None:
+        last = measured.ways[-1]
+        return (
+            f"{way} was worth it for no product that was measured, up to {last.size:,} x "
+            f"{last.size:,} ({formatting.brief(last.home_s)} on {measured.home}, "
+            f"{formatting.brief(last.there_s)} there)"
+        )
+    return (
+        f"{way} is worth it from {formatting.size(measured.nbytes)} on (measured: products of "
+        f"{measured.size:,.0f} x {measured.size:,.0f})"
+    )
+
+
+def _alone(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Choice:
+    """On the device with most room.
+
+    Raises:
+        UsageError: there is not enough.
+    """
+    shardings = (SingleDeviceSharding(platforms.roomiest(devices)),) * len(leaves)
+    capacity.check(leaves, shardings)
+    return Choice(shardings, reason)
+
+
+def _room(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Choice:
+    """On one device, or where it has no room, over all of them."""
+    try:
+        return _alone(leaves, devices, reason)
+    except UsageError as full:
+        if len(devices) == 1:
+            raise
+        return _spread(leaves, _mesh(devices), f"cut over {len(devices)} devices: {full}")
+
+
+def _mesh(devices: Sequence[Device]) -> Mesh:
+    return Mesh(devices, (DATA,))
+
+
+def _spread(leaves: Sequence[Leaf], mesh: Mesh, reason: str) -> Choice:
+    """Each leaf cut, if a dimension divides; else whole on each."""
+    shardings = tuple(_spread_sharding(leaf, mesh) for leaf in leaves)
+    capacity.check(leaves, shardings)
+    return Choice(shardings, reason)
+
+
+def _spread_sharding(leaf: Leaf, mesh: Mesh) -> Sharding:
+    try:
+        return named("full", leaf.shape, mesh)
+    except UsageError:
+        return named("replicated", leaf.shape, mesh)

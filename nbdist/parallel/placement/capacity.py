@@ -1,0 +1,90 @@
+"""Whether arrays fit where they are to go."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from nbdist.errors import UsageError
+from nbdist.parallel.placement.leaves import fault_of
+from nbdist.parallel.placement.targets import is_there
+from nbdist.views import formatting
+from nbdist.worker.jax.runtime import platforms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax import Device
+    from jax.sharding import Sharding
+
+    from nbdist.parallel.placement.leaves import Leaf
+
+_UNASKED_BYTES = 64 << 20
+"""What is less is not checked: to ask how much is free takes as long as to move a part of it."""
+
+
+def is_small(tree: Any) -> bool:
+    """Whether it is one array of one process that can be placed; nobody asks if it fits."""
+    return (
+        isinstance(tree, (np.ndarray, jax.Array))
+        and tree.nbytes < _UNASKED_BYTES
+        and jax.process_count() == 1
+        and not fault_of(tree)
+    )
+
+
+def check(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> None:
+    """See that there is room for what has to be moved.
+
+    Raises:
+        UsageError: there is not; how much is missing on each device is said.
+    """
+    if sum(leaf.nbytes for leaf in leaves) < _UNASKED_BYTES:
+        return
+    lacking = [
+        f"{room} needs {formatting.size(needed)}, and {formatting.size(free)} are free: "
+        f"{formatting.size(needed - free)} are missing"
+        for room, needed, free in _rooms(needs(leaves, shardings))
+        if needed > free
+    ]
+    if lacking:
+        raise UsageError(
+            f"this does not fit: {'; '.join(lacking)}. Cut it over more devices "
+            '(where="full"), take a smaller type (bfloat16), or free what is there'
+        )
+
+
+def needs(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> dict[Device, int]:
+    """Bytes that each of this process's devices has to hold more."""
+    found: dict[Device, int] = defaultdict(int)
+    for leaf, sharding in zip(leaves, shardings, strict=True):
+        if not is_there(leaf, sharding):
+            part = part_bytes(leaf.shape, leaf.nbytes, sharding)
+            for device in sharding.addressable_devices:
+                found[device] += part
+    return found
+
+
+def part_bytes(shape: tuple[int, ...], nbytes: int, sharding: Sharding) -> int:
+    """Of an array on each device; of the greatest part, where they differ."""
+    held: int = math.prod(sharding.shard_shape(shape))
+    return nbytes // max(1, math.prod(shape)) * held
+
+
+def _rooms(needed: dict[Device, int]) -> list[tuple[str, int, int]]:
+    """Devices that have memory of their own; CPUs, which share their host's, are one."""
+    rooms, shared = [], 0
+    for device, nbytes in needed.items():
+        free = platforms.free_bytes(device)
+        if device.platform == "cpu":
+            shared += nbytes
+        elif free is not None:
+            rooms.append((platforms.name_of(device), nbytes, free))
+    if shared:
+        cpu = next(device for device in needed if device.platform == "cpu")
+        rooms.append(("the host's memory", shared, platforms.free_bytes(cpu) or 0))
+    return rooms

@@ -1,0 +1,117 @@
+"""The devices that this process knows: what they are, and what they reach.
+
+As a program of its own (`python -m nbdist.parallel.placement.devices [--bench]`) it writes the same
+for a notebook whose kernel has not imported JAX: JAX would take most of a GPU's memory there, which
+workers need.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import structs
+
+from nbdist.errors import PlanError, UsageError
+from nbdist.records import DevicesSeen
+from nbdist.views.cluster.devices import DevicesPicture
+
+if TYPE_CHECKING:
+    from nbdist.records import Bench, Topology
+
+_LOOK_S = 60.0
+_BENCH_S = 300.0
+
+
+def devices(*, bench: bool = False) -> DevicesPicture:
+    """Every device that JAX knows in this process, of every platform and host.
+
+    Of other processes' devices it is not known here how much of their memory is used, nor are
+    links, unless they are measured: `%dist_devices` and `Cluster.devices` ask every worker.
+
+    Args:
+        bench: products by size and type, copies, transfers and links are measured first, with
+            warm-ups, medians of runs that are waited for. Over several processes each has to call
+            it; what was measured is shown from then on.
+
+    Returns:
+        What notebooks show as tables and a roofline, with `.devices`, `.topology` and `.bench`.
+    """
+    return _picture(_see(bench=bench))
+
+
+def devices_apart(*, bench: bool) -> DevicesPicture:
+    """As `devices`, of a process of its own, where this one has not imported JAX.
+
+    Raises:
+        UsageError: that process ended with an error.
+    """
+    if "jax" in sys.modules:
+        return devices(bench=bench)
+    if importlib.util.find_spec("jax") is None:
+        raise UsageError('%dist_devices needs JAX: type %pip install "nbdist[jax]"')
+    command = [sys.executable, "-m", __name__, *(["--bench"] if bench else [])]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, timeout=_BENCH_S if bench else _LOOK_S, check=True
+        )
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        raise UsageError(f"JAX could not tell of this machine's devices: {''.join(last)}") from None
+    seen = msgspec.msgpack.decode(ended.stdout, type=DevicesSeen)
+    _benched[:] = [seen.bench] if seen.bench else _benched
+    return _picture(structs.replace(seen, bench=_benched[-1] if _benched else None))
+
+
+_benched: list[Bench] = []
+"""What was measured in this process last."""
+
+
+def _see(*, bench: bool) -> DevicesSeen:
+    import jax
+
+    from nbdist.worker.jax.runtime import platforms
+
+    if bench:
+        _benched[:] = [_measured()]
+    alone = jax.process_count() == 1  # else every process has to look, as they do to measure
+    topology, fault = _topology() if alone or bench else (None, "")
+    return DevicesSeen(
+        devices=tuple(platforms.states()),
+        topology=topology,
+        fault=fault,
+        bench=_benched[-1] if _benched else None,
+    )
+
+
+def _measured() -> Bench:
+    from nbdist.worker.jax.strategy import PjRTStrategy
+    from nbdist.worker.planning.plan_step import local_devices
+    from nbdist.worker.profiling.device_bench import measure
+    from nbdist.worker.runtime import context
+
+    strategy = context.strategies().get("pjrt") or PjRTStrategy()
+    return measure(strategy, local_devices())
+
+
+def _topology() -> tuple[Topology | None, str]:
+    """Of this process's own devices; why there is none, where nobody knows them."""
+    from nbdist.worker.planning.plan_step import live_target, local_devices
+
+    try:
+        target = live_target(local_devices(), _benched[-1] if _benched else None)
+    except PlanError as error:
+        return None, str(error)
+    return target.topology, ""
+
+
+def _picture(seen: DevicesSeen) -> DevicesPicture:
+    return DevicesPicture(seen.devices, seen.topology, seen.fault, seen.bench, of_cluster=False)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.msgpack.encode(_see(bench="--bench" in sys.argv)))

@@ -1,0 +1,234 @@
+"""What `where` means: a device, one of a platform's or a host's, a layout by name, a sharding."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from nbdist.errors import UsageError
+from nbdist.parallel.placement.meshes import current_mesh
+from nbdist.parallel.placement.named_layouts import LAYOUTS, named
+from nbdist.worker.jax.runtime import platforms, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax import Device
+    from jax.sharding import AbstractMesh
+
+    from nbdist.parallel.placement.leaves import Leaf
+
+AUTO = "auto"
+
+
+class Target(ABC):
+    """Where leaves are to be."""
+
+    @abstractmethod
+    def sharding(self, leaf: Leaf) -> Sharding:
+        """Of this leaf; its own, where it is there already.
+
+        Raises:
+            UsageError: it cannot be there.
+        """
+
+    def holds(self, leaf: Leaf) -> bool:
+        """Whether the leaf is there now."""
+        if not isinstance(leaf.value, jax.Array):
+            return False
+        try:
+            wanted = self.sharding(leaf)
+        except UsageError:
+            return False
+        return is_there(leaf, wanted)
+
+
+@dataclass(frozen=True)
+class Given(Target):
+    """A sharding, or one device."""
+
+    wanted: Sharding
+
+    def sharding(self, leaf: Leaf) -> Sharding:
+        now = self.wanted
+        if isinstance(now, NamedSharding) and not isinstance(now.mesh, Mesh):
+            raise UsageError(f"{leaf.name}: {now} is over a mesh without devices: give a real one")
+        return checked(leaf, now)
+
+
+@dataclass(frozen=True)
+class Cut(Target):
+    """A `PartitionSpec` over a mesh; the current one, where it is None."""
+
+    spec: PartitionSpec
+    mesh: Mesh | None
+
+    def sharding(self, leaf: Leaf) -> Sharding:
+        return checked(leaf, spec_over(self.spec, self.mesh or current_mesh()))
+
+    def holds(self, leaf: Leaf) -> bool:
+        return _over_its_mesh(leaf, lambda mesh: Cut(self.spec, mesh), self.mesh)
+
+
+@dataclass(frozen=True)
+class OneOf(Target):
+    """Some device of a platform or a host: the one with most memory free."""
+
+    devices: Sequence[Device]
+
+    def sharding(self, leaf: Leaf) -> Sharding:
+        if isinstance(leaf.value, jax.Array):
+            now = leaf.value.sharding
+            if len(now.device_set) == 1 and now.device_set <= set(self.devices):
+                return now
+        return SingleDeviceSharding(platforms.roomiest(self.devices))
+
+
+@dataclass(frozen=True)
+class Layout(Target):
+    """A layout by its name, over a mesh; the current one, where it is None."""
+
+    name: str
+    mesh: Mesh | None
+
+    def sharding(self, leaf: Leaf) -> Sharding:
+        return laid_out(leaf, self.name, self.mesh or current_mesh())
+
+    def holds(self, leaf: Leaf) -> bool:
+        return _over_its_mesh(leaf, lambda mesh: Layout(self.name, mesh), self.mesh)
+
+
+def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None) -> bool:
+    """Whether it is there over the mesh that it lies on, where nobody says which is meant."""
+    if not isinstance(leaf.value, jax.Array):
+        return False
+    now = leaf.value.sharding
+    own = now.mesh if isinstance(now, NamedSharding) and isinstance(now.mesh, Mesh) else None
+    try:
+        return is_there(leaf, over(mesh or own or current_mesh()).sharding(leaf))
+    except UsageError:
+        return False
+
+
+def laid_out(leaf: Leaf, name: str, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """The sharding that a layout means for a leaf.
+
+    Raises:
+        UsageError: a dimension does not divide; the leaf is named.
+    """
+    try:
+        return named(name, leaf.shape, mesh)
+    except UsageError as error:
+        raise UsageError(f"{leaf.path or 'the array'}: {error}") from None
+
+
+def checked(leaf: Leaf, wanted: Sharding) -> Sharding:
+    """The sharding, where such an array can have it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        wanted.shard_shape(leaf.shape)
+    except (ValueError, IndexError) as error:  # an axis of what has none
+        raise UsageError(f"{leaf.name} cannot lie so: {str(error).splitlines()[0]}") from None
+    return wanted
+
+
+def is_there(leaf: Leaf, wanted: Sharding) -> bool:
+    """Whether each of its parts is where the sharding has it."""
+    if not isinstance(leaf.value, jax.Array):
+        return False
+    now = leaf.value.sharding
+    if now.device_set != wanted.device_set:  # most that has to be moved; JAX takes longer to say so
+        return False
+    alike: bool = now.is_equivalent_to(wanted, len(leaf.shape))
+    return alike
+
+
+def target_of(where: object, mesh: Mesh | None) -> Target:
+    """What a `where` that is not `auto` means.
+
+    Args:
+        where: a device or its name, a platform, a host, a layout's name, a sharding, or a
+            `PartitionSpec` over the mesh.
+        mesh: for layouts and specs; the current one, where it is None.
+
+    Raises:
+        UsageError: nobody knows it; what there is, is named.
+    """
+    if isinstance(where, jax.Device):
+        return Given(SingleDeviceSharding(where))
+    if isinstance(where, Sharding):
+        return Given(where)
+    if isinstance(where, PartitionSpec):
+        return Cut(where, mesh)
+    if isinstance(where, str):
+        return Layout(where, mesh) if where in LAYOUTS else _called(where)
+    raise UsageError(
+        f"where={where!r} is a {type(where).__name__}, and no place: give a device, a name "
+        f"({_choices()}), a sharding or a PartitionSpec"
+    )
+
+
+def spec_over(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """A spec over a mesh.
+
+    Raises:
+        UsageError: the mesh has no such axes, or the spec has one twice or leaves one open.
+    """
+    if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED in tuple(spec):
+        raise UsageError(f"{spec!r} does not say how to cut: give a PartitionSpec of axes and None")
+    used = [a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ())]
+    wrong = [f"no axis {axis!r}" for axis in dict.fromkeys(used) if axis not in mesh.axis_names]
+    wrong += [f"{axis!r} {count} times" for axis, count in Counter(used).items() if count > 1]
+    if wrong:
+        raise UsageError(
+            f"{spec} has {' and '.join(wrong)} in the mesh, whose axes are "
+            f"{', '.join(f'{axis} ({size})' for axis, size in mesh.shape.items())}"
+        )
+    return NamedSharding(mesh, spec)
+
+
+def _called(word: str) -> Target:
+    devices = platforms.all_devices()
+    for platform, members in devices.items():
+        if platforms.is_called(platform, word):
+            return OneOf([device for device in members if platforms.is_own(device)])
+        for device in members:
+            if word in {platforms.name_of(device), str(device)}:
+                return Given(SingleDeviceSharding(device))
+    default = next(iter(devices.values()))
+    hosts = processes.hosts()
+    there = [device for device in default if hosts[device.process_index] == word]
+    if there:  # of this process's, where it is on that host
+        return OneOf([device for device in there if platforms.is_own(device)] or there)
+    raise UsageError(f"where={word!r} is no place{_near(word)}: there are {_choices()}")
+
+
+def _near(word: str) -> str:
+    near = difflib.get_close_matches(word, [*_names(), AUTO, *LAYOUTS], n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _names() -> list[str]:
+    devices = platforms.all_devices()
+    each = [platforms.name_of(device) for members in devices.values() for device in members]
+    return [*devices, *each, *processes.hosts()]
+
+
+def _choices() -> str:
+    """The places by name; of many devices, the first and the last."""
+    said = []
+    for platform, members in platforms.all_devices().items():
+        names = [platforms.name_of(device) for device in members]
+        shown = names if len(names) < 5 else [names[0], "...", names[-1]]
+        said.append(f"platform {platform} ({', '.join(shown)})")
+    hosts = ", ".join(dict.fromkeys(processes.hosts()))
+    return f"{AUTO}, {', '.join(LAYOUTS)}, {'; '.join(said)}; host {hosts}"

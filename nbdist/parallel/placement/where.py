@@ -1,0 +1,202 @@
+"""Where the arrays of a tree are, and over which links the axes of a mesh go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from nbdist.parallel.placement.axes import role_of
+from nbdist.parallel.placement.capacity import part_bytes
+from nbdist.parallel.placement.leaves import leaves_of
+from nbdist.parallel.placement.target_tree import targets_of
+from nbdist.views import formatting, html
+from nbdist.views.surface import bundle
+from nbdist.worker.jax.runtime import platforms, processes
+
+if TYPE_CHECKING:
+    from nbdist.parallel.placement.leaves import Leaf
+    from nbdist.records import MimeBundle
+
+_SHOWN = 4
+"""Names of devices in a line; of more, the first and the last."""
+
+_COLUMNS = ("array", "shape", "bytes", "cut", "devices")
+_HOST_MEMORY = "this process's memory (NumPy)"
+
+
+@dataclass(frozen=True, eq=False)
+class Where:
+    """Where the arrays of a tree are; equal to what `nbdist.place` takes, if they are there.
+
+    Attributes:
+        leaves: each array; its bytes are those of the whole.
+        bytes_on: that each device of all processes holds, by its name.
+    """
+
+    leaves: tuple[Leaf, ...]
+    bytes_on: dict[str, int]
+    tree: Any
+
+    def __eq__(self, where: object) -> bool:
+        """Whether every array is there: `where(tree) == "batch"`, or a device, or a sharding.
+
+        Layouts and specs are taken over the mesh that an array lies on.
+        """
+        if where is None:
+            return False
+        targets = targets_of(self.tree, len(self.leaves), where, None)
+        return all(target.holds(leaf) for target, leaf in zip(targets, self.leaves, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to places of several kinds
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return bundle(self)
+
+    def html(self) -> str:
+        return html.box(self._title(), html.table(_COLUMNS, self._rows(), (2,)), self._foot())
+
+    def lines(self) -> list[str]:
+        return [self._title(), *html.text_table(_COLUMNS, self._rows(), (2,)), self._held()]
+
+    def _title(self) -> str:
+        total = sum(leaf.nbytes for leaf in self.leaves)
+        return f"{formatting.count(len(self.leaves), 'array')}, {formatting.size(total)}"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [leaf.path or "-", _shape(leaf), formatting.size(leaf.nbytes), *_place(leaf)]
+            for leaf in self.leaves
+        ]
+
+    def _held(self) -> str:
+        sizes = sorted(set(self.bytes_on.values()))
+        if not sizes:
+            return "no device holds any of it"
+        spread = " to ".join(dict.fromkeys(formatting.size(size) for size in (sizes[0], sizes[-1])))
+        first, *others = self.bytes_on
+        return f"{spread} on {f'each of {len(self.bytes_on)} devices' if others else first}"
+
+    def _foot(self) -> str:
+        return html.faint(self._held())
+
+
+@dataclass(frozen=True)
+class MeshOrder:
+    """A mesh, and over which links each of its axes goes.
+
+    Attributes:
+        axes: in words, by axis.
+        grid: the devices' names, in the mesh's order.
+    """
+
+    axes: dict[str, str]
+    grid: str
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return bundle(self)
+
+    def html(self) -> str:
+        said = ((axis, *words.split(": ", 1)) for axis, words in self.axes.items())
+        rows = [[axis, size.strip("()"), links] for axis, size, links in said]
+        table = html.table(("axis", "size", "goes over"), rows, (1,))
+        return html.box("mesh", table, html.faint(self.grid, "pre"))
+
+    def lines(self) -> list[str]:
+        return [*(f"{axis} {words}" for axis, words in self.axes.items()), *self.grid.splitlines()]
+
+
+def where(tree: Any) -> Where | MeshOrder:
+    """Where each array of a tree is; of a mesh, over which links its axes go.
+
+    The answer equals whatever `nbdist.place` takes and would leave everything where it is:
+    `nbdist.where(x) == "batch"`, `== jax.devices()[3]`, `== "cpu"`.
+
+    Args:
+        tree: of arrays, or a `jax.sharding.Mesh`.
+
+    Raises:
+        UsageError: leaves are no arrays, or were donated; each is named.
+    """
+    if isinstance(tree, Mesh):
+        return _order(tree)
+    leaves, _ = leaves_of(tree, "where")
+    held: Counter[str] = Counter()
+    for leaf in leaves:
+        held.update(_held_by(leaf))
+    return Where(leaves=tuple(leaves), bytes_on=dict(held), tree=tree)
+
+
+def _held_by(leaf: Leaf) -> dict[str, int]:
+    if not isinstance(leaf.value, jax.Array):
+        return {}
+    sharding = leaf.value.sharding
+    part = part_bytes(leaf.shape, leaf.nbytes, sharding)
+    return {platforms.name_of(device): part for device in sharding.device_set}
+
+
+def _shape(leaf: Leaf) -> str:
+    kind = getattr(leaf.value, "dtype", type(leaf.value).__name__)
+    return f"{kind}{list(leaf.shape)}"
+
+
+def _place(leaf: Leaf) -> tuple[str, str]:
+    """How it is cut, and over which devices."""
+    if not isinstance(leaf.value, jax.Array):
+        return "-", _HOST_MEMORY
+    sharding = leaf.value.sharding
+    names = [platforms.name_of(d) for d in sorted(sharding.device_set, key=lambda d: d.id)]
+    shown = names if len(names) <= _SHOWN else [names[0], "...", names[-1]]
+    return _cut(sharding, leaf), f"{', '.join(shown)}{_kind_of_memory(sharding)}"
+
+
+def _cut(sharding: Sharding, leaf: Leaf) -> str:
+    if sharding.is_fully_replicated:
+        return "whole on each" if len(sharding.device_set) > 1 else "whole"
+    spec = f"{sharding.spec}: " if isinstance(sharding, NamedSharding) else ""
+    return f"{spec}parts of {list(sharding.shard_shape(leaf.shape))}"
+
+
+def _kind_of_memory(sharding: Sharding) -> str:
+    """Where it is not the device's own."""
+    kind = sharding.memory_kind
+    usual = next(iter(sharding.device_set)).default_memory().kind
+    return "" if kind in {None, usual} else f" ({kind})"
+
+
+def _order(mesh: Mesh) -> MeshOrder:
+    if mesh.empty:
+        return MeshOrder({}, "no devices")
+    axes = {
+        axis: f"({size}): {_links(mesh, index)}; {role_of(axis).sends}"
+        for index, (axis, size) in enumerate(mesh.shape.items())
+    }
+    names = [platforms.name_of(device) for device in mesh.devices.flat]
+    width = mesh.devices.shape[-1] if mesh.devices.ndim else 1
+    lines = (" ".join(names[i : i + width]) for i in range(0, len(names), width))
+    return MeshOrder(axes, "\n".join(lines))
+
+
+def _links(mesh: Mesh, axis: int) -> str:
+    """Over what the devices that differ along this axis alone reach each other."""
+    size = mesh.devices.shape[axis]
+    groups = mesh.devices.swapaxes(axis, -1).reshape(-1, size)
+    hosts = processes.hosts()
+    if size == 1:
+        return "one device: nothing is sent"
+    if all(len({d.process_index for d in group}) == 1 for group in groups):
+        return "inside each process: memory, or the host's own links between devices"
+    if all(len({hosts[d.process_index] for d in group}) == 1 for group in groups):
+        return "between processes of one host"
+    if all(len({getattr(d, "slice_index", 0) for d in group}) == 1 for group in groups):
+        return "between hosts: the network, or the interconnect within a slice"
+    return "between slices: the data centre's network"

@@ -1,1 +1,0 @@
-"""Where what should be: hardware, models, layouts, what they cost, and the search for the best."""

@@ -1,0 +1,1 @@
+"""Choice of a layout for a training step, without JAX or TensorFlow."""

@@ -1,0 +1,1 @@
+"""Expected time and memory of a step in one layout."""

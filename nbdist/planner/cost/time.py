@@ -1,0 +1,359 @@
+"""How long a step takes in a layout: operations on a roofline, collectives by the links they cross.
+
+Where a group that is summed over is cut, the parts are summed by an all-reduce of the result
+(arXiv:1909.08053, section 3). Nothing is taken to be hidden behind something else: an upper bound.
+Loops over layers that are cut into stages are run as `jaxpr/pipeline/stages.py` has them: in each
+tick every stage goes through its own layers with a microbatch, and what it leaves goes on to the
+next; for all else, stages have rows of their own. What is cut along the sequence is gathered once
+for all operations of a program that need it whole, and their sums are scattered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from nbdist.planner.cost.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    reduce_scatter_s,
+    send_s,
+)
+from nbdist.planner.cost.interleaving import deals
+from nbdist.planner.cost.roofline import issued_s, matmul_s, memory_s
+from nbdist.planner.graph.one_f_one_b import ALTERNATING, parts_of
+from nbdist.planner.graph.pipeline_schedule import bubble
+from nbdist.planner.hardware.lookup import computed_as, peak
+from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.model import Op, Value
+    from nbdist.planner.hardware.efficiency import Calibration
+    from nbdist.records import Chip, Extent, Level, Topology
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is made for.
+
+    Attributes:
+        topology: devices and links.
+        calibration: what they reach of what their data sheets say.
+        cautious: its figures are too uncertain to decide anything but what fits.
+    """
+
+    topology: Topology
+    calibration: Calibration
+    cautious: bool = False
+
+
+@dataclass
+class _Bill:
+    """What a step comes to."""
+
+    device_s: float = 0.0
+    operations: int = 0
+    collectives: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    axes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    gradients: float = 0.0
+    idle_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.device_s + sum(self.axes.values())
+
+
+def time_of(
+    laid: Laid,
+    program: tuple[Op, ...],
+    target: Target,
+    extents: dict[str, Extent],
+    useful: tuple[Op, ...],
+) -> PlannedTime:
+    """Seconds of one step.
+
+    Args:
+        laid: the model in its layout.
+        program: its operations, fused.
+        target: the hardware.
+        extents: how each mesh axis lies in the topology.
+        useful: the operations without those that are made again, for the model's utilisation.
+    """
+    cost = Cost(laid, target, extents)
+    bill = cost.bill(program)
+    topology = target.topology
+    compute = issued_s(bill.device_s, bill.operations, bill.collectives, target.calibration)
+    step = compute + sum(bill.axes.values())
+    return PlannedTime(
+        compute=compute,
+        exposed=sum(bill.axes.values()),
+        traffic=tuple(
+            Traffic(
+                axis=axis,
+                level=slowest(topology, extents[axis]).name,
+                bytes=bill.bytes[axis],
+                seconds=seconds,
+            )
+            for axis, seconds in bill.axes.items()
+            if seconds
+        ),
+        mfu=_least_s(useful, topology) / step if step else 0.0,
+        bubble=bill.idle_s / step if step else 0.0,
+    )
+
+
+class Cost:
+    """Seconds of operations and of the collectives that they need.
+
+    Attributes:
+        laid: the model in its layout.
+    """
+
+    def __init__(self, laid: Laid, target: Target, extents: dict[str, Extent]) -> None:
+        self.laid = laid
+        self._target = target
+        self._extents = extents
+
+    def bill(self, program: tuple[Op, ...]) -> _Bill:
+        """What all of it comes to."""
+        bill = _Bill()
+        self._add(bill, program, 1, together=1)
+        self._add_deals(bill, program)
+        self._add_data(bill)
+        return bill
+
+    def op_s(self, op: Op) -> float:
+        """Of an operation that is no loop, on each of the devices that share it."""
+        chip, calibration = self._target.topology.chip, self._target.calibration
+        if op.kind in ("dot", "conv"):
+            dtype = computed_as(chip, _dtype(op, chip))
+            batch, m, n, k = _product(op, self.laid.around(op))
+            return matmul_s(batch, m, n, k, dtype, chip, calibration)
+        return memory_s(_moved(op, self.laid.around(op)), chip, calibration)
+
+    def reduced(self, op: Op) -> dict[str, float]:
+        """Bytes of the all-reduce that an operation needs, over each axis that needs one."""
+        laid, summed = self.laid.around(op), set(op.summed)
+        found: dict[str, float] = {}
+        out = {group for value in op.outs for group in value.groups}
+        sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
+        is_summed = laid.by_data(summed) > 1 and laid.by_data(out) == 1
+        if laid.layout.data > 1 and is_summed and laid.exchanged(op) is None:
+            found[DATA] = sum(map(sized, op.outs))
+        if laid.by_stage_too and is_summed:
+            found[STAGE] = sum(map(sized, op.outs))
+        if laid.by_model(summed) > 1 and laid.by_model(out) == 1:
+            found[MODEL] = sum(map(laid.bytes_of, op.outs))
+        return found
+
+    def all_reduce_s(self, axis: str, nbytes: float) -> float:
+        target = self._target
+        return all_reduce_s(nbytes, self._extents[axis], target.topology, target.calibration)
+
+    def _half_s(self, axis: str, nbytes: float) -> float:
+        """Of half an all-reduce: a reduce-scatter, or an all-gather."""
+        target = self._target
+        return reduce_scatter_s(nbytes, self._extents[axis], target.topology, target.calibration)
+
+    def _sums(self, ops: tuple[Op, ...]) -> Iterator[tuple[Op, str, float]]:
+        """All-reduces of a program's operations; of those that are added up before, the first."""
+        done: set[tuple[str, int]] = set()
+        for op in ops:
+            for axis, nbytes in self.reduced(op).items() if op.kind != "loop" else ():
+                first = op.outs[0].number
+                whole = axis, self.laid.model.added.get(first, first)
+                if whole not in done:
+                    done.add(whole)
+                    yield op, axis, nbytes
+
+    def _gathers(self, ops: tuple[Op, ...]) -> list[float]:
+        """Bytes of what is gathered along the sequence for a program's operations, each once."""
+        laid = self.laid
+        found: dict[int, float] = {}
+        for op in ops:
+            around = laid.around(op)
+            if around is not laid:
+                whole = (value for value in op.ins if laid.is_cut_along(value))
+                found |= {value.number: around.bytes_of(value) for value in whole}
+        return list(found.values())
+
+    def inside(self, op: Op) -> tuple[Cost, int]:
+        """Of a loop, what prices its body, and how often each device goes through it."""
+        laid, layout = self.laid, self.laid.layout
+        if not laid.is_staged(op):
+            return self, op.times
+        few = Cost(laid.microbatch, self._target, self._extents)
+        return few, layout.ticks * op.times // layout.blocks
+
+    def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, together: int) -> None:
+        """Operations.
+
+        Args:
+            bill: what they are added to.
+            ops: the operations.
+            times: how often they are made.
+            together: how many of each of their sums over the batch go over the data axis when all
+                is made; 0 if each goes by itself.
+        """
+        for op in ops:
+            if op.kind == "loop":
+                self._add_loop(bill, op, times, together)
+                continue
+            bill.device_s += times * self.op_s(op)
+            bill.operations += times
+            self._add_exchange(bill, op, times)
+        for op, axis, nbytes in self._sums(ops):
+            if axis == DATA and together:
+                bill.gradients += together * nbytes  # in few messages
+                continue
+            if axis == STAGE and self.laid.is_microbatch:  # kept apart until all have come
+                self._add_collective(bill, axis, nbytes, 1, is_half=False)
+                continue
+            is_scattered = axis == MODEL and any(map(self.laid.is_cut_along, op.outs))
+            self._add_collective(bill, axis, nbytes, times, is_half=is_scattered)
+        for nbytes in self._gathers(ops):
+            self._add_collective(bill, MODEL, nbytes, times, is_half=True)
+
+    def _add_exchange(self, bill: _Bill, op: Op, times: int) -> None:
+        """Rows that are looked up where a table lies; the indices are few bytes beside them."""
+        sent, extent, target = self.laid.exchanged(op), self._extents[DATA], self._target
+        if sent is None:
+            return
+        send = all_to_all_s
+        if sent.is_by_rows:
+            send = reduce_scatter_s if op.kind == "lookup" else all_gather_s
+        one_s = send(sent.nbytes, extent, target.topology, target.calibration)
+        bill.axes[DATA] += times * one_s
+        bill.bytes[DATA] += times * sent.nbytes
+        bill.collectives[prod(extent)] += times
+
+    def _add_collective(
+        self, bill: _Bill, axis: str, nbytes: float, times: int, *, is_half: bool
+    ) -> None:
+        """An all-reduce, or half of one."""
+        one_s = self._half_s(axis, nbytes) if is_half else self.all_reduce_s(axis, nbytes)
+        bill.axes[axis] += times * one_s
+        bill.bytes[axis] += times * nbytes / (2 if is_half else 1)
+        bill.collectives[prod(self._extents[axis])] += times
+
+    def _add_loop(self, bill: _Bill, op: Op, times: int, together: int) -> None:
+        if op.name == ALTERNATING:
+            there, between, back = parts_of(op)
+            self._add_loop(bill, there, times, together)
+            turn = Cost(self.laid.turning, self._target, self._extents)
+            turn._add(bill, between, self.laid.layout.micro, together=1)
+            self._add_loop(bill, back, times, together)
+            return
+        within, rounds = self.inside(op)
+        if within is self:
+            kept = together if self.laid.is_microbatch else 0
+            self._add(bill, op.body, times * rounds, together=kept)
+            return
+        layout, before = self.laid.layout, bill.seconds
+        within._add(bill, op.body, rounds, together=op.times // layout.stage)
+        waits = bubble(layout.stage, layout.micro, layout.rounds)
+        bill.idle_s += (bill.seconds - before) * waits / (1 + waits)
+        self._add_sends(bill, op, within.laid)
+
+    def _add_sends(self, bill: _Bill, op: Op, few: Laid) -> None:
+        """What stages pass on in each tick, and what all have of it when it is through."""
+        ticks = few.layout.ticks
+        passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
+        whole = sum(
+            self.laid.entering_bytes(value) if few.has_rows(value) else self.laid.bytes_of(value)
+            for value in op.carried
+        )
+        self._add_send(bill, passed, ticks)
+        # All rows come to all stages, and go to where they are made use of: there and back halves.
+        is_whole = self.laid.layout.schedule == "gpipe"
+        self._add_collective(bill, STAGE, whole, 1, is_half=not is_whole)
+        if not is_whole:  # at the turn each microbatch by itself
+            each = whole / self.laid.layout.micro
+            self._add_collective(bill, STAGE, each, self.laid.layout.micro, is_half=True)
+
+    def _add_deals(self, bill: _Bill, program: tuple[Op, ...]) -> None:
+        """Blocks of layers go to their stages, and gradients back."""
+        rounds = self.laid.layout.rounds
+        for value in deals(self.laid, program).values():
+            self._add_send(bill, self.laid.bytes_of(value) / rounds, rounds)
+
+    def _add_send(self, bill: _Bill, nbytes: float, times: int) -> None:
+        """What each stage sends to another one."""
+        target, extent = self._target, self._extents[STAGE]
+        outermost = max(place for place, size in enumerate(extent) if size > 1)
+        bill.axes[STAGE] += times * send_s(nbytes, outermost, target.topology, target.calibration)
+        bill.bytes[STAGE] += times * nbytes
+        bill.collectives[2] += times
+
+    def _add_data(self, bill: _Bill) -> None:
+        """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""
+        laid, extent = self.laid, self._extents[DATA]
+        topology, calibration = self._target.topology, self._target.calibration
+        if laid.layout.data == 1:
+            return
+        if laid.layout.zero != 3:
+            bill.axes[DATA] += all_reduce_s(bill.gradients, extent, topology, calibration)
+            bill.bytes[DATA] += bill.gradients
+            return
+        micro = laid.layout.micro
+        wholes = [laid.bytes_of(t.value) for t in laid.model.tensors if laid.is_gathered(t)]
+        bill.axes[DATA] += reduce_scatter_s(bill.gradients, extent, topology, calibration)
+        bill.axes[DATA] += sum(
+            2 * micro * all_gather_s(whole, extent, topology, calibration) for whole in wholes
+        )
+        bill.bytes[DATA] += bill.gradients / 2 + micro * sum(wholes)
+        bill.collectives[prod(extent)] += 2 * micro * len(wholes)
+
+
+def slowest(topology: Topology, extent: Extent) -> Level:
+    """The slowest links that an axis crosses; the innermost where it crosses none."""
+    crossed = [level for level, size in zip(topology.levels, extent, strict=True) if size > 1]
+    return min(crossed or topology.levels[:1], key=lambda level: level.bytes_per_s)
+
+
+def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
+    """What products and convolutions take if all devices reach their peak."""
+    chip, seconds = topology.chip, 0.0
+    for op in ops:
+        inner = _least_s(op.body, topology)
+        own = op.flops / peak(chip, _dtype(op, chip)) / topology.devices if op.flops else 0.0
+        seconds += op.times * (own + inner)
+    return seconds
+
+
+def _product(op: Op, laid: Laid) -> tuple[int, int, int, int]:
+    """Batch, m, n and k of a product, on each device."""
+    left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
+    summed = set(op.summed)
+    k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
+    batch = 1.0 if op.kind == "conv" else max(1.0, left / k * (right / k) / out)
+    n = right / k / batch
+    return _whole(batch), _whole(out / n / batch), _whole(n), _whole(k)
+
+
+def _moved(op: Op, laid: Laid) -> float:
+    """Bytes that an operation reads and writes on each device."""
+    outs = sum(laid.bytes_in(op, value) for value in op.outs)
+    if op.kind == "lookup":
+        return 2 * outs
+    ins: list[Value] = list(op.ins)
+    if op.kind == "scatter":
+        ins = ins[1:]  # it adds to the table in place
+    return outs + sum(laid.bytes_in(op, value) for value in ins)
+
+
+def _dtype(op: Op, chip: Chip) -> str:
+    """Of a product's first operand; what the chip has no units for is taken as float32."""
+    dtype = op.ins[0].dtype
+    return dtype if "float" in dtype and (dtype != "float64" or dtype in chip.flops) else "float32"
+
+
+def _whole(number: float) -> int:
+    return max(1, round(number))

@@ -1,0 +1,54 @@
+"""Which dimensions of a step's arrays are its layers: pipelines cut them into stages.
+
+In a scan over layers rows of the batch go from round to round, and each round has parameters of its
+own; the scan of its backward pass goes over the same layers. (In a scan over time each round has
+rows of its own.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbdist.planner.graph.model import Model, Op
+
+
+def layers_of(model: Model) -> frozenset[int]:
+    """The groups of dimensions that the scans over layers go over.
+
+    Args:
+        model: the step; its `layers` are not looked at.
+    """
+    batch = model.batch_groups
+    owned = {g for t in model.tensors if t.role != "batch" for g in t.value.groups if g >= 0}
+    found: set[int] = set()
+    for op in model.ops:
+        if all(batch.isdisjoint(value.groups) for value in op.carried):
+            continue
+        groups = {value.groups[0] for value in op.over} - {-1}
+        if op.times == 1:
+            continue
+        if _is_forward(op, batch, owned) or not groups.isdisjoint(found):
+            found |= groups
+    return frozenset(found - batch)
+
+
+def stages_of(model: Model) -> tuple[int, ...]:
+    """Into how many stages its layers can be cut; none where it has no scan over layers."""
+    most = math.gcd(*(model.groups[group].divisor for group in model.layers))
+    return tuple(stages for stages in range(2, most + 1) if not most % stages)
+
+
+def is_over_layers(op: Op, model: Model) -> bool:
+    """Whether an operation is a scan over layers."""
+    return any(value.groups[0] in model.layers for value in op.over)
+
+
+def _is_forward(op: Op, batch: frozenset[int], owned: set[int]) -> bool:
+    """Whether rounds have parameters, and no rows, of their own."""
+    given = {value.number for value in op.ins}
+    own = [value for value in op.over if value.number in given]
+    return all(batch.isdisjoint(value.groups) for value in own) and any(
+        value.groups[0] in owned and value.is_inexact for value in own
+    )

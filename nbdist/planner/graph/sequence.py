@@ -1,0 +1,53 @@
+"""Sequence parallelism: what products of cut layers pass on is cut along the sequence in between.
+
+Where the model's axis cuts what a product sums over, each device has a part of the sum, and the
+result is passed on: to norms, residual sums, dropout, which have nothing that the axis could cut
+but the sequence. Cut along it, they are done once, and kept once, by all devices of the axis
+together; the sum is reduce-scattered, and gathered before the next product (Korthikanti et al.,
+arXiv:2205.05198, section 4.2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.planner.graph.model import Model, Op
+
+
+def sequence_of(model: Model, split: frozenset[int], parts: int) -> frozenset[int]:
+    """The groups of dimensions that what products pass on can be cut along.
+
+    What products that the axis does not share sum over is none: their results would be parts of
+    sums in their turn.
+
+    Args:
+        model: the step.
+        split: groups that the model's axis cuts.
+        parts: how many devices it has.
+    """
+    batch = model.batch_groups
+    found: set[int] = set()
+    summed: set[int] = set()
+    for op in _products(model.ops):
+        values = (*op.ins, *op.outs)
+        of_rows = [value for value in op.ins if not batch.isdisjoint(value.groups)]
+        (made,) = op.outs
+        if all(split.isdisjoint(value.groups) for value in values):
+            summed.update(op.summed if not batch.isdisjoint(made.groups) else ())
+        elif len(of_rows) == 1 and split.intersection(op.summed) and split.isdisjoint(made.groups):
+            found.update(set(made.groups).intersection(of_rows[0].groups))
+    return frozenset(
+        group
+        for group in found - summed - batch - {-1}
+        if not model.groups[group].blocked and model.groups[group].divisor % parts == 0
+    )
+
+
+def _products(ops: tuple[Op, ...]) -> Iterator[Op]:
+    for op in ops:
+        yield from _products(op.body)
+        if op.kind == "dot":
+            yield op

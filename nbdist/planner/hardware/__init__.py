@@ -1,0 +1,1 @@
+"""Chips, links and topologies, with their measured or assumed efficiency."""

@@ -1,0 +1,237 @@
+"""Topologies of names, in words, and how mesh axes lie in them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbdist.errors import PlanError
+from nbdist.planner.hardware.links import (
+    Nics,
+    check_shape,
+    of_hosts,
+    of_slices,
+    shape_for,
+    usual_nics,
+    written,
+)
+from nbdist.planner.hardware.lookup import host_of, machine_named, squash, unknown
+from nbdist.planner.hardware.topology_file import SUFFIXES, from_file
+from nbdist.records import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nbdist.planner.hardware.catalog import Machine
+    from nbdist.records import Extent, Level
+
+_TIMES = r"\s*[xX*\u00d7]\s*"
+_HOSTS = re.compile(rf"(\d+)\s*hosts?{_TIMES}(\d+)(?:{_TIMES}|\s+)(\D.*)", re.IGNORECASE)
+_SLICES = re.compile(rf"(?:(\d+){_TIMES})?([^:]+):\s*(\d+(?:{_TIMES}\d+)*)")
+_DEVICES = re.compile(rf"(?:(\d+)(?:{_TIMES}|\s+))?(\D.*)")
+_RATE = re.compile(
+    rf"(?:(\d+){_TIMES})?(\d+(?:\.\d+)?)\s*([KMGTkmgt])(bit/s|bits/s|b/s|bps|B/s|Bps)"
+)
+_SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_RACK = "NVL72"
+_EXAMPLES = "32xH100, 4 hosts x 8 A100, 25 Gbps, v5e:16x16, 2 x v5e:16x16, or a file's path"
+
+
+def parse(text: str) -> Topology:
+    """The topology that a text describes, or the file whose path it is.
+
+    `32xH100` is hosts of the usual size, or a part of one; `4 hosts x 8 A100, 25 Gbps` says the
+    size, and what a host sends one way (`8x200 Gb/s` where it has as many NICs); `v5e:16x16` is a
+    slice of TPUs, and `2 x v5e:16x16` two over the data centre's network.
+
+    Raises:
+        PlanError: what is said is not understood, not known, or not to be had.
+    """
+    said = text.strip()
+    if said.lower().endswith(SUFFIXES):
+        return from_file(Path(said).expanduser())
+    head, comma, tail = said.partition(",")
+    nics = _nics(tail.strip()) if comma else None
+    head = head.strip()
+    if match := _SLICES.fullmatch(head):
+        return _slices(int(match[1] or 1), match[2].strip(), _shape(match[3]), nics)
+    if match := _HOSTS.fullmatch(head):
+        return _hosts(int(match[1]), int(match[2]), _machine(match[3].strip()), nics)
+    if match := _DEVICES.fullmatch(head):
+        return _devices(int(match[1] or 1), match[2].strip(), nics)
+    raise PlanError(f"{text!r} describes no devices: type {_EXAMPLES}")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.split(_TIMES, text)))
+
+
+def _nics(text: str) -> Nics:
+    match = _RATE.fullmatch(text)
+    if not match or not float(match[2]) or match[1] == "0":
+        raise PlanError(
+            f"{text!r} is no rate of a host's network: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s"
+        )
+    unit = 1 if match[4].startswith("B") else 1 / 8
+    return Nics(
+        count=int(match[1] or 1),
+        each_bytes_per_s=float(match[2]) * _SCALES[match[3].lower()] * unit,
+    )
+
+
+def _machine(name: str) -> Machine:
+    machine = machine_named(name)
+    if machine is None:
+        raise PlanError(unknown(name))
+    return machine
+
+
+def _devices(count: int, name: str, nics: Nics | None) -> Topology:
+    """Full hosts of the usual size, or one that is not full."""
+    racked = squash(name).removeprefix("gb200") == squash(_RACK)
+    machine = _machine("GB200" if racked else name)
+    total = count * 72 if racked else count
+    _check_shapeless(machine, total)
+    usual = machine.host.devices
+    if total > usual and total % usual:
+        full = total // usual * usual
+        raise PlanError(
+            f"{total} x {machine.chip.name} do not fill hosts of {usual}: type "
+            f"{full}x{machine.chip.name} or {full + usual}x{machine.chip.name}, or say what hosts "
+            f"there are, as in 3 hosts x 4 {machine.chip.name}"
+        )
+    return _hosts(max(1, total // usual), min(total, usual), machine, nics)
+
+
+def _check_shapeless(machine: Machine, devices: int) -> None:
+    if machine.torus:
+        name = machine.chip.name
+        proposed = shape_for(devices, machine.torus) or written(machine.torus.longest)
+        raise PlanError(f"slices of {name} have a shape: type {name}:{proposed}")
+
+
+def _hosts(hosts: int, devices: int, machine: Machine, nics: Nics | None) -> Topology:
+    name = machine.chip.name
+    _check_shapeless(machine, hosts * devices)
+    if not hosts or not devices:
+        raise PlanError(f"{hosts * devices} x {name} are no devices: type 1 x {name} or more")
+    levels = of_hosts(machine.host, hosts, devices, nics or usual_nics(machine.host))
+    return Topology(chip=machine.chip, levels=levels, assumed=_assumed(machine, levels, nics))
+
+
+def _assumed(machine: Machine, levels: tuple[Level, ...], nics: Nics | None) -> tuple[str, ...]:
+    """What of the links was not said."""
+    host = machine.host
+    inner = [level for level in levels if level.alone_bytes_per_s is None and level.size > 1]
+    lines = [f"{host.link} {_rate(host.bytes_per_s)} one way ({host.source})"] if inner else []
+    if levels[-1].alone_bytes_per_s and nics is None:
+        each = _rate(host.nic_bytes_per_s)
+        lines.append(f"{host.nics} x {each} a host, to others ({host.usual})")
+    return tuple(lines)
+
+
+def _slices(slices: int, name: str, shape: tuple[int, ...], nics: Nics | None) -> Topology:
+    machine = _machine(name)
+    torus = machine.torus
+    if torus is None:
+        raise PlanError(
+            f"{machine.chip.name} has no slices with a shape: type "
+            f"{max(1, math.prod(shape))}x{machine.chip.name}"
+        )
+    if not slices:
+        raise PlanError(f"0 slices are no devices: type {name}:{written(shape)}")
+    checked = check_shape(machine.chip.name, shape, torus)
+    levels = of_slices(machine.host, torus, checked, slices, nics or usual_nics(machine.host))
+    rings = f"which axes are closed rings ({torus.source})"
+    return Topology(
+        chip=machine.chip, levels=levels, assumed=(*_assumed(machine, levels, nics), rings)
+    )
+
+
+def describe(topology: Topology) -> str:
+    """One line for people: `32 x H100, 79 GiB each: 4 hosts of 8, NVLink 4 450 GB/s, ...`."""
+    chip = topology.chip
+    memory = f"{chip.memory_bytes / 2**30:.3g} GiB each"
+    parts = ", ".join([_counts(topology), *_links(topology)])
+    return f"{topology.devices} x {chip.name}, {memory}: {parts}"
+
+
+def _counts(topology: Topology) -> str:
+    """How many hosts of how many devices, or slices of which shape."""
+    axes = sorted(level for level in _named(topology) if level[0].startswith("ICI "))
+    if axes:
+        slices = math.prod(size for name, size in _named(topology) if not name.startswith("ICI "))
+        shape = "x".join(str(size) for _, size in axes)
+        return f"{slices} slice{'s' * (slices > 1)} of {shape}"
+    if topology.levels[0].name != "host":
+        return " x ".join(f"{level.name} of {level.size}" for level in topology.levels)
+    inside = topology.levels[0].size
+    hosts = topology.devices // inside
+    return f"{hosts} host{'s' * (hosts > 1)} of {inside}"
+
+
+def _named(topology: Topology) -> list[tuple[str, int]]:
+    return [(level.name, level.size) for level in topology.levels]
+
+
+def _links(topology: Topology) -> list[str]:
+    """The rate of each kind of links, once where levels are alike."""
+    host = host_of(topology.chip)
+    said: dict[str, str] = {}
+    for level in topology.levels:
+        if level.ring:
+            said[host.link] = f"{host.link} {_rate(level.bytes_per_s)} a link"
+        elif level.name in {"host", "rack"} and level.bytes_per_s == host.bytes_per_s:
+            said[host.link] = f"{host.link} {_rate(level.bytes_per_s)}"
+        else:
+            said[level.name] = f"{level.name} {_rate(level.bytes_per_s)} a device"
+    return list(said.values())
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+def extents(axes: Mapping[str, int], topology: Topology) -> dict[str, Extent]:
+    """How each mesh axis lies in the levels.
+
+    Axes are laid out as `jax.make_mesh` does it over devices in the order of the levels: the last
+    axis is innermost. Devices of an axis that are `stride` apart stay, in aligned runs of `run`,
+    within a block of a level where `stride * run` divides the block; the longest such run that
+    divides the axis is what the axis has of that level and those within it. Where sizes do not
+    divide each other, that is the part of the axis which is sure to be within: an axis of 6 over
+    hosts of 4 is `(2, 3)`, and one whose stride crosses hosts unevenly is across them wholly.
+
+    Args:
+        axes: sizes by name, the outermost first.
+        topology: what they are laid out over, all of it.
+
+    Raises:
+        PlanError: the sizes do not multiply to the devices.
+    """
+    total = math.prod(axes.values())
+    if total != topology.devices or min(axes.values(), default=1) < 1:
+        product = " x ".join(f"{name} {size}" for name, size in axes.items()) or "no axes"
+        raise PlanError(
+            f"{product} is {total}, and there are {topology.devices} devices: sizes of axes "
+            f"multiply to {topology.devices}"
+        )
+    found = {}
+    stride = 1
+    for name, size in reversed(list(axes.items())):
+        found[name] = _extent(size, stride, topology)
+        stride *= size
+    return {name: found[name] for name in axes}
+
+
+def _extent(size: int, stride: int, topology: Topology) -> Extent:
+    factors = []
+    within = block = 1
+    for level in topology.levels:
+        block *= level.size
+        run = 1 if block % stride else math.gcd(size, block // stride)
+        factors.append(run // within)
+        within = run
+    return tuple(factors)

@@ -1,0 +1,130 @@
+"""Layouts with what they come to, and in which order they are preferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.planner.cost.memory import memory_of
+from nbdist.planner.cost.time import time_of
+from nbdist.planner.hardware.topology import extents
+from nbdist.planner.search.mesh_sizes import slow_links
+from nbdist.planner.search.step_variants import REMATS
+from nbdist.records import DATA, MODEL, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nbdist.planner.cost.time import Target
+    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.model import Op, Tensor
+    from nbdist.planner.search.step_variants import Steps
+    from nbdist.records import Extent, PlannedMemory, PlannedTime, Topology
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout and what it comes to.
+
+    Attributes:
+        strained: links between hosts that its tensor parallelism crosses; empty if it crosses none.
+        copied: the path of a large table that every device has all of, if there is one.
+    """
+
+    laid: Laid
+    memory: PlannedMemory
+    time: PlannedTime
+    strained: str
+    copied: str | None
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.memory.available
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.laid.layout.stage > 1
+
+    @property
+    def title(self) -> str:
+        return title_of(self.laid.layout)
+
+    @property
+    def keeps_too_much(self) -> bool:
+        """Whether it would fit with fewer activations."""
+        return not self.fits and self.memory.total - self.memory.activations < self.memory.available
+
+    @property
+    def half_hidden_s(self) -> float:
+        """Of a step, if operations hide half of what they could of what goes over the data axis."""
+        data_s = sum(t.seconds for t in self.time.traffic if t.axis == DATA)
+        least = max(self.time.step - data_s, data_s)
+        return (self.time.step + least) / 2
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Products are cut within hosts if at all; faster is better, then what changes less."""
+        step = float(f"{self.time.step:.3g}")
+        return bool(self.strained), step, *self.changes
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """What it makes of a step on one device."""
+        layout = self.laid.layout
+        remat = REMATS.index(layout.remat)
+        order = layout.schedule != "gpipe", layout.rounds
+        cut = layout.stage, layout.model, layout.sequence
+        return *cut, remat, *order, layout.micro, layout.zero
+
+
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The best first.
+
+    Nothing is taken to be hidden behind something else, which makes gradients that go over the data
+    axis dearer than they are, but no bubble. How much of them is hidden nobody knows before: half
+    of what can be is taken to be, and a pipeline that is slower than that comes after all others.
+    """
+    found = sorted(candidates, key=lambda c: c.rank)
+    flat = [c for c in found if c.fits and not c.strained and not c.is_pipeline]
+    if not flat:
+        return found
+    best_s = flat[0].half_hidden_s
+
+    def key(one: Candidate) -> tuple[object, ...]:
+        return one.rank[0], one.is_pipeline and one.time.step > best_s, *one.rank[1:]
+
+    return sorted(found, key=key)
+
+
+def priced(laid: Laid, steps: Steps, target: Target, budget: int) -> Candidate:
+    """What a layout comes to, with a budget of bytes on each device."""
+    step = steps.of(laid.layout)
+    is_tpu = target.topology.chip.platform == "tpu"
+    program = step.program
+    if laid.layout.schedule == "1f1b":
+        program = step.alternating
+    elif laid.layout.stage == 1 and is_tpu:
+        program = step.on_tpus
+    lie = extents(laid.layout.axes, target.topology)
+    return Candidate(
+        laid,
+        memory_of(laid.on_tpus if is_tpu else laid, program, budget),
+        time_of(laid, program, target, lie, steps.plain.ops),
+        _strained(laid, step.program, target.topology, lie[MODEL]),
+        _copied(laid, step.large),
+    )
+
+
+def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Extent) -> str:
+    """Links between hosts over which parts of products are summed; tables are no products.
+
+    What each layer has to wait for belongs on the links within hosts (arXiv:2104.04473, section 3).
+    """
+    crossed = slow_links(topology, lie)
+    return crossed[-1] if crossed and laid.cuts_products(program) else ""
+
+
+def _copied(laid: Laid, large: list[Tensor]) -> str | None:
+    """The first large table that every device has all of."""
+    whole = (t.path for t in large if laid.device_bytes(t) == t.value.nbytes)
+    return next(whole, None)

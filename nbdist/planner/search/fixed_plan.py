@@ -1,0 +1,132 @@
+"""A plan that somebody has edited, taken as it is if it can be had."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.errors import PlanError
+from nbdist.planner.graph.layout import Laid, Layout, split_by
+from nbdist.planner.graph.optimizer_state import states_of
+from nbdist.planner.search.explain import NO_SEQUENCE, NO_TENSOR, faults_of_stages
+from nbdist.records import DATA, MODEL, STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.planner.graph.model import Tensor
+    from nbdist.planner.search.step_variants import Steps
+    from nbdist.records import Plan, PlannedTensor
+
+
+def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
+    """A step as a plan lays it out: its axes, how microbatches go, what is made again, and specs.
+
+    Not the batch's: it comes cut over all devices.
+
+    Raises:
+        PlanError: it cannot be had; every fault is named.
+    """
+    given = _without_one_stage(given)
+    faults = list(_faults(given, steps, devices))
+    if faults:
+        raise _refused(faults)
+    layout = Layout(
+        given.axes[DATA],
+        given.axes[MODEL],
+        zero=given.zero,
+        remat=given.remat,
+        micro=given.micro,
+        stage=given.axes.get(STAGE, 1),
+        schedule=given.schedule,
+        rounds=given.rounds,
+    )
+    model = steps.of(layout).model
+    ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
+    specs = {tensor.path: tensor.spec for tensor in given.tensors if tensor.path in ours}
+    split = split_by(model, [specs.get(tensor.path, ()) for tensor in model.tensors])
+    layout = replace(layout, split=split, sequence=given.sequence)
+    laid = Laid(model, layout, states_of(model), specs)
+    if given.sequence and not laid.sequence:
+        why = NO_SEQUENCE if given.axes[MODEL] > 1 else NO_TENSOR
+        raise _refused([f"sequence is true: {why}"])
+    return laid
+
+
+def _refused(faults: list[str]) -> PlanError:
+    return PlanError("the plan cannot be had:\n" + "\n".join(f"  - {fault}" for fault in faults))
+
+
+def _without_one_stage(given: Plan) -> Plan:
+    """One stage is none, and no axis of the mesh."""
+    if given.axes.get(STAGE) != 1:
+        return given
+    axes = {axis: size for axis, size in given.axes.items() if axis != STAGE}
+    tensors = tuple(
+        msgspec.structs.replace(
+            tensor,
+            spec=tuple(tuple(axis for axis in dim if axis != STAGE) for dim in tensor.spec),
+        )
+        for tensor in given.tensors
+    )
+    return msgspec.structs.replace(given, axes=axes, tensors=tensors)
+
+
+def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
+    model = steps.plain
+    if set(given.axes) - {STAGE} != {DATA, MODEL}:
+        yield (
+            f"its axes are {', '.join(given.axes) or 'none'}: they are to be {DATA} and {MODEL}, "
+            f"and {STAGE} where there are stages"
+        )
+        return
+    sizes = " x ".join(f"{axis} {size}" for axis, size in given.axes.items())
+    if math.prod(given.axes.values()) != devices or min(given.axes.values()) < 1:
+        yield f"{sizes} is {given.devices} devices, and there are {devices}"
+    if given.micro < 1:
+        yield f"micro is {given.micro}: a batch is gone through in 1 part or more"
+    elif given.axes[DATA] >= 1 and model.rows % (given.axes[DATA] * given.micro):
+        parts = f" and gone through in {given.micro}" if given.micro > 1 else ""
+        yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"
+    yield from _faults_in_stages(given, steps)
+    if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
+        yield f"{sizes} cuts both the batch and the model: {model.apart}"
+    known = {tensor.path: tensor for tensor in model.tensors}
+    for planned in given.tensors:
+        if planned.path not in known:
+            yield f"the step has no {planned.path}"
+        elif known[planned.path].role != "batch" and min(given.axes.values()) >= 1:
+            yield from _faults_of(planned, known[planned.path], given.axes)
+
+
+def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
+    if given.axes.get(STAGE, 1) > 1:
+        asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
+        asked["rounds"] = given.rounds
+        yield from faults_of_stages(steps, asked, given.remat, given.schedule)
+    elif given.schedule != "gpipe":
+        yield f"schedule is {given.schedule}: it is the order of stages, and there are none"
+    if given.axes.get(STAGE, 1) <= 1 and given.rounds != 1:
+        yield f"rounds is {given.rounds}: microbatches go so often through stages: there are none"
+
+
+def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> Iterator[str]:
+    sizes, path = tensor.value.sizes, planned.path
+    if len(planned.spec) != len(sizes):
+        yield f"{path} has {len(sizes)} dimensions, and its spec is of {len(planned.spec)}"
+        return
+    used = [axis for dimension in planned.spec for axis in dimension]
+    unknown = sorted(set(used) - set(axes))
+    if unknown:
+        yield f"{path} is cut over {', '.join(unknown)}: the axes are {', '.join(axes)}"
+        return
+    if len(used) != len(set(used)):
+        twice = sorted({axis for axis in used if used.count(axis) > 1})
+        yield f"{path} is cut twice over {', '.join(twice)}"
+    for dim, (size, names) in enumerate(zip(sizes, planned.spec, strict=True)):
+        parts = math.prod(axes[name] for name in names)
+        if size % parts:
+            yield f"{path} dimension {dim} is {size}, which {parts} devices cannot share evenly"

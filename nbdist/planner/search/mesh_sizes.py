@@ -1,0 +1,134 @@
+"""Sizes of axes that are possible for a step, with nothing cut over the model's yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nbdist.planner.graph.layout import Layout
+from nbdist.planner.hardware.topology import extents
+from nbdist.records import DATA, MODEL, STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.planner.cost.time import Target
+    from nbdist.planner.search.step_variants import Steps
+    from nbdist.records import Extent, Planning, Topology, Zero
+
+LEVELS: tuple[Zero, ...] = (0, 1, 3)
+
+STAGED: tuple[Zero, ...] = LEVELS[:2]
+"""Parameters that are cut over the data axis would be gathered in each tick."""
+
+_ROUNDS = (2, 3, 4)
+"""That are tried beside one."""
+
+_TURNS = (1, 2, 4, 8)
+"""Microbatches that are tried, over the stages: the bubble halves from one to the next."""
+
+
+def bare_layouts(
+    steps: Steps, target: Target, wishes: Planning, *, crossing: bool = False
+) -> Iterator[Layout]:
+    """All that are possible and as was asked for; of pipelines the first of those alike.
+
+    Args:
+        steps: the step.
+        target: the hardware.
+        wishes: what was asked for.
+        crossing: instead, those that cross slow links with both stages and tensor parallelism.
+            Stages are there to keep sums that layers wait for within hosts.
+    """
+    # The sequence is seen to once the model's axis is cut.
+    asked = {name: size for name, size in wishes.fixed.items() if name != "sequence"}
+    for stage in _stages(steps, target, wishes):
+        for data, size in _sizes(steps, target, stage):
+            micro = next(iter(_microbatches(steps, data, stage, wishes)), 0)
+            if not micro or steps.plain.rows % (data * micro):
+                continue
+            for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
+                rounds = wishes.fixed.get("rounds", 1)
+                own = {DATA: data, MODEL: size, STAGE: stage}
+                own |= {"zero": zero, "micro": micro, "rounds": rounds}
+                layout = Layout(data, size, zero=zero, micro=micro, stage=stage, rounds=rounds)
+                if asked.items() <= own.items() and _crosses(layout, target.topology) == crossing:
+                    yield layout
+
+
+def staged(layout: Layout, steps: Steps, wishes: Planning) -> Iterator[Layout]:
+    """What is alike but for microbatches, the fewest first, and for the state being cut."""
+    if layout.stage == 1:
+        return
+    for micro in _microbatches(steps, layout.data, layout.stage, wishes):
+        for zero in _levels(layout.data, layout.stage, wishes):
+            if (micro, zero) != (layout.micro, layout.zero):
+                yield replace(layout, micro=micro, zero=zero)
+
+
+def more_rounds(layout: Layout, steps: Steps, wishes: Planning) -> tuple[int, ...]:
+    """In how many more its microbatches may go through its stages."""
+    if layout.stage == 1 or layout.micro % layout.stage or "rounds" in wishes.fixed:
+        return ()
+    return tuple(rounds for rounds in _ROUNDS if layout.stage * rounds in steps.stages)
+
+
+def wants_stages(wishes: Planning) -> bool:
+    """Whether something of stages is asked for, and not how many."""
+    return wishes.schedule == "1f1b" or wishes.fixed.get("rounds", 1) != 1
+
+
+def _levels(data: int, stage: int, wishes: Planning) -> tuple[Zero, ...]:
+    levels = (STAGED if stage > 1 else LEVELS) if data > 1 else LEVELS[:1]
+    asked = wishes.fixed.get("zero")
+    return tuple(zero for zero in levels if asked is None or zero == asked)
+
+
+def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tuple[int, ...]:
+    """In how many the batch may go through stages, the fewest first; without stages in one part."""
+    asked, rounds = wishes.fixed.get("micro"), wishes.fixed.get("rounds", 1)
+    turn = stage if rounds > 1 else 1
+    if rounds != 1 and (stage == 1 or stage * rounds not in steps.stages):
+        return ()
+    if stage == 1 or asked is not None:
+        micro = asked or 1
+        return (micro,) if stage == 1 or (micro > 1 and not micro % turn) else ()
+    rows = steps.plain.rows // data
+    most = min(rows, 2 * _TURNS[-1] * stage)
+    parts = [n for n in range(2, most + 1) if not rows % n and not n % turn]
+    starts = (turns * stage for turns in _TURNS)
+    found = [next((n for n in parts if start <= n < 2 * start), 0) for start in starts]
+    return tuple(dict.fromkeys(filter(None, found))) or tuple(parts[-1:])
+
+
+def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
+    """One first; on hardware whose figures decide nothing, more are to be asked for."""
+    asked = wishes.fixed.get(STAGE, 1)
+    is_staged = wants_stages(wishes)
+    if STAGE in wishes.fixed or (target.cautious and not is_staged):
+        fitting = asked == 1 or (asked in steps.stages and not target.topology.devices % asked)
+        return (asked,) if fitting else ()
+    found = tuple(n for n in steps.stages if not target.topology.devices % n)
+    return found if is_staged else (1, *found)
+
+
+def _sizes(steps: Steps, target: Target, stage: int) -> Iterator[tuple[int, int]]:
+    """Of the axes for the batch and for the model."""
+    model, devices = steps.plain, target.topology.devices // stage
+    largest = max((group.divisor for group in model.groups), default=1)
+    for size in range(1, min(devices, largest) + 1):
+        if not devices % size and not (model.apart and 1 < size < devices):
+            yield devices // size, size
+
+
+def _crosses(layout: Layout, topology: Topology) -> bool:
+    return layout.stage > 1 and bool(slow_links(topology, extents(layout.axes, topology)[MODEL]))
+
+
+def slow_links(topology: Topology, lie: Extent) -> list[str]:
+    """Links between hosts that an axis crosses."""
+    return [
+        level.name
+        for level, size in zip(topology.levels, lie, strict=True)
+        if size > 1 and level.alone_bytes_per_s is not None
+    ]

@@ -1,0 +1,43 @@
+"""Whatever a rank says (engine → kernel)."""
+
+from __future__ import annotations
+
+from nbdist.records.events import (
+    Beat,
+    CellEnded,
+    Checked,
+    Compiled,
+    Display,
+    FitBegun,
+    Metrics,
+    Note,
+    Opened,
+    Output,
+    Planned,
+    Preempted,
+    Profiled,
+    Rows,
+    StepBegun,
+    Stopping,
+    Where,
+)
+
+Speech = (
+    Output
+    | Display
+    | Metrics
+    | Rows
+    | StepBegun
+    | FitBegun
+    | Planned
+    | Compiled
+    | Opened
+    | Note
+    | Checked
+    | Profiled
+    | Stopping
+    | Preempted
+    | CellEnded
+    | Beat
+    | Where
+)

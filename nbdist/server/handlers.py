@@ -1,0 +1,108 @@
+"""The runs and the clusters there are, as JSON; of a cluster, where its arrays are, as HTML."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado.web import HTTPError, authenticated
+
+from nbdist.records import CLUSTER_ID, ClusterState
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.files import PLACEMENT_FILE, read_file
+from nbdist.utils.processes import is_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.records import RunState
+
+MOST_RUNS = 200
+USUAL_RUNS = 50
+PLACEMENT_BYTES = 16_000_000
+
+
+class _ListHandler(APIHandler):
+    auth_resource = "nbdist"
+    _track_activity = False  # a panel that asks again and again is nobody at work
+
+
+class RunsHandler(_ListHandler):
+    """`GET runs?limit=50`: `RunState`s, newest first."""
+
+    def initialize(self, root: Path) -> None:
+        self._root = root
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        states = await asyncio.to_thread(lambda: list(run_states(self._root, self._limit())))
+        await self.finish(msgspec.json.encode(states))
+
+    def _limit(self) -> int:
+        given = self.get_query_argument("limit", str(USUAL_RUNS))
+        if not re.fullmatch("[0-9]{1,3}", given) or not 1 <= int(given) <= MOST_RUNS:
+            raise HTTPError(400, f"limit is 1 to {MOST_RUNS}, not {given[:20]!r}")
+        return int(given)
+
+
+class ClustersHandler(_ListHandler):
+    """`GET clusters`: a `ClusterState` for each whose notebook is there."""
+
+    def initialize(self, folder: Path) -> None:
+        self._folder = folder
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        states = await asyncio.to_thread(lambda: list(cluster_states(self._folder)))
+        await self.finish(msgspec.json.encode(states))
+
+
+class PlacementHandler(_ListHandler):
+    """`GET clusters/<id>/placement`: what `%dist_show` showed last on the cluster."""
+
+    def initialize(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def content_security_policy(self) -> str:
+        """Whoever opens it by its address sees it in its style, and nothing in it runs."""
+        return f"{super().content_security_policy}; style-src 'unsafe-inline'; sandbox"
+
+    @authenticated
+    @authorized
+    async def get(self, cluster: str) -> None:
+        if not re.fullmatch(CLUSTER_ID, cluster):
+            raise HTTPError(404, "there is no such cluster")
+        path = self._folder / cluster / PLACEMENT_FILE
+        try:
+            content = await asyncio.to_thread(read_file, path, PLACEMENT_BYTES)
+        except OSError:
+            raise HTTPError(404, "nothing was shown on this cluster") from None
+        await self.finish(content, set_content_type="text/html; charset=utf-8")
+
+
+def run_states(root: Path, limit: int) -> Iterator[RunState]:
+    """The newest runs; those that are deleted meanwhile are left out."""
+    for run in kept(root)[:limit]:
+        try:
+            yield run.state()
+        except (OSError, msgspec.DecodeError):
+            continue
+
+
+def cluster_states(folder: Path) -> Iterator[ClusterState]:
+    """The clusters whose writer is there."""
+    for path in sorted(folder.glob("*/cluster.json")):
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=ClusterState)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if not is_gone(state.writer):
+            yield state

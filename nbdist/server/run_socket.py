@@ -1,0 +1,116 @@
+"""A WebSocket on which a browser watches one run, and asks it to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+from jupyter_core.utils import ensure_async
+from jupyter_server.auth.decorator import ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
+from tornado.web import HTTPError
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from nbdist.errors import UsageError
+from nbdist.records import BAD_MESSAGE, NO_SUCH_RUN, RUN_IS_GONE, StopRun
+from nbdist.server.cell_text import TextTail
+from nbdist.telemetry.run_reader import find
+from nbdist.telemetry.tail import LOOK_S, Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from nbdist.telemetry.run_reader import KeptRun
+    from nbdist.telemetry.tail import News
+
+TAIL_S = 0.05
+MESSAGE_BYTES = 1024
+
+
+class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """One browser that watches one run: the state, the tables, their rows, then what is new.
+
+    With `?text=1` it hears what the cell shows as text, and no rows.
+    """
+
+    auth_resource = "nbdist"
+
+    def initialize(self, root: Path) -> None:
+        self._root = root
+        self._run: KeptRun | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def set_default_headers(self) -> None:
+        """None of a page's, on a WebSocket."""
+
+    @property
+    def max_message_size(self) -> int:
+        """The socket is closed after a longer message."""
+        return MESSAGE_BYTES
+
+    @ws_authenticated
+    async def get(self, *path: str, **_: str) -> None:
+        allowed = self.authorizer.is_authorized(
+            self, self.current_user, "execute", self.auth_resource
+        )
+        if not await ensure_async(allowed):
+            raise HTTPError(403)
+        await super().get(*path)
+
+    def open(self, run_id: str) -> None:
+        super().open(run_id)
+        try:
+            self._run = find(self._root, run_id)
+        except UsageError:
+            self.close(NO_SUCH_RUN, "there is no such run")
+        else:
+            self._following = asyncio.create_task(self._follow(self._run))
+
+    def on_message(self, message: str | bytes) -> None:
+        try:
+            msgspec.json.decode(message, type=StopRun)
+        except msgspec.DecodeError as error:
+            self._run = None  # what comes before the socket is closed is not heard
+            self.close(BAD_MESSAGE, str(error)[:100])
+        if self._run is not None:
+            self._stop(self._run)
+
+    def on_close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+
+    def _stop(self, run: KeptRun) -> None:
+        try:
+            run.ask_to_stop()
+        except OSError as error:
+            self.log.warning("nbdist: run %s could not be asked to stop: %s", run.id, error)
+
+    async def _follow(self, run: KeptRun) -> None:
+        wants_text = self.get_query_argument("text", "") == "1"
+        try:
+            with contextlib.closing(TextTail(run) if wants_text else Tail(run)) as news:
+                await self._tell(news)
+        except WebSocketClosedError:
+            return
+        except OSError:
+            self.close(RUN_IS_GONE, "the run's directory is gone")
+        except msgspec.DecodeError:
+            self.close(NO_SUCH_RUN, "the run was kept by another version")
+
+    async def _tell(self, news: News) -> None:
+        """Until the browser goes, or the directory."""
+        try:
+            while True:
+                await self._send(news.news())
+                await asyncio.sleep(LOOK_S if news.is_over else TAIL_S)
+        except OSError:
+            await self._send(news.last())
+            raise
+
+    async def _send(self, messages: Iterable[str | bytes]) -> None:
+        for message in messages:
+            await self.write_message(message, binary=isinstance(message, bytes))

@@ -1,0 +1,1 @@
+"""`Cluster`: the plain Python API, its lifecycle, discovery and inspection."""

@@ -1,0 +1,416 @@
+"""The one composer of the stages, and the plain-Python API: `Cluster` and `Run`."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import structs
+
+from nbdist.cells.parse import choose_strategy, parse_cell
+from nbdist.cluster import host_request
+from nbdist.cluster import resources as host_rules
+from nbdist.cluster.preflight import require_shared
+from nbdist.errors import ClosedError, LeftError, UsageError
+from nbdist.execution import live_run
+from nbdist.execution.result import Run
+from nbdist.records import (
+    GUARD_STEPS,
+    CellUnderWay,
+    ClusterRequest,
+    Communication,
+    Precision,
+    Saving,
+    StepOptions,
+)
+from nbdist.session.inspection import Sights
+from nbdist.session.lifecycle import Holding, new_view
+from nbdist.session.transfer import pull, write_objects
+from nbdist.settings import Settings
+from nbdist.utils.signals import interrupt_held
+from nbdist.views.cluster.start_progress import StartView
+from nbdist.worker.remote import transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from nbdist.execution.live_run import LiveRun
+    from nbdist.records import Batch, CellRequest, Host
+
+__all__ = ["Cluster", "Run"]
+
+MOST_HEALS = 10
+"""In an hour: what has to be healed more often has a cause that healing does not cure."""
+
+
+class Cluster(Sights):
+    """Engines, one for each host, wired for the frameworks.
+
+    Args:
+        hosts: their number, all of them on this machine or with `batch`; or hosts that `ssh`
+            reaches, as `gpu1`, `gpu2:8` (devices), `me@gpu3:2222` (a port), or as `Host` records.
+        batch: how a scheduler is asked for them.
+        framework: `tensorflow`, `jax` or `both`; left out, all that are installed.
+        devices_per_host: virtual CPU devices under JAX, or GPUs of each engine.
+        cpus_per_worker: cores that each engine stays on.
+        env: further environment of the engines.
+        communication: TensorFlow's collectives: `auto`, `ring` or `nccl`.
+        spares: engines beside those, which take the place of one that is lost at once.
+        min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
+        seed: of Python's, NumPy's, TensorFlow's and Keras's random generators, the same on all
+            ranks; left out, it is drawn at random.
+        settings: left out, they are read from the environment.
+
+    Attributes:
+        running: whether cells can be run; not after `stop`, or a restart that failed.
+        last_run: the cell that ran last, also when it failed.
+
+    Raises:
+        UsageError: what was asked for cannot be had; nothing was started.
+        StartError: the start failed; whatever had been started is gone.
+    """
+
+    def __init__(
+        self,
+        hosts: int | Sequence[str | Host],
+        *,
+        batch: Batch | None = None,
+        framework: str | None = None,
+        devices_per_host: int = 0,
+        cpus_per_worker: int = 0,
+        env: Mapping[str, str] | None = None,
+        communication: Communication = "auto",
+        spares: int = 0,
+        min_hosts: int = 0,
+        seed: int | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings.from_environment()
+        chosen = host_request.chosen(hosts, batch)
+        self.request = ClusterRequest(
+            hosts=chosen,
+            frameworks=host_rules.choose_frameworks(framework, chosen),
+            devices_per_host=devices_per_host,
+            cpus_per_worker=cpus_per_worker,
+            env=dict(env or {}),
+            communication=communication,
+            spares=spares,
+            min_hosts=min_hosts,
+            batch=batch,
+            seed=secrets.randbelow(2**31) if seed is None else seed,
+        )
+        host_rules.check(self.request, self.settings.worker_memory_bytes)
+        self._ran: list[str] = []
+        self.running = False
+        self._hold(Holding.start(self.request, self.settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        workers = f"{self.world_size} workers: {', '.join(self.request.frameworks)}"
+        return f"<nbdist.Cluster of {workers}>"
+
+    # Starting and stopping.
+
+    def _hold(self, held: Holding) -> None:
+        self._held, self._folder = held, held.folder
+        self._crew, self._runner, self._journal = held.crew, held.runner, held.journal
+        self.running = True
+
+    def restart(self) -> None:
+        """Replace every engine by a fresh one; what the cells defined is lost.
+
+        Works whatever the engines are stuck in, and where what is behind them is gone.
+        """
+        self.running = False
+        self._held.restart()
+        self.running = True
+
+    def resize(self, hosts: int | Sequence[str | Host], *, go_on: bool = False) -> Run | None:
+        """Have fresh workers on other hosts, or on more or fewer; what the cells defined is lost.
+
+        Args:
+            hosts: as for `Cluster`; of hosts that have names, a smaller number is the first ones.
+            go_on: the run that was stopped goes on there, from its newest checkpoint and with the
+                same global batch; what it uses is made again.
+
+        Returns:
+            The run that went on.
+
+        Raises:
+            UsageError, ReplayError: it is not possible, and nothing was changed.
+            StartError: it failed; the cluster is gone.
+        """
+        last = self._journal.last_saved() if go_on else None
+        if go_on and last is None:
+            raise UsageError("no run had --checkpoint: none can go on")
+        request = host_request.resized(self.request, hosts)
+        host_rules.check(request, self.settings.worker_memory_bytes)
+        self.running = False
+        try:
+            self._held.resize(request, last)
+            self.request = request
+        finally:
+            self.running = self._held.is_up
+        return self._go_on(last) if last is not None else None
+
+    def _go_on(self, run: CellRequest) -> Run:
+        """Run a cell that was saved again, from its newest checkpoint; all it uses is there."""
+        assert run.saving is not None
+        require_shared(self._crew.engines, run.saving.folder)
+        saving = structs.replace(run.saving, resume=True)
+        request = structs.replace(run, number=self._runner.number + 1, saving=saving)
+        headers = (text.partition("\n")[0].partition(f"[{run.label}] ")[2] for text in self._ran)
+        under_way = CellUnderWay(
+            request=request,
+            ranks=self._chosen(None),
+            max_heals=MOST_HEALS,
+            detached=True,
+        )
+        return self._keep(under_way, next(filter(None, headers), ""))
+
+    def stop(self) -> None:
+        """End every process of the cluster. May be called more than once."""
+        self.running = False
+        self._held.stop()
+
+    # Coming back.
+
+    @classmethod
+    def adopt(cls, folder: Path, settings: Settings, *, keeper: bool = False) -> Self:
+        """Take over a cluster whose owner is gone, as it is; `nbdist.attach` finds it.
+
+        Args:
+            folder: the cluster's.
+            settings: of this process.
+            keeper: this process is no notebook's kernel, and leaves the cluster to one that asks.
+
+        Raises:
+            OwnedError: a notebook's kernel has it.
+            StartError: nothing of it runs any more, or it cannot be reached.
+        """
+        self = cls.__new__(cls)
+        self.settings = settings
+        self._hold(Holding.adopt(folder, settings, keeper=keeper))
+        self.request, ran = self._held.estate.estate.request, self._held.estate.estate.ran
+        self._ran = list(ran)
+        return self
+
+    def follow(self) -> Run:
+        """Follow the cell that was under way when the cluster was taken over, until its end.
+
+        Returns:
+            The cell that ran last.
+
+        Raises:
+            CellError, WorkerError, KeyboardInterrupt: as for `run`.
+            LeftError: another process has it, and follows the cell.
+        """
+        under_way, self._held.under_way = self._held.under_way, None
+        if under_way is not None:
+            with self._attended():
+                under_way()
+        return self.last_run
+
+    def leave(self) -> None:
+        """Let go of the cluster: it goes on for another owner."""
+        self.running = False
+        self._held.leave()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a notebook asks for the cluster, which a keeper has."""
+        return self._crew.engines.is_wanted
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether cells can run on all ranks, and engines be made anew."""
+        return self._crew.engines.can_restart() and not self._crew.engines.dead()
+
+    # Cells.
+
+    def run(
+        self,
+        cell: str,
+        *,
+        ranks: str | None = None,
+        strategy: str | None = None,
+        step: StepOptions | None = None,
+        precision: Precision | None = None,
+        hang_after_s: float = 0.0,
+        saving: Saving | None = None,
+        guard: int = GUARD_STEPS,
+        max_heals: int = MOST_HEALS,
+        once: bool = False,
+        detach: bool = False,
+        seed: int | None = None,
+        own_data: bool = False,
+        label: int = 0,
+        header: str = "",
+    ) -> Run:
+        """Run a cell once on every rank, showing what the ranks say while they run.
+
+        With `step`, the cell is the body of a training step and runs once for each batch of the
+        data: `batch` is the element, and the last expression is what it reports. Where there is
+        none, or a call other than `dict(...)` follows the assignment of `loss`, `loss` is.
+
+        Args:
+            cell: the code.
+            ranks: the ranks to run on, as in `0,2:4`; left out, all. On fewer than all, the cell
+                runs outside of a strategy's scope: a collective would wait for the others.
+            strategy: `mirrored` or `pjrt`; left out, that of the first framework.
+            step: run the cell as a step, with these data.
+            precision: what Keras's layers compute in: `bfloat16` or `float16`, which has its loss
+                scaled; left out, what they were made for.
+            hang_after_s: steps that stand still for so long are broken off; 0 for ten times as long
+                as a step takes, and half a minute at least.
+            saving: how the state of the steps, or of what the cell fits, is saved.
+            guard: after the first step, and then after every so many, what ranks should have
+                alike (parameters, what optimizers keep, seeds) is compared, and at the end of a
+                plain cell the replicated arrays (pjrt) or mirrored variables (mirrored) that
+                it has changed; 0 is never.
+            max_heals: how often, in an hour, a run that is saved goes on by itself after it has
+                lost ranks: they are replaced, and all go on from the newest checkpoint.
+            once: the cell is not run again for that, should the run need what it makes.
+            detach: the cell goes on when this process ends, as one that is saved always does;
+                `nbdist.attach` follows it again.
+            seed: of every random generator when the cell begins, the same on all ranks; left out,
+                they continue from the cell before.
+            own_data: the data that Keras is given are each rank's part of the data, in batches of
+                as many rows on all ranks; left out, all ranks have the same data, of which each
+                batch is divided.
+            label: the notebook's execution count, for tracebacks.
+            header: the line above the cell in the notebook, if it has one.
+
+        Raises:
+            UsageError: the cell is no Python, or the options are wrong; nothing ran.
+            WorkerError: a rank died, hangs, or is still busy with another cell.
+            CellError: the cell raised.
+            KeyboardInterrupt: the kernel was interrupted; the ranks were too.
+        """
+        chosen = self._chosen(ranks)
+        if step is not None and len(chosen) < self.world_size:
+            given = "--data" if step.data else "a plan"
+            raise UsageError(f"--ranks {ranks} with {given}: that is for all ranks; leave one out")
+        has_any = bool(self.request.frameworks)
+        scope = choose_strategy(strategy, self.request) if has_any or strategy else None
+        request = parse_cell(
+            cell,
+            number=self._runner.number + 1,
+            label=label or self._runner.number + 1,
+            strategy=scope if len(chosen) == self.world_size else None,
+            header=header,
+            precision=precision,
+            step=step,
+            saving=saving,
+            guard=guard,
+            seed=seed,
+            own_data=own_data,
+        )
+        self._runner.settle()
+        needs_heal = self._runner.gone() or self._runner.is_halfway
+        if saving is None or not max_heals or not needs_heal:
+            self._runner.refuse_unready(chosen)
+            self._mend()
+            if saving is not None:
+                require_shared(self._crew.engines, saving.folder)
+        self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
+        under_way = CellUnderWay(
+            request=request,
+            ranks=chosen,
+            hang_after_s=hang_after_s,
+            max_heals=max_heals,
+            once=once,
+            detached=detach or saving is not None,
+        )
+        return self._keep(under_way, header)
+
+    def _keep(self, cell: CellUnderWay, header: str) -> Run:
+        """Run the cell, and keep its run."""
+        workers = [w for w in self.workers(measure=False) if w.rank in cell.ranks]
+        cells, seed = self._ran, self.request.seed
+        with live_run.begun(cell.request, header, cells, workers, self.settings, seed) as kept:
+            runs = str(self.settings.runs_path)
+            sent = structs.replace(cell, run=kept.id, runs=runs, saved=())
+            self._follow(sent, kept, {worker.rank: worker.host for worker in workers})
+        return self.last_run
+
+    def _follow(self, cell: CellUnderWay, kept: LiveRun, host_of: Mapping[int, str]) -> None:
+        """Run the cell on these ranks, and show and keep what they say."""
+        view = new_view(kept, host_of, self.settings)
+        self._held.begin(cell, tuple(self._ran))
+        with self._attended():
+            self._runner.run(cell, view, kept, host_of)
+
+    @contextlib.contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Within it, a cell is followed."""
+        failed = True
+        try:
+            yield
+            failed = False
+        except LeftError:
+            self.leave()
+            raise
+        finally:
+            if self.running:
+                with interrupt_held():
+                    self._held.settle()
+                    self._journal.add_cell(self._held.estate.estate.last, self.last_run, failed)
+            if self._runner.stuck:
+                self.restart()
+        self._crew.warm_spares(self._journal.imports())
+
+    @property
+    def last_run(self) -> Run:
+        """The cell that ran last, also when it failed."""
+        return self._runner.last_run
+
+    def _mend(self) -> None:
+        """Restore cancelled collectives, with the state; fresh workers start if that fails."""
+        collectives = self._crew.collectives
+        if not collectives.broken:
+            return
+        try:
+            with StartView("nbdist: a collective was cancelled") as phases:
+                told = collectives.mend(phases, collectives.strategies, self._journal.places)
+                phases.finish("; ".join(("nbdist: collectives restored", *told)), ())
+        except ClosedError as error:
+            sys.stderr.write(f"nbdist: {error}\n")
+            self.restart()
+
+    # Objects.
+
+    def push(self, objects: Mapping[str, object], ranks: str | None = None) -> int:
+        """Bind objects under their names on ranks.
+
+        Returns:
+            The number of bytes that each rank was sent.
+
+        Raises:
+            TransferError: an object cannot be pickled; none was sent.
+        """
+        payload = write_objects(objects)
+        chosen = self._chosen(ranks)
+        self._apply(transfer.put, payload, chosen)
+        self._journal.add_push(objects, payload, chosen)
+        return len(payload)
+
+    def lacks(self, name: str) -> bool:
+        """Whether some rank has nothing of this name."""
+        return any(self._apply(transfer.missing, [name], self._chosen(None)))
+
+    def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
+        """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
+
+        Raises:
+            TransferError: a name does not exist on a rank, or an object cannot be pickled.
+        """
+        return pull(self._apply, names, self._chosen(ranks))

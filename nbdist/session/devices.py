@@ -1,0 +1,67 @@
+"""The devices of a cluster: what they are, and what they reach."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from nbdist.errors import UsageError
+from nbdist.records import DeviceState
+from nbdist.views.cluster.devices import DevicesPicture
+from nbdist.worker.remote import devices as rank_devices
+
+if TYPE_CHECKING:
+    from nbdist.cluster.worker_group import Crew
+
+_BENCH_S = 300.0
+_NO_JAX = (
+    "--bench measures JAX's devices, and these workers have none: type %dist_start with "
+    "--framework jax"
+)
+
+
+def look(crew: Crew, *, bench: bool) -> DevicesPicture:
+    """The devices of all ranks, and the links between them.
+
+    Args:
+        crew: the ranks; none is in a cell.
+        bench: they are measured first, and steps are planned with that from here on.
+
+    Raises:
+        UsageError: they have no JAX to measure them with.
+        WorkerError: a rank failed, or died.
+    """
+    has_jax = "pjrt" in crew.collectives.strategies
+    if bench and not has_jax:
+        raise UsageError(_NO_JAX)
+    if bench:
+        with crew.engines.within(_BENCH_S):
+            crew.collectives.bench = crew.engines.apply(rank_devices.bench)[0]
+    topology = crew.engines.apply(rank_devices.topology)[0] if has_jax else None
+    return DevicesPicture(
+        devices=_of_jax(crew) if has_jax else _of_tensorflow(crew),
+        topology=None if isinstance(topology, str) else topology,
+        fault=topology if isinstance(topology, str) else "",
+        bench=crew.collectives.bench,
+    )
+
+
+def _of_jax(crew: Crew) -> tuple[DeviceState, ...]:
+    return tuple(itertools.chain(*crew.engines.apply(rank_devices.devices)))
+
+
+def _of_tensorflow(crew: Crew) -> tuple[DeviceState, ...]:
+    """As they were when the strategy was built."""
+    return tuple(
+        DeviceState(
+            name=device.name,
+            platform=device.platform,
+            kind=device.kind,
+            process=worker.rank,
+            host=worker.host,
+            plugin=f"tensorflow {worker.versions.get('tensorflow', '')}".rstrip(),
+            memory_bytes=device.memory_bytes,
+        )
+        for worker in crew.states((), measure=False)
+        for device in worker.devices
+    )

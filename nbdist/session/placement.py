@@ -1,0 +1,247 @@
+"""Where arrays are on all ranks: what each says, made one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nbdist.errors import TransferError, UsageError
+from nbdist.records import (
+    OWN_RANK,
+    Layout,
+    MeshShape,
+    PlacedArray,
+    PlacedDevice,
+    Placement,
+    PlacementReport,
+)
+from nbdist.views import formatting
+from nbdist.views.placement.picture import PlacementPicture
+from nbdist.worker.inspection import placement as on_rank
+from nbdist.worker.inspection.types import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Ranks = tuple[int, ...]
+
+_SAID = 5
+"""Arrays that differ between ranks are named up to this many."""
+
+
+def locate(
+    names: Sequence[str],
+    ask: Callable[[Callable[..., Any], Any, Sequence[int]], list[Any]],
+    hosts: Mapping[int, str],
+) -> PlacementPicture:
+    """Ask every rank once for what the names lead to.
+
+    Args:
+        names: of the user's namespace; dots lead to attributes.
+        ask: calls a function with an argument on ranks.
+        hosts: of each rank.
+
+    Raises:
+        UsageError: a name is none, or leads to no array on any rank.
+        TransferError: no rank has a name.
+    """
+    _check(names)
+    chosen = sorted(hosts)
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for rank, payload in zip(chosen, ask(on_rank.describe, list(names), chosen), strict=True):
+        groups[payload].append(rank)
+    reports = {
+        tuple(ranks): msgspec.msgpack.decode(payload, type=PlacementReport)
+        for payload, ranks in groups.items()
+    }
+    return PlacementPicture(merge(names, reports, hosts))
+
+
+def _check(names: Sequence[str]) -> None:
+    wrong = [name for name in names if not all(word.isidentifier() for word in name.split("."))]
+    if wrong or not names:
+        said = f"no name: {', '.join(map(repr, wrong))}" if wrong else "nothing is named"
+        raise UsageError(f"{said}: type names as in %dist_show params model.optimizer")
+
+
+def merge(
+    names: Sequence[str], reports: Mapping[Ranks, PlacementReport], hosts: Mapping[int, str]
+) -> Placement:
+    """One placement of what ranks said, by the ranks that said the same.
+
+    Raises:
+        UsageError: a name leads to no array on any rank.
+        TransferError: no rank has a name.
+    """
+    _refuse(names, reports)
+    merged = _Merged(reports)
+    arrays = tuple(merged.arrays())
+    notes = [note for report in reports.values() for note in report.notes]
+    return Placement(
+        names=tuple(names),
+        hosts=dict(hosts),
+        devices=tuple(merged.devices.items),
+        meshes=tuple(merged.meshes.items),
+        layouts=tuple(merged.layouts.items),
+        arrays=arrays,
+        notes=(*_differences(names, reports, merged), *dict.fromkeys(notes)),
+    )
+
+
+def _refuse(names: Sequence[str], reports: Mapping[Ranks, PlacementReport]) -> None:
+    said = list(reports.values())
+    lost = [name for name in names if all(name in report.missing for report in said)]
+    if lost:
+        raise TransferError(
+            f"no such name on the workers: {', '.join(lost)}; define it in a %%dist_run cell"
+        )
+    kinds = {name: kind for report in said for name, kind in report.empty.items()}
+    without = [
+        f"`{name}` ({kinds[name]})"
+        for name in names
+        if all(name in report.missing or name in report.empty for report in said)
+    ]
+    if without:
+        raise UsageError(
+            f"no arrays in {', '.join(without)}: name an array, a variable, a pytree of them, or a "
+            "model that has its weights already"
+        )
+
+
+def _differences(
+    names: Sequence[str], reports: Mapping[Ranks, PlacementReport], merged: _Merged
+) -> Iterator[str]:
+    """In words, where ranks differ: first names, then arrays, the first few of them."""
+    told = set()
+    for name in names:
+        for ranks, report in reports.items():
+            if name in report.missing or name in report.empty:
+                told.add(name)
+                kind = report.empty.get(name)
+                yield f"{name} {f'is a {kind}' if kind else 'does not exist'} on {_on(ranks)}"
+    apart = [variants for path, variants in merged.apart.items() if path[0] not in told]
+    for variants in apart[:_SAID]:
+        lost = set(merged.everyone).difference(*(ranks for _, ranks in variants))
+        texts = [f"{_described(variant)} on {_on(ranks)}" for variant, ranks in variants]
+        texts += [f"not on {_on(sorted(lost))}"] if lost else []
+        yield f"ranks differ in {variants[0][0].array.name}: {', '.join(texts)}"
+    if len(apart) > _SAID:
+        yield f"ranks differ in {formatting.count(len(apart) - _SAID, 'more array')}"
+
+
+def _described(variant: _Variant) -> str:
+    array, layout = variant.array, variant.layout
+    return f"{array.dtype} of shape {array.shape}, {layout.spec or layout.kind},"
+
+
+def _on(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {formatting.ranks(ranks)}"
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """An array as some ranks have it; its layout by its index in their report."""
+
+    array: PlacedArray
+    report: PlacementReport
+    ranks: Ranks
+
+    @property
+    def layout(self) -> Layout:
+        return self.report.layouts[self.array.layout]
+
+
+class _Merged:
+    """Arrays of all ranks in one, with devices and layouts that mean the same for all.
+
+    Attributes:
+        apart: by path, how ranks have arrays that not all have alike; full once all are made.
+    """
+
+    def __init__(self, reports: Mapping[Ranks, PlacementReport]) -> None:
+        self._reports = reports
+        self.everyone = tuple(sorted(rank for ranks in reports for rank in ranks))
+        self._known: dict[tuple[int, int, Ranks], int] = {}
+        self._meanings: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self.apart: dict[tuple[str, ...], list[tuple[_Variant, Ranks]]] = {}
+        self.devices: Table[PlacedDevice] = Table()
+        self.meshes: Table[MeshShape] = Table()
+        self.layouts: Table[Layout] = Table()
+
+    def arrays(self) -> Iterator[PlacedArray]:
+        """In the order of the first ranks, then what only others have."""
+        by_path: dict[tuple[str, ...], list[_Variant]] = {}
+        for ranks, report in sorted(self._reports.items()):
+            for array in report.arrays:
+                by_path.setdefault(array.path, []).append(_Variant(array, report, ranks))
+        for path, variants in by_path.items():
+            settled = self._settled(variants)
+            if settled[0][1] != self.everyone:
+                self.apart[path] = settled
+            for variant, ranks in settled:
+                array, who = variant.array, () if ranks == self.everyone else ranks
+                layout = self._layout(variant, ranks)
+                yield PlacedArray(path, array.shape, array.dtype, array.nbytes, layout, who)
+
+    def _settled(self, variants: list[_Variant]) -> list[tuple[_Variant, Ranks]]:
+        """One for all variants that are the same, and who has it."""
+        if len(variants) == 1:
+            return [(variants[0], variants[0].ranks)]
+        same: dict[tuple[Any, ...], tuple[_Variant, Ranks]] = {}
+        for variant in variants:
+            key = variant.array.shape, variant.array.dtype, self._meaning(variant)
+            first, ranks = same.get(key, (variant, ()))
+            same[key] = first, tuple(sorted((*ranks, *variant.ranks)))
+        return list(same.values())
+
+    def _meaning(self, variant: _Variant) -> tuple[Any, ...]:
+        """A layout in itself, whatever its indices in a report.
+
+        Where a rank's own devices are all there is, it means the same on another rank.
+        """
+        key = id(variant.report), variant.array.layout
+        if key not in self._meanings:
+            layout, said = variant.layout, variant.report.devices
+            devices = tuple(said[device] for device in layout.devices)
+            self._meanings[key] = layout.kind, layout.spec, layout.parts, layout.blocks, devices
+        return self._meanings[key]
+
+    def _layout(self, variant: _Variant, ranks: Ranks) -> int:
+        key = id(variant.report), variant.array.layout, ranks
+        if key not in self._known:
+            self._known[key] = self.layouts.index(self._whole(variant, ranks))
+        return self._known[key]
+
+    def _whole(self, variant: _Variant, ranks: Ranks) -> Layout:
+        """The layout with each rank in the place of `OWN_RANK`, as far as ranks have the array."""
+        said, layout = variant.report.devices, variant.layout
+        held = [
+            (self._device(rank, said[device].name), block)
+            for rank in ranks
+            for device, block in zip(layout.devices, layout.blocks, strict=True)
+            if said[device].rank in (OWN_RANK, rank)
+        ]
+        own = any(said[device].rank == OWN_RANK for device in layout.devices)
+        times = len(ranks) if own and layout.kind != "mirrored" else 1
+        return msgspec.structs.replace(
+            layout,
+            devices=tuple(device for device, _ in held),
+            blocks=tuple(block for _, block in held),
+            mesh=self._mesh(variant, ranks[0]),
+            owners=layout.owners * times,
+        )
+
+    def _mesh(self, variant: _Variant, own: int) -> int:
+        """Where each rank has a mesh of its own, that of the first stands for all."""
+        if variant.layout.mesh < 0:
+            return -1
+        mesh, said = variant.report.meshes[variant.layout.mesh], variant.report.devices
+        places = (said[device] for device in mesh.devices)
+        devices = tuple(self._device(own if p.rank == OWN_RANK else p.rank, p.name) for p in places)
+        return self.meshes.index(msgspec.structs.replace(mesh, devices=devices))
+
+    def _device(self, rank: int, name: str) -> int:
+        return self.devices.index(PlacedDevice(rank, name))

@@ -1,0 +1,286 @@
+"""A cell under the profiler of JAX: `%%dist_trace`, on ranks or in the notebook's own kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import socket
+from collections import defaultdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from msgspec import structs
+
+from nbdist.errors import CellError, UsageError, WorkerError
+from nbdist.records import LineTime, OperationTime, Trace, TracedRank
+from nbdist.views import formatting
+from nbdist.worker.remote import cell_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nbdist.cluster.worker_group import Crew
+    from nbdist.execution.runner import Runner
+    from nbdist.records import ClusterRequest, SpentKind, StepOptions
+
+TRACED_STEPS = 20
+"""Of a step cell that says nothing else: a trace grows with each, and is read as a whole."""
+
+_BUSY = (
+    "another trace is under way{where}, and JAX has one profiler: end that one first, as "
+    "jax.profiler.stop_trace() does"
+)
+_log = logging.getLogger(__name__)
+
+
+class Traceable(Protocol):
+    """What is needed of a cluster to trace a cell on it."""
+
+    request: ClusterRequest
+    _crew: Crew
+    _runner: Runner
+
+    @property
+    def run(self) -> Callable[..., object]: ...
+
+    def _chosen(self, ranks: str | None) -> tuple[int, ...]: ...
+
+
+def trace_on(
+    cluster: Traceable,
+    cell: str,
+    *,
+    ranks: str | None = None,
+    strategy: str | None = None,
+    step: StepOptions | None = None,
+    keep: str = "",
+    show: Callable[[Trace], None] | None = None,
+    label: int = 0,
+    header: str = "",
+) -> Trace:
+    """Run a cell on ranks as `Cluster.run` does, each under JAX's profiler.
+
+    Args:
+        cluster: whose ranks.
+        cell: the code.
+        ranks: the ranks to run on, as in `0,2:4`; left out, all.
+        strategy: `pjrt`, which it is if left out.
+        step: run the cell as a step; `TRACED_STEPS` are made unless it says how many.
+        keep: a folder of this machine for the profiler's files; empty, they are not kept.
+        show: is given the trace, also that of a cell which raised.
+        label: the notebook's execution count.
+        header: the line above the cell in the notebook.
+
+    Raises:
+        UsageError: another strategy, no JAX, or another trace is under way; nothing ran.
+        CellError, WorkerError, KeyboardInterrupt: as for `Cluster.run`.
+    """
+    _refuse_tensorflow(cluster.request, strategy)
+    chosen = cluster._chosen(ranks)
+    ask = _begun(cluster, chosen)
+    if step is not None and not step.steps:
+        step = structs.replace(step, steps=TRACED_STEPS)
+    texts = _numbered(cell, header, is_step=step is not None).splitlines()
+    try:
+        cluster.run(cell, ranks=ranks, strategy="pjrt", step=step, label=label, header=header)
+    finally:
+        trace = merged(_ended(ask, chosen, with_file=bool(keep)), texts, keep)
+        if show is not None:
+            show(trace)
+    return trace
+
+
+def trace_here(
+    shell: Any,
+    cell: str,
+    *,
+    keep: str = "",
+    show: Callable[[Trace], None] | None = None,
+    header: str = "",
+) -> Trace:
+    """Run a cell in this kernel under JAX's profiler.
+
+    Args:
+        shell: IPython's.
+        cell: the code.
+        keep: a folder for the profiler's file; empty, it is not kept.
+        show: is given the trace, also that of a cell which raised.
+        header: the line above the cell in the notebook.
+
+    Raises:
+        UsageError: there is no JAX, or another trace is under way; nothing ran.
+        CellError: the cell raised, which IPython has shown.
+    """
+    _begin_here()
+    text = _numbered(cell, header, is_step=False)
+    error: BaseException | None = None
+    try:
+        outcome = shell.run_cell(text)
+        error = outcome.error_before_exec or outcome.error_in_exec
+    finally:
+        ended = msgspec.msgpack.decode(cell_trace.end(bool(keep)), type=TracedRank)
+        trace = merged({0: ended}, text.splitlines(), keep)
+        if show is not None:
+            show(trace)
+    if error is not None:
+        raise _shown(error) from None
+    return trace
+
+
+def _begin_here() -> None:
+    """Raises UsageError where there is no JAX, or another trace is under way."""
+    if importlib.util.find_spec("jax") is None:
+        raise UsageError(
+            "%%dist_trace traces JAX, which is not installed here, and no workers run: type "
+            "%dist_start 4 hosts, or %pip install jax"
+        )
+    if not cell_trace.begin():
+        raise UsageError(_BUSY.format(where=""))
+
+
+def _shown(error: BaseException) -> CellError:
+    """For an error whose traceback IPython has shown."""
+    return CellError(
+        rank=0,
+        host=socket.gethostname(),
+        ename=type(error).__name__,
+        evalue=str(error),
+        traceback=(),
+    )
+
+
+def _numbered(cell: str, header: str, *, is_step: bool) -> str:
+    """As lines count: below the magic's own, as in `cells.parse.parse_cell`.
+
+    Without one the first line is the first that is not empty, as IPython has it.
+    """
+    if header or is_step:
+        return f"# {header or 'the head of the cell'}\n{cell}"
+    lines = itertools.dropwhile(lambda line: not line.strip(), cell.splitlines(keepends=True))
+    return "".join(lines)
+
+
+def _refuse_tensorflow(request: ClusterRequest, strategy: str | None) -> None:
+    why = "TensorFlow's own profiler does not work in workers, only JAX is traced"
+    if "jax" not in request.frameworks:
+        raise UsageError(
+            f"the workers run {', '.join(request.frameworks) or 'no framework'}: {why}; type "
+            "%dist_stop, then %dist_start with --framework jax, or use %%dist_run with --profile"
+        )
+    if strategy not in (None, "pjrt"):
+        raise UsageError(f"--strategy {strategy}: {why}; leave it out, or type --strategy pjrt")
+
+
+def _begun(cluster: Traceable, chosen: Sequence[int]) -> Callable[..., list[Any]]:
+    """What calls functions on these ranks, which trace from here on.
+
+    Raises:
+        UsageError: a rank has another trace under way; then no rank has ours.
+    """
+    cluster._runner.refuse_unready(chosen)
+    ask = partial(cluster._crew.engines.apply, ranks=chosen)
+    begun = ask(cell_trace.begin)
+    if not all(begun):
+        ask(cell_trace.end, False)
+        busy = formatting.ranks(r for r, began in zip(chosen, begun, strict=True) if not began)
+        raise UsageError(_BUSY.format(where=f" on rank {busy}"))
+    return ask
+
+
+def _ended(
+    ask: Callable[..., list[Any]], chosen: Sequence[int], *, with_file: bool
+) -> dict[int, TracedRank]:
+    """By rank; nothing of engines that are new, or where a rank is dead: the run says so."""
+    try:
+        told = ask(cell_trace.end, with_file)
+    except WorkerError as error:
+        _log.warning("the trace is lost: %s", error)
+        return {}
+    return {
+        rank: msgspec.msgpack.decode(payload, type=TracedRank)
+        for rank, payload in zip(chosen, told, strict=True)
+        if payload
+    }
+
+
+def merged(ranks: Mapping[int, TracedRank], texts: Sequence[str], keep: str = "") -> Trace:
+    """One trace of those of ranks.
+
+    Args:
+        ranks: what each has told.
+        texts: the lines of the cell, the first one first.
+        keep: the folder for their files; empty, they are not kept.
+    """
+    if keep and ranks:
+        _write(ranks, Path(keep))
+    devices = [
+        structs.replace(device, rank=rank)
+        for rank, told in sorted(ranks.items())
+        for device in told.by_device
+    ]
+    return Trace(
+        ranks=tuple(sorted(ranks)),
+        seconds=max((told.seconds for told in ranks.values()), default=0.0),
+        by_operation=_by_operation(ranks),
+        by_device=tuple(devices),
+        by_line=_by_line(ranks, texts),
+        notes=tuple(_notes(ranks)),
+        folder=keep if ranks else "",
+    )
+
+
+def _by_operation(ranks: Mapping[int, TracedRank]) -> tuple[OperationTime, ...]:
+    seconds: dict[tuple[str, SpentKind], float] = defaultdict(float)
+    counts: dict[tuple[str, SpentKind], int] = defaultdict(int)
+    for told in ranks.values():
+        for one in told.by_operation:
+            seconds[one.name, one.kind] += one.seconds
+            counts[one.name, one.kind] += one.count
+    return tuple(
+        OperationTime(name=name, kind=kind, seconds=seconds[name, kind], count=counts[name, kind])
+        for name, kind in sorted(seconds, key=seconds.__getitem__, reverse=True)
+    )
+
+
+def _by_line(ranks: Mapping[int, TracedRank], texts: Sequence[str]) -> tuple[LineTime, ...]:
+    """In the order of ranks: the cell's lines first, what has no line last."""
+    lines: dict[tuple[bool, str, int], LineTime] = {}
+    for told in ranks.values():
+        for one in told.by_line:
+            is_unknown = not one.cell and not one.line
+            key = is_unknown, one.cell, one.line
+            had = lines.get(key)
+            lines[key] = structs.replace(
+                one,
+                text=one.text
+                or (texts[one.line - 1].strip() if 0 < one.line <= len(texts) else ""),
+                compute_s=one.compute_s + (had.compute_s if had else 0.0),
+                collective_s=one.collective_s + (had.collective_s if had else 0.0),
+                transfer_s=one.transfer_s + (had.transfer_s if had else 0.0),
+            )
+    return tuple(lines[key] for key in sorted(lines))
+
+
+def _notes(ranks: Mapping[int, TracedRank]) -> list[str]:
+    """Each once, with the ranks that say it unless all do."""
+    said: dict[str, list[int]] = defaultdict(list)
+    for rank, told in sorted(ranks.items()):
+        for note in told.notes:
+            said[note].append(rank)
+    return [
+        note if len(who) == len(ranks) else f"rank {formatting.ranks(who)}: {note}"
+        for note, who in said.items()
+    ]
+
+
+def _write(ranks: Mapping[int, TracedRank], folder: Path) -> None:
+    """As XProf looks for it: a folder for each time, and a file for each process."""
+    now = datetime.now(UTC).astimezone().strftime("%Y_%m_%d_%H_%M_%S_%f")
+    own = folder / "plugins" / "profile" / now
+    own.mkdir(parents=True)
+    for rank, told in ranks.items():
+        (own / f"rank-{rank}.xplane.pb").write_bytes(told.file)

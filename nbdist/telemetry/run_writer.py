@@ -1,0 +1,217 @@
+"""A run as it is written: a directory of its own, which opens at whatever moment the writer ends.
+
+<root>/<run id>/
+    run.json            the `RunState`, replaced as a whole
+    tables/<n>.json     a `Table`, there before its rows
+    tables/<n>.f64      rows: float64, little-endian, appended
+    output/rank-<N>.out text
+    shown.txt           what of it the cell shows, in that order, appended
+    events/             event files for TensorBoard
+    cells.py            the cells as run
+    stop                there once somebody has asked the run to end
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.records import RUN_ID, Metrics, Rows, RunState
+from nbdist.telemetry.output_logs import OutputLogs
+from nbdist.telemetry.tables import RowsLostError, TableFiles
+from nbdist.telemetry.tensorboard import EventFiles
+from nbdist.utils.files import replace_file
+from nbdist.utils.processes import is_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Self
+
+    from nbdist.records import Plan, Speech, Table
+
+RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
+PLAN_FILE = "plan.json"
+TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
+_MAKING_S = 3600.0
+"""A run takes milliseconds to make: one that has been made for so long is no longer."""
+
+
+def new_id(began: float) -> str:
+    """A name for the run that begins at `began`, in seconds since 1970; local time is in it."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{secrets.token_hex(3)}"
+
+
+class RunDirectory:
+    """Writes one run. Nothing that goes wrong with the disk raises, but while it is opened.
+
+    Args:
+        path: the directory.
+        state: as it is written there.
+        tables: those that are there.
+
+    Attributes:
+        path: the directory.
+        state: as it was last written, or tried to be.
+        dropped: rows that could not be kept.
+        is_stale: the state could not be written as it is.
+    """
+
+    def __init__(self, path: Path, state: RunState, tables: Iterable[Table] = ()) -> None:
+        self.path = path
+        self.state = state
+        self.dropped = 0
+        self.is_stale = False
+        self._faults: dict[str, str] = {}
+        self._tables = TableFiles(path / TABLES_FOLDER, tables)
+        self._logs = OutputLogs(path / OUTPUT_FOLDER)
+        opened = time.time() if tables else 0.0
+        self._events = EventFiles(path / EVENTS_FOLDER, state.began, opened)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def create(cls, root: Path, state: RunState, cells: str) -> Self:
+        """Make the directory, open to this user only.
+
+        Args:
+            root: where the runs are kept; made if need be.
+            state: how the run begins; its id names the directory.
+            cells: the cells as they are run.
+
+        Raises:
+            FileExistsError: there is a run of that id.
+            OSError: it cannot be made there.
+        """
+        path, hidden = root / state.id, root / f".{state.id}.new"
+        if path.exists():
+            raise FileExistsError(f"there is a run {state.id} in {root}")
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _sweep(root)
+        try:
+            _fill(hidden, state, cells)
+            hidden.rename(path)  # a directory that is there is whole
+        except OSError:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+        return cls(path, state)
+
+    @property
+    def fault(self) -> str:
+        """What could not be kept, and why, one after the other; empty while all is well."""
+        faults = (*self._faults.values(), self._logs.fault, self._events.fault)
+        return "; ".join(filter(None, faults))
+
+    def take(self, record: Speech) -> None:
+        """Keep what a rank says: reports and text."""
+        with self._lock:
+            if self._closed:
+                return
+            if isinstance(record, Rows | Metrics):
+                self._keep(record)
+                self._events.take(record)
+            else:
+                self._logs.take(record)
+
+    def show(self, text: str) -> None:
+        """Keep what the cell shows, also after the end of the run. The cell is shown regardless."""
+        try:
+            with (self.path / SHOWN_FILE).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self._faults["shown"] = f"not all that the cell shows could be kept: {error}"
+
+    def flush(self) -> None:
+        """What was taken reaches the file system."""
+        self._logs.flush()
+        with self._lock:
+            try:
+                self._tables.flush()
+            except RowsLostError as error:
+                self._lost(error)
+        self._events.flush()
+
+    def update(self, **changes: object) -> None:
+        """Change fields of the state, and write it."""
+        with self._lock:
+            self.state = msgspec.structs.replace(self.state, **changes)
+            try:
+                replace_file(self.path / RUN_FILE, msgspec.json.encode(self.state))
+                self.is_stale = False
+            except OSError as error:
+                self.is_stale = True
+                self._faults["state"] = f"the run's state could not be written: {error}"
+
+    def plan(self, plan: Plan) -> None:
+        """Keep how the steps are laid out, as `%%dist_run --plan` takes it again."""
+        try:
+            text = msgspec.json.format(msgspec.json.encode(plan))
+            replace_file(self.path / PLAN_FILE, text)
+        except OSError as error:
+            self._faults["plan"] = f"the plan could not be kept: {error}"
+
+    def stops_requested(self) -> int:
+        """How often somebody who watches has asked the run to end: a byte for each time."""
+        try:
+            return (self.path / STOP_FILE).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def close(self) -> None:
+        """Write what is left; whatever is taken later is not kept."""
+        with self._lock:
+            self._closed = True
+            try:
+                self._tables.close()
+            except RowsLostError as error:
+                self._lost(error)
+        self._logs.close()
+        self._events.close()
+
+    def discard(self) -> None:
+        """The run reported nothing: the directory goes away."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _keep(self, record: Rows | Metrics) -> None:
+        try:
+            self._tables.take(record)
+        except RowsLostError as error:
+            self._lost(error)
+
+    def _lost(self, error: RowsLostError) -> None:
+        self.dropped += error.rows
+        self._faults["rows"] = f"{self.dropped} rows could not be kept: {error}"
+
+
+def _fill(folder: Path, state: RunState, cells: str) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / TABLES_FOLDER).mkdir()
+    (folder / OUTPUT_FOLDER).mkdir()
+    (folder / SHOWN_FILE).touch()
+    (folder / CELLS_FILE).write_text(cells, encoding="utf-8")
+    replace_file(folder / RUN_FILE, msgspec.json.encode(state))
+
+
+def _sweep(root: Path) -> None:
+    """Remove what is left of runs whose making was cut off; other files are left alone."""
+    for folder in root.iterdir():
+        if re.fullmatch(rf"\.{RUN_ID}\.new", folder.name, re.ASCII) and _is_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether its maker is gone, or should have been done long ago."""
+    try:
+        if time.time() - folder.stat().st_mtime > _MAKING_S:
+            return True
+        state = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunState)
+    except (OSError, msgspec.DecodeError):  # not yet written, or made meanwhile
+        return False
+    return is_gone(state.writer)

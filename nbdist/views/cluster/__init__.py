@@ -1,0 +1,1 @@
+"""Views of hosts, workers, devices and restored collectives."""

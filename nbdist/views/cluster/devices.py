@@ -1,0 +1,169 @@
+"""The devices of a cluster: what each is, what it reaches, and the links between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+from nbdist.views.cluster.roofline import roofline
+from nbdist.views.surface import bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Bench, Crossing, DeviceState, Link, MimeBundle, Topology
+
+_DEVICES = ("rank", "host", "device", "kind", "memory", "used", "brought by")
+_LINKS = ("links", "joins", "latency", "one way, when all send", "figures")
+_TRANSFERS = ("transfers", "latency", "one way, when all do")
+_WAYS = ("product", "each matrix", "{home}", "{there}, with the way", "better")
+_ROOFLINE = "operations a second of products, by operations for each byte moved"
+_UNKNOWN = "-"
+_MEASURES = "%dist_devices --bench measures them; steps are planned with that from then on"
+_MEASURES_OWN = "%dist_devices --bench, or nbdist.devices(bench=True), measures them"
+_UNTOLD = "the runtime of these devices does not tell how much of their memory is used"
+
+Table = tuple[tuple[str, ...], list[list[str]], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class DevicesPicture:
+    """What `%dist_devices` shows.
+
+    Attributes:
+        devices: of all processes.
+        topology: what steps are planned for; None without JAX, or where nobody knows the devices.
+        fault: why there is none, where JAX is there.
+        bench: what was measured; None where nothing was.
+        of_cluster: they are the workers'; else this process's own, and what JAX joined to it.
+    """
+
+    devices: tuple[DeviceState, ...]
+    topology: Topology | None
+    fault: str
+    bench: Bench | None
+    of_cluster: bool = True
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return bundle(self)
+
+    def html(self) -> str:
+        tables = (html.table(*table) for table in self._tables())
+        picture = html.picture(roofline(self.bench), _ROOFLINE) if self.bench else ""
+        return html.box(self._title, *tables, picture, *map(html.faint, self._notes()))
+
+    def lines(self) -> list[str]:
+        tables = [line for table in self._tables() for line in ["", *html.text_table(*table)]]
+        return [self._title, *tables[1:], "", *self._notes()]
+
+    @property
+    def _title(self) -> str:
+        hosts = len({device.host for device in self.devices})
+        processes = len({device.process for device in self.devices})
+        of = f" of {formatting.count(processes, 'worker')}" if self.of_cluster else ""
+        places = formatting.count(hosts, "host")
+        return f"nbdist: {formatting.count(len(self.devices), 'device')}{of} on {places}"
+
+    def _tables(self) -> Iterator[Table]:
+        yield _DEVICES, list(map(_device, self.devices)), (0, 4, 5)
+        links = list(self._links())
+        if links:
+            yield _LINKS, links, (1, 2, 3)
+        if self.bench is not None:
+            yield _products(self.bench)
+            if self.bench.transfers:
+                yield (
+                    _TRANSFERS,
+                    [_transfer(*item) for item in self.bench.transfers.items()],
+                    (1, 2),
+                )
+            if self.bench.crossing is not None:
+                yield _advice(self.bench.crossing)
+
+    def _links(self) -> Iterator[list[str]]:
+        measured = self.bench.links if self.bench is not None else {}
+        for level in self.topology.levels if self.topology is not None else ():
+            if level.size > 1:
+                link = measured.get(level.name, level)
+                yield [
+                    level.name,
+                    str(level.size),
+                    formatting.brief(link.latency_s),
+                    f"{formatting.size(link.bytes_per_s)}/s",
+                    "measured" if level.name in measured else "from tables",
+                ]
+
+    def _notes(self) -> Iterator[str]:
+        if self.bench is not None:
+            yield f"copies within a device's memory: {formatting.size(self.bench.bytes_per_s)}/s"
+            yield f"the smallest program takes {formatting.brief(self.bench.dispatch_s)}"
+            yield from _crossed(self.bench.crossing)
+        if self.topology is not None:
+            yield f"{self.topology.chip.name}: {self.topology.chip.source}"
+            yield from self.topology.assumed
+        elif self.fault:
+            yield self.fault
+        if all(device.used_bytes is None for device in self.devices):
+            yield _UNTOLD
+        elif any(device.platform == "cpu" for device in self.devices):
+            yield "CPU devices share the memory of their host"
+        if self.bench is None and (self.topology is not None or self.fault):
+            yield _MEASURES if self.of_cluster else _MEASURES_OWN
+
+
+def _device(device: DeviceState) -> list[str]:
+    return [
+        str(device.process),
+        device.host,
+        device.name,
+        device.kind,
+        formatting.memory(device.memory_bytes) if device.memory_bytes else _UNKNOWN,
+        formatting.memory(device.used_bytes) if device.used_bytes is not None else _UNKNOWN,
+        device.plugin,
+    ]
+
+
+def _transfer(name: str, link: Link) -> list[str]:
+    return [name, formatting.brief(link.latency_s), f"{formatting.size(link.bytes_per_s)}/s"]
+
+
+def _advice(crossing: Crossing) -> Table:
+    rows = [
+        [
+            f"{way.size:,} x {way.size:,}",
+            formatting.size(4 * way.size**2),
+            formatting.brief(way.home_s),
+            formatting.brief(way.there_s),
+            crossing.there if way.pays else crossing.home,
+        ]
+        for way in crossing.ways
+    ]
+    header = tuple(word.format(home=crossing.home, there=crossing.there) for word in _WAYS)
+    return header, rows, (1, 2, 3)
+
+
+def _crossed(crossing: Crossing | None) -> Iterator[str]:
+    """The advice in words."""
+    if crossing is None:
+        return
+    if crossing.size is None:
+        yield f"no product was quicker on {crossing.there}: keep data on {crossing.home}"
+    else:
+        yield (
+            f"from {formatting.size(crossing.nbytes)} on (products of {crossing.size:,.0f} x "
+            f"{crossing.size:,.0f}) the way to {crossing.there} is worth it: keep what is smaller "
+            f"on {crossing.home}"
+        )
+
+
+def _products(bench: Bench) -> Table:
+    sizes = sorted({product.size for product in bench.products})
+    types = dict.fromkeys(product.dtype for product in bench.products)
+    reached = {(p.dtype, p.size): formatting.flops(p.flops) for p in bench.products}
+    rows = [[dtype, *(reached.get((dtype, size), "") for size in sizes)] for dtype in types]
+    header = ("products", *(f"{size:,} x {size:,}" for size in sizes))
+    return header, rows, tuple(range(1, len(header)))

@@ -1,0 +1,124 @@
+"""The workers of a cluster: how it starts, and what each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+
+if TYPE_CHECKING:
+    from nbdist.records import Phase, WorkerState
+
+_HEADER = ("rank", "host", "pid", "devices", "memory", "state")
+_NUMBERS = (0, 2, 4)
+_NAME_WIDTH = 30
+_DONE = ("✓", "var(--jp-success-color1,#388e3c)")
+_UNDER_WAY = ("…", "var(--jp-info-color1,#0288d1)")
+_FAILED = ("✗", "var(--jp-error-color1,#d32f2f)")
+
+
+@dataclass(frozen=True)
+class StatusPicture:
+    """What `%dist_status` shows."""
+
+    title: str
+    workers: tuple[WorkerState, ...]
+
+    def html(self) -> str:
+        table = html.table(_HEADER, [_row(worker) for worker in self.workers], _NUMBERS)
+        return html.box(self.title, table, html.faint(_versions(self.workers)))
+
+    def lines(self) -> list[str]:
+        rows = [_row(worker) for worker in self.workers]
+        return [self.title, *html.text_table(_HEADER, rows, _NUMBERS), _versions(self.workers)]
+
+
+def status(workers: tuple[WorkerState, ...], seed: int) -> StatusPicture:
+    """Workers as they are now, how many are what, and the seed that they started with."""
+    counts = {state: sum(w.state == state for w in workers) for state in ("idle", "busy", "dead")}
+    text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    title = f"nbdist: {len(workers)} workers, {text}, seed {seed}"
+    return StatusPicture(title=title, workers=workers)
+
+
+@dataclass(frozen=True)
+class StartPicture:
+    """The phases of a start, done and under way, and at its end the workers.
+
+    Attributes:
+        said: how the one goes that is under way.
+    """
+
+    title: str
+    done: tuple[Phase, ...] = ()
+    under_way: str = ""
+    said: str = ""
+    failed: bool = False
+    workers: tuple[WorkerState, ...] = field(default=())
+
+    def html(self) -> str:
+        rows = [_phase_row(phase) for phase in self.done]
+        if self.under_way:
+            sign = _FAILED if self.failed else _UNDER_WAY
+            rows.append(_row_of(sign, self.under_way, "", self.said))
+        style = "display:grid;grid-template-columns:auto auto auto 1fr;column-gap:10px"
+        parts = [f'<div style="{style}">{"".join(rows)}</div>']
+        if self.workers:
+            table = html.table(_HEADER[:4], [_row(w)[:4] for w in self.workers], _NUMBERS[:2])
+            parts += [table, html.faint(_versions(self.workers))]
+        return html.box(self.title, *parts)
+
+    def lines(self) -> list[str]:
+        text = [
+            f"  ✓ {phase.name.ljust(_NAME_WIDTH)} {phase.seconds:5.1f} s  {phase.detail}".rstrip()
+            for phase in self.done
+        ]
+        if self.failed:
+            text.append(f"  ✗ {self.under_way}")
+        elif self.said:
+            text.append(f"  … {self.under_way}: {self.said}")
+        if self.workers:
+            rows = [_row(worker)[:4] for worker in self.workers]
+            text += [*html.text_table(_HEADER[:4], rows, _NUMBERS[:2]), _versions(self.workers)]
+        return [self.title, *text]
+
+
+def _row(worker: WorkerState) -> tuple[str, ...]:
+    return (
+        str(worker.rank),
+        worker.host,
+        str(worker.pid),
+        formatting.devices(worker.devices),
+        formatting.memory(worker.memory_bytes) if worker.memory_bytes else "",
+        worker.state,
+    )
+
+
+def _versions(workers: tuple[WorkerState, ...]) -> str:
+    """One line when all workers have the same, else who has what."""
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for worker in workers:
+        groups.setdefault(tuple(worker.versions.items()), []).append(worker.rank)
+    texts = [
+        (", ".join(f"{name} {version}" for name, version in versions), formatting.ranks(ranks))
+        for versions, ranks in groups.items()
+    ]
+    if len(texts) == 1:
+        return texts[0][0]
+    return "versions differ: " + "; ".join(f"rank {ranks}: {text}" for text, ranks in texts)
+
+
+def _phase_row(phase: Phase) -> str:
+    return _row_of(_DONE, phase.name, f"{phase.seconds:.1f} s", phase.detail)
+
+
+def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:
+    """Four cells of a grid."""
+    mark, colour = sign
+    figures = "text-align:right;font-variant-numeric:tabular-nums"
+    return (
+        f'<span style="color:{colour}">{mark}</span><span>{escape(name)}</span>'
+        f'<span style="{figures}">{seconds}</span>{html.faint(detail, "span")}'
+    )

@@ -1,0 +1,1 @@
+"""Views of where arrays are: text, HTML and PNG."""

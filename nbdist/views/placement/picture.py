@@ -1,0 +1,158 @@
+"""Where arrays are, as `%dist_show` shows it: a table of devices and a tree of arrays."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+from nbdist.views.placement import html as placement_html
+from nbdist.views.placement import text as words
+from nbdist.views.placement.tree import Leaf, on_devices, rows, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Layout, MimeBundle, PlacedArray, Placement
+    from nbdist.views.placement.tree import Branch, Cost, Row
+
+SHOWN_ROWS = 60
+SHOWN_DEVICES = 16
+SHOWN_LAYOUTS = 6
+PICTURE_ROWS = 32
+
+_HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
+_NUMBERS = (5, 6)
+
+
+class PlacementPicture:
+    """A placement in a notebook, as text and as a picture.
+
+    Attributes:
+        placement: what is shown.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+
+    @cached_property
+    def _tree(self) -> Branch:
+        return tree(self.placement)
+
+    @cached_property
+    def _html(self) -> str:
+        return placement_html.page(self.placement, self._tree)
+
+    def html(self) -> str:
+        return self._html
+
+    def lines(self) -> list[str]:
+        return [
+            words.title(self.placement, self._tree.cost),
+            *words.facts(self.placement, self._tree.cost),
+            "",
+            *self._device_lines(),
+            "",
+            *self._slice_lines(),
+            *self._tree_lines(SHOWN_ROWS),
+        ]
+
+    def png(self) -> bytes:
+        """Bytes on each device as bars, and the tree below."""
+        from nbdist.views.placement.png import picture
+
+        return picture(
+            title=words.title(self.placement, self._tree.cost),
+            facts=list(words.facts(self.placement, self._tree.cost)),
+            sizes={
+                words.device(self.placement, d): n for d, n in on_devices(self.placement).items()
+            },
+            lines=self._tree_lines(PICTURE_ROWS),
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
+        from nbdist.views.placement.png import WIDTH
+
+        bundle: MimeBundle = {
+            "text/html": self.html(),
+            "image/png": self.png(),
+            "text/plain": repr(self),
+        }
+        return bundle, {"image/png": {"width": WIDTH}}
+
+    def _device_lines(self) -> list[str]:
+        sizes = list(on_devices(self.placement).items())
+        table = [
+            [words.device(self.placement, device), formatting.size(size)]
+            for device, size in sizes[:SHOWN_DEVICES]
+        ]
+        hidden = len(sizes) - SHOWN_DEVICES
+        rest = [f"… and {hidden:,} more devices"] if hidden > 0 else []
+        return [*html.text_table(("device", "bytes"), table, (1,)), *rest]
+
+    def _slice_lines(self) -> Iterator[str]:
+        """Of each layout that cuts, what lies where, told of its first array."""
+        examples: dict[int, PlacedArray] = {}
+        for array in self.placement.arrays:
+            if self.placement.layouts[array.layout].pieces > 1:
+                examples.setdefault(array.layout, array)
+        for index, array in list(examples.items())[:SHOWN_LAYOUTS]:
+            layout = self.placement.layouts[index]
+            name = f"{words.label(array.name, ())} ({words.shape(array)})"
+            yield f"{words.how(layout)}: {words.over_axes(layout)}; of {name}:"
+            yield from self._blocks(array, layout)
+            yield ""
+        if len(examples) > SHOWN_LAYOUTS:
+            yield f"… and {len(examples) - SHOWN_LAYOUTS:,} more ways of cutting"
+            yield ""
+
+    def _blocks(self, array: PlacedArray, layout: Layout) -> Iterator[str]:
+        pairs = list(zip(layout.devices, layout.blocks, strict=True))
+        places = [words.device(self.placement, device) for device, _ in pairs[:SHOWN_DEVICES]]
+        width = max(map(len, places))
+        for place, (_, number) in zip(places, pairs, strict=False):
+            yield f"  {place.ljust(width)}  {words.block(array, layout, number)}"
+        if len(pairs) > SHOWN_DEVICES:
+            yield f"  … and {len(pairs) - SHOWN_DEVICES:,} more devices"
+
+    def _tree_lines(self, limit: int) -> list[str]:
+        table = [self._cells(row) for row in rows(self._tree, limit)]
+        return html.text_table(_HEADER, table, _NUMBERS)
+
+    def _cells(self, row: Row) -> list[str]:
+        indent = "  " * row.depth
+        if row.entry is None:
+            return [f"{indent}… and {_amount(row.hidden, 'more array')}", *[""] * 7]
+        if isinstance(row.entry, Leaf):
+            return self._array_cells(indent, row.entry)
+        cost = row.entry.cost
+        cells = [
+            indent + words.label(row.entry.label, ()),
+            formatting.count(cost.arrays, "array"),
+            "",
+            "",
+            "",
+        ]
+        shardable = formatting.size(cost.shardable) if cost.shardable else ""
+        return [*cells, formatting.size(cost.once), "", shardable]
+
+    def _array_cells(self, indent: str, leaf: Leaf) -> list[str]:
+        array, layout = leaf.array, self.placement.layouts[leaf.array.layout]
+        return [
+            indent + words.label(leaf.label, array.ranks),
+            words.shape(array),
+            array.dtype,
+            words.how(layout),
+            words.cut(layout),
+            formatting.size(leaf.cost.once) if layout.devices else "",
+            words.per_device(array, layout),
+            words.advice(array, layout, leaf.cost),
+        ]
+
+
+def _amount(cost: Cost, noun: str) -> str:
+    """`3,990 more arrays, 1.2 GB`."""
+    return f"{formatting.count(cost.arrays, noun)}, {formatting.size(cost.once)}"

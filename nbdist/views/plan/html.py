@@ -1,0 +1,274 @@
+"""A plan as HTML without a script: bars, a tree that folds, and small pictures of blocks.
+
+Styles are in the elements themselves, so that a notebook that is not trusted keeps them; only the
+pictures of blocks have some in a `<style>`, which they share with `%dist_show`.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+from nbdist.views.placement import text as placed
+from nbdist.views.placement.blocks import Blocks
+from nbdist.views.placement.html import STYLE
+from nbdist.views.placement.tree import Leaf, rows
+from nbdist.views.plan import text as words
+from nbdist.views.plan.tensors import ROLES, largest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from nbdist.records import Layout, PlacedArray, Placement, Plan
+    from nbdist.views.placement.tree import Branch, Row
+    from nbdist.views.plan.text import Part
+
+SHOWN_ROWS = 400
+SHOWN_LAYOUTS = 4
+
+_DRAWN = 64
+"""Blocks that are drawn one by one; of more, the lines between them."""
+
+_LINES = 64
+"""In a picture, either way: there is no room for more."""
+
+_TREE, _CARD = 690, 208
+"""Pixels of width: what the tree needs, and what a picture with its words has."""
+
+_COLOURS = {
+    ROLES["parameter"]: "#3f74b5",
+    ROLES["state"]: "#7fa8d9",
+    ROLES["read"]: "#5f9ea0",
+    ROLES["batch"]: "#8d78bd",
+    "gradients": "#d98b3a",
+    "activations": "#4f9d69",
+    "margin": "#9a9a9a",
+    words.COMPUTE: "#4f9d69",
+}
+_LINKS = ("#d98b3a", "#c0504d", "#8d78bd", "#b8860b")
+"""Of collectives, by level."""
+
+_FIRST, _REST, _PAPER = "#d98b3a", "#5f8fc4", "var(--jp-layout-color0,#fff)"
+"""Of a picture of many blocks: device 0's, the others, and the lines between them."""
+
+_TRACK = "rgba(128,128,128,.22)"
+_HEAD = "font-weight:600;margin:12px 0 3px"
+_FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
+_MONO = "font-family:var(--jp-code-font-family,monospace);font-size:12px"
+_NAME = f"{_MONO};overflow-wrap:anywhere"
+_RULE = "border-bottom:1px solid var(--jp-border-color3,#ececec)"
+_COLUMNS = "minmax(0,1fr) 148px 62px 222px 78px"
+_GRID = (
+    f"display:inline-grid;width:100%;grid-template-columns:{_COLUMNS};gap:0 10px;"
+    f"align-items:center;vertical-align:middle;padding:1px 0;{_RULE}"
+)
+_INSET = "margin-left:16px"
+_SUMMARY = f"{_INSET};cursor:pointer;list-style-position:outside"
+"""The sign that folds is left of the row, which so is as wide as those that have none."""
+
+
+def page(plan: Plan, placement: Placement, root: Branch) -> str:
+    """The whole view.
+
+    Args:
+        plan: what is shown.
+        placement: where its tensors would be.
+        root: its tensors, folded.
+    """
+    return html.box(
+        words.headline(plan),
+        *(html.faint(text) for text in words.facts(plan)),
+        *(_warning(text) for text in words.warnings(plan)),
+        *(html.faint(text) for text in words.verified(plan)),
+        _degrees(plan),
+        _panels(plan),
+        _tensors(placement, root),
+        _cards(plan, placement),
+        _runners_up(plan),
+        *(_note(text) for text in plan.notes),
+    )
+
+
+def part(title: str, plan: Plan, placement: Placement, root: Branch) -> str:
+    """Some of its arrays; as `page`, with a title of its own."""
+    return html.box(title, _tensors(placement, root), _cards(plan, placement))
+
+
+def _warning(text: str) -> str:
+    sign = '<span style="color:var(--jp-warn-color1,#d26900);margin-right:6px">⚠</span>'
+    return f'<div style="margin-top:2px">{sign}{escape(text)}</div>'
+
+
+def _note(text: str) -> str:
+    return f'<div style="{html.FAINT};font-size:12px;margin-top:2px">{escape(text)}</div>'
+
+
+def _head(text: str) -> str:
+    return f'<div style="{_HEAD}">{escape(text)}</div>'
+
+
+def _degrees(plan: Plan) -> str:
+    rows = "".join(
+        f'<span style="{_MONO}">{escape(axis)}</span>'
+        f'<span style="{_FIGURE};font-weight:600">{size}</span><span>{escape(text)}</span>'
+        for axis, size, text in words.degrees(plan)
+    )
+    style = "display:grid;grid-template-columns:auto auto 1fr;gap:1px 10px;align-items:baseline"
+    return f'<div style="{style};margin-top:8px">{rows}</div>'
+
+
+def _panels(plan: Plan) -> str:
+    """Memory and time, side by side where there is room."""
+    memory = _panel(words.memory_title(plan), words.memory_parts(plan), formatting.binary)
+    time = _panel(words.time_title(plan), words.time_parts(plan), formatting.brief)
+    style = "display:flex;flex-wrap:wrap;gap:0 44px;max-width:900px"
+    return f'<div style="{style}">{memory}{time}</div>{_note(words.EXACT)}'
+
+
+def _panel(title: str, parts: Sequence[Part], written: Callable[[float], str]) -> str:
+    """A bar of all parts, and a line for each."""
+    whole = sum(part.shown for part in parts) or 1
+    colours = _colours(parts)
+    bar = "".join(
+        _slice(part, colour, part.shown / whole, written)
+        for part, colour in zip(parts, colours, strict=True)
+        if part.shown and colour
+    )
+    lines = "".join(
+        _line(part, colour, part.amount / whole, written(part.amount))
+        for part, colour in zip(parts, colours, strict=True)
+    )
+    panel = "flex:1 1 320px;min-width:260px;max-width:428px"
+    track = f"display:flex;height:14px;border-radius:3px;overflow:hidden;background:{_TRACK}"
+    grid = "display:grid;grid-template-columns:10px auto 1fr auto 44px;gap:1px 8px;margin-top:5px"
+    return (
+        f'<div style="{panel}">{_head(title)}<div style="{track}">{bar}</div>'
+        f'<div style="{grid};align-items:center">{lines}</div></div>'
+    )
+
+
+def _colours(parts: Sequence[Part]) -> list[str]:
+    """Of each part; what takes nothing of the bar, or is free, has none."""
+    links = iter(_LINKS * len(parts))
+    return [
+        _COLOURS.get(part.name) or next(links) if part.shown and part.name != words.FREE else ""
+        for part in parts
+    ]
+
+
+def _slice(part: Part, colour: str, share: float, written: Callable[[float], str]) -> str:
+    tip = escape(f"{part.name}: {written(part.shown)}")
+    style = f"width:{100 * share:.2f}%;min-width:2px;background:{colour}"
+    return f'<div style="{style};box-sizing:border-box" title="{tip}"></div>'
+
+
+def _line(part: Part, colour: str, share: float, figure: str) -> str:
+    swatch = f"height:10px;border-radius:2px;background:{colour or _TRACK}"
+    return (
+        f'<i style="{swatch}"></i><span>{escape(part.name)}</span>{html.faint(part.detail, "span")}'
+        f'<span style="{_FIGURE}">{figure}</span>'
+        f'<span style="{_FIGURE};{html.FAINT}">{formatting.share(share)}</span>'
+    )
+
+
+def _tensors(placement: Placement, root: Branch) -> str:
+    """The tree of tensors; what of it is too much is left out, and said."""
+    head = "".join(f"<span>{text}</span>" for text in words.TENSORS[:-1])
+    last = f'<span style="{_FIGURE}">{words.TENSORS[-1]}</span>'
+    body = "".join(_rows(placement, rows(root, SHOWN_ROWS)))
+    return (
+        '<div style="margin-top:12px;max-width:900px;overflow-x:auto">'
+        f'<div style="min-width:{_TREE}px"><div style="{_INSET}">'
+        f'<span style="{_GRID};{html.FAINT}">{head}{last}</span></div>'
+        f"{body}</div></div>"
+    )
+
+
+def _rows(placement: Placement, shown: Sequence[Row]) -> Iterator[str]:
+    """Those that lie deeper are in the one above; of roles, the first is open."""
+    roles = 0
+    depths = [*(row.depth for row in shown[1:]), 0]
+    for row, after in zip(shown, depths, strict=False):
+        roles += row.depth == 0
+        line = _row(placement, row)
+        if after > row.depth:
+            is_open = " open" if roles == 1 or row.depth else ""
+            yield f'<details{is_open}><summary style="{_SUMMARY}">{line}</summary>'
+            yield f'<div style="{_INSET}">'
+        else:
+            yield f'<div style="{_INSET}">{line}</div>'
+        yield "</div></details>" * max(0, row.depth - after)
+
+
+def _row(placement: Placement, row: Row) -> str:
+    name, *cells = words.cells(row, placement)
+    weight = ";font-weight:600" if row.entry and not isinstance(row.entry, Leaf) else ""
+    shape, dtype, spec, each = map(escape, cells)
+    return (
+        f'<span style="{_GRID}"><span style="{_NAME}{weight}">{escape(name)}</span>'
+        f'<span>{shape}</span><span>{dtype}</span><span style="{_NAME}">{spec}</span>'
+        f'<span style="{_FIGURE}">{each}</span></span>'
+    )
+
+
+def _cards(plan: Plan, placement: Placement) -> str:
+    """Pictures of the layouts that take most."""
+    pictures = Blocks(placement)
+    cards = "".join(
+        _card(placement, array, count, pictures)
+        for array, count in largest(plan, placement, SHOWN_LAYOUTS)
+    )
+    if not cards:
+        return ""
+    style = "display:flex;flex-wrap:wrap;gap:10px 20px;align-items:flex-start"
+    head = _head("which device holds which block")
+    return f'{head}{STYLE}<div class="nbd" style="{style}">{cards}</div>'
+
+
+def _card(placement: Placement, array: PlacedArray, count: int, pictures: Blocks) -> str:
+    layout = placement.layouts[array.layout]
+    picture = pictures.html(array) if layout.pieces <= _DRAWN else _lattice(layout)
+    texts = (
+        placed.over_axes(layout),
+        words.blocks(layout),
+        f"device 0 has {placed.block(array, layout, layout.blocks[0])}",
+        f"and {formatting.count(count - 1, 'more tensor')}" if count > 1 else "",
+    )
+    small = f"{html.FAINT};font-size:12px;line-height:1.4;margin-top:5px"
+    return (
+        f'<div style="max-width:{_CARD}px"><div style="{_NAME}">{escape(words.label(array))}</div>'
+        f'<div style="{_NAME};{html.FAINT};margin-bottom:5px">{escape(layout.spec)}</div>{picture}'
+        f'<div style="{small}">{"<br>".join(escape(text) for text in texts if text)}</div></div>'
+    )
+
+
+def _lattice(layout: Layout) -> str:
+    """Of many blocks: lines where the array is cut, and the block of device 0."""
+    cut = [parts for parts in layout.parts if parts > 1][:2]
+    down, across = cut if len(cut) > 1 else (*cut, 1) if layout.parts[0] > 1 else (1, *cut)
+    rows, columns = min(down, _LINES), min(across, _LINES)
+    height, width = _cell(rows), _cell(columns)
+    lines = ",".join(
+        f"repeating-linear-gradient({way},transparent 0 {cell - 1}px,{_PAPER} 0 {cell}px)"
+        for way, cell in (("to bottom", height), ("to right", width))
+    )
+    label = escape(placed.over_axes(layout))
+    size = f"width:{columns * width}px;height:{rows * height}px"
+    first = f"width:{width - 1}px;height:{height - 1}px;background:{_FIRST}"
+    return (
+        f'<div role="img" aria-label="{label}" title="{label}" style="{size};'
+        f'background:{lines},{_REST}"><div style="{first}"></div></div>'
+    )
+
+
+def _cell(parts: int) -> int:
+    """Pixels of a block, one of them its line."""
+    return 96 if parts == 1 else max(3, min(24, 144 // parts))
+
+
+def _runners_up(plan: Plan) -> str:
+    if not plan.runners_up:
+        return ""
+    table = html.table(words.RUNNERS_UP, words.runners_up(plan), (1, 2))
+    return _head("what else was weighed") + table

@@ -1,0 +1,258 @@
+"""What a plan says, in words and figures that add up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.records import DATA, MODEL, STAGE
+from nbdist.views import formatting
+from nbdist.views.placement import text as words
+from nbdist.views.placement.tree import Leaf
+from nbdist.views.plan.tensors import ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Layout, PlacedArray, Placement, Plan, RunnerUp
+    from nbdist.views.placement.tree import Row
+
+FREE = "free"
+COMPUTE = "compute"
+TENSORS = ("tensor", "shape", "type", "spec", "each device")
+RUNNERS_UP = ("instead", "step", "each device", "why not")
+
+_ZERO = {
+    1: "the optimizer's state is cut too (ZeRO-1)",
+    3: "the optimizer's state and parameters are cut too, these gathered to multiply by (ZeRO-3)",
+}
+_REMAT = {
+    "selective": "the backward pass makes again what is no product with parameters",
+    "full": "the backward pass makes again all but what goes into each stretch of layers",
+}
+_WAY = {
+    "": "are gone through one after another, and summed",
+    "gpipe": "go {}from stage to stage, one behind another, and back when all have come through",
+    "1f1b": "go {}from stage to stage, each back as soon as it has come through (1F1B)",
+}
+_ROUNDING = 1e-6
+"""Of a step: what seconds may differ by and be the same."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a whole.
+
+    Attributes:
+        amount: bytes or seconds.
+        shown: how much of the bar it takes, in the same unit.
+        detail: what else is to be said.
+    """
+
+    name: str
+    amount: float
+    shown: float
+    detail: str = ""
+
+
+def headline(plan: Plan) -> str:
+    """What one decides by."""
+    hardware = plan.on.partition(",")[0]
+    return (
+        f"{plan.title} on {hardware}: about {formatting.brief(plan.time.step)} a step, "
+        f"MFU {formatting.share(plan.time.mfu)}, {memory(plan)} on each device"
+    )
+
+
+def memory(plan: Plan) -> str:
+    """`46.3 of 79.1 GiB`."""
+    taken = formatting.binary(plan.memory.total)
+    available = formatting.binary(plan.memory.available)
+    number, _, unit = taken.partition(" ")
+    return f"{number if available.endswith(f' {unit}') else taken} of {available}"
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """What is said of a plan as its step begins: nothing where all is on every device, as ever."""
+    if plan.zero or plan.remat or plan.micro > 1 or plan.devices > plan.axes[DATA]:
+        yield f"laid out as {plan.title}: {memory(plan)} on each device"
+        yield from plan.warnings
+
+
+def facts(plan: Plan) -> Iterator[str]:
+    yield plan.on
+    step = plan.time.step
+    pace = f": about {plan.rows / step:,.3g} samples a second" if step else ""
+    yield f"{formatting.count(plan.rows, 'sample')} a step{pace}"
+
+
+def warnings(plan: Plan) -> Iterator[str]:
+    over = plan.memory.total - plan.memory.available
+    if over > 0:
+        yield f"it does not fit: {formatting.binary(over)} too much on each device"
+    yield from plan.warnings
+
+
+def verified(plan: Plan) -> Iterator[str]:
+    """What the hardware's compiler says, where it was asked."""
+    found = plan.verified
+    if found is None:
+        return
+    expected = plan.memory.needed
+    yield (
+        f"compiled by XLA for it in {formatting.brief(found.seconds)}: "
+        f"{formatting.binary(found.total)} on each device, and "
+        f"{formatting.binary(expected)} were expected"
+    )
+    yield (
+        f"arguments {formatting.binary(found.arguments)} "
+        f"({formatting.binary(plan.memory.arguments)} expected), "
+        f"temporaries {formatting.binary(found.temporaries)}"
+    )
+    calls = [
+        f"{one.count:,} {one.kind} ({formatting.binary(one.bytes)})" for one in found.collectives
+    ]
+    yield f"collectives, each loop once: {', '.join(calls) or 'none'}"
+
+
+def degrees(plan: Plan) -> list[tuple[str, str, str]]:
+    """The axes that cut: name, size, and what each cuts; and what is made again."""
+    said = {DATA: _data, MODEL: _model, STAGE: _stages}
+    found = [(axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1]
+    found = found or [("none", "1", "one device holds all of it")]
+    if plan.micro > 1:
+        rows = plan.rows / plan.axes[DATA] / plan.micro
+        noun = "sample" if rows == 1 else "samples"
+        way = _WAY[plan.schedule if STAGE in plan.axes else ""]
+        around = f"{plan.rounds} times around " * (plan.rounds > 1)
+        what = f"parts of {rows:,.4g} {noun} {way.format(around)}"
+        found.append(("microbatches", f"{plan.micro:,}", what))
+    if plan.remat:
+        found.append(("remat", plan.remat, _REMAT[plan.remat]))
+    return found
+
+
+def _data(plan: Plan) -> str:
+    size = plan.axes[DATA]
+    whom = "device" if plan.devices == size else f"group of {plan.devices // size:,} devices"
+    text = f"{plan.rows / size:,.4g} of {formatting.count(plan.rows, 'sample')} on each {whom}"
+    return f"{text}; {_ZERO[plan.zero]}" if plan.zero else text
+
+
+def _model(plan: Plan) -> str:
+    wholes = [
+        (math.prod(plan.axes[a] for axes in t.spec for a in axes) * t.device_bytes, t.spec)
+        for t in plan.tensors
+        if t.role == "parameter"
+    ]
+    cut = [nbytes for nbytes, spec in wholes if any(MODEL in axes for axes in spec)]
+    share = sum(cut) / (sum(nbytes for nbytes, _ in wholes) or 1)
+    text = (
+        f"dimensions of {len(cut):,} of {formatting.count(len(wholes), 'parameter')}, "
+        f"{formatting.share(share)} of their bytes, and the work on them (tensor parallel)"
+    )
+    along = "what it passes on between them is cut along the sequence (sequence parallel)"
+    return f"{text}; {along}" if plan.sequence else text
+
+
+def _stages(plan: Plan) -> str:
+    own = [tensor for tensor in plan.tensors if tensor.role != "batch"]
+    dims = (size for t in own for size, axes in zip(t.shape, t.spec, strict=True) if STAGE in axes)
+    counts = [f"{size // plan.axes[STAGE]:,}" for size in sorted(set(dims))]
+    blocks = f", in {plan.rounds} blocks" * (plan.rounds > 1)
+    return (
+        f"{' or '.join(counts) or 'some'} of the layers of a scan on each{blocks} (pipeline "
+        f"parallel), which waits {formatting.share(plan.time.bubble)} of a step for microbatches"
+    )
+
+
+def memory_parts(plan: Plan) -> list[Part]:
+    """Bytes of each device; with what is free, they are what it has."""
+    sizes = dict.fromkeys(ROLES.values(), 0)
+    for tensor in plan.tensors:
+        sizes[ROLES[tensor.role]] += tensor.device_bytes
+    taken = plan.memory
+    sizes["gradients"] = taken.gradients
+    sizes["activations"] = taken.activations
+    sizes["margin"] = taken.margin
+    sizes[FREE] = max(0, taken.available - taken.total)
+    return [Part(name, nbytes, nbytes) for name, nbytes in sizes.items() if nbytes]
+
+
+def time_parts(plan: Plan) -> list[Part]:
+    """Seconds of a step: operations, collectives by level, and what of these is hidden."""
+    time = plan.time
+    seconds: dict[str, float] = {}
+    nbytes: dict[str, float] = {}
+    for traffic in time.traffic:
+        seconds[traffic.level] = seconds.get(traffic.level, 0.0) + traffic.seconds
+        nbytes[traffic.level] = nbytes.get(traffic.level, 0.0) + traffic.bytes
+    spent = sum(seconds.values())
+    seen = time.exposed / spent if spent else 0.0
+    parts = [Part(COMPUTE, time.compute, time.compute)]
+    parts += [
+        Part(f"{level} links", spell, seen * spell, f"{formatting.size(nbytes[level])} sent")
+        for level, spell in seconds.items()
+    ]
+    if spent - time.exposed > _ROUNDING * time.step:
+        parts.append(Part("hidden", time.exposed - spent, 0.0, "behind operations"))
+    return parts
+
+
+def time_title(plan: Plan) -> str:
+    return f"time of a step: about {formatting.brief(plan.time.step)}"
+
+
+def memory_title(plan: Plan) -> str:
+    return f"memory of each device: {memory(plan)}"
+
+
+EXACT = "parameters, state and batch are exact; gradients, activations and seconds are estimates"
+
+
+def runners_up(plan: Plan) -> list[list[str]]:
+    return [
+        [other.title, formatting.brief(other.step_s), _each(other), other.why]
+        for other in plan.runners_up
+    ]
+
+
+def _each(other: RunnerUp) -> str:
+    compiled = (
+        f", compiled {formatting.binary(other.compiled_bytes)}" if other.compiled_bytes else ""
+    )
+    return f"{formatting.binary(other.device_bytes)}{compiled}"
+
+
+def label(array: PlacedArray) -> str:
+    return words.label(array.name, ())
+
+
+def cells(row: Row, placement: Placement) -> list[str]:
+    """Of a row of the tree, under the header `TENSORS`."""
+    entry, cost = row.entry, row.entry.cost if row.entry else row.hidden
+    each = formatting.binary(cost.stored // len(placement.devices))
+    if entry is None:
+        return [f"… and {formatting.count(cost.arrays, 'more array')}", "", "", "", each]
+    name = words.label(entry.label, ())
+    if isinstance(entry, Leaf):
+        array = entry.array
+        name += f" x {cost.arrays:,}" if cost.arrays > 1 else ""
+        return [name, words.shape(array), array.dtype, placement.layouts[array.layout].spec, each]
+    return [name, formatting.count(cost.arrays, "array"), "", "", each]
+
+
+def blocks(layout: Layout) -> str:
+    """`16 blocks, each on 64 devices`."""
+    held = f"each on {formatting.count(layout.copies, 'device')}"
+    return f"{formatting.count(layout.pieces, 'block')}, {held}"
+
+
+def holders(placement: Placement, layout: Layout, count: int) -> list[str]:
+    """Who has each of the first blocks, in a few words; `count` at most."""
+    found: list[list[int]] = [[] for _ in range(min(count, layout.pieces))]
+    for device, block in zip(layout.devices, layout.blocks, strict=True):
+        if block < len(found):
+            found[block].append(device)
+    return [words.devices(placement, held) for held in found]

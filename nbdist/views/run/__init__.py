@@ -1,0 +1,1 @@
+"""Views of a running cell and of recorded runs."""

@@ -1,0 +1,295 @@
+"""What a running cell shows: text folded over ranks, displays, metrics."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from IPython.display import display
+
+from nbdist.records import (
+    Checked,
+    Display,
+    FitBegun,
+    Metrics,
+    MimeBundle,
+    Note,
+    Output,
+    Planned,
+    Profiled,
+    Rows,
+    StepBegun,
+    StreamName,
+)
+from nbdist.views import formatting
+from nbdist.views.plan.text import plan_lines
+from nbdist.views.run.folding import Folder
+from nbdist.views.run.metrics import MetricsLines
+from nbdist.views.run.profile import ProfilePicture
+from nbdist.views.run.step_header import CheckPicture, header_lines
+from nbdist.views.run.throttling import Tail
+from nbdist.views.surface import show_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nbdist.records import Heal
+    from nbdist.views.run.live_display import RunView
+
+Shareable = (
+    Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled | Planned
+)
+"""What ranks say to be shown."""
+
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+
+
+class View(Protocol):
+    """What shows a cell while it runs."""
+
+    def add(self, record: Shareable) -> None:
+        """Take in a record; `flush` shows it."""
+        ...
+
+    def flush(self) -> None:
+        """Show what can be shown."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Show a line that is about the run, and of no rank's."""
+        ...
+
+    def resume(self, begun: StepBegun | FitBegun) -> None:
+        """Go on with steps that began elsewhere, where it was said how they would be."""
+        ...
+
+    def healing(self, reason: str) -> None:
+        """Ranks are being replaced, for this reason."""
+        ...
+
+    def healed(self, heal: Heal) -> None:
+        """They were, and the run goes on."""
+        ...
+
+    def shrink(self, host_of: Mapping[int, str]) -> None:
+        """The cell goes on on these ranks alone."""
+        ...
+
+    def close(
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+    ) -> None:
+        """Show what is left, the run as it ended, and what else is to be said of it.
+
+        Args:
+            drawn: makes a picture and a text of the run, with its metadata.
+            said: lines about it.
+        """
+        ...
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of text that a rank wrote, without its end."""
+
+    stream: StreamName
+    text: str
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A rich display, or the value of the cell's last expression."""
+
+    data: MimeBundle
+    metadata: MimeBundle
+    result: bool
+    display_id: str = ""
+    update: bool = False
+
+
+class CellView:
+    """Shows one cell's records as they come.
+
+    Called from the notebook's main thread only, so that output belongs to the cell.
+
+    Args:
+        host_of: the host of each rank that runs the cell.
+        fold_wait_s: see `Settings`.
+        shown_output_characters: see `Settings`.
+        run: shows the run.
+        keep: takes the text that is shown, for front ends that come later.
+    """
+
+    def __init__(
+        self,
+        host_of: Mapping[int, str],
+        fold_wait_s: float,
+        shown_output_characters: int,
+        run: RunView,
+        keep: Callable[[str], None],
+    ) -> None:
+        self._fold_wait_s = fold_wait_s
+        self._of_ranks(host_of)
+        self._keep = keep
+        self._tail = Tail(shown_output_characters, keep)
+        self._run = run
+        self._begun = False
+        self._passed: bool | None = None
+        self._profiles: dict[int, Profiled] = {}
+
+    def _of_ranks(self, host_of: Mapping[int, str]) -> None:
+        self._host_of = host_of
+        self._folder: Folder[Line | Shown] = Folder(host_of, self._fold_wait_s)
+        self._partial: dict[tuple[int, StreamName], str] = {}
+        self._metrics = MetricsLines(host_of)
+
+    def add(self, record: Shareable) -> None:
+        """Take in a record; `flush` shows it."""
+        if isinstance(record, Output):
+            self._add_text(record)
+        elif isinstance(record, Note):
+            self._folder.add(
+                record.rank, Line("stderr" if record.warning else "stdout", record.text)
+            )
+        elif isinstance(record, Checked):
+            self._show_check(record)
+        elif isinstance(record, Planned):
+            for text in () if record.only else plan_lines(record.plan):
+                self.say(text)
+        elif isinstance(record, Profiled):
+            self._profiles[record.rank] = record
+            if len(self._profiles) == len(self._host_of):
+                self._show_profiles()
+        elif isinstance(record, Display):
+            self._add_display(record)
+        else:
+            self._add_report(record)
+
+    def _add_display(self, record: Display) -> None:
+        if not record.update:
+            self._end_lines(record.rank)
+        # A display that is updated later stays its rank's own: it is not folded.
+        own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
+        shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
+        self._folder.add(record.rank, shown)
+
+    def _add_report(self, record: Metrics | Rows | StepBegun | FitBegun) -> None:
+        if isinstance(record, StepBegun):
+            self._begin(record)
+        elif isinstance(record, FitBegun):
+            self._run.begin(record)
+        elif isinstance(record, Metrics):
+            self._metrics.add(record)
+        else:
+            self._run.add(record)
+            if not record.columns.measures:  # reported by the cell's own code
+                for metrics in record.unpacked():
+                    self._metrics.add(metrics)
+
+    def _begin(self, begun: StepBegun) -> None:
+        """All ranks say the same."""
+        if not self._begun:
+            self._begun = True
+            self._run.begin(begun)
+            for line in header_lines(begun):
+                self._tail.write("stdout", line + "\n")
+
+    def resume(self, begun: StepBegun | FitBegun) -> None:
+        self._begun = True
+        self._run.begin(begun)
+
+    def _show_check(self, checked: Checked) -> None:
+        """Ranks may differ in what they find: the first one, and any that fails where it passed."""
+        passes = all(d.passes for d in checked.differences)
+        if self._passed is None or (self._passed and not passes):
+            self._tail.flush(everything=True)
+            show_once(CheckPicture(checked))
+            self._passed = passes
+
+    def _show_profiles(self) -> None:
+        self._tail.flush(everything=True)
+        show_once(ProfilePicture(self._profiles))
+        self._profiles = {}
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Show what can be shown; with `everything`, all that there is."""
+        if everything:
+            for rank in self._host_of:
+                self._end_lines(rank)
+            if self._profiles:  # some rank has failed, and tells nothing
+                self._show_profiles()
+        for folded in self._folder.take(everything=everything):
+            if isinstance(folded.item, Line):
+                self._show_line(folded.ranks, folded.item)
+            else:
+                self._show(folded.ranks, folded.item)
+        for line in self._metrics.take(everything=everything):
+            self._tail.write("stdout", line + "\n")
+        self._tail.flush(everything=everything)
+        self._run.flush(everything=everything)
+
+    def say(self, line: str) -> None:
+        """Show a line that is about the run, and of no rank's."""
+        self._tail.write("stderr", f"nbdist: {line}\n")
+
+    def healing(self, reason: str) -> None:
+        self._run.healing(reason)
+
+    def shrink(self, host_of: Mapping[int, str]) -> None:
+        self.flush(everything=True)
+        self._of_ranks(host_of)
+
+    def healed(self, heal: Heal) -> None:
+        self._run.healed(heal)
+        self.say(formatting.healed(heal))
+
+    def close(
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+    ) -> None:
+        self.flush(everything=True)
+        self._run.close(drawn)
+        for line in said:
+            self.say(line)
+        self._tail.flush(everything=True)
+
+    def _add_text(self, record: Output) -> None:
+        key = (record.rank, record.stream)
+        *lines, rest = (self._partial.get(key, "") + record.text).split("\n")
+        for line in lines:
+            self._folder.add(
+                record.rank, Line(record.stream, _OVERWRITTEN.sub("", line.rstrip("\r")))
+            )
+        self._partial[key] = _OVERWRITTEN.sub("", rest)
+
+    def _end_lines(self, rank: int) -> None:
+        """Show text without a line end as a line: something else comes after it."""
+        for key in [key for key in self._partial if key[0] == rank]:
+            rest = self._partial.pop(key)
+            if rest:
+                self._folder.add(rank, Line(key[1], rest))
+
+    def _label(self, ranks: tuple[int, ...]) -> str:
+        return formatting.places(ranks, self._host_of)
+
+    def _show_line(self, ranks: tuple[int, ...], line: Line) -> None:
+        self._tail.write(line.stream, f"{self._label(ranks)} {line.text}\n")
+
+    def _show(self, ranks: tuple[int, ...], shown: Shown) -> None:
+        plain = str(shown.data.get("text/plain", ""))
+        if set(shown.data) <= {"text/plain"} and not shown.display_id:
+            mark = "Out: " if shown.result else ""
+            between = "\n" if "\n" in plain else ""
+            self._tail.write("stdout", f"{self._label(ranks)} {mark}{between}{plain}\n")
+            return
+        self._tail.flush(everything=True)
+        if not shown.update:
+            label = f"{self._label(ranks)}\n"
+            sys.stdout.write(label)
+            sys.stdout.flush()
+            self._keep(label)
+        display(
+            shown.data,
+            raw=True,
+            metadata=shown.metadata,
+            display_id=shown.display_id or None,
+            update=shown.update,
+        )

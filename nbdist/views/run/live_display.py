@@ -1,0 +1,283 @@
+"""A run in the cell's output: a live view where the front end can have ours, elsewhere one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display
+
+from nbdist.records import RUN_MIME, RunOutput
+from nbdist.views import formatting
+from nbdist.views.surface import TextSurface, bundle, in_notebook, marimo_notebook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import FitBegun, Heal, Metrics, MimeBundle, Rows, RunViewName, StepBegun
+
+INTERVAL_S = 0.25
+LINE_INTERVAL_S = 5.0
+"""Between two lines where each is a line more."""
+
+RECENT_MESSAGES = 40
+
+
+class Feed(Protocol):
+    """What is new in a run that is kept."""
+
+    def news(self) -> Iterator[str | bytes]:
+        """What was not told before: `ServerMessage`s, and rows after their table's number."""
+        ...
+
+
+class RunSurface(Protocol):
+    """Where a run is shown.
+
+    Attributes:
+        interval_s: what it bears between two pictures.
+        follows: whether it shows more than the picture, and so wants it again without a change.
+    """
+
+    interval_s: float
+    follows: bool
+
+    def show(self, picture: RunPicture) -> None: ...
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """The run is over: see `RunView.close`."""
+        ...
+
+
+def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:
+    """Where the run is shown.
+
+    Args:
+        run: its id; empty where it is not kept.
+        follow: begins to read it from its first row; only if it is kept.
+        view: see `Settings`.
+    """
+    marimo = marimo_notebook()
+    if view == "text" or not (marimo or in_notebook()):
+        return LineSurface()
+    if run and (marimo or view == "widget" or (view == "auto" and _wants_widget())):
+        from nbdist.views.run.widget import MarimoPlace, OutputPlace, WidgetSurface  # half a second
+
+        return WidgetSurface(MarimoPlace(marimo) if marimo else OutputPlace(run), follow)
+    return OutputSurface(run) if marimo is None else LineSurface()
+
+
+def _wants_widget() -> bool:
+    """Whether the kernel's front end is one that has widgets and cannot have the extension.
+
+    The kernel is not told. VS Code sets these variables where it starts one, and not in its
+    terminals; a kernel that it found running has the name.
+    """
+    shell = get_ipython()
+    names = shell.user_ns if shell is not None else {}
+    in_code = not {"VSCODE_PID", "VSCODE_CWD"}.isdisjoint(os.environ)
+    return in_code or "__vsc_ipynb_file__" in names or "google.colab" in sys.modules
+
+
+class RunView:
+    """One display for a run, kept up to date, and at the end a picture that stays.
+
+    Args:
+        surface: where it is shown.
+    """
+
+    def __init__(self, surface: RunSurface) -> None:
+        self._epochs = 0
+        self._steps = -1
+        self._latest: dict[int, Metrics] = {}
+        self._pace: deque[tuple[int, float]] = deque(maxlen=RECENT_MESSAGES)
+        self._leader = -1
+        self._waiting = "waiting for the first step"
+        self._healing = ""
+        self._heals = 0
+        self._changed = False
+        self._shown_at = time.monotonic()
+        self._surface = surface
+
+    def begin(self, begun: StepBegun | FitBegun) -> None:
+        """Steps are about to be made."""
+        self._epochs, self._steps = begun.epochs, begun.steps
+        self._changed = True
+
+    def add(self, rows: Rows) -> None:
+        """Take in the last of a rank's steps."""
+        if not rows.values or not (rows.columns.own or rows.columns.shared):
+            return
+        last = rows.last()
+        if self._leader < 0:
+            self._leader = last.rank
+        self._latest[last.rank] = last
+        if last.rank == self._leader:
+            self._pace.append((last.step, last.time_s))
+        self._changed = True
+
+    def healing(self, reason: str) -> None:
+        """Show that ranks are being replaced, for this reason."""
+        self._healing, _, _ = reason.partition("\n")
+        self._changed = True
+        self.flush(everything=True)
+
+    def healed(self, heal: Heal) -> None:
+        """They were: steps after `heal.step` are made again."""
+        self._healing = ""
+        self._heals += 1
+        self._pace.clear()
+        self._latest.clear()
+        self._waiting = f"going on after step {heal.step:,}" if heal.step else "beginning again"
+        self._changed = True
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Show it, not more often than its surface bears; with `everything`, as it is now."""
+        now = time.monotonic()
+        wanted = self._changed or self._surface.follows
+        if wanted and (everything or now - self._shown_at >= self._surface.interval_s):
+            self._surface.show(self._picture())
+            self._shown_at = now
+            self._changed = False
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Show the run as it ended, if it was shown.
+
+        Args:
+            drawn: makes a picture and a text of the run, with its metadata.
+        """
+        self._healing = ""
+        self.flush(everything=True)
+        self._surface.close(drawn)
+
+    def _picture(self) -> RunPicture:
+        if not self._latest:
+            waiting = f"healing: {self._healing}" if self._healing else self._waiting
+            return RunPicture((waiting,), None)
+        latest = min(self._latest.values(), key=lambda m: m.step)
+        words = [_of(f"step {latest.step:,}", self._steps)]
+        if self._epochs > 0:
+            words.insert(0, _of(f"epoch {latest.epoch}", self._epochs))
+        losses = [{**m.shared, **m.own}.get("loss") for m in self._latest.values()]
+        known = [loss for loss in losses if loss is not None]
+        if known:
+            words.append(f"loss {sum(known) / len(known):.4g}")
+        words += [*self._pace_words(), f"{latest.time_s:.1f} s"]
+        if self._healing:
+            words.insert(0, f"healing: {self._healing}")
+        if self._heals:
+            words.append(f"healed {formatting.times(self._heals)}")
+        return RunPicture(tuple(words), latest.step / self._steps if self._steps > 0 else None)
+
+    def _pace_words(self) -> list[str]:
+        if not self._pace:
+            return []
+        (first, since), (last, until) = self._pace[0], self._pace[-1]
+        return [f"{1000 * (until - since) / (last - first):.3g} ms a step"] if last > first else []
+
+
+def _load_matplotlib() -> None:
+    """Beside the run, so that its picture need not wait for what takes a second to import."""
+    name = "matplotlib.figure"
+    threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
+
+
+def _of(text: str, total: int) -> str:
+    return f"{text} of {total:,}" if total > 0 else text
+
+
+class OutputSurface:
+    """A display of several types, of which each front end takes the best that it knows."""
+
+    interval_s = INTERVAL_S
+    follows = False
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._handle: DisplayHandle | None = None
+
+    def show(
+        self,
+        picture: RunPicture,
+        beside: MimeBundle | None = None,
+        metadata: MimeBundle | None = None,
+    ) -> None:
+        """Show it, and `beside` it what else the front end may choose."""
+        if self._handle is None:
+            _load_matplotlib()
+        own = self._own(picture.words, over=False)
+        self._display({**(beside or {}), **own, **bundle(picture)}, metadata or {})
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Without HTML, which front ends would take before the picture."""
+        if self._handle is not None:
+            data, metadata = drawn()
+            words = (str(data.get("text/plain", "")),)
+            self._display({**self._own(words, over=True), **data}, metadata)
+
+    def _own(self, words: tuple[str, ...], *, over: bool) -> MimeBundle:
+        if not self._run:
+            return {}
+        output = RunOutput(id=self._run, text=" · ".join(words), over=over)
+        return {RUN_MIME: msgspec.to_builtins(output)}
+
+    def _display(self, data: MimeBundle, metadata: MimeBundle) -> None:
+        if self._handle is None:
+            self._handle = display(data, raw=True, metadata=metadata, display_id=True)
+        else:
+            self._handle.update(data, raw=True, metadata=metadata)
+
+
+class LineSurface:
+    """The line, written anew where it has changed; nothing is left to show at the end."""
+
+    interval_s = LINE_INTERVAL_S
+    follows = False
+
+    def __init__(self) -> None:
+        self._lines = TextSurface()
+
+    def show(self, picture: RunPicture) -> None:
+        self._lines.show(picture)
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunPicture:
+    """The line; `part` of the run is done, if that is known."""
+
+    words: tuple[str, ...]
+    part: float | None
+
+    def html(self) -> str:
+        bar = "" if self.part is None else _bar(min(1.0, self.part))
+        text = escape(" · ".join(self.words))
+        return (
+            '<div style="display:flex;align-items:center;gap:10px;font-size:13px;'
+            "font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
+            "font-variant-numeric:tabular-nums;color:var(--jp-ui-font-color1,#212121);"
+            f'padding:2px 0">{bar}<span>{text}</span></div>'
+        )
+
+    def lines(self) -> list[str]:
+        return [" · ".join(self.words)]
+
+
+def _bar(part: float) -> str:
+    return (
+        '<span role="progressbar" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{100 * part:.0f}" style="flex:none;width:160px;height:8px;'
+        'border-radius:4px;background:var(--jp-border-color2,#e0e0e0);overflow:hidden">'
+        f'<span style="display:block;width:{100 * part:.1f}%;height:100%;'
+        'background:var(--jp-brand-color1,#1976d2)"></span></span>'
+    )

@@ -1,0 +1,90 @@
+"""The runs that were kept, as a table."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.records import RunState
+
+_HEADER = ("", "id", "began", "status", "cell", "workers", "steps", "loss", "took")
+_NUMBERS = (0, 5, 6, 7, 8)
+_CELL_WIDTH = 44
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in a line.
+
+    Attributes:
+        position: within the runs.
+        state: how it is.
+        steps: that were reported.
+        loss: the last; nan where there is none.
+    """
+
+    position: int
+    state: RunState
+    steps: int
+    loss: float
+
+    @property
+    def text(self) -> str:
+        """As in `finished, 4 workers, 100 steps, 3.1 s, loss 0.2`."""
+        state = self.state
+        parts = [state.status, formatting.count(len(state.workers), "worker")]
+        parts += [formatting.count(self.steps, "step")] if self.steps else []
+        parts += [formatting.duration(state.ended - state.began)] if state.ended else []
+        parts += [] if math.isnan(self.loss) else [f"loss {self.loss:.4g}"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class RunsPicture:
+    """What `nbdist.runs()` shows.
+
+    Attributes:
+        title: above the table.
+        runs: in their order.
+        more: how many follow that are not shown.
+    """
+
+    title: str
+    runs: Sequence[RunLine]
+    more: int = 0
+
+    def html(self) -> str:
+        parts = [html.table(_HEADER, self._rows(), _NUMBERS)] if self.runs else []
+        return html.box(self.title, *parts, *map(html.line, self._rest()))
+
+    def lines(self) -> list[str]:
+        table = html.text_table(_HEADER, self._rows(), _NUMBERS) if self.runs else []
+        return [self.title, *table, *self._rest()]
+
+    def _rows(self) -> list[list[str]]:
+        return [_row(run) for run in self.runs]
+
+    def _rest(self) -> list[str]:
+        return [f"and {formatting.count(self.more, 'older run')}"] if self.more else []
+
+
+def _row(run: RunLine) -> list[str]:
+    state = run.state
+    return [
+        str(run.position),
+        state.id,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(state.began)),
+        state.status,
+        formatting.shortened(state.header, _CELL_WIDTH),
+        str(len(state.workers)),
+        f"{run.steps:,}" if run.steps else "",
+        "" if math.isnan(run.loss) else f"{run.loss:.4g}",
+        formatting.duration(state.ended - state.began) if state.ended else "",
+    ]

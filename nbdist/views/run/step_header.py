@@ -1,0 +1,90 @@
+"""What a step cell says before it begins: how it is split, and what `--check` found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.views import formatting, html
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Checked, Difference, StepBegun
+
+SHOWN_DIFFERENCES = 12
+_HEADER = ("value", "shape", "type", "largest difference", "may be", "")
+
+
+def header_lines(begun: StepBegun) -> Iterator[str]:
+    """How a run is split over replicas, in words."""
+    if begun.batch % begun.replicas:
+        each = f"all on each of {begun.replicas} replicas"
+    else:
+        each = f"{begun.batch // begun.replicas} on each of {begun.replicas} replicas"
+    data = formatting.count(begun.samples, "sample") if begun.samples >= 0 else "data"
+    length = formatting.count(begun.epochs, "epoch")
+    if begun.steps >= 0:
+        length += f", {formatting.count(begun.steps, 'step')}"
+    batch = f"{formatting.count(begun.batch, 'sample')} a batch"
+    yield (
+        f"{batch}, {each}; {data} {begun.sharding}; {length}"
+        if begun.replicas > 1
+        else (f"{batch} on one replica; {data}; {length}")
+    )
+    for rate in begun.rates:
+        yield (
+            f"learning rate of `{rate.name}`: {rate.before:.4g}, growing to {rate.after:.4g} over "
+            f"{rate.warmup_steps:,} steps (times {begun.replicas} replicas)"
+        )
+
+
+class CheckPicture:
+    """The values that differ most between one replica and all.
+
+    Args:
+        checked: what a rank found.
+    """
+
+    def __init__(self, checked: Checked) -> None:
+        self._checked = checked
+
+    def _title(self) -> str:
+        wrong = sum(not d.passes for d in self._checked.differences)
+        verdict = "the same" if not wrong else f"{wrong} values differ"
+        return (
+            f"--check: one step of {self._checked.rows} samples on one replica and on "
+            f"{self._checked.replicas}: {verdict}"
+        )
+
+    def _rows(self) -> list[list[str]]:
+        by_size = sorted(self._checked.differences, key=_weight)
+        return [_row(d) for d in by_size[:SHOWN_DIFFERENCES]]
+
+    def _rest(self) -> list[str]:
+        hidden = len(self._checked.differences) - SHOWN_DIFFERENCES
+        more = [f"and {hidden} more values, which differ less"] if hidden > 0 else []
+        return [*more, *self._checked.causes]
+
+    def html(self) -> str:
+        rest = "".join(html.line(text) for text in self._rest())
+        return html.box(self._title(), html.table(_HEADER, self._rows(), (3, 4)), rest)
+
+    def lines(self) -> list[str]:
+        return [self._title(), *html.text_table(_HEADER, self._rows(), (3, 4)), *self._rest()]
+
+
+def _weight(difference: Difference) -> tuple[bool, bool, float]:
+    """What is reported comes first, then what differs, then by size."""
+    return not difference.reported, difference.passes, -difference.largest
+
+
+def _row(difference: Difference) -> list[str]:
+    shape = " x ".join(map(str, difference.shape)) or "scalar"
+    return [
+        difference.name,
+        shape,
+        difference.dtype,
+        f"{difference.largest:.1e}",
+        f"{difference.tolerance:.0e}",
+        "" if difference.passes else "differs",
+    ]

@@ -1,0 +1,175 @@
+"""The run view for front ends without the extension: the same page, fed by the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import anywidget
+import msgspec
+import traitlets
+
+from nbdist.records import PLACE, Table
+from nbdist.views.run.chart import CHART_WIDTH
+from nbdist.views.run.live_display import INTERVAL_S, OutputSurface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from nbdist.records import MimeBundle
+    from nbdist.views.run.live_display import Feed, RunPicture
+
+PAGE_OPENS_S = 5.0
+"""A page that is slower to open the widget does not see the rows that came before."""
+
+MOST_AGAIN_BYTES = 1 << 16
+MOST_BYTES = 1 << 17
+"""Of one update; a Jupyter server lets 1 MB/s through, and drops messages above."""
+
+_STEP = PLACE.index("step")
+
+
+class RunWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    """One run. `labextension/src/widget.ts` is the other end.
+
+    Messages of a page are not heard: none arrives while a cell runs on ipykernel 7.4
+    (https://github.com/ipython/ipykernel/issues/1564), and when it has run the widget is closed.
+    """
+
+    _esm = Path(__file__).parents[2] / "static" / "widget.js"
+
+    state = traitlets.Dict(default_value=None, allow_none=True).tag(sync=True)
+    tables: traitlets.List[object] = traitlets.List().tag(sync=True)
+
+
+class Place(Protocol):
+    """Where a widget is shown."""
+
+    def show(self, picture: RunPicture, widget: RunWidget) -> None: ...
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        """Without the widget, which in a file that is opened later is empty."""
+        ...
+
+
+class OutputPlace:
+    """A Jupyter output: the widget beside its other types.
+
+    Args:
+        run: the run's id.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._output = OutputSurface(run)
+        self.close = self._output.close
+
+    def show(self, picture: RunPicture, widget: RunWidget) -> None:
+        self._output.show(picture, *widget._repr_mimebundle_())
+
+
+class MarimoPlace:
+    """The output of a cell of marimo, which has one.
+
+    Args:
+        marimo: the module.
+    """
+
+    def __init__(self, marimo: ModuleType) -> None:
+        self._marimo = marimo
+
+    def show(self, picture: RunPicture, widget: RunWidget) -> None:
+        self._marimo.output.replace(self._marimo.ui.anywidget(widget))
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        data, _ = drawn()
+        picture, text = data.get("image/png"), str(data["text/plain"])
+        drawing = isinstance(picture, bytes)
+        image = self._marimo.image(picture, alt=text, width=CHART_WIDTH) if drawing else None
+        self._marimo.output.replace(image or self._marimo.plain_text(text))
+
+
+class WidgetSurface:
+    """A widget while the run goes on; at its end a picture.
+
+    Args:
+        place: where it is shown.
+        follow: begins to read the run from its first row.
+    """
+
+    interval_s = INTERVAL_S
+    follows = False
+
+    def __init__(self, place: Place, follow: Callable[[], Feed]) -> None:
+        self._place = place
+        self._follow = follow
+        self._feed = follow()
+        self._widget: RunWidget | None = None
+        self._widths: dict[int, int] = {}
+        self._opened_at = 0.0
+        self._sent_bytes = 0
+
+    def show(self, picture: RunPicture) -> None:
+        """The output is written once: a front end would make the widget's view anew each time."""
+        if self._widget is None:
+            self._widget = RunWidget()
+            self.follows = True
+            self._opened_at = time.monotonic()
+            self._send(self._widget, from_start=True)
+            self._place.show(picture, self._widget)
+            return
+        opening = time.monotonic() - self._opened_at < PAGE_OPENS_S
+        if again := opening and self._sent_bytes < MOST_AGAIN_BYTES:
+            self._feed = self._follow()
+        self._send(self._widget, from_start=again)
+
+    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+        if self._widget is not None:
+            self._place.close(drawn)
+            self._widget.close()
+
+    def _send(self, widget: RunWidget, *, from_start: bool) -> None:
+        frames: list[bytes] = []
+        tables: list[object] = []
+        for message in self._news():
+            if isinstance(message, bytes):
+                frames.append(message)
+                continue
+            said = msgspec.json.decode(message)
+            if said["type"] == "StateMessage":
+                widget.state = said["state"]
+            elif said["type"] == "TableMessage":
+                tables.append(said["table"])
+        self._send_tables(widget, [*([] if from_start else widget.tables), *tables])
+        if frames:
+            buffers = self._thinned(frames)
+            self._sent_bytes = sum(map(len, buffers)) + (0 if from_start else self._sent_bytes)
+            widget.send({"type": "Rows", "from_start": from_start}, buffers)
+
+    def _news(self) -> Iterator[str | bytes]:
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # deleted: what was seen stays
+            yield from self._feed.news()
+
+    def _send_tables(self, widget: RunWidget, tables: list[object]) -> None:
+        for table in msgspec.convert(tables, list[Table]):
+            self._widths[table.number] = len(table.columns.names)
+        widget.tables = tables
+
+    def _thinned(self, frames: list[bytes]) -> list[bytes]:
+        """The same steps of every rank, half as many as long as they are too many."""
+        import numpy as np
+
+        stride = 1
+        while sum(map(len, frames)) > stride * MOST_BYTES:
+            stride *= 2
+        if stride == 1:
+            return frames
+        left = []
+        for frame in frames:
+            number, rows = frame[:8], np.frombuffer(frame, "<f8")[1:]
+            table = rows.reshape(-1, self._widths[int(np.frombuffer(number, "<f8")[0])])
+            chosen = (table[:, _STEP] < 0) | (table[:, _STEP] % stride == 0)
+            left.append(number + table[chosen].tobytes())
+        return left

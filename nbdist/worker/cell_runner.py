@@ -1,0 +1,350 @@
+"""Runs a cell on a rank and tells the notebook how it went."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import importlib
+import inspect
+import site
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+from zmq.eventloop.zmqstream import ZMQStream
+
+from nbdist.errors import AnotherRankError, NbdistError
+from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
+from nbdist.worker import comparison
+from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.runtime import context, rng_alignment, seeding
+from nbdist.worker.runtime.interrupts import Interrupts
+from nbdist.worker.runtime.reporter import connect
+from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.runtime.stop_point import StopPoint
+from nbdist.worker.training import loop as training_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType
+
+    from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
+    from nbdist.worker.training.step_contract import Stepper
+
+_OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
+_INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
+
+
+class _Program(msgspec.Struct, frozen=True):
+    """A compiled cell: its statements, and its last expression if that is to be shown."""
+
+    body: CodeType
+    value: CodeType | None
+
+
+def take_cells(address: SocketAddress) -> None:
+    """Run every cell that comes from `address`, on this thread's event loop: the engine's own.
+
+    ipykernel's requests are handled on the same loop, so that one thing runs at a time.
+    """
+    _interrupts.install()
+    context.current().hurry, context.current().shield = _interrupts.hurry, _interrupts.shield
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    socket.routing_id = str(context.current().rank).encode()
+    connect(socket, address)
+    stream = ZMQStream(socket)
+    _orders.append(socket)
+    stream.on_recv(_take)
+    stream.send(b"")
+
+
+def _take(frames: list[bytes]) -> None:
+    order = _decode(frames[0])
+    if isinstance(order, StopAfter) or not context.current().may_begin(order.number):
+        return  # the cell has ended meanwhile, or is over before it came
+    cell = _Cell(order)
+    if cell.awaits:
+        task = asyncio.ensure_future(cell.run_async())
+        _awaiting.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(_awaiting.discard)
+        task.add_done_callback(lambda _task: _leave_if_preempted())
+    else:
+        cell.run()
+        _leave_if_preempted()
+
+
+def _leave_if_preempted() -> None:
+    if context.current().preempted:
+        context.current().leave()
+        sys.exit(0)
+
+
+def _decode(frame: bytes) -> CellRequest | StopAfter:
+    return msgspec.msgpack.decode(frame, type=CellRequest | StopAfter)
+
+
+_ENDS: dict[StrategyName | None, tuple[str, ...]] = {
+    "mirrored": ("Collective ops is aborted",),
+    "pjrt": ("Gloo ", "NCCL "),
+}
+"""What collectives that fail by themselves say; none of the strategy's works from there on."""
+
+_orders: list[zmq.Socket[bytes]] = []
+_awaiting: set[asyncio.Task[None]] = set()
+_interrupts = Interrupts()
+
+
+class _Cell:
+    """One cell on one rank, from its text to its `CellEnded`."""
+
+    def __init__(self, request: CellRequest) -> None:
+        self.awaits = request.awaits
+        self._request = request
+        self._worker = context.current()
+        self._shell = engine_shell()
+        self._replicated: tuple[Replicated, ...] = ()
+        self._worker.stop_point = self._stop_point
+        self._worker.begin_cell(request)
+
+    def run(self) -> None:
+        step = self._request.step
+        if step is None:
+            with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
+                self._run_compared()
+        else:
+            with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
+                self._run_steps(step, stop)
+
+    def _planned(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, what is fitted is only planned, where that was asked for."""
+        if not self._request.planning.only:
+            return contextlib.nullcontext()
+        importlib.import_module("keras")  # first: what is done to it then uses this very module
+        from nbdist.worker.jax.keras.planning import instead_of_fit
+
+        return instead_of_fit(self._request.planning, self._worker)
+
+    def _run_once(self) -> None:
+        program = self._compile()
+        exec(program.body, self._shell.user_ns)  # noqa: S102 - the user's own cell
+        if program.value is not None:
+            self._show(eval(program.value, self._shell.user_ns))  # noqa: S307
+        self._shell.events.trigger("post_execute")
+
+    def _check_fitted(self) -> None:
+        """Say that what was asked of a layout was in vain."""
+        asked = self._request.planning
+        if asked != Planning() and not asked.only and not self._worker.batches:
+            text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
+            self._worker.note("compiled", text, warning=True)
+
+    def _run_compared(self) -> None:
+        """Run the cell, and digest for the notebook what ranks should have alike."""
+        self._run_once()
+        self._check_fitted()
+        self._replicated = comparison.look(self._worker, self._shell.user_ns)
+
+    async def run_async(self) -> None:
+        with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
+            program = self._compile()
+            await _evaluate(program.body, self._shell.user_ns)
+            if program.value is not None:
+                self._show(await _evaluate(program.value, self._shell.user_ns))
+            self._shell.events.trigger("post_execute")
+            self._replicated = comparison.look(self._worker, self._shell.user_ns)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Whatever becomes of the cell, the notebook is told; nothing is raised."""
+        try:
+            if self._request.generators:
+                rng_alignment.restore(self._request.generators)
+            if self._request.seed is not None:
+                seeding.seed_generators(self._request.seed)
+            yield
+        except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
+        namespace = self._shell.user_ns
+        training_loop.check_names(request, namespace)
+        stepper = self._stepper(request, namespace)
+        training_loop.run(self._worker, request, namespace, stepper, stop, self._request.saving)
+
+    @contextlib.contextmanager
+    def _stop_point(self) -> Iterator[StopPoint]:
+        order = self._stop_order(0)
+        with _interrupts.put_off(noted=order is not None and order.step == SOON):
+            yield StopPoint(self._worker, _interrupts, self._stop_order)
+
+    def _stop_order(self, seconds: float) -> StopAfter | None:
+        """Wait for the order that says after which step to stop; `SOON` is none yet."""
+        (socket,) = _orders
+        while socket.poll(int(1000 * seconds)):
+            order = _decode(socket.recv())
+            if isinstance(order, StopAfter) and order.number == self._request.number:
+                return order
+        return None
+
+    def _stepper(self, request: StepRequest, namespace: dict[str, Any]) -> Stepper:
+        strategy = self._worker.strategies[self._request.strategy or "mirrored"]
+        if self._request.strategy == "pjrt":
+            from nbdist.worker.jax.step.step import PjrtStep
+
+            return PjrtStep(request, self._define, namespace, strategy)
+        importlib.import_module("keras")  # first, as above
+        from nbdist.worker.tensorflow.step import MirroredStep
+
+        return MirroredStep(request, self._define, namespace, strategy, self._request.precision)
+
+    def _define(self, source: str) -> Callable[..., Any]:
+        """A function of the user's namespace, whose source tracers and tracebacks find."""
+        filename = self._shell.compile.cache(source, self._request.label)
+        scope: dict[str, Callable[..., Any]] = {}
+        exec(compile(source, filename, "exec", dont_inherit=True), self._shell.user_ns, scope)  # noqa: S102
+        return scope["step"]
+
+    @contextlib.contextmanager
+    def _strategy(self) -> Iterator[None]:
+        name = self._request.strategy
+        with self._worker.scope(name):
+            if name is not None:
+                self._shell.user_ns["strategy"] = self._worker.strategies[name]
+            if self._request.precision is None or self._request.step is not None:
+                yield
+                return
+            importlib.import_module("keras")  # first, as above
+            from nbdist.worker.tensorflow.keras.fit_patch import made_for
+
+            with made_for(self._request.precision):
+                yield
+
+    def _compile(self) -> _Program:
+        """Compile under a name that IPython's tracebacks show as `Cell In[label]`."""
+        source = self._shell.transform_cell(self._request.source)
+        filename = self._shell.compile.cache(source, self._request.label, self._request.source)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._request.awaits else 0
+        tree = ast.parse(source, filename)
+        if keras_backend.VARIABLE in source:
+            keras_backend.refuse_another(tree)
+        value = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not _ends_silent(source):
+            last = ast.Expression(tree.body.pop().value)
+            value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
+        body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
+        return _Program(body, value)
+
+    def _show(self, value: object) -> None:
+        if value is None:
+            return
+        data, metadata = self._shell.display_formatter.format(value)
+        record = Display(data=data, metadata=metadata, result=True, **self._worker.said())
+        self._worker.say(record)
+
+    def _end(self, error: BaseException | None) -> None:
+        _interrupts.refuse()
+        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        failed = error is not None and self._of_collectives(error)
+        if error is not None and "pjrt" in self._worker.strategies:
+            from nbdist.worker.jax import backend as jax_backend
+
+            jax_backend.note_unready()
+        failure = None if error is None else self._describe(error, follows=failed)
+        self._worker.unfinished |= failed
+        try:
+            self._worker.end_cell(error)
+        except Exception as trouble:  # noqa: BLE001 - else nobody would learn that the cell is over
+            error = error or trouble
+            failure = failure or self._describe(trouble, follows=False)
+        generators = rng_alignment.States.now()
+        ended = CellEnded(
+            status="interrupted" if interrupted else "error" if error else "ok",
+            seconds=self._worker.seconds(),
+            failure=failure,
+            unfinished=self._worker.unfinished,
+            replicated=self._replicated if error is None else (),
+            collective_keys=self._worker.collective_keys(),
+            generators=generators.digests(),
+            generator_states=b"" if self._worker.rank else generators.packed(),
+            rank=self._worker.rank,
+            cell=self._request.number,
+        )
+        self._worker.ended = ended
+        self._worker.say(ended, urgent=True)
+
+    def _of_collectives(self, error: BaseException) -> bool:
+        """Whether it says that collectives have failed: somewhere else something has."""
+        text = _message(error)
+        return any(words in text for words in _ENDS.get(self._request.strategy, ()))
+
+    def _describe(self, error: BaseException, *, follows: bool) -> Failure:
+        own = _users_own(error.__traceback__)
+        if isinstance(error, NbdistError):  # it says what to type: our own frames would not help
+            return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
+        follows = follows or bool(self._worker.broken)
+        if follows or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+            lines = [line.rstrip() for line in traceback.format_tb(own)]  # nobody may read it
+            return _failure(error, lines, own, follows=follows)
+        try:
+            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
+        except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
+            lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
+        return _failure(error, lines, own, follows=False)
+
+
+def _failure(
+    error: BaseException, lines: list[str], own: TracebackType | None, *, follows: bool
+) -> Failure:
+    place = own.tb_lineno if own else 0
+    return Failure(
+        ename=type(error).__name__,
+        evalue=_message(error),
+        traceback=tuple(lines),
+        same=f"{type(error).__name__}:{place}",
+        follows=follows,
+    )
+
+
+async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
+    result = eval(code, namespace)  # noqa: S307 - the user's own cell
+    return await result if inspect.iscoroutine(result) else result
+
+
+def _ends_silent(source: str) -> bool:
+    """A cell that ends in `;` shows no value, as in IPython."""
+    return source.rstrip().endswith(";")
+
+
+def _users_own(traceback: TracebackType | None) -> TracebackType | None:
+    """The frames of the user's code, and the last one, where it was raised.
+
+    Those of the libraries between are many, tell little, and take IPython seconds to set.
+    """
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    own = [f for f in frames[:-1] if not _is_library(f.tb_frame.f_code.co_filename)]
+    chain: TracebackType | None = None
+    for frame in reversed([*own, *frames[-1:]]):
+        chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return chain
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_OURS) or any(part in filename for part in _INSTALLED)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as trouble:  # noqa: BLE001 - an exception whose own str raises
+        return f"(its message could not be shown: {trouble!r})"

@@ -1,0 +1,1 @@
+"""Checkpoint folders, and saving and restoring the state of a run."""

@@ -1,0 +1,126 @@
+"""Samples of different lengths: kept as they are, and padded to one of a few lengths in a batch.
+
+Few lengths mean few shapes, and so few compilations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.worker.data.batches import leaves, map_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.worker.data.batches import Tree
+
+
+class Ragged:
+    """A column whose samples differ in their first axis.
+
+    Args:
+        samples: anything that NumPy takes, for each sample.
+    """
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._samples = [np.asarray(sample) for sample in samples]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Ragged:
+        if isinstance(rows, slice):
+            return Ragged(self._samples[rows])
+        return Ragged([self._samples[row] for row in rows])
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Of the axes that are alike in all samples: the first."""
+        return (len(self),)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each sample."""
+        return np.array([len(sample) for sample in self._samples])
+
+    def padded(self, length: int) -> np.ndarray:
+        """One array of shape (samples, length, ...), with zeros after each sample's end."""
+        first = self._samples[0]
+        kind = np.result_type(*self._samples)
+        array = np.zeros((len(self), length, *first.shape[1:]), kind)
+        for row, sample in zip(array, self._samples, strict=True):
+            row[: len(sample)] = sample
+        return array
+
+
+class Padding:
+    """Pads the sequences of a batch, and says which positions are real.
+
+    Args:
+        buckets: the lengths to choose from; none refuses samples of different lengths.
+    """
+
+    def __init__(self, buckets: Sequence[int]) -> None:
+        self._buckets = sorted(buckets)
+
+    def of(self, tree: Tree) -> tuple[Tree, ...]:
+        """The step's arguments for a global batch: `batch`, and `mask` where there are buckets.
+
+        Padded are ragged columns; where there is none, those columns with the length of the first
+        that has two axes. `mask` is true where a position is real, of shape (rows, length); a tuple
+        of masks where the columns differ in their lengths.
+
+        Raises:
+            StepError: a sample is longer than all buckets, or there are none and it is needed.
+        """
+        columns = leaves(tree)
+        ragged = [column for column in columns if isinstance(column, Ragged)]
+        if not self._buckets:
+            if ragged:
+                raise StepError(
+                    "the samples have different lengths: say to which they are padded, as in "
+                    f"--bucket {_suggested(ragged[0])}; the step has `mask` then"
+                )
+            return (tree,)
+        chosen = ragged or _sequences(columns)
+        if not chosen:
+            raise StepError("--bucket: the batch has no sequences to pad")
+        padded = {id(column): self._pad(column) for column in chosen}
+        masks = [mask for _, mask in padded.values()]
+        alike = all(np.array_equal(mask, masks[0]) for mask in masks)
+        new = map_arrays(lambda column: padded.get(id(column), (column, None))[0], tree)
+        return new, masks[0] if alike else tuple(masks)
+
+    def _pad(self, column: Any) -> tuple[np.ndarray, np.ndarray]:
+        is_ragged = isinstance(column, Ragged)
+        lengths = column.lengths if is_ragged else np.full(len(column), column.shape[1])
+        longest = int(lengths.max())
+        fitting = [bucket for bucket in self._buckets if bucket >= longest]
+        if not fitting:
+            raise StepError(
+                f"a sample has length {longest}, and the largest bucket is {self._buckets[-1]}: "
+                f"type --bucket {','.join(map(str, [*self._buckets, longest]))}"
+            )
+        mask = np.arange(fitting[0]) < lengths[:, None]
+        if is_ragged:
+            return column.padded(fitting[0]), mask
+        width = [(0, 0), (0, fitting[0] - longest), *[(0, 0)] * (column.ndim - 2)]
+        return np.pad(column, width), mask
+
+
+def _sequences(columns: list[Any]) -> list[Any]:
+    wide = [column for column in columns if column.ndim >= 2]
+    return [column for column in wide if column.shape[1] == wide[0].shape[1]]
+
+
+def _suggested(column: Ragged) -> str:
+    """Powers of two from the middle of the lengths to the longest."""
+    middle, longest = int(np.median(column.lengths)), int(column.lengths.max())
+    power = 1 << max(0, middle - 1).bit_length()
+    sizes = [power]
+    while sizes[-1] < longest:
+        sizes.append(sizes[-1] * 2)
+    return ",".join(map(str, sizes))

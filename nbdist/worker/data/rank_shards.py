@@ -1,0 +1,209 @@
+"""Data of which each rank reads a part of its own: files, and distributed data sets.
+
+A step takes one part from each rank. Ranks tell each other how many rows their next parts have.
+Where these are as many on each, nothing else is exchanged. Where they are not, as when one rank's
+files are longer, the rows themselves are, and make global batches that are cut as any other: every
+row is seen once, no rank waits, none computes the mean of nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.worker.data.batches import Batch, leaves, map_arrays, map_trees, rows_of, slicer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nbdist.worker.data.batches import Cut, Tree
+
+LOOK_AHEAD = 16
+"""Parts that are read before ranks tell each other their rows."""
+
+READERS = {
+    f"{kind}Dataset{version}"
+    for kind in ("TFRecord", "TextLine", "FixedLengthRecord")
+    for version in ("", "V2")
+}
+"""TensorFlow's operations of whose files it can give each rank some."""
+
+TOO_FEW_FILES = "by element: there are fewer files than workers, and each reads all of them"
+
+
+class Parts:
+    """Steps of one part from each rank.
+
+    Args:
+        start: begins a pass through this rank's parts.
+        batch: rows of a global batch that is made of uneven parts; 0 takes them step by step.
+        sharding: how the samples come to the ranks, in words.
+        gather: of int32 numbers, as many on each rank, every rank's: shape (ranks, numbers). All
+            ranks have to call it.
+    """
+
+    by_number = common = False
+    samples = -1
+    steps = -1
+
+    def __init__(
+        self,
+        start: Callable[[], Iterable[Tree]],
+        batch: int,
+        sharding: str,
+        gather: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        self._start = start
+        self._batch = batch
+        self._gather = gather
+        self.sharding = sharding
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        del number
+        pool: list[Tree] = []
+        for own, rows in self._steps():
+            if not pool and self._is_even(rows, cut):
+                yield self._shared(own, int(rows.sum()))
+                continue
+            pool = [p for p in (*pool, *self._exchanged(own)) if p is not None]
+            while pool and _rows(pool) >= (self._batch or 1):
+                taken, pool = _take(pool, self._batch or _rows(pool))
+                yield _cut(taken, cut)
+        if pool:
+            yield _cut(_joined(pool), cut)
+
+    def _is_even(self, rows: np.ndarray, cut: Cut) -> bool:
+        full = not self._batch or rows.sum() == self._batch - self._batch % cut.replicas
+        return bool(full and (rows == rows[0]).all() and rows.sum() % cut.replicas == 0)
+
+    def _steps(self) -> Iterator[tuple[Tree | None, np.ndarray]]:
+        """This rank's part of each step, and every rank's rows, until none has any."""
+        parts = iter(self._start())
+        while True:
+            ahead: list[Tree | None] = list(itertools.islice(parts, LOOK_AHEAD))
+            ahead += [None] * (LOOK_AHEAD - len(ahead))
+            own = [0 if part is None else len(leaves(part)[0]) for part in ahead]
+            table = self._gather(np.array(own, np.int32))
+            for part, rows in zip(ahead, table.T, strict=True):
+                if rows.any():
+                    yield part, rows
+            if not table[:, -1].any():
+                return
+
+    def _shared(self, own: Tree, rows: int) -> Batch:
+        return Batch((own,), rows, whole=False, everything=lambda: (_joined(self._exchanged(own)),))
+
+    def _exchanged(self, own: Tree | None) -> list[Tree]:
+        """Every rank's part."""
+        packed = pickle.dumps(own)
+        sizes = self._gather(np.array([len(packed)], np.int32))[:, 0]
+        padded = packed.ljust(-(-int(sizes.max()) // 4) * 4, b"\0")
+        gathered = self._gather(np.frombuffer(padded, np.int32))
+        return [pickle.loads(row.tobytes()) for row in gathered]
+
+
+def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
+    """The data set with this rank's files, or none, and how samples come to the ranks, in words.
+
+    As TensorFlow's AutoShardPolicy.AUTO decides: by file where the data set reads files and there
+    are enough. Every rank comes to the same result.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+        ranks: how many share the files.
+        rank: this one.
+    """
+    tf = sys.modules["tensorflow"]
+    from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
+
+    policies = tf.data.experimental.AutoShardPolicy
+    asked = dataset.options().experimental_distribute.auto_shard_policy
+    by_file = asked in (policies.AUTO, policies.FILE) and _is_plain(dataset)
+    files = _files(dataset) if ranks > 1 and by_file else 0
+    if not files:
+        return None, "by element"
+    if files < ranks:
+        return None, TOO_FEW_FILES
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.FILE
+    try:
+        next(iter(_AutoShardDataset(dataset.with_options(options), ranks, 0)), None)
+    except tf.errors.NotFoundError:  # it reads files in a way that cannot be shared
+        return None, "by element"
+    except tf.errors.InvalidArgumentError as error:
+        if "FILE based sharding" not in error.message:
+            raise
+        return None, TOO_FEW_FILES
+    own = _AutoShardDataset(dataset.with_options(options), ranks, rank)
+    return own, "by file: each worker reads files of its own"
+
+
+def rows_of_files(dataset: Any, batch: int, ranks: int) -> Callable[[], Iterator[Tree]]:
+    """Begins a pass through a rank's files, in its parts of global batches of `batch` rows.
+
+    With 0 the data set's elements are the rank's parts as they are.
+    """
+
+    def parts() -> Iterator[Tree]:
+        elements = dataset.as_numpy_iterator()
+        each = max(1, batch // ranks)
+        while group := list(itertools.islice(elements, each)):
+            yield map_trees(np.stack, group)
+
+    def as_they_are() -> Iterator[Tree]:
+        for element in dataset.as_numpy_iterator():
+            yield map_arrays(np.asarray, element)
+
+    return parts if batch else as_they_are
+
+
+def _files(dataset: Any) -> float:
+    """How many files a data set reads: 0 where a part of it reads none, infinite where unknown.
+
+    TensorFlow would tell by an error, with pages of its native code's log beside it. Its readers
+    are flat maps (`_impl`) of a data set of names with a function that opens one.
+    """
+    dataset = vars(dataset).get("_impl", dataset)
+    inputs = dataset._inputs()
+    function = vars(dataset).get("_map_func")
+    if function is not None and READERS & _operations(function.function.graph):
+        count = int(inputs[0].cardinality())
+        return count if count >= 0 else math.inf
+    return min(map(_files, inputs), default=0)
+
+
+def _operations(graph: Any) -> set[str]:
+    """The types of a graph's operations and of those of the functions that it calls."""
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(function.node_def for function in definition.library.function)]
+    return {node.op for body in bodies for node in body}
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Only numbers in dense tensors can be exchanged."""
+    tf = sys.modules["tensorflow"]
+    specs = tf.nest.flatten(dataset.element_spec)
+    return all(isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string for spec in specs)
+
+
+def _joined(parts: list[Tree]) -> Tree:
+    return map_trees(np.concatenate, [part for part in parts if part is not None])
+
+
+def _rows(parts: list[Tree]) -> int:
+    return sum(len(leaves(part)[0]) for part in parts)
+
+
+def _take(parts: list[Tree], rows: int) -> tuple[Tree, list[Tree]]:
+    whole = _joined(parts)
+    rest = rows_of(whole, slice(rows, None))
+    return rows_of(whole, slice(rows)), [rest] if len(leaves(rest)[0]) else []
+
+
+def _cut(tree: Tree, cut: Cut) -> Batch:
+    return cut.batch(len(leaves(tree)[0]), slicer((tree,)))

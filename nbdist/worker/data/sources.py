@@ -1,0 +1,328 @@
+"""What `--data` may name, and the global batches that it gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.worker.data.batches import leaves, map_arrays, map_trees, rows_of, slicer
+from nbdist.worker.data.padding import Padding, Ragged
+from nbdist.worker.data.rank_shards import Parts, own_files, rows_of_files
+
+if TYPE_CHECKING:
+    from nbdist.records import StepOptions
+    from nbdist.worker.data.batches import Batch, Cut, Tree
+
+
+DISTRIBUTED = "as the distributed data set has them"
+
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """NumPy's, TensorFlow's, JAX's and pandas' arrays."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+class Source(Protocol):
+    """A data set that can be gone through.
+
+    Attributes:
+        samples: how many there are in an epoch; -1 where nobody knows beforehand.
+        steps: how many batches there are in an epoch, or -1.
+        sharding: how its samples come to the ranks, in words.
+        common: whether all ranks have all of it.
+        by_number: whether an epoch is the same whatever epochs were gone through before.
+    """
+
+    by_number: bool
+    common: bool
+    samples: int
+    steps: int
+    sharding: str
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        """The batches of an epoch, counting from 1."""
+        ...
+
+
+class Arrays:
+    """Arrays whose first axis is the samples'.
+
+    Args:
+        tree: the arrays.
+        batch: samples in a global batch.
+        shuffle: seed of the order; None leaves the samples in theirs.
+        padding: for columns of sequences.
+    """
+
+    by_number = common = True
+    sharding = "by element"
+
+    def __init__(self, tree: Tree, batch: int, shuffle: int | None, padding: Padding) -> None:
+        self._tree = tree
+        self._batch = batch
+        self._shuffle = shuffle
+        self._padding = padding
+        lengths = {len(column) for column in leaves(tree)}
+        if len(lengths) != 1:
+            raise StepError(f"the arrays have different numbers of samples: {sorted(lengths)}")
+        self.samples = lengths.pop()
+        if not self.samples:
+            raise StepError("the data are empty")
+        self.steps = -(-self.samples // batch)
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        order = np.arange(self.samples)
+        if self._shuffle is not None:
+            order = np.random.default_rng([self._shuffle, number]).permutation(self.samples)
+        for start in range(0, self.samples, self._batch):
+            rows = order[start : start + self._batch]
+            yield cut.batch(len(rows), self._taker(rows))
+
+    def _taker(self, rows: np.ndarray) -> Callable[[slice], tuple[Tree, ...]]:
+        """Gives a part of some rows; sequences are as long as all of them together need."""
+        if any(isinstance(column, Ragged) for column in leaves(self._tree)):
+            return slicer(self._padding.of(rows_of(self._tree, rows)))
+        return lambda part: self._padding.of(rows_of(self._tree, rows[part]))
+
+
+class Elements:
+    """An iterable that can be gone through again for every epoch.
+
+    Args:
+        start: begins a new pass.
+        options: of the step; with a `batch` of 0 the elements are global batches themselves.
+        length: how many elements there are, or -1.
+        sharding: how the samples come to the ranks, in words.
+    """
+
+    by_number = False
+    common = True
+
+    def __init__(
+        self,
+        start: Callable[[], Iterable[Tree]],
+        options: StepOptions,
+        length: int = -1,
+        sharding: str = "by element",
+    ) -> None:
+        self._start = start
+        self._name = options.data
+        self._batch = batch = options.batch
+        self._padding = Padding(options.bucket)
+        self.sharding = sharding
+        self.samples = length if batch else -1
+        self.steps = -(-length // batch) if batch and length >= 0 else length
+
+    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+        del number
+        for tree in self._batches():
+            yield cut.batch(len(leaves(tree)[0]), slicer(self._padding.of(tree)))
+
+    def _batches(self) -> Iterator[Tree]:
+        if not self._batch:
+            for number, element in enumerate(self._start()):
+                tree = map_arrays(_column, element)
+                if not number:
+                    _refuse_samples([np.shape(column)[:1] for column in leaves(tree)], self._name)
+                yield tree
+            return
+        waiting: list[Tree] = []
+        for element in self._start():
+            waiting.append(element)
+            if len(waiting) == self._batch:
+                yield map_trees(_stack, waiting)
+                waiting = []
+        if waiting:
+            yield map_trees(_stack, waiting)
+
+
+def open_source(
+    value: Any,
+    options: StepOptions,
+    *,
+    rank: int,
+    ranks: int,
+    gather: Callable[[np.ndarray], np.ndarray],
+) -> Source:
+    """The source for what `--data` names.
+
+    Args:
+        value: what it names.
+        options: of the step.
+        rank: this one.
+        ranks: how many there are.
+        gather: as `Parts` needs it.
+
+    Raises:
+        StepError: it is no data set, is empty, or cannot be gone through as often as asked.
+    """
+    padding, name = Padding(options.bucket), options.data
+    columns = _columns(value)
+    if columns is not None:
+        if options.batch < 1:
+            raise StepError(f"--data {name} names arrays: say how many samples with --batch")
+        return Arrays(columns, options.batch, options.shuffle, padding)
+    if options.shuffle is not None:
+        raise StepError(f"--shuffle is for arrays; shuffle {name} itself, with a seed")
+    if _is_of(value, "tensorflow", "data", "Dataset"):
+        return _of_tensorflow(value, options, rank, ranks, gather)
+    if _is_of(value, "tensorflow", "distribute", "DistributedDataset"):
+        return Parts(lambda: _local_parts(value), 0, DISTRIBUTED, gather)
+    if _is_of(value, "nbdist.worker.jax.arrays.distributed_dataset", "DistributedDataset"):
+        return Parts(value.own_parts, 0, DISTRIBUTED, gather)
+    return _of_python(value, options)
+
+
+def _of_python(value: Any, options: StepOptions) -> Source:
+    name = options.data
+    if isinstance(value, list) and _are_columns(value):
+        raise StepError(f"{name} is a list of arrays: for columns type a tuple, {name} = (a, b)")
+    if isinstance(value, Iterator):
+        if options.epochs > 1:
+            raise StepError(
+                f"{name} is an iterator, which can be gone through once, and --epochs is "
+                f"{options.epochs}: name the function that makes it"
+            )
+        return Elements(lambda: value, options)
+    if isinstance(value, Iterable):
+        length = len(value) if isinstance(value, Sized) else -1
+        return Elements(lambda: value, options, length)
+    if callable(value):
+        return Elements(value, options)
+    raise StepError(
+        f"--data {name} is a {type(value).__name__}: name arrays, a tf.data.Dataset, an iterable "
+        "or a function that makes one"
+    )
+
+
+def _of_tensorflow(
+    dataset: Any,
+    options: StepOptions,
+    rank: int,
+    ranks: int,
+    gather: Callable[[np.ndarray], np.ndarray],
+) -> Source:
+    tf = sys.modules["tensorflow"]
+    batch, name = options.batch, options.data
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and not options.steps:
+        raise StepError(f"{name} never ends: say after how many steps with --steps N")
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_ragged = any(isinstance(s, tf.RaggedTensorSpec) and s.ragged_rank for s in specs)
+    if is_ragged and batch:
+        raise StepError(
+            f"the elements of {name} are batches, as ragged tensors: leave --batch {batch} away, "
+            f"or {name}.unbatch()"
+        )
+    if not batch:
+        shapes = [s.shape for s in specs if isinstance(s, tf.TensorSpec)]
+        known = [tuple(s[:1]) for s in shapes if s.rank is not None]
+        _refuse_samples([first for first in known if first != (None,)], name)
+    files, sharding = (None, "by element") if options.bucket else own_files(dataset, ranks, rank)
+    if files is not None:
+        return Parts(rows_of_files(files, batch, ranks), batch, sharding, gather)
+    start = dataset.__iter__ if is_ragged else dataset.as_numpy_iterator
+    return Elements(start, options, max(-1, int(dataset.cardinality())), sharding)
+
+
+def _refuse_samples(firsts: Sequence[tuple[int, ...]], name: str) -> None:
+    """Refuse elements that are no batches, by their arrays' first axes: none, or unlike ones."""
+    if () in firsts or len(set(firsts)) > 1:
+        raise StepError(
+            f"the elements of {name} are single samples: say how many make a batch with --batch N"
+        )
+
+
+def _are_columns(items: list[Any]) -> bool:
+    """Whether these arrays are columns rather than elements: unlike, and of as many rows."""
+    if not all(isinstance(item, ArrayLike) for item in items):
+        return False
+    shapes = [np.shape(item) for item in items]
+    alike = len({shape[:1] for shape in shapes}) == 1
+    return alike and len({len(shape) for shape in shapes}) > 1
+
+
+def _local_parts(dataset: Any) -> Iterator[Tree]:
+    """This rank's rows of each batch of a distributed data set of TensorFlow's."""
+    tf = sys.modules["tensorflow"]
+    for element in dataset:
+        yield tf.nest.map_structure(_local_rows, element)
+
+
+def _local_rows(value: Any) -> np.ndarray:
+    values = getattr(value, "values", (value,))
+    return np.concatenate([np.asarray(part) for part in values])
+
+
+def _columns(value: object) -> Tree | None:
+    """Arrays by themselves, in a tuple or in a dict; None for whatever is none.
+
+    A pandas DataFrame and a Hugging Face dataset are dicts of their columns. A list is a column
+    inside of a tuple or a dict, and an iterable of elements by itself.
+    """
+    if _is_of(value, "pandas", "DataFrame"):
+        value = dict(value.items())  # type: ignore[attr-defined]
+    elif _is_of(value, "datasets", "Dataset"):
+        value = value.with_format("numpy")[:]  # type: ignore[attr-defined]
+    if not isinstance(value, (tuple, dict)):
+        return _column(value) if _is_column(value) else None
+    parts = value.values() if isinstance(value, dict) else value
+    made = [_columns(part) if isinstance(part, (tuple, dict)) else _listed(part) for part in parts]
+    if not made or any(part is None for part in made):
+        return None
+    return dict(zip(value, made, strict=True)) if isinstance(value, dict) else tuple(made)
+
+
+def _listed(part: object) -> Any:
+    is_list = isinstance(part, list) or _is_of(part, "datasets", "arrow_dataset", "Column")
+    return _column(part) if is_list or _is_column(part) else None
+
+
+def _is_column(value: object) -> bool:
+    if _is_of(value, "tensorflow", "RaggedTensor"):
+        return True
+    return isinstance(value, ArrayLike) and np.ndim(value) > 0
+
+
+def _column(value: Any) -> np.ndarray | Ragged:
+    if _is_of(value, "tensorflow", "RaggedTensor"):
+        return _of_ragged_tensor(value)
+    if _is_of(value, "datasets", "arrow_dataset", "Column"):
+        value = value[:]
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return Ragged(value)
+    has_sequences = (
+        array.dtype == object and array.size and isinstance(array.flat[0], (list, np.ndarray))
+    )
+    return Ragged(list(array)) if has_sequences else array
+
+
+def _of_ragged_tensor(value: Any) -> Ragged:
+    if value.ragged_rank > 1:
+        raise StepError(
+            f"a ragged tensor has {value.ragged_rank} axes of different lengths: make all but one "
+            "even, with its to_tensor()"
+        )
+    return Ragged(np.split(value.values.numpy(), value.row_splits.numpy()[1:-1]))
+
+
+def _is_of(value: object, module: str, *path: str) -> bool:
+    """Whether a value is of a class of a module that the user may not even have."""
+    found: Any = sys.modules.get(module)
+    for name in path:
+        found = getattr(found, name, None)
+    return isinstance(found, type) and isinstance(value, found)
+
+
+def _stack(samples: list[Any]) -> Any:
+    """One array of samples; those of different lengths stay as they are."""
+    arrays = [np.asarray(sample) for sample in samples]
+    alike = len({array.shape for array in arrays}) == 1
+    return np.stack(arrays) if alike else Ragged(arrays)

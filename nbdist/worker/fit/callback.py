@@ -1,0 +1,201 @@
+"""`model.fit` in a cell shows its batches and epochs in the notebook by itself.
+
+Keras has no public hook for a callback on every `fit`, so `CallbackList` is made to add one. With
+`verbose="auto"` (Keras's default) it stands in for the progress bar, which a display shared by
+several ranks cannot show; an explicit `verbose` keeps Keras's own output as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from nbdist.records import FitBegun
+from nbdist.worker.fit import checkpoint as fit_checkpoint
+from nbdist.worker.fit.checkpoint import FitSaver
+from nbdist.worker.fit.replica_guard import FitGuard
+from nbdist.worker.fit.timing import Pace, is_of_all_ranks
+from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.runtime import context
+
+if TYPE_CHECKING:
+    from nbdist.worker.runtime.stop_point import StopPoint
+
+_list_init_upstream = keras.callbacks.CallbackList.__init__
+
+
+def apply() -> None:
+    """Add an `EpochReport` to every list of callbacks made from here on."""
+    keras.callbacks.CallbackList.__init__ = _init_with_report
+    fit_checkpoint.apply()
+    if keras.backend.backend() == "jax":
+        from nbdist.worker.jax.keras import layout as keras_layout
+        from nbdist.worker.jax.keras import timing as keras_timing
+
+        keras_layout.apply()
+        keras_timing.apply()  # of what is laid out
+
+
+def _init_with_report(
+    self: Any,
+    callbacks: Any = None,
+    add_history: bool = False,
+    add_progbar: bool = False,
+    model: Any = None,
+    **params: Any,
+) -> None:
+    _list_init_upstream(
+        self,
+        [*keras.tree.flatten(callbacks or []), EpochReport()],
+        add_history=add_history,
+        add_progbar=add_progbar and params.get("verbose") != "auto",
+        model=model,
+        **params,
+    )
+
+
+class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reports each batch and each epoch, with this rank's own loss beside the reduced one.
+
+    Epochs and steps of a further `fit` in a cell are numbered on.
+
+    An interrupt ends the fit on all ranks before the same batch: one that stopped elsewhere would
+    leave the others in an all-reduce.
+    """
+
+    async_safe = True  # else Keras would wait for the metrics of every batch
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fitting = contextlib.ExitStack()
+        self._stop: StopPoint | None = None
+        self._own: dict[str, float] = {}
+        self._epoch = 0
+        self._made = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        keras_backend.check_fit(self.model)
+        worker = context.current()
+        self._stop = self._fitting.enter_context(worker.stop_point())
+        self._before: int | None = None
+        self._saver = FitSaver(worker, self.model, self.params["epochs"])
+        self._guard = FitGuard(worker, self.model)
+        self._made = worker.batches
+        self._pace = Pace(worker, self.model)
+        worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._saver.end(context.current().batches)
+        self._close()
+
+    def _close(self) -> None:
+        context.current().unfinished |= self._stop is not None and self._pace.is_under_way
+        self._pace.close(self._epoch)
+        self._fitting.close()
+        self._stop = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._stop is None:
+            return
+        if self._stop.is_before(self._made + batch + 1):
+            self._saver.stop(self._made + batch, batch)
+            self._close()  # nobody else says that it is over
+            raise KeyboardInterrupt
+        made = self._made + batch
+        if self._guard.due(made):
+            self._pace.settle()
+            self._guard.compare(made)
+            self._pace.restart()
+        if self._saver.due(made):
+            self._pace.settle()
+            self._saver.save(made, batch)
+            self._pace.restart()
+        context.current().step = made + 1
+        self._pace.begin(batch, self._epoch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        context.current().tested += 1
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        context.current().tested += 1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """On a thread of Keras's, or on several: the metrics are there by now."""
+        if self._stop is None:
+            return
+        worker = context.current()
+        step = self._made + batch + 1
+        with self._pace.lock:
+            made = max(1, step - worker.batches)  # at once, with `steps_per_execution`
+            worker.batches = max(worker.batches, step)
+            measured = self._pace.ended(batch, step, made)
+            worker.report_values(
+                self._epoch, step, own={}, shared=_scalars(logs), measured=measured
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        worker = context.current()
+        self._made = worker.batches - self._saver.begin_epoch(epoch)
+        if self._before is None:  # what `initial_epoch` has left out counts
+            self._before = max(0, worker.epochs - epoch)
+            worker.say(self._begun(epoch))
+        self._own = {}
+        self._epoch = worker.epochs = self._before + epoch + 1
+        self._pace.restart()
+
+    def _begun(self, first: int) -> FitBegun:
+        """What there will have been at the end, with what the cell has done before."""
+        epochs, steps = self.params["epochs"], self.params["steps"]
+        total = -1 if steps is None else self._made + (epochs - first) * steps
+        assert self._before is not None
+        return FitBegun(epochs=self._before + epochs, steps=total, **context.current().said())
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if self._stop is not None:  # validation is about to reset the metrics
+            self._own = _own_loss(self.model)
+            self._pace.cut(self._epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._pace.cut(self._epoch)
+        own = self._own or _own_loss(self.model)
+        context.current().report_values(self._epoch, -1, own=own, shared=_scalars(logs))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._stop is None and logs:
+            context.current().report_values(-1, -1, own={}, shared=_scalars(logs))
+
+
+def _scalars(logs: Any) -> dict[str, float]:
+    """Values of one element: a metric such as F1Score has one for each class."""
+    return {
+        name: float(np.asarray(value).reshape(()))
+        for name, value in (logs or {}).items()
+        if np.size(value) == 1
+    }
+
+
+def _own_loss(model: Any) -> dict[str, float]:
+    """The mean loss over the samples that this rank saw: its part of a reduced mean.
+
+    Keras keeps a mean as `total` and `count`; under a distribution strategy of TensorFlow each
+    replica has its own pair, which are added up when the metric is read. Under JAX the pair is
+    that of all ranks, and none knows its part.
+    """
+    if is_of_all_ranks():
+        return {}
+    for metric in model.metrics:
+        if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
+            total, count = _own_part(metric.total), _own_part(metric.count)
+            return {"loss": total / count} if count else {}
+    return {}
+
+
+def _own_part(variable: Any) -> float:
+    strategies = context.current().strategies
+    if "mirrored" in strategies and keras.backend.backend() == "tensorflow":
+        parts = strategies["mirrored"].experimental_local_results(variable.value)
+        return float(sum(float(part) for part in parts))
+    return float(variable)

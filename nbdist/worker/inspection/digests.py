@@ -1,0 +1,46 @@
+"""Digests of the values under a name, for the comparison over ranks."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from nbdist.records import Replicated
+from nbdist.worker.checkpoint.digest import of_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+Value = TypeVar("Value")
+
+
+_log = logging.getLogger(__name__)
+
+
+def digest_of(name: str, numbers: Mapping[str, int], *, changed: bool) -> Replicated | None:
+    """The record of a name.
+
+    Args:
+        name: in the user's namespace.
+        numbers: the digest of each value by its path.
+        changed: the cell has changed one of them.
+
+    Returns:
+        None if the name leads to no value.
+    """
+    if not numbers:
+        return None
+    whole = of_array(np.array(list(numbers.values()), np.int32))
+    return Replicated(name=name, number=whole, changed=changed, parts=dict(numbers))
+
+
+def found_under(name: str, values: Iterable[tuple[str, Value]]) -> list[tuple[str, Value]]:
+    """The values under a name; empty, with a warning, if an object raises when it is searched."""
+    try:
+        return list(values)
+    except Exception as error:  # noqa: BLE001 - any exception of a user's object
+        _log.warning("`%s` is not compared over ranks: %s", name, error)
+        return []

@@ -1,0 +1,1 @@
+"""JAX on a rank: the backend over several processes, and the strategy."""

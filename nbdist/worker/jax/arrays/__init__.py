@@ -1,0 +1,4 @@
+"""Arrays and pytrees over several processes.
+
+Leaves, replicas, checkpoints, data sets, callbacks.
+"""

@@ -1,0 +1,160 @@
+"""Checkpoints of JAX's arrays, as Orbax has them, each under its name and path.
+
+    orbax.checkpoint.StandardCheckpointer().restore("FOLDER/step-00000050/orbax")["params['w']"]
+
+Arrays are replicated, or gathered: rank 0 writes them, and no other process takes part in that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.worker.checkpoint.digest import Digest, of_array, of_facts
+from nbdist.worker.jax.arrays.leaves import as_data, gathered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from nbdist.worker.checkpoint.folder import Own
+
+
+class Holder(Protocol):
+    """Who has arrays, and takes others in their place."""
+
+    def saved(self) -> dict[str, jax.Array]:
+        """By name and path."""
+        ...
+
+    def take(self, arrays: dict[str, np.ndarray]) -> None:
+        """Values of the same names, shapes and types."""
+        ...
+
+    def alike(self) -> Iterator[tuple[str, jax.Array]]:
+        """What ranks should have alike, by names that the user knows."""
+        ...
+
+    def facts(self) -> dict[str, object]:
+        """Numbers and the like that ranks should have alike."""
+        ...
+
+
+class JaxState:
+    """The arrays of a holder.
+
+    Args:
+        holder: who has them.
+        names: of the cell's names, those whose values are in it.
+    """
+
+    kind = "orbax"
+
+    def __init__(self, holder: Holder, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._holder = holder
+
+    def size(self) -> int:
+        return sum(array.nbytes for array in self._holder.saved().values())
+
+    def copy(self) -> Callable[[Path], None]:
+        arrays = {name: on_host(array) for name, array in self._holder.saved().items()}
+        return lambda folder: _write(folder, arrays)
+
+    def assist(self) -> None:
+        for array in self._holder.saved().values():
+            gathered(array).block_until_ready()
+
+    def own(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def digests(self) -> list[Digest]:
+        """An array of all processes that each has whole may be another on each, in fact."""
+        copies = (
+            Digest(name, of_array(as_data(array.addressable_data(0))))
+            for name, array in self._holder.alike()
+            if array.is_fully_replicated and not array.is_fully_addressable
+        )
+        return [*of_facts(self._holder.facts()), *copies]
+
+    def restore(self, folder: Path, own: Own) -> None:
+        del own
+        self._holder.take(_read(folder))
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """A copy of all of it; of random keys, their data. All ranks have to, where it is split."""
+    return np.array(as_data(gathered(array)), copy=True)
+
+
+def placed_like(values: np.ndarray, array: jax.Array) -> jax.Array:
+    """Values where an array is, of its type."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(array)
+        return jax.random.wrap_key_data(placed_like(values, data), impl=jax.random.key_impl(array))
+    return jax.make_array_from_callback(array.shape, array.sharding, lambda index: values[index])
+
+
+def check_fits(values: Mapping[str, np.ndarray], arrays: Mapping[str, Any]) -> None:
+    """Raises StepError when a checkpoint's values are of other names or shapes than the arrays."""
+    empty = {name for name, array in arrays.items() if not array.size}
+    missing = sorted(arrays.keys() - values.keys() - empty)
+    unknown = sorted(values.keys() - arrays.keys())
+    faults = [f"it lacks {', '.join(missing)}"] if missing else []
+    faults += [f"it has {', '.join(unknown)}, and the cell has not"] if unknown else []
+    for name in sorted(values.keys() & arrays.keys()):
+        was, now = tuple(values[name].shape), _shape(arrays[name])
+        if was != now:
+            faults.append(f"{name} has the shape {was}, and {now} here")
+    if faults:
+        raise StepError(f"the checkpoint does not fit what the cell uses: {'; '.join(faults)}")
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    """As it is saved: of random keys, that of their data."""
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return tuple(jax.random.key_data(array).shape if is_key else array.shape)
+
+
+def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with _checkpointer() as orbax:
+        orbax.save(folder, args=_arguments().PyTreeSave(_filled(arrays)))
+
+
+def _read(folder: Path) -> dict[str, np.ndarray]:
+    from orbax.checkpoint import RestoreArgs
+
+    with _checkpointer() as orbax:
+        names = orbax.metadata(folder).item_metadata.tree
+        wanted = {name: RestoreArgs(restore_type=np.ndarray) for name in names}
+        arrays: dict[str, np.ndarray] = orbax.restore(
+            folder, args=_arguments().PyTreeRestore(restore_args=wanted)
+        )
+    return arrays
+
+
+def _filled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Orbax refuses arrays without elements, of which there is nothing to save."""
+    return {name: array for name, array in arrays.items() if array.size}
+
+
+def _checkpointer() -> Any:
+    """Orbax for one process alone: it waits for no other."""
+    from orbax.checkpoint import Checkpointer, PyTreeCheckpointHandler
+    from orbax.checkpoint.options import MultiprocessingOptions
+
+    rank = jax.process_index()
+    alone = MultiprocessingOptions(
+        primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=f"nbdist-{rank}"
+    )
+    handler = PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _arguments() -> Any:
+    from orbax.checkpoint import args
+
+    return args

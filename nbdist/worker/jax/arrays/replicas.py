@@ -1,0 +1,287 @@
+"""A function called once for each replica, and what comes of it: the verbs `run` and `reduce`.
+
+Replica i is the i-th device of the mesh. What each returns is kept stacked, as one global array
+with the replicas along its first axis (`PerReplica`); where the replicas' batches are of different
+sizes, their results may be too and are kept apart (`Ragged`).
+"""
+
+from __future__ import annotations
+
+from types import CellType, CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from nbdist.errors import StrategyError
+from nbdist.worker.jax.arrays.distributed_dataset import Uneven
+from nbdist.worker.jax.runtime import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_KEPT_PROGRAMS = 16
+
+
+class PerReplica:
+    """One value for each replica, all of one shape.
+
+    Attributes:
+        stacked: `jax.Array` of shape (replicas, *shape), one row on each device.
+    """
+
+    def __init__(self, stacked: jax.Array) -> None:
+        self.stacked = stacked
+
+    def local(self) -> tuple[np.ndarray, ...]:
+        """The values of this process's replicas.
+
+        They are NumPy's: inside of a mesh, JAX takes no array that is on one device of it.
+        """
+        return tuple(np.asarray(data)[0] for data in _local_rows(self.stacked))
+
+    def __repr__(self) -> str:
+        shape, replicas = self.stacked.shape[1:], len(self.stacked)
+        return f"PerReplica({replicas} x {self.stacked.dtype}{list(shape)})"
+
+
+class Ragged:
+    """One value for each of this process's replicas; shapes may differ in the first axis."""
+
+    def __init__(self, values: tuple[np.ndarray, ...]) -> None:
+        self._values = values
+
+    def local(self) -> tuple[np.ndarray, ...]:
+        """The values of this process's replicas."""
+        return self._values
+
+    def __repr__(self) -> str:
+        return f"Ragged({[value.shape for value in self._values]})"
+
+
+class Runner:
+    """Calls functions on every replica of a mesh, and reduces what they return.
+
+    Args:
+        mesh: of one axis, `data`.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._programs: list[_Program] = []
+        whole = jax.NamedSharding(mesh, jax.P())
+        self._fold = jax.jit(_fold, static_argnames=("op", "axes"), out_shardings=whole)
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of `fn` on every replica, each leaf as `PerReplica` or `Ragged`."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise StrategyError(
+                "strategy.run was called inside jax.jit, which cannot tell what is each "
+                "replica's own: call it outside; it compiles the function itself"
+            )
+        if any(isinstance(leaf, (Uneven, Ragged)) for leaf in leaves):
+            return self._one_by_one(fn, leaves, tree)
+        leaves = [self._on_mesh(leaf) for leaf in leaves]
+        stacked = self._program(fn, leaves, tree)(
+            *(_array_of(leaf) for leaf in leaves if _spec(leaf) is not None)
+        )
+        return jax.tree.map(PerReplica, stacked)
+
+    def reduce(self, op: object, value: Any, axis: int | None) -> Any:
+        """Every leaf over the replicas, and over `axis` of each replica's value if it is given."""
+        name = str(op).rsplit(".", 1)[-1].upper()
+        if name not in ("SUM", "MEAN"):
+            raise StrategyError(f"reduce({op!r}, ...): choose 'SUM' or 'MEAN'")
+        return jax.tree.map(lambda leaf: self._reduce(name, leaf, axis), value)
+
+    def _reduce(self, op: str, leaf: Any, axis: int | None) -> Any:
+        if isinstance(leaf, PerReplica):
+            axes = (0,) if axis is None else (0, axis % (leaf.stacked.ndim - 1) + 1)
+            return self._fold(leaf.stacked, op=op, axes=axes)
+        if isinstance(leaf, Ragged):
+            return _reduce_ragged(op, leaf, axis)
+        if axis is not None and _spec(leaf) not in (None, jax.P()):
+            return self._fold(leaf, op=op, axes=(axis,))
+        if op == "MEAN" and axis is None:
+            return leaf
+        raise StrategyError(
+            f"reduce({op!r}, ...) of a {type(leaf).__name__} that is no replica's own: give it "
+            "what strategy.run returned"
+        )
+
+    def _program(self, fn: Callable[..., Any], leaves: list[Any], tree: Any) -> Callable[..., Any]:
+        """`fn` over the mesh, compiled; the same while nothing that it reads is another object."""
+        fixed = tuple(leaf if _spec(leaf) is None else None for leaf in leaves)
+        read = (fn, *_captured(fn), *fixed)
+        form = (tree, tuple(_spec(leaf) for leaf in leaves), tuple(map(type, leaves)))
+        for known in self._programs:
+            if known.form == form and _same(known.read, read):
+                return known.call
+        call = self._compile(fn, leaves, tree)
+        self._programs = [_Program(form, read, call), *self._programs[: _KEPT_PROGRAMS - 1]]
+        return call
+
+    def _compile(self, fn: Callable[..., Any], leaves: list[Any], tree: Any) -> Callable[..., Any]:
+        specs = [_spec(leaf) for leaf in leaves]
+        owned = [isinstance(leaf, PerReplica) for leaf in leaves]
+        fixed = [leaf if spec is None else None for leaf, spec in zip(leaves, specs, strict=True)]
+
+        def on_replica(*arrays: Any) -> Any:
+            rest = iter(arrays)
+            filled = list(fixed)
+            for i, spec in enumerate(specs):
+                if spec is not None:
+                    array = next(rest)
+                    filled[i] = array[0] if owned[i] else array
+            args, kwargs = jax.tree.unflatten(tree, filled)
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*args, **kwargs))
+
+        # Without its checks a replica's gradient is its own, as under TensorFlow; with them,
+        # shard_map adds the replicas' gradients up where the parameters are the same on all.
+        call: Callable[..., Any] = jax.jit(
+            jax.shard_map(
+                on_replica,
+                mesh=self._mesh,
+                in_specs=tuple(spec for spec in specs if spec is not None),
+                out_specs=jax.P("data"),
+                check_vma=False,
+            )
+        )
+        return call
+
+    def _on_mesh(self, leaf: Any) -> Any:
+        """An array that is committed to devices of this process alone cannot meet the others'."""
+        local = isinstance(leaf, jax.Array) and leaf.committed
+        if local and leaf.sharding.device_set != set(self._mesh.devices.flat):
+            return np.asarray(leaf)
+        return leaf
+
+    def _one_by_one(self, fn: Callable[..., Any], leaves: list[Any], tree: Any) -> Any:
+        """Without a collective: replicas with parts of different sizes run different programs."""
+        results = []
+        for i, device in enumerate(self._mesh.local_devices):
+            args, kwargs = jax.tree.unflatten(tree, [_own(leaf, i, device) for leaf in leaves])
+            alone = Mesh(np.array([device]), ("data",))
+            try:
+                with jax.set_mesh(alone), jax.default_device(device):
+                    results.append(fn(*args, **kwargs))
+            except NameError as error:
+                if "unbound axis name" not in str(error):
+                    raise
+                raise StrategyError(
+                    "this batch cannot be cut evenly over the replicas, and the function has a "
+                    "collective: choose a batch size that leaves no remainder, or reduce with "
+                    "strategy.reduce"
+                ) from None
+        return jax.tree.map(lambda *own: Ragged(tuple(map(np.asarray, own))), *results)
+
+
+class _Program(NamedTuple):
+    """A compiled function.
+
+    Attributes:
+        form: what it was compiled for, by value.
+        read: what it was compiled with, by identity.
+        call: takes the arrays.
+    """
+
+    form: tuple[Any, ...]
+    read: tuple[Any, ...]
+    call: Callable[..., Any]
+
+
+def _fold(array: jax.Array, op: str, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.sum(array, axes) if op == "SUM" else jnp.mean(array, axes)
+
+
+def _reduce_ragged(op: str, leaf: Ragged, axis: int | None) -> jax.Array:
+    values: list[Any] = list(leaf.local())
+    if axis is not None:
+        counts = sum(value.shape[axis] for value in values)
+        values = [value.sum(axis) for value in values]
+    else:
+        counts = len(values)
+    shapes = processes.agree(
+        [dimension for value in values for dimension in (value.ndim, value.size)]
+    )
+    if len(set(map(tuple, shapes.reshape(-1, 2).tolist()))) > 1:
+        raise StrategyError(
+            "the replicas' values have different shapes, since the batch cannot be cut evenly: "
+            "reduce them over the axis of the samples (axis=0)"
+        )
+    totals, number = processes.gather((np.sum(values, axis=0), np.float32(counts)))
+    total = jnp.sum(jnp.asarray(totals), axis=0)
+    return total if op == "SUM" else total / number.sum()
+
+
+def _spec(leaf: Any) -> Any:
+    """How an argument goes to the replicas; None for what is no array and goes as it is."""
+    if isinstance(leaf, PerReplica):
+        return jax.P("data")
+    if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, jax.NamedSharding):
+        return jax.P() if leaf.is_fully_replicated else jax.P("data")
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, complex)):
+        return jax.P()
+    if isinstance(leaf, int) and not isinstance(leaf, bool):
+        return jax.P()
+    return None
+
+
+def _array_of(leaf: Any) -> Any:
+    return leaf.stacked if isinstance(leaf, PerReplica) else leaf
+
+
+def _own(leaf: Any, i: int, device: jax.Device) -> Any:
+    """The part of the i-th local replica."""
+    if isinstance(leaf, Uneven):
+        return jax.device_put(leaf.parts[i], device)
+    if isinstance(leaf, (PerReplica, Ragged)):
+        return jax.device_put(leaf.local()[i], device)
+    if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, jax.NamedSharding):
+        return _local_rows(leaf)[i]
+    return leaf
+
+
+def _local_rows(array: jax.Array) -> list[jax.Array]:
+    """This process's shards in the order of its devices."""
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
+    return [shard.data for shard in shards]
+
+
+def _same(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+
+
+def _captured(fn: Callable[..., Any]) -> list[Any]:
+    """The objects that a function of the user's, and those it calls, read from outside."""
+    found: list[Any] = []
+    waiting, seen = [fn], set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        values = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+        names = _names(function.__code__)
+        values += [function.__globals__[name] for name in names if name in function.__globals__]
+        found += values
+        scope = function.__globals__
+        waiting += [v for v in values if isinstance(v, FunctionType) and v.__globals__ is scope]
+    return found
+
+
+def _names(code: CodeType) -> list[str]:
+    """Global names that a code object and those inside of it read, in a fixed order."""
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return [*code.co_names, *(name for c in inner for name in _names(c))]
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True

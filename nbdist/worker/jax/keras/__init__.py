@@ -1,0 +1,1 @@
+"""Keras 3 on JAX over the mesh of a strategy."""

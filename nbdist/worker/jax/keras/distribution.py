@@ -1,0 +1,57 @@
+"""Keras 3 on JAX over the mesh of a strategy: what is set in its scope.
+
+Variables are on every device until `fit` lays them out (`worker/jax/keras/layout.py`), but for
+large ones, which are made in parts. Batches are cut over the mesh, and everything that `fit`,
+`evaluate` and `predict` are given is the same on every process, unless it came from
+`distribute_datasets_from_function`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import keras
+
+from nbdist.worker.jax.keras import patch as keras_patch
+from nbdist.worker.jax.keras import saving as keras_saving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.worker.jax.arrays.distributed_dataset import Placement
+
+LARGE = 2**28
+"""Bytes of a variable that no device is to have all of before it is known how it is to lie."""
+
+
+@contextlib.contextmanager
+def scope(placement: Placement) -> Iterator[None]:
+    """Keras's distribution is ours; the one that was set before is set again afterwards."""
+    if not keras_patch.apply():
+        yield
+        return
+    keras_saving.apply()
+    mesh = placement.whole.mesh
+    devices = keras.distribution.DeviceMesh(mesh.devices.shape, list(mesh.axis_names), mesh.devices)
+    distribution = _Distribution(device_mesh=devices, auto_shard_dataset=False)
+    with keras_patch.over(distribution, placement), distribution.scope():
+        yield
+
+
+class _Distribution(keras.distribution.DataParallel):  # type: ignore[misc]
+    """How variables lie when they are made."""
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        if variable._layout is not None:
+            return variable._layout
+        sizes, devices = variable.shape, self.device_mesh.devices.size
+        fitting = [dim for dim, size in enumerate(sizes) if size and size % devices == 0]
+        nbytes = math.prod(sizes) * jnp.dtype(variable.dtype).itemsize
+        if devices == 1 or nbytes < LARGE or not fitting:
+            return super().get_variable_layout(variable)
+        axes: list[str | None] = [None] * len(sizes)
+        axes[max(fitting, key=lambda dim: (sizes[dim], -dim))] = self.batch_dim_name
+        return keras.distribution.TensorLayout(axes, self.device_mesh)

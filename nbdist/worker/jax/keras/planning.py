@@ -1,0 +1,170 @@
+"""What a cell fits with Keras on JAX, planned; where it is only planned, its first `fit` ends it.
+
+The model is built as `fit` builds it, with the optimizer and the metrics, and its own `train_step`
+is traced: a model that overrides it is planned as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import jax
+import msgspec
+from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+
+from nbdist.errors import StepError
+from nbdist.records import Planned
+from nbdist.worker.planning.plan_step import (
+    batch_inputs,
+    mesh_to_trace,
+    outline,
+    over,
+    plan_of,
+    target_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.planner.graph.model import Role
+    from nbdist.records import Plan, Planning
+    from nbdist.worker.jax.strategy import PjRTStrategy
+    from nbdist.worker.runtime.context import Worker
+
+_NO_FIT = (
+    "nothing to plan: the cell trains no Keras model on JAX with `fit`, and is no step; for one, "
+    "type --data NAME"
+)
+_fit_upstream = JAXTrainer.fit
+_build_upstream = JAXTrainer._symbolic_build
+
+
+class _FitIsPlanned(BaseException):
+    """Ends the cell: no `except Exception` of the user's is meant to see it.
+
+    Args:
+        fault: why it could not be planned.
+    """
+
+    def __init__(self, fault: Exception | None) -> None:
+        super().__init__()
+        self.fault = fault
+
+
+@contextlib.contextmanager
+def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
+    """Within it, the first `fit` is planned, and the cell is over.
+
+    Raises:
+        PlanError: it fits on the devices in no way.
+        StepError: there was no `fit`.
+    """
+
+    def build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        _build_upstream(model, iterator, data_batch)
+        fault = None
+        try:
+            strategy = worker.strategies["pjrt"]
+            carried = tuple([v.value for v in group] for group in groups_of(model).values())
+            batch = _first(iterator)
+            plan = plan_of_fit(model, model.train_step, carried, batch, wishes, strategy)
+        except Exception as error:  # noqa: BLE001 - raised again, where the cell has no part in it
+            fault = error
+        else:
+            if worker.rank == 0:
+                worker.say(Planned(plan=plan, only=True, **worker.said()))
+        raise _FitIsPlanned(fault)
+
+    def fit(model: Any, *given: Any, **options: Any) -> Any:
+        JAXTrainer._symbolic_build = build
+        try:
+            return _fit_upstream(model, *given, **options)
+        finally:
+            JAXTrainer._symbolic_build = _build_upstream
+
+    JAXTrainer.fit = fit
+    try:
+        yield
+    except _FitIsPlanned as over:
+        if over.fault is not None:
+            raise over.fault from None
+        return
+    finally:
+        JAXTrainer.fit = _fit_upstream
+    raise StepError(_NO_FIT)
+
+
+def _first(iterator: Any) -> Any:
+    """The first batch; `fit` gives one, or an iterator over those of one execution."""
+    _, _, found = next(iter(iterator))
+    return found[0] if isinstance(found, (list, tuple)) else next(found)
+
+
+def plan_of_fit(
+    model: Any,
+    step: Callable[..., Any],
+    carried: tuple[list[Any], ...],
+    batch: Any,
+    wishes: Planning,
+    strategy: PjRTStrategy,
+) -> Plan:
+    """How what a model's train function carries is laid out.
+
+    Args:
+        model: it is built.
+        step: of what it carries and a batch.
+        carried: the values of `groups_of`.
+        batch: arrays, or their outlines.
+        wishes: what is asked of the plan.
+        strategy: its devices.
+
+    Raises:
+        PlanError: it fits on the devices in no way.
+    """
+    mesh = mesh_to_trace(wishes, strategy.mesh)
+    outlines = jax.tree.map(lambda array: outline(array, mesh), (carried, batch))
+    with over(mesh):
+        traced = jax.jit(step).trace(*outlines).jaxpr
+    names = list(paths(model))
+    inputs: list[tuple[str, Role]] = [(path, "carried") for path in names]
+    named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
+    inputs += batch_inputs(named)
+    wishes = msgspec.structs.replace(wishes, given=_named(wishes.given, names))
+    return plan_of(traced, inputs, target_of(wishes, strategy), wishes, {})
+
+
+def _named(given: Plan | None, names: list[str]) -> Plan | None:
+    """A plan by the names that Keras has for variables now: it counts on, model by model."""
+    if given is None or len(given.tensors) < len(names):
+        return given
+    own = [
+        msgspec.structs.replace(tensor, path=name)
+        for tensor, name in zip(given.tensors, names, strict=False)
+    ]
+    return msgspec.structs.replace(given, tensors=(*own, *given.tensors[len(names) :]))
+
+
+def groups_of(model: Any) -> dict[str, list[Any]]:
+    """The variables that Keras has a train function carry, in its order."""
+    return {
+        "model": model.trainable_variables,
+        "model, not trained": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+
+
+def paths(model: Any) -> Iterator[str]:
+    """`model.dense.kernel`, as Keras calls variables; of several called so, all are numbered."""
+    named = [
+        f"{name}.{variable.path.replace('/', '.')}"
+        for name, group in groups_of(model).items()
+        for variable in group
+    ]
+    often, seen = Counter(named), Counter[str]()
+    for path in named:
+        yield f"{path}[{seen[path]}]" if often[path] > 1 else path
+        seen[path] += 1

@@ -1,0 +1,1 @@
+"""The user's arrays across a rebuild of JAX's backend."""

@@ -1,0 +1,127 @@
+"""Arrays of JAX on the host, and made again on another backend's devices of the same ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax._src.array import ArrayImpl
+from jax.extend.backend import backends
+
+from nbdist.worker.jax.rebuild.walk import Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Devices:
+    """What of the new backend stands for what of the old one."""
+
+    def __init__(self) -> None:
+        self._devices = {
+            (device.platform, device.id): device
+            for backend in backends()
+            for device in jax.devices(backend)
+        }
+
+    def renewed(self, place: Any) -> Any:
+        """The device, mesh or sharding for an old one.
+
+        Raises:
+            Lost: there is no such device now, or it is a sharding of another kind.
+        """
+        if isinstance(place, jax.Device):
+            return self._device(place)
+        if isinstance(place, jax.sharding.Mesh):
+            return self._mesh(place)
+        if isinstance(place, jax.NamedSharding):
+            mesh = self.renewed(place.mesh)
+            return jax.NamedSharding(mesh, place.spec, memory_kind=place.memory_kind)
+        if isinstance(place, jax.sharding.SingleDeviceSharding):
+            (device,) = place.device_set
+            kind = place.memory_kind
+            return jax.sharding.SingleDeviceSharding(self._device(device), memory_kind=kind)
+        if isinstance(place, jax.sharding.AbstractMesh):
+            return place
+        raise Lost
+
+    def _device(self, old: jax.Device) -> jax.Device:
+        if (old.platform, old.id) not in self._devices:
+            raise Lost
+        return self._devices[old.platform, old.id]
+
+    def _mesh(self, old: jax.sharding.Mesh) -> jax.sharding.Mesh:
+        devices = np.empty(old.devices.shape, object)
+        for index, device in np.ndenumerate(old.devices):
+            devices[index] = self._device(device)
+        return jax.sharding.Mesh(devices, old.axis_names, axis_types=old.axis_types)
+
+
+@dataclass(frozen=True)
+class SavedArray:
+    """An array and its values on this process's devices.
+
+    Attributes:
+        array: itself; its values are not read again.
+        shards: the devices, each with its values on the host.
+    """
+
+    array: jax.Array
+    shards: tuple[tuple[jax.Device, np.ndarray], ...]
+
+    @classmethod
+    def of(cls, array: jax.Array) -> SavedArray:
+        """Raises Lost: its values cannot be read."""
+        try:
+            return cls(array, tuple(_on_host(_numbers(array).addressable_shards)))
+        except Exception as error:  # deleted, or whatever its computation has raised
+            raise Lost from error
+
+    def made(self, devices: Devices) -> jax.Array:
+        """The array on the new devices.
+
+        Raises:
+            Lost: there are no such devices.
+        """
+        old = _numbers(self.array)
+        sharding = devices.renewed(old.sharding)
+        with jax.enable_x64(True):  # else wide types that were made so would be cut
+            pieces = [
+                jax.device_put(values, _alone(devices.renewed(device), old.sharding.memory_kind))
+                for device, values in self.shards
+            ]
+            new = jax.make_array_from_single_device_arrays(
+                old.shape, sharding, pieces, dtype=old.dtype
+            )
+        if old.weak_type or not old.committed:  # no public call makes such an array
+            aval = new.aval.update(weak_type=old.weak_type)
+            new = ArrayImpl(aval, sharding, pieces, committed=old.committed)
+        if old is self.array:
+            return new
+        return jax.random.wrap_key_data(new, impl=jax.random.key_impl(self.array))
+
+
+def _numbers(array: jax.Array) -> Any:
+    """Of random keys, the array that they are made of; JAX's public call would compute."""
+    return array._base_array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+
+
+def _alone(device: jax.Device, memory_kind: str | None) -> jax.sharding.SingleDeviceSharding:
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
+def _on_host(shards: Iterable[Any]) -> Iterable[tuple[jax.Device, np.ndarray]]:
+    """Copies, for NumPy's views of a CPU's arrays die with them; of equal shards one."""
+    firsts: dict[str, np.ndarray] = {}
+    for shard in shards:
+        values = np.asarray(shard.data)
+        first = firsts.get(str(shard.index))
+        if first is None or not np.array_equal(_raw(first), _raw(values)):
+            first = firsts[str(shard.index)] = values.copy()
+        yield shard.device, first
+
+
+def _raw(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -1,0 +1,1 @@
+"""JAX's processes, platforms, coordination service and compilation cache."""

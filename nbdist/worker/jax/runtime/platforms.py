@@ -1,0 +1,122 @@
+"""The devices of every platform that JAX has started, by their names."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+import jax
+import jax.extend.backend
+import psutil
+
+from nbdist.records import DeviceState
+from nbdist.worker.jax.runtime import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax import Device
+
+_ALSO_CALLED = {"cuda": "gpu", "rocm": "gpu"}
+_PLUGINS = "jax_plugins"
+"""The entry points by which JAX finds PJRT plugins: openxla.org/xla/pjrt_integration."""
+
+
+def all_devices() -> dict[str, Sequence[Device]]:
+    """The devices of all processes by platform; the default one, which JAX computes on, first."""
+    backends = jax.extend.backend.backends()
+    default = jax.extend.backend.get_backend()
+    ordered = sorted(backends.items(), key=lambda item: item[1] is not default)
+    return {name: backend.devices() for name, backend in ordered if backend.device_count()}
+
+
+def platform_of(device: Device) -> str:
+    """The name of its platform, as `jax.devices(...)` takes it: `cpu`, `cuda`, `tpu`, `my_pjrt`."""
+    backends = jax.extend.backend.backends().items()
+    found = (name for name, backend in backends if backend is device.client)
+    name: str = next(found, device.platform)
+    return name
+
+
+def name_of(device: Device) -> str:
+    """`cuda:0`: its platform and JAX's number of it, which no other device of that has."""
+    return f"{platform_of(device)}:{device.id}"
+
+
+def is_called(platform: str, word: str) -> bool:
+    """Whether people mean this platform: CUDA and ROCm are `gpu` as well."""
+    return word in {platform, _ALSO_CALLED.get(platform, platform)}
+
+
+def is_own(device: Device) -> bool:
+    """Whether this process drives it."""
+    own: bool = device.process_index == device.client.process_index()
+    return own
+
+
+def plugin_of(platform: str) -> str:
+    """The package that brings a platform, with its version; `jaxlib`, where that does itself."""
+    for point in importlib.metadata.entry_points(group=_PLUGINS):
+        if platform in point.name and point.dist is not None:
+            return f"{point.dist.name} {point.dist.version}"
+    carrier = "libtpu" if platform == "tpu" else "jaxlib"
+    return f"{carrier} {importlib.metadata.version(carrier)}"
+
+
+def free_bytes(device: Device) -> int | None:
+    """Of the memory that a program may use of it; None where nobody knows, as of other processes'.
+
+    A CPU's is what the host has available, which all its devices share.
+    """
+    if not is_own(device):
+        return None
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"] - stats["bytes_in_use"])
+    available: int = psutil.virtual_memory().available
+    return available if device.platform == "cpu" else None
+
+
+def roomiest(devices: Sequence[Device]) -> Device:
+    """The one with most memory free; of CPUs, which share their host's, the first."""
+    return max(devices, key=lambda d: 0 if d.platform == "cpu" else free_bytes(d) or 0)
+
+
+def states() -> list[DeviceState]:
+    """Of all devices that this process knows; of other processes', how full they are is unknown."""
+    hosts = processes.hosts()
+    return [
+        _state(device, platform, hosts[device.process_index])
+        for platform, members in all_devices().items()
+        for device in members
+    ]
+
+
+def own_states() -> list[DeviceState]:
+    """Of those that this process drives, on its default platform."""
+    platform = platform_of(jax.local_devices()[0])
+    host = processes.hosts()[jax.process_index()]
+    return [_state(device, platform, host) for device in jax.local_devices()]
+
+
+def _state(device: Device, platform: str, host: str) -> DeviceState:
+    size, used = _memory(device) if is_own(device) else (None, None)
+    return DeviceState(
+        name=name_of(device),
+        platform=platform,
+        kind=device.device_kind,
+        process=device.process_index,
+        host=host,
+        plugin=plugin_of(platform),
+        memory_bytes=size,
+        used_bytes=used,
+    )
+
+
+def _memory(device: Device) -> tuple[int | None, int | None]:
+    """That a program may use of it, and how much is used; a CPU's is its host's."""
+    if device.platform == "cpu":
+        host = psutil.virtual_memory()
+        return host.total, host.total - host.available
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit"), stats.get("bytes_in_use")

@@ -1,0 +1,105 @@
+"""A step under JAX, tried out for `--check`."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from nbdist.worker.data.batches import map_arrays
+from nbdist.worker.jax.arrays.checkpoint import on_host
+from nbdist.worker.jax.arrays.leaves import gathered
+from nbdist.worker.training.parity import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from nbdist.worker.data.batches import Batch, Tree
+    from nbdist.worker.jax.step.arguments import Arguments
+    from nbdist.worker.jax.step.carried import Carried
+    from nbdist.worker.training.parity import Values
+
+_OF_THE_MESH = ("mesh", "strategy")
+
+
+class PjrtSubject:
+    """Steps that leave what is carried as it is.
+
+    Args:
+        carried: what the step carries.
+        read: what it reads.
+        step: the compiled step over all devices.
+        pure: the step as a function.
+        place: puts a batch on the mesh.
+        namespace: the user's, in which `mesh` is that of one device meanwhile.
+    """
+
+    def __init__(
+        self,
+        carried: Sequence[Carried],
+        read: Arguments,
+        *,
+        step: Callable[..., Any],
+        pure: Callable[..., Any],
+        place: Callable[[Batch], Any],
+        namespace: dict[str, Any],
+    ) -> None:
+        self._carried = carried
+        self._read = read
+        self._step = step
+        self._place = place
+        self._namespace = namespace
+        self._device = jax.make_mesh(
+            (1,),
+            ("data",),
+            axis_types=(jax.sharding.AxisType.Auto,),
+            devices=jax.local_devices()[:1],
+        )
+        self._alone = jax.jit(functools.partial(pure))  # its traces are apart from the step's
+
+    def state(self) -> Values:
+        return self._named([group.arrays for group in self._carried])
+
+    def alone(self, values: tuple[Tree, ...]) -> Outcome:
+        state = [group.arrays for group in self._carried]
+        arguments = jax.tree.map(self._here, (state, self._read.arrays))
+        rows = map_arrays(self._here, values)
+        kept = {name: self._namespace[name] for name in _OF_THE_MESH if name in self._namespace}
+        self._namespace["mesh"] = self._device
+        try:
+            with jax.set_mesh(self._device):
+                report, after = self._alone(*arguments, 1.0, rows)
+        finally:
+            self._namespace.update(kept)
+        return self._outcome(report, after)
+
+    def together(self, batch: Batch) -> Outcome:
+        state = [[array.copy() for array in group.arrays] for group in self._carried]
+        return self._outcome(*self._step(state, self._read.arrays, 1.0, self._place(batch)))
+
+    def _here(self, array: Any) -> jax.Array:
+        """A copy on one device of this rank's."""
+        sharding = jax.NamedSharding(self._device, jax.P())
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            array = gathered(array).addressable_data(0)
+        return jax.device_put(array, sharding)
+
+    def _outcome(self, report: dict[str, Any], after: list[list[Any]]) -> Outcome:
+        return Outcome({name: _as_numpy(v) for name, v in report.items()}, self._named(after))
+
+    def _named(self, state: list[list[Any]]) -> Values:
+        pairs = zip(self._carried, state, strict=True)
+        return {
+            name: _as_numpy(array)
+            for group, arrays in pairs
+            for name, array in group.named(arrays).items()
+        }
+
+
+def _as_numpy(array: Any) -> np.ndarray:
+    """All of it; of random keys their data."""
+    return on_host(jnp.asarray(array))

@@ -1,0 +1,1 @@
+"""Planning a step on the devices of the cluster, and compiling it to check the plan."""

@@ -1,0 +1,210 @@
+"""What the hardware's own compiler says of a plan, whether the hardware is there or not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.export
+import jax.extend
+import msgspec
+
+from nbdist.errors import PlanError
+from nbdist.planner.hardware.compiler_targets import PACKAGES, compiler_target
+from nbdist.planner.search.explain import gib
+from nbdist.planner.search.search import plans
+from nbdist.records import STAGE, RunnerUp
+from nbdist.worker.planning.compile_job import REFUSED, Job, Outcome, partition
+from nbdist.worker.planning.rewrite import rewritten
+from nbdist.worker.planning.sharding import lie_of, put_together
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nbdist.planner.cost.time import Target
+    from nbdist.planner.graph.model import Role
+    from nbdist.planner.hardware.compiler_targets import CompilerTarget
+    from nbdist.planner.search.step_variants import Steps
+    from nbdist.records import Plan, Planning, Spec
+
+MOST = 3
+"""Plans that are compiled."""
+
+_COMPILE_S = 600.0
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no machine to ask of its slice
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+
+
+def verified_plan(
+    traced: Any,
+    inputs: Sequence[tuple[str, Role]],
+    steps: Steps,
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec],
+) -> Plan:
+    """The fastest layout that fits, and that the compiler makes fit.
+
+    The best ones are compiled side by side.
+
+    Args:
+        traced: the step's jaxpr, closed.
+        inputs: the path and the role of each of its inputs.
+        steps: the same step, as it is planned.
+        target: the hardware.
+        wishes: what is asked of the plan.
+        pinned: arrays that stay as their user has cut them, by path.
+
+    Raises:
+        PlanError: none of the best does; there is no compiler; it fails.
+    """
+    compiler = compiler_target(target.topology)
+    _check_there(compiler, target)
+    best = plans(steps, target, wishes, pinned, most=MOST)
+    with ThreadPoolExecutor(os.cpu_count(), "nbdist-compile") as pool:
+        jobs = (_job(traced, inputs, found, compiler) for found in best)
+        outcomes = list(pool.map(_compile, jobs))
+    for place, (found, outcome) in enumerate(zip(best, outcomes, strict=True)):
+        if outcome.verified is not None and outcome.verified.total <= found.memory.available:
+            before = [_refused(*pair) for pair in zip(best[:place], outcomes, strict=False)]
+            sizes = {
+                one.title: other.verified.total
+                for one, other in zip(best, outcomes, strict=True)
+                if other.verified is not None
+            }
+            after = (
+                msgspec.structs.replace(one, compiled_bytes=sizes.get(one.title, 0))
+                for one in found.runners_up
+            )
+            runners_up = (*before, *after)
+            return msgspec.structs.replace(found, verified=outcome.verified, runners_up=runners_up)
+    refused = (_refused(*pair) for pair in zip(best, outcomes, strict=True))
+    told = "; ".join(f"{one.title}: {one.why}" for one in refused)
+    raise PlanError(f"the compiler makes none of the best plans fit: {told}")
+
+
+def _refused(found: Plan, outcome: Outcome) -> RunnerUp:
+    """Raises PlanError where that is not for want of memory."""
+    total = 0
+    if outcome.verified is not None:
+        total = outcome.verified.total
+        why = f"compiled, it takes {gib(total)}, and there are {gib(found.memory.available)}"
+    elif REFUSED in outcome.error:
+        why = f"the compiler refuses it: {outcome.error.partition(REFUSED)[2].strip(': ')}"
+    else:
+        raise PlanError(f"the plan {found.title} cannot be compiled: {outcome.error}")
+    return RunnerUp(
+        title=found.title,
+        step_s=found.time.step,
+        device_bytes=found.memory.total,
+        why=why.splitlines()[0],
+        compiled_bytes=total,
+    )
+
+
+def _check_there(compiler: CompilerTarget, target: Target) -> None:
+    package = PACKAGES.get(compiler.platform)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise PlanError(
+            f"--verify: the compiler for {target.topology.chip.name} is not installed on the "
+            "workers: pip install 'nbdist[oracle]'"
+        )
+
+
+def _job(
+    traced: Any, inputs: Sequence[tuple[str, Role]], found: Plan, compiler: CompilerTarget
+) -> Job:
+    """The step, lowered for a mesh that is none yet."""
+    mesh = jax.sharding.AbstractMesh(
+        tuple(found.axes.values()),
+        tuple(found.axes),
+        axis_types=(jax.sharding.AxisType.Auto,) * len(found.axes),
+    )
+    specs = {tensor.path: tensor.spec for tensor in found.tensors}
+    kinds = [variable.aval for variable in traced.jaxpr.invars]
+    lie = [
+        _rows(kind.shape, found) if role == "batch" else specs.get(path, ())
+        for (path, role), kind in zip(inputs, kinds, strict=True)
+    ]
+    carried = sum(role == "carried" for _, role in inputs)
+    reported = len(traced.jaxpr.outvars) - carried
+    outputs: list[Spec] = [()] * reported + lie[:carried]
+    arguments = [
+        jax.ShapeDtypeStruct(
+            kind.shape, kind.dtype, sharding=jax.NamedSharding(mesh, partition(spec))
+        )
+        for kind, spec in zip(kinds, lie, strict=True)
+    ]
+
+    def exported() -> bytes:
+        with jax.sharding.use_abstract_mesh(mesh):
+            stages = found.axes.get(STAGE, 1)
+            own = lie_of(found, mesh, lie)
+            closed = rewritten(traced, inputs, found.remat, found.micro, stages, own, found.staging)
+            step = jax.jit(
+                _with_rows(closed, [role for _, role in inputs], found.axes),
+                out_shardings=[jax.NamedSharding(mesh, partition(spec)) for spec in outputs],
+            )
+            made = jax.export.export(step, platforms=[compiler.platform])(*arguments)
+        return bytes(made.serialize())
+
+    with ThreadPoolExecutor(1, "nbdist-export") as thread:  # in this one, live devices are set
+        program = thread.submit(exported).result()
+    return Job(
+        target=compiler,
+        program=program,
+        axes=found.axes,
+        inputs=tuple(lie),
+        outputs=tuple(outputs),
+        carried=carried,
+    )
+
+
+def _rows(shape: tuple[int, ...], found: Plan) -> Spec:
+    """How a batch comes to the devices: cut over all of them, as the worker does it."""
+    if not shape or shape[0] % found.devices:
+        return ()
+    return (tuple(found.axes), *((),) * (len(shape) - 1))
+
+
+def _with_rows(traced: Any, roles: Sequence[Role], sizes: Mapping[str, int]) -> Any:
+    """The step as a function of its arrays, with each batch put together along the model's axis."""
+    step = jax.extend.core.jaxpr_as_fun(traced)
+
+    def lain(array: jax.Array, role: Role) -> jax.Array:
+        return put_together(array, sizes) if role == "batch" else array
+
+    return lambda *arrays: step(*map(lain, arrays, roles))
+
+
+def _compile(job: Job) -> Outcome:
+    """In a process of its own, that ends with this call."""
+    with tempfile.TemporaryDirectory(prefix="nbdist-") as folder:
+        answer = Path(folder) / "outcome"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "nbdist.worker.planning.compile_job", str(answer)],
+                input=msgspec.msgpack.encode(job),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=os.environ | _ENVIRONMENT,
+                timeout=_COMPILE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(error=f"not done within {_COMPILE_S:g} s")
+        if answer.exists():
+            return msgspec.msgpack.decode(answer.read_bytes(), type=Outcome)
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+    return Outcome(error=f"its compiler ended with code {done.returncode}, and said: {said[0]}")

@@ -1,0 +1,136 @@
+"""A plan on live devices: its mesh, how each array lies on it, and how batches come there."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from nbdist.jaxpr.pipeline.schedule import row_axes
+from nbdist.jaxpr.sharding_constraints import Lie
+from nbdist.records import DATA, STAGE
+from nbdist.worker.data.batches import map_arrays
+from nbdist.worker.jax.arrays.leaves import Spread
+from nbdist.worker.planning.rewrite import rewriting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+    from nbdist.records import Plan, Spec
+    from nbdist.worker.data.batches import Batch
+
+
+class Lowered:
+    """What a plan comes to.
+
+    Batches are cut over all devices, whatever the plan, and put together again in the step along
+    the axis of the model: so these devices cannot have different rows, which nothing would notice.
+    Where there are stages, each has rows of its own but for the layers that it goes through.
+
+    Attributes:
+        mesh: the strategy's own where neither the model nor its layers are cut.
+
+    Args:
+        plan: the plan.
+        whole: the strategy's mesh, over all devices, with the one axis `data`.
+    """
+
+    def __init__(self, plan: Plan, whole: Mesh) -> None:
+        self.mesh = whole
+        rows: Any = DATA
+        self._is_split = plan.devices > plan.axes[DATA]
+        if self._is_split:
+            rows, sizes = tuple(plan.axes), tuple(plan.axes.values())
+            auto = (jax.sharding.AxisType.Auto,) * len(rows)
+            self.mesh = jax.sharding.Mesh(whole.devices.reshape(sizes), rows, axis_types=auto)
+        self._plan = plan
+        self.replicated = jax.NamedSharding(self.mesh, jax.P())
+        self._specs = {tensor.path: tensor.spec for tensor in plan.tensors}
+        self._by_row = Spread(jax.NamedSharding(self.mesh, jax.P(rows)))
+        self._whole = Spread(self.replicated)
+
+    def sharding(self, path: str) -> NamedSharding:
+        """Of an array of the plan; replicated if it is none."""
+        spec: list[tuple[str, ...] | None] = [axes or None for axes in self._specs.get(path, ())]
+        while spec and spec[-1] is None:
+            spec.pop()
+        return jax.NamedSharding(self.mesh, jax.P(*spec))
+
+    def batch(self, batch: Batch) -> Any:
+        """A batch on the devices."""
+        return map_arrays(self._whole if batch.whole else self._by_row, batch.values)
+
+    def over(self, step: Callable[..., Any], shardings: Any) -> Callable[..., Any]:
+        """The step, of which the last argument is a batch as it comes to the devices.
+
+        Args:
+            step: it.
+            shardings: a tree of those of its first arguments.
+        """
+        specs = [
+            axes_of(sharding) if is_over(sharding, self.mesh) else ()
+            for sharding in jax.tree.leaves(shardings)
+        ]
+        plan, lie = self._plan, lie_of(self._plan, self.mesh, specs)
+        if plan.remat or plan.micro > 1 or lie is not None:
+            stages = plan.axes.get(STAGE, 1)
+            step = rewriting(step, plan.remat, plan.micro, stages, lie, plan.staging)
+        if not self._is_split:
+            return step
+
+        def lowered(*others: Any) -> Any:
+            batch = jax.tree.map(lambda rows: put_together(rows, self.mesh.shape), others[-1])
+            return step(*others[:-1], batch)
+
+        return lowered
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """Within it the step is traced."""
+        return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
+
+
+def lie_of(plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]) -> Lie | None:
+    """What a step has to say of where its products lie; None where XLA guesses it right."""
+    is_cut = plan.zero == 3 or plan.devices > plan.axes[DATA]
+    return Lie(mesh, specs, is_cut, plan.sequence) if is_cut or plan.zero else None
+
+
+def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+    """An array of a batch, put together along the model's axis, where its rows can be: in a step.
+
+    Args:
+        array: it.
+        sizes: of the mesh's axes.
+    """
+    axes = row_axes(array.shape[0] if array.ndim else 1, sizes)
+    return jax.lax.with_sharding_constraint(array, jax.P(axes)) if axes else array
+
+
+def is_cut(array: Any, mesh: Mesh) -> bool:
+    """Whether an array is cut over the devices of a mesh."""
+    if not isinstance(array, jax.Array) or array.is_fully_replicated:
+        return False
+    return bool(array.sharding.device_set == set(mesh.devices.flat))
+
+
+def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> bool:
+    """Whether it is laid out by the axes of this mesh."""
+    return isinstance(sharding, jax.NamedSharding) and sharding.mesh == mesh
+
+
+def spec_of(array: jax.Array) -> Spec:
+    """How an array is cut, dimension by dimension."""
+    spec = [*axes_of(array.sharding), *((),) * array.ndim]
+    return tuple(spec[: array.ndim])
+
+
+def axes_of(sharding: jax.sharding.Sharding) -> Spec:
+    """How it cuts the first dimensions of an array, to the last that it names."""
+    assert isinstance(sharding, jax.NamedSharding)
+    return tuple(
+        (axes,) if isinstance(axes, str) else tuple(axes) if axes is not None else ()
+        for axes in sharding.spec
+    )

@@ -1,0 +1,1 @@
+"""Profiles of steps and cells, and microbenchmarks of devices."""

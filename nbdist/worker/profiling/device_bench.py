@@ -1,0 +1,229 @@
+"""Microbenchmarks of the devices of all processes, for the planner and for people.
+
+All devices are at work at once, as they are in a step: virtual devices of one host share its cores.
+Every process has to call `measure`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nbdist.planner.cost.measured import benched_chip
+from nbdist.planner.hardware.topology_live import live
+from nbdist.records import Bench, Link, Product
+from nbdist.worker.jax.runtime import processes
+from nbdist.worker.profiling.crossover import own_crossing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import Level, LocalDevices
+    from nbdist.worker.jax.strategy import PjRTStrategy
+
+_SIZES = tuple(256 << power for power in range(6))
+_DTYPES = ("float32", "bfloat16", "float16")
+_ENOUGH_S = 0.05
+"""A product that takes longer is the last one."""
+
+_LEAST_S = 0.02
+_ROUNDS = 5
+_COPIED_BYTES = 64 << 20
+_CALLS = 10
+"""Of a collective in a round: the same on all ranks, each waits for the one before."""
+
+_SENT_BYTES = {"cpu": 4 << 20}
+_SENT_USUALLY = 64 << 20
+
+
+def measure(strategy: PjRTStrategy, said: list[LocalDevices]) -> Bench:
+    """What the devices of a strategy reach.
+
+    Args:
+        strategy: whose devices.
+        said: what each process drives of them.
+
+    Raises:
+        PlanError: they are no topology; see `planner.hardware.topology_live`.
+    """
+    with ThreadPoolExecutor(1) as apart:  # under no mesh: that of a cell is its thread's
+        return apart.submit(_measured, strategy, said).result()
+
+
+def _measured(strategy: PjRTStrategy, said: list[LocalDevices]) -> Bench:
+    products = _products()
+    copied = _agreed([_copy()])[0]
+    alone = Bench(devices=strategy.mesh.size, products=products, bytes_per_s=copied, links={})
+    topology = live(said, chip=benched_chip(alone, said[0]))
+    return Bench(
+        devices=strategy.mesh.size,
+        products=products,
+        bytes_per_s=copied,
+        links=_links(strategy.mesh.devices, topology.levels),
+        transfers=_transfers(),
+        dispatch_s=_slowest([_dispatch_s()])[0],
+        crossing=own_crossing(),
+    )
+
+
+def _products() -> tuple[Product, ...]:
+    """Those that every rank has measured."""
+    kinds = [(dtype, size) for dtype in _DTYPES for size in _SIZES]
+    reached = dict.fromkeys(kinds, 0.0)
+    for dtype in _DTYPES:
+        for size in _SIZES:
+            seconds = _product_s(dtype, size)
+            reached[dtype, size] = 2 * size**3 / seconds
+            if seconds > _ENOUGH_S:
+                break
+    agreed = _agreed(list(reached.values()))
+    return tuple(
+        Product(dtype=dtype, size=size, flops=flops)
+        for (dtype, size), flops in zip(kinds, agreed, strict=True)
+        if flops
+    )
+
+
+def _product_s(dtype: str, size: int) -> float:
+    ones = np.ones((size, size), dtype=jnp.dtype(dtype))
+    each = [jax.device_put(ones, device) for device in jax.local_devices()]
+    product = jax.jit(jnp.matmul)
+    return _own_seconds(lambda: [product(array, array) for array in each])
+
+
+def _copy() -> float:
+    """Bytes a second that are read and written on each device."""
+    ones = np.ones(_COPIED_BYTES // 4, np.float32)
+    each = [jax.device_put(ones, device) for device in jax.local_devices()]
+    copy = jax.jit(lambda array: array + 1)
+    return 2 * _COPIED_BYTES / _own_seconds(lambda: [copy(array) for array in each])
+
+
+def _dispatch_s() -> float:
+    device = jax.local_devices()[0]
+    one, add = jax.device_put(np.float32(1), device), jax.jit(lambda number: number + 1)
+    return _own_seconds(lambda: add(one))
+
+
+def _transfers() -> dict[str, Link]:
+    """Of arrays of `_COPIED_BYTES`, on all devices at once; CPUs are in their host's memory."""
+    devices = jax.local_devices()
+    ways: dict[str, Callable[[int], Callable[[], Any]]] = {}
+    if devices[0].platform != "cpu":
+        ways |= {"to device": _to_devices, "to host": _to_host}
+    if len(devices) > 1:
+        ways["device to device"] = _to_the_next
+    measured = [seconds for way in ways.values() for seconds in _both(way)]
+    slowest = _slowest(measured)
+    return {
+        name: Link(
+            latency_s=slowest[2 * index],
+            bytes_per_s=_COPIED_BYTES / (slowest[2 * index + 1] - slowest[2 * index]),
+        )
+        for index, name in enumerate(ways)
+    }
+
+
+def _both(way: Callable[[int], Callable[[], Any]]) -> tuple[float, float]:
+    """Seconds for next to nothing, and for `_COPIED_BYTES`."""
+    return _own_seconds(way(4)), _own_seconds(way(_COPIED_BYTES))
+
+
+def _to_devices(nbytes: int) -> Callable[[], Any]:
+    ones = np.ones(nbytes // 4, np.float32)
+    return lambda: [jax.device_put(ones, d, may_alias=False) for d in jax.local_devices()]
+
+
+def _to_host(nbytes: int) -> Callable[[], Any]:
+    ones = np.ones(nbytes // 4, np.float32)
+    each = [jax.device_put(ones, device) for device in jax.local_devices()]
+    # An array keeps what it has brought to the host: its data, taken anew, does not.
+    return lambda: [np.asarray(array.addressable_data(0)) for array in each]
+
+
+def _to_the_next(nbytes: int) -> Callable[[], Any]:
+    devices, ones = jax.local_devices(), np.ones(nbytes // 4, np.float32)
+    each = [jax.device_put(ones, device) for device in devices]
+    return lambda: [
+        jax.device_put(array, device, may_alias=False)
+        for array, device in zip(each, (*devices[1:], devices[0]), strict=True)
+    ]
+
+
+def _own_seconds(call: Callable[[], Any]) -> float:
+    """The median of rounds of calls, after one that compiles; nobody else is waited for."""
+    jax.block_until_ready(call())
+    calls, rounds = 0, []
+    began = time.perf_counter()
+    while time.perf_counter() - began < _LEAST_S:
+        jax.block_until_ready(call())
+        calls += 1
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        for _ in range(calls):
+            jax.block_until_ready(call())
+        rounds.append((time.perf_counter() - began) / calls)
+    return statistics.median(rounds)
+
+
+def _links(devices: np.ndarray, levels: tuple[Level, ...]) -> dict[str, Link]:
+    """By all-reduces over each level, in all its groups at once.
+
+    A ring's all-reduce is 2 (n - 1) messages, of the bytes over n each: see
+    `planner.cost.collectives`.
+    """
+    names = tuple(level.name for level in reversed(levels))
+    shaped = devices.reshape([level.size for level in reversed(levels)])
+    mesh = jax.sharding.Mesh(shaped, names)
+    sent = _SENT_BYTES.get(devices.flat[0].platform, _SENT_USUALLY)
+    links = {}
+    for level in levels:
+        if level.size > 1:
+            none_s = _all_reduce_s(mesh, level.name, 4)
+            all_s = _all_reduce_s(mesh, level.name, sent)
+            messages = 2 * (level.size - 1)
+            moved = messages / level.size * sent
+            links[level.name] = Link(
+                latency_s=none_s / messages,
+                bytes_per_s=moved / max(all_s - none_s, all_s / 10),
+            )
+    return links
+
+
+def _all_reduce_s(mesh: jax.sharding.Mesh, axis: str, nbytes: int) -> float:
+    """Of an array of so many bytes on each device; of the slowest rank."""
+    spec = jax.P(mesh.axis_names)
+    whole = jax.NamedSharding(mesh, spec)
+    own = np.zeros((1, nbytes // 4), np.float32)
+    array = jax.make_array_from_callback((mesh.size, nbytes // 4), whole, lambda _: own)
+
+    def total(part: jax.Array) -> Any:
+        return jax.lax.psum(part, axis)
+
+    reduce = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=spec, out_specs=spec))
+    rounds = []
+    for _ in range(_ROUNDS + 1):  # the first one compiles
+        began = time.perf_counter()
+        for _ in range(_CALLS):
+            array = reduce(array)
+        array.block_until_ready()
+        rounds.append((time.perf_counter() - began) / _CALLS)
+    slowest: float = processes.gather(np.float32(statistics.median(rounds[1:]))).max()
+    return float(slowest)
+
+
+def _agreed(figures: list[float]) -> list[float]:
+    """Of each the least of all ranks."""
+    least: list[float] = processes.gather(np.asarray(figures, np.float32)).min(axis=0).tolist()
+    return least
+
+
+def _slowest(seconds: list[float]) -> list[float]:
+    """Of each the most of all ranks."""
+    return [-least for least in _agreed([-each for each in seconds])]

@@ -1,0 +1,160 @@
+"""JAX's profiler on one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from nbdist.worker.profiling.trace import NO_PROGRAM, Span, kind_on_device, newest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.worker.profiling.trace import Kind
+
+_COLLECTIVE = re.compile(
+    r"(fusion of )?(all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|collective[-_](permute"
+    r"|broadcast)|ragged[-_]all[-_]to[-_]all|psum|pmax|pmin|ppermute|pbroadcast)"
+)
+"""As XLA names them, and JAX: from 0.10 on XLA calls what `psum` does `psum_invariant.7`, say."""
+
+_CONTROL = re.compile(r"(while|call|closed_call|conditional|cond)\b")
+"""Operations that only hold others."""
+
+_TRANSFERS: dict[str, Kind] = {
+    "DevicePutWithSharding": "to_device",
+    "np.asarray(jax.Array)": "to_host",
+}
+_STARTED = "profile_start_time"
+_OF_PROGRAM = ("program_id", "hlo_module", "hlo_op")
+_LAUNCH = re.compile(r"PjitFunction\((.*)\)$")
+
+
+class PjrtTracer:
+    """Traces what the devices do, and not Python: that would be ten times slower."""
+
+    must_sample = True
+
+    def start(self, folder: Path) -> bool:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        options.host_tracer_level = 2
+        try:
+            jax.profiler.start_trace(folder, profiler_options=options)
+        except RuntimeError:  # only one trace may be under way: the user has begun another
+            return False
+        return True
+
+    def stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the user has: what it saw until then is written
+            jax.profiler.stop_trace()
+
+    def read(self, folder: Path) -> list[Span]:
+        return spans_of(jax.profiler.ProfileData.from_file(str(newest(folder))))
+
+
+def is_collective(name: str) -> bool:
+    """Whether an operation is one, by its name or its opcode."""
+    return _COLLECTIVE.match(name) is not None
+
+
+def holds_others(name: str) -> bool:
+    """Whether an operation is only there for those within it, by its name or its opcode."""
+    return _CONTROL.match(name) is not None
+
+
+def is_host_copy(span: Span) -> bool:
+    """Whether a copy was seen on the host, which does not tell the device."""
+    return span.name in _TRANSFERS
+
+
+def spans_of(data: jax.profiler.ProfileData) -> list[Span]:
+    """What the devices did, and the host's copies; those of CPUs are of device 0."""
+    spans: list[Span] = []
+    for plane in data.planes:
+        on_device = re.match(r"/device:[A-Z]+:(\d+)", plane.name)
+        for line in plane.lines:
+            if on_device and line.name.startswith("Stream"):
+                spans += _of_stream(line.events, int(on_device[1]))
+            elif plane.name == "/host:CPU":
+                spans += _of_host(line.events)
+    return spans
+
+
+@dataclass(frozen=True)
+class HostThread:
+    """What one thread of the host began, in seconds of the profiler's clock.
+
+    Attributes:
+        started_ns: when that clock began, in nanoseconds since the epoch.
+        launches: of programs: the name of the function, and when.
+        copies: when it began those that are spans, too.
+    """
+
+    started_ns: int
+    launches: tuple[tuple[str, float], ...]
+    copies: frozenset[float]
+
+
+def thread_of(data: jax.profiler.ProfileData, mark: str) -> HostThread:
+    """The thread that went through a `jax.profiler.TraceAnnotation` of that name.
+
+    Raises:
+        LookupError: none did.
+    """
+    for line in data.find_plane_with_name("/host:CPU").lines:
+        events = [(e.start_ns / 1e9, e.duration_ns / 1e9, e.name) for e in line.events]
+        if any(name == mark for _, _, name in events):
+            return HostThread(
+                started_ns=dict(data.find_plane_with_name("Task Environment").stats)[_STARTED],
+                launches=tuple(_launches(sorted(events))),
+                copies=frozenset(begin_s for begin_s, _, name in events if name in _TRANSFERS),
+            )
+    raise LookupError(f"no thread went through {mark!r} while it was traced")
+
+
+def _launches(events: list[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
+    """Those that are within another one are its own affair: it is compiled as a whole."""
+    until_s = 0.0
+    for begin_s, seconds, name in events:
+        if begin_s >= until_s and (launch := _LAUNCH.match(name)):
+            until_s = begin_s + seconds
+            yield launch[1], begin_s
+
+
+def _of_stream(events: Any, device: int) -> Iterator[Span]:
+    for event in events:
+        said = {k: v for k, v in event.stats if k in _OF_PROGRAM}
+        yield _span(kind_on_device(event.name), event, {**said, "device_ordinal": device})
+
+
+def _of_host(events: Any) -> Iterator[Span]:
+    """Operations of CPU devices, which are told by what they say of themselves, and copies."""
+    for event in events:
+        name = event.name
+        if name in _TRANSFERS:
+            yield _span(_TRANSFERS[name], event, {})
+        elif "::" in name or name.startswith("end: ") or holds_others(name):
+            continue
+        elif "hlo_op" in (said := dict(event.stats)):
+            yield _span("collective" if is_collective(name) else "compute", event, said)
+
+
+def _span(kind: Kind, event: Any, said: dict[str, Any]) -> Span:
+    begin_s = event.start_ns / 1e9
+    return Span(
+        kind=kind,
+        name=event.name,
+        device=said.get("device_ordinal", 0),
+        run=said.get("run_id", 0),
+        begin_s=begin_s,
+        end_s=begin_s + event.duration_ns / 1e9,
+        program=said.get("program_id", NO_PROGRAM),
+        module=said.get("hlo_module", ""),
+        operation=said.get("hlo_op", ""),
+    )

@@ -1,0 +1,271 @@
+"""Spans of a trace as the tables of what took how long: by operation, by device and by line."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.records import HOST_COPIES, OWN_RANK, DeviceTime, LineTime, OperationTime
+from nbdist.worker.profiling.jax_profiler import holds_others, is_collective, is_host_copy
+from nbdist.worker.profiling.self_time import own_seconds
+from nbdist.worker.profiling.trace import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nbdist.worker.profiling.cell_lines import CellLines
+    from nbdist.worker.profiling.hlo_lines import Frame, Operation, Programs
+    from nbdist.worker.profiling.jax_profiler import HostThread
+    from nbdist.worker.profiling.trace import Kind, Span
+
+_COPIES = {"to_device": "copy to device", "to_host": "copy to host"}
+_NO_LETTER = re.compile(r"[\W_]+")
+_COUNTED = re.compile(r"(\.\d+)+$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of Python.
+
+    Attributes:
+        cell: empty for the traced one; an earlier one as in `Cell In[3]`.
+        line: 0 where none is known.
+        file: that of an earlier cell.
+    """
+
+    cell: str
+    line: int
+    file: str
+
+
+NOWHERE = Place("", 0, "")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A part of a device's time that is one operation's.
+
+    Attributes:
+        span: as it was traced, with its kind as the program has it.
+        name: of the operation, for people.
+        place: the line that it is for.
+        seconds: its own, as `own_seconds` says.
+    """
+
+    span: Span
+    name: str
+    place: Place
+    seconds: float
+
+
+def spent_of(
+    spans: Sequence[Span],
+    programs: Programs,
+    thread: HostThread,
+    lines: CellLines,
+) -> list[Spent]:
+    """Of each operation its name, its line and the time that is its own.
+
+    Args:
+        spans: of one rank.
+        programs: those that ran.
+        thread: the one that ran the cell.
+        lines: of the cell.
+    """
+    known = [(programs.find(*_key(span)), span) for span in _on_devices(spans)]
+    meant = [
+        (operation, _meant(span, operation))
+        for operation, span in known
+        if operation is None or not holds_others(operation.name)
+    ]
+    launched = launches_of([span for _, span in meant], thread)
+    places = _Places(lines, thread.started_ns)
+    own = own_seconds([span for _, span in meant])
+    return [
+        Spent(span, _named(span, operation), places.of(span, operation, at_s), seconds)
+        for (operation, span), at_s, seconds in zip(meant, launched, own, strict=True)
+    ]
+
+
+def _key(span: Span) -> tuple[int, str, str]:
+    return span.program, span.module, span.operation
+
+
+def _meant(span: Span, operation: Operation | None) -> Span:
+    """With the kind that its opcode tells: its name may be anything."""
+    is_known = operation is not None and span.kind in ("compute", "collective")
+    if operation is None or not is_known:
+        return span
+    return span._replace(kind="collective" if is_collective(operation.name) else "compute")
+
+
+def _named(span: Span, operation: Operation | None) -> str:
+    if operation is not None:
+        return operation.name
+    return _COPIES.get(span.kind) or _COUNTED.sub("", span.name)
+
+
+def _on_devices(spans: Sequence[Span]) -> list[Span]:
+    """The host's copies are left out where devices show theirs; else they are on no device.
+
+    What `np.asarray` waits for is no copy: it begins once the devices have done what they did.
+    """
+    if any(span.kind in _COPIES and not is_host_copy(span) for span in spans):
+        return [span for span in spans if not is_host_copy(span)]
+    ends = sorted(span.end_s for span in spans if not is_host_copy(span))
+    return [_of_host(span, ends) if is_host_copy(span) else span for span in spans]
+
+
+def _of_host(span: Span, ends: Sequence[float]) -> Span:
+    """A copy on no device, from where it could begin; devices end operations at `ends`."""
+    before = bisect_right(ends, span.end_s) if span.kind == "to_host" else 0
+    ready_s = ends[before - 1] if before else span.begin_s
+    return span._replace(device=HOST_COPIES, begin_s=max(span.begin_s, ready_s))
+
+
+def launches_of(spans: Sequence[Span], thread: HostThread) -> list[float | None]:
+    """When each span's program was launched; None where the cell's thread did not launch it.
+
+    The profiler names the function of a launch, and not its run: the first run of what is called
+    so is the first launch, and so on. Where they are not as many, it is the last launch before.
+    """
+    begun: dict[str, list[float]] = defaultdict(list)
+    for name, at_s in thread.launches:
+        begun[_letters(f"jit{name}")].append(at_s)
+    runs: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
+    for span in spans:
+        of_name, key = runs[_letters(span.module)], (span.program, span.run)
+        of_name[key] = min(of_name.get(key, span.begin_s), span.begin_s)
+    at = {name: _paired(of_name, begun.get(name, [])) for name, of_name in runs.items()}
+    return [
+        at[_letters(span.module)][span.program, span.run]
+        if span.module
+        else (span.begin_s if span.begin_s in thread.copies else None)
+        for span in spans
+    ]
+
+
+def _letters(name: str) -> str:
+    """XLA writes `jit__lambda` for the profiler's `<lambda>`."""
+    return _NO_LETTER.sub("", name)
+
+
+def _paired(
+    runs: Mapping[tuple[int, int], float], launches: Sequence[float]
+) -> dict[tuple[int, int], float | None]:
+    """Runs, by when they began, with launches in their order."""
+    if len(runs) == len(launches):
+        return dict(zip(sorted(runs, key=runs.__getitem__), launches, strict=True))
+    before = {key: bisect_right(launches, first_s) for key, first_s in runs.items()}
+    return {key: launches[count - 1] if count else None for key, count in before.items()}
+
+
+class _Places:
+    """The lines that operations are for."""
+
+    def __init__(self, lines: CellLines, started_ns: int) -> None:
+        self._lines = lines
+        self._started_ns = started_ns
+
+    def of(self, span: Span, operation: Operation | None, at_s: float | None) -> Place:
+        """The line within a compiled function where that is the cell's own.
+
+        Else the line that launched it, as of an operation that was compiled for an earlier line,
+        or of a function that an earlier cell has made. Where that is unknown, the line that it
+        was compiled for.
+        """
+        frames = operation.frames if operation is not None else ()
+        within = frames[_entry(frames, span.module) :]
+        if own := self._inmost(within, self._lines.is_current):
+            return own
+        if at_s is not None and (line := self._lines.at(self._started_ns + round(1e9 * at_s))):
+            return Place("", line, "")
+        found = self._inmost(frames, self._lines.is_current)
+        return found or self._inmost(frames, self._lines.is_cell) or NOWHERE
+
+    def _inmost(self, frames: Sequence[Frame], wanted: Callable[[str], bool]) -> Place | None:
+        for frame in reversed(frames):
+            if wanted(frame.file):
+                if self._lines.is_current(frame.file):
+                    return Place("", frame.line, "")
+                return Place(self._lines.cell(frame.file), frame.line, frame.file)
+        return None
+
+
+def _entry(frames: Sequence[Frame], program: str) -> int:
+    """Where in a stack the function begins that was compiled: those before have called it."""
+    for index, frame in enumerate(frames):
+        if _letters(f"jit{frame.function.rpartition('.')[2]}") == _letters(program):
+            return index
+    return len(frames)
+
+
+def by_operation(spent: Sequence[Spent]) -> tuple[OperationTime, ...]:
+    """The longest first."""
+    seconds: dict[tuple[str, Kind], float] = defaultdict(float)
+    counts: dict[tuple[str, Kind], int] = defaultdict(int)
+    for part in spent:
+        seconds[part.name, part.span.kind] += part.seconds
+        counts[part.name, part.span.kind] += 1
+    return tuple(
+        OperationTime(name=name, kind=kind, seconds=seconds[name, kind], count=counts[name, kind])
+        for name, kind in sorted(seconds, key=seconds.__getitem__, reverse=True)
+    )
+
+
+def by_device(
+    spent: Sequence[Spent], devices: Sequence[int], seconds: float
+) -> tuple[DeviceTime, ...]:
+    """Every device of a rank, also those that did nothing.
+
+    Args:
+        spent: of the rank.
+        devices: those that it drives.
+        seconds: how long the cell took; what is left of it is idle.
+    """
+    times: dict[int, dict[Kind, float]] = {number: dict.fromkeys(KINDS, 0.0) for number in devices}
+    for part in spent:
+        of_device = times.setdefault(part.span.device, dict.fromkeys(KINDS, 0.0))
+        of_device[part.span.kind] += part.seconds
+    return tuple(
+        DeviceTime(
+            rank=OWN_RANK,
+            device=number,
+            compute_s=of["compute"],
+            collective_s=of["collective"],
+            to_device_s=of["to_device"],
+            to_host_s=of["to_host"],
+            idle_s=0.0 if number == HOST_COPIES else max(0.0, seconds - sum(of.values())),
+        )
+        for number, of in sorted(times.items(), key=lambda item: (item[0] < 0, item[0]))
+    )
+
+
+def by_line(spent: Sequence[Spent], text_of: Callable[[Place], str]) -> tuple[LineTime, ...]:
+    """The cell's lines in order, then earlier cells', then what has no line.
+
+    Args:
+        spent: of the rank.
+        text_of: the text of a line.
+    """
+    times: dict[Place, dict[Kind, float]] = defaultdict(lambda: dict.fromkeys(KINDS, 0.0))
+    for part in spent:
+        times[part.place][part.span.kind] += part.seconds
+    return tuple(
+        LineTime(
+            cell=place.cell,
+            line=place.line,
+            text=text_of(place),
+            compute_s=of["compute"],
+            collective_s=of["collective"],
+            transfer_s=of["to_device"] + of["to_host"],
+        )
+        for place, of in sorted(times.items(), key=lambda item: _order(item[0]))
+    )
+
+
+def _order(place: Place) -> tuple[bool, str, int]:
+    return place == NOWHERE, place.cell, place.line

@@ -1,0 +1,1 @@
+"""Functions that the notebook calls on an engine through ipyparallel's `apply`."""

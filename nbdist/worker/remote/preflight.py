@@ -1,0 +1,294 @@
+"""What a rank looks at before a run: its host, and the way to the others.
+
+It goes without a framework: TensorFlow waits for a minute and more for a peer that is not there.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import glob
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nbdist.records import Gpu, HostFacts, Reach
+from nbdist.worker.runtime import context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PACKAGES = (
+    "nbdist",
+    "ipyparallel",
+    "tensorflow",
+    "keras",
+    "jax",
+    "jaxlib",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)
+_QUERY = "name,memory.total,memory.used,utilization.gpu,driver_version"
+_SMI_S = 3.0
+_CONNECT_S = 2.0
+_OPEN_S = 10.0
+_PINGS = 10
+_PIECE = bytes(1 << 16)
+_SEND_S = 0.3
+_AT_ONCE = 64
+_PING, _SEND = b"p", b"s"
+_SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at
+_MIB = 1 << 20
+_listeners: list[socket.socket] = []
+
+
+def facts() -> HostFacts:
+    """What there is here."""
+    gpus, driver = _gpus()
+    folder = Path.cwd()
+    return HostFacts(
+        rank=context.current().rank,
+        host=socket.gethostname(),
+        python=sys.executable,
+        versions=_versions(),
+        folder=str(folder),
+        cpus=len(os.sched_getaffinity(0)),
+        free_bytes=psutil.virtual_memory().available,
+        disk_bytes=shutil.disk_usage(folder).free,
+        shm_bytes=shutil.disk_usage(_SHM).free if _SHM.is_dir() else 0,
+        gpus=gpus,
+        driver=driver,
+        time_s=time.time(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs, and their driver's version; none where the driver does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return (), ""
+    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SMI_S, check=True
+        ).stdout
+    except (subprocess.SubprocessError, OSError):
+        return (), ""
+    rows = [[word.strip() for word in line.split(",")] for line in answer.splitlines()]
+    gpus = tuple(
+        Gpu(
+            name=name,
+            memory_bytes=int(_number(total) * _MIB),
+            used_bytes=int(_number(used) * _MIB),
+            busy=_number(busy) / 100,
+        )
+        for name, total, used, busy, _ in rows
+    )
+    return gpus, rows[0][4] if rows else ""
+
+
+def _number(word: str) -> float:
+    """0 for what a GPU does not tell (`[N/A]`)."""
+    try:
+        return float(word)
+    except ValueError:
+        return 0.0
+
+
+def open_ports(addresses: list[str], token: str) -> int | str:
+    """Listen for the others for a few seconds, where they would connect to a framework's port.
+
+    Args:
+        addresses: of each rank, as the others know it.
+        token: whoever does not say it first is hung up on.
+
+    Returns:
+        The port; or why there is none.
+    """
+    address = addresses[context.current().rank]
+    try:
+        family, _, _, _, end = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        return f"{address} cannot be resolved here: {error.strerror or error}"
+    try:
+        listener.bind(end)
+        listener.listen(_AT_ONCE)
+    except OSError as error:
+        listener.close()
+        return f"{address} is no address of this host: {error.strerror or error}"
+    _listeners.append(listener)
+    serve = functools.partial(_serve, listener, token.encode())
+    threading.Thread(target=serve, name="nbdist-preflight", daemon=True).start()
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def close_ports() -> None:
+    """Listen no longer."""
+    while _listeners:
+        with contextlib.suppress(OSError):  # the time was over
+            _listeners.pop().shutdown(socket.SHUT_RDWR)
+
+
+def _serve(listener: socket.socket, token: bytes) -> None:
+    with listener:
+        deadline = time.monotonic() + _OPEN_S
+        while (left := deadline - time.monotonic()) > 0:
+            listener.settimeout(left)
+            try:
+                link = listener.accept()[0]
+            except OSError:  # it was shut
+                return
+            answer = functools.partial(_answer, link, token)
+            threading.Thread(target=answer, name="nbdist-preflight", daemon=True).start()
+
+
+def _answer(link: socket.socket, token: bytes) -> None:
+    """Say back each ping; of what is sent to see how fast, the end."""
+    with link, contextlib.suppress(OSError):
+        link.settimeout(_OPEN_S)
+        if _read(link, len(token)) != token:
+            return
+        link.sendall(token)
+        while kind := link.recv(1):
+            if kind == _PING:
+                link.sendall(kind)
+            else:
+                size = int.from_bytes(_read(link, 8))
+                while size > 0 and (part := link.recv(min(size, len(_PIECE)))):
+                    size -= len(part)
+                if size == 0:
+                    link.sendall(kind)
+
+
+def _read(link: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (part := link.recv(size - len(found))):
+        found += part
+    return found
+
+
+def reach(ends: dict[int, tuple[str, int]], token: str, measure: bool) -> tuple[Reach, ...]:
+    """Connect to the others.
+
+    Args:
+        ends: where each listens, by rank; oneself too.
+        token: see `open_ports`.
+        measure: also see how fast the next rank is sent to.
+    """
+    own = context.current().rank
+    ranks = sorted(ends)
+    after = ranks[(ranks.index(own) + 1) % len(ranks)] if own in ranks else own
+    others = [rank for rank in ranks if rank != own]
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "nbdist-preflight") as pool:
+        found = pool.map(lambda rank: _reach(rank, ends[rank], token.encode()), others)
+        reached = {reach.rank: reach for reach in found}
+    if measure and after != own and not reached[after].fault:
+        speed = _speed(ends[after], token.encode())
+        reached[after] = Reach(after, latency_s=reached[after].latency_s, bytes_per_s=speed)
+    return tuple(reached.values())
+
+
+def _reach(rank: int, end: tuple[str, int], token: bytes) -> Reach:
+    try:
+        with _connected(end, token) as link:
+            times = [_ping(link) for _ in range(_PINGS)]
+    except OSError as error:
+        return Reach(rank, fault=error.strerror or str(error) or type(error).__name__)
+    return Reach(rank, latency_s=min(times))
+
+
+@contextlib.contextmanager
+def _connected(end: tuple[str, int], token: bytes) -> Iterator[socket.socket]:
+    with socket.create_connection(end, _CONNECT_S) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sendall(token)
+        if _read(link, len(token)) != token:
+            raise OSError("somebody else answers")
+        yield link
+
+
+def _ping(link: socket.socket) -> float:
+    began = time.perf_counter()
+    link.sendall(_PING)
+    _read(link, 1)
+    return time.perf_counter() - began
+
+
+def _speed(end: tuple[str, int], token: bytes) -> float:
+    """Bytes a second, over twice as much each time until it has taken long enough to tell."""
+    pieces = 4
+    with _connected(end, token) as link:
+        link.settimeout(_CONNECT_S)
+        while True:
+            size = pieces * len(_PIECE)
+            began = time.perf_counter()
+            link.sendall(_SEND + size.to_bytes(8))
+            for _ in range(pieces):
+                link.sendall(_PIECE)
+            with contextlib.suppress(TimeoutError):  # it is as slow as that
+                _read(link, 1)
+            seconds = time.perf_counter() - began
+            if seconds > _SEND_S / 3 or pieces >= 1 << 14:
+                return size / seconds
+            pieces *= 2
+
+
+def leave_mark(folder: str, name: str) -> str:
+    """Write a file that other hosts are asked for; returns why that is not possible."""
+    try:
+        path = Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(name)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def sees_mark(folder: str, name: str) -> bool:
+    """Whether it is here, too, as soon as a file system that is slow to tell has told."""
+    path = Path(folder).expanduser()
+    deadline = time.monotonic() + _CONNECT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            list(path.iterdir())  # has NFS look again
+            if (path / name).read_text() == name:
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def remove_mark(folder: str, name: str) -> None:
+    with contextlib.suppress(OSError):
+        (Path(folder).expanduser() / name).unlink()
+
+
+def files(pattern: str) -> tuple[int, int, tuple[str, ...]]:
+    """The files of a pattern here: how many, of how many bytes, and those that cannot be read."""
+    whole = Path(pattern).expanduser().absolute()
+    there = map(Path, glob.glob(str(whole), recursive=True))  # noqa: PTH207 - of any depth
+    found = [path for path in there if path.is_file()]
+    unread = tuple(str(path) for path in found if not os.access(path, os.R_OK))
+    return len(found), sum(path.stat().st_size for path in found), unread

@@ -1,0 +1,207 @@
+"""What the session asks of a fresh engine, one call each, by ipyparallel's `apply`.
+
+The frameworks' modules are imported by the call that needs them: an engine without JAX never
+imports ours that lean on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from nbdist.records import RANK_VARIABLE, WorkerHello
+from nbdist.worker import cell_runner, watchdog
+from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.runtime import context, gloo_connections, import_hooks, seeding
+from nbdist.worker.runtime.shell import engine_shell
+
+if TYPE_CHECKING:
+    from nbdist.records import (
+        Agreement,
+        CollectiveState,
+        Device,
+        Framework,
+        MirroredWiring,
+        PjrtWiring,
+        Restored,
+        StrategyName,
+        Survey,
+        WorkerIdentity,
+    )
+
+_PACKAGES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax",)}
+
+
+def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
+    """Who this engine is and what it has."""
+    versions = {"python": platform.python_version()}
+    for framework in frameworks:
+        for package in _PACKAGES[framework]:
+            versions[package] = importlib.metadata.version(package)
+    rank = int(os.environ[RANK_VARIABLE])
+    return WorkerHello(rank=rank, host=socket.gethostname(), pid=os.getpid(), versions=versions)
+
+
+def load(modules: tuple[str, ...]) -> None:
+    """Import what the ranks have imported, so that whoever takes the place of one has it."""
+    keras_backend.decide_at_import()
+    for name in modules:
+        with contextlib.suppress(Exception):  # it is the cell's that this is told, when it runs
+            importlib.import_module(name)
+
+
+def take_place(env: dict[str, str], cores: tuple[int, ...]) -> None:
+    """Be what a rank's engine is when it is forked: this one was forked for none."""
+    os.environ.update(env)
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def become(identities: dict[int, WorkerIdentity]) -> None:
+    """Take the rank: from here on output goes to the notebook, and cells can run."""
+    identity = identities[int(os.environ[RANK_VARIABLE])]
+    worker = context.become(identity)
+    namespace = {"rank": worker.rank, "world_size": worker.world_size, "report": worker.report}
+    engine_shell().push(namespace, interactive=False)
+    # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
+    engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
+    seed(identity.seed)
+    keras_backend.decide_at_import()
+    watchdog.watch(worker, identity.dispatch)
+    cell_runner.take_cells(identity.dispatch)
+
+
+def seed(number: int) -> None:
+    """Seed every random generator of this process."""
+    seeding.seed_generators(seeding.ClusterSeed(number))
+
+
+def reserve_port() -> int:
+    """Find and hold a port for TensorFlow's server."""
+    _import_tensorflow()
+    from nbdist.worker.tensorflow import strategy as tensorflow_strategy
+
+    return tensorflow_strategy.reserve_port()
+
+
+def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
+    """Build MultiWorkerMirroredStrategy; every rank has to be asked at once."""
+    _import_tensorflow()
+    from nbdist.worker.tensorflow import strategy as tensorflow_strategy
+
+    devices = tensorflow_strategy.build(wiring[context.current().rank])
+    watchdog.heed_preemption(context.current())
+    _prepare_keras()
+    _offer("mirrored")
+    return devices
+
+
+def survey_mirrored() -> Survey | None:
+    """Describe TensorFlow's variables; `reopen_mirrored` and `restore_mirrored` come next.
+
+    Returns:
+        None on a rank that has taken the place of another: TensorFlow has to be wired anew.
+    """
+    if "mirrored" not in context.current().strategies:
+        return None
+    from nbdist.worker.tensorflow import variable_recovery
+
+    return variable_recovery.survey()
+
+
+def reopen_mirrored(key: int) -> None:
+    """Give TensorFlow new collectives; the instance key is the same on all ranks."""
+    from nbdist.worker.tensorflow import strategy as tensorflow_strategy
+
+    tensorflow_strategy.reopen(key)
+
+
+def restore_mirrored(agreements: tuple[Agreement, ...]) -> Restored:
+    """Have the same variables on all ranks; every rank has to be asked at once."""
+    from nbdist.worker.tensorflow import strategy as tensorflow_strategy
+    from nbdist.worker.tensorflow import variable_recovery
+
+    tensorflow_strategy.prove()
+    return variable_recovery.adopt(agreements[context.current().rank])
+
+
+def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
+    """Join JAX's processes and make the mesh; every rank has to be asked at once."""
+    from nbdist.worker.jax import backend as jax_backend
+
+    devices = jax_backend.build(wiring[context.current().rank])
+    _prepare_keras()
+    _offer("pjrt")
+    engine_shell().push({"mesh": context.current().strategies["pjrt"].mesh}, interactive=False)
+    return devices
+
+
+def _import_tensorflow() -> None:
+    """Without Keras, where a cell is to decide its backend; the parent has done so as a rule."""
+    if keras_backend.VARIABLE not in os.environ:
+        importlib.import_module("nbdist.worker.tensorflow.without_keras")
+
+
+def leave_pjrt() -> None:
+    """Leave JAX's processes; `build_pjrt` and `put_back_pjrt` come next."""
+    from nbdist.worker.jax import backend as jax_backend
+
+    jax_backend.leave()
+
+
+def put_back_pjrt() -> tuple[str, ...]:
+    """Make the arrays of before again; returns the names of those that are lost."""
+    from nbdist.worker.jax import backend as jax_backend
+
+    return jax_backend.put_back()
+
+
+_BACKENDS: dict[StrategyName, str] = {
+    "mirrored": "nbdist.worker.tensorflow.strategy",
+    "pjrt": "nbdist.worker.jax.backend",
+}
+
+
+def collective_states(strategies: tuple[StrategyName, ...]) -> dict[StrategyName, CollectiveState]:
+    """What earlier cells have left of each strategy's collectives on this rank."""
+    found: dict[StrategyName, CollectiveState] = {}
+    for name in context.current().strategies.keys() & set(strategies):
+        module = importlib.import_module(_BACKENDS[name])
+        found[name] = module.collective_state()
+    return found
+
+
+def peer_ports() -> set[int]:
+    """The ports that this process is connected to."""
+    return gloo_connections.peer_ports()
+
+
+def forget(names: tuple[str, ...]) -> None:
+    """Take names out of the user's namespace, as another rank has lost what they mean."""
+    for name in names:
+        engine_shell().user_ns.pop(name, None)
+
+
+def _offer(name: StrategyName) -> None:
+    """`strategy` is the one that was built first, until a cell asks for another."""
+    context.current().end_cell()  # what the libraries printed meanwhile belongs to no cell
+    strategies = context.current().strategies
+    if len(strategies) == 1:
+        engine_shell().push({"strategy": strategies[name]}, interactive=False)
+
+
+def _prepare_keras() -> None:
+    """What its `fit` tells the notebook, once a cell imports it."""
+    import_hooks.once_imported("keras", _prepare_imported_keras)
+
+
+def _prepare_imported_keras() -> None:
+    from nbdist.worker.fit import callback as fit_callback
+
+    fit_callback.apply()

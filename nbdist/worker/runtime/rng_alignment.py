@@ -1,0 +1,122 @@
+"""The states of the global random generators, which all ranks are to have alike between cells."""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nbdist.worker.runtime.seeding import ClusterSeed
+
+_NUMPYS = "MT19937"
+
+
+class _Words(msgspec.Struct, frozen=True):
+    """A Mersenne Twister of Python's.
+
+    Attributes:
+        version: of the state.
+        words: uint32, with the position last.
+        gauss: a value that was drawn in advance.
+    """
+
+    version: int
+    words: bytes
+    gauss: float | None
+
+
+class _Eager(msgspec.Struct, frozen=True):
+    """TensorFlow's eager context.
+
+    Attributes:
+        seed: the global seed.
+        is_of_cluster: no cell has set it.
+        words: the generator of the seeds of operations.
+    """
+
+    seed: int
+    is_of_cluster: bool
+    words: _Words
+
+
+class _Numpy(msgspec.Struct, frozen=True):
+    key: bytes
+    position: int
+    has_gauss: int
+    gauss: float
+
+
+class States(msgspec.Struct, frozen=True):
+    """What is known of the generators; None for one that is missing or of another kind."""
+
+    python: _Words
+    numpy: _Numpy | None
+    eager: _Eager | None
+
+    @classmethod
+    def now(cls) -> States:
+        """As they are now."""
+        return cls(_words(random.getstate()), _of_numpy(), _of_eager())
+
+    def digests(self) -> dict[str, int]:
+        """A number for each generator, by the name of its library."""
+        named = {"random": self.python, "NumPy": self.numpy, "TensorFlow": self.eager}
+        return {
+            name: zlib.crc32(msgspec.msgpack.encode(state))
+            for name, state in named.items()
+            if state is not None
+        }
+
+    def packed(self) -> bytes:
+        """For `restore` on another rank."""
+        return msgspec.msgpack.encode(self)
+
+
+def restore(packed: bytes) -> None:
+    """Continue with the states of another rank."""
+    states = msgspec.msgpack.decode(packed, type=States)
+    random.setstate(_state(states.python))
+    if states.numpy is not None and _of_numpy() is not None:
+        own, key = states.numpy, np.frombuffer(states.numpy.key, np.uint32)
+        np.random.set_state((_NUMPYS, key, own.position, own.has_gauss, own.gauss))
+    context = _context()
+    if states.eager is not None and context is not None:
+        seed = states.eager.seed
+        context._set_global_seed(ClusterSeed(seed) if states.eager.is_of_cluster else seed)
+        context._rng.setstate(_state(states.eager.words))
+
+
+def _words(state: tuple[Any, ...]) -> _Words:
+    version, words, gauss = state
+    return _Words(version, np.array(words, np.uint32).tobytes(), gauss)
+
+
+def _state(words: _Words) -> tuple[Any, ...]:
+    numbers = np.frombuffer(words.words, np.uint32).tolist()
+    return words.version, tuple(numbers), words.gauss
+
+
+def _of_numpy() -> _Numpy | None:
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != _NUMPYS:
+        return None
+    own = state["state"]
+    return _Numpy(own["key"].tobytes(), own["pos"], state["has_gauss"], state["gauss"])
+
+
+def _of_eager() -> _Eager | None:
+    context = _context()
+    if context is None or not isinstance(context._seed, int):
+        return None
+    is_of_cluster = isinstance(context._seed, ClusterSeed)
+    return _Eager(int(context._seed), is_of_cluster, _words(context._rng.getstate()))
+
+
+def _context() -> Any:
+    """TensorFlow's, if a cell or the parent has imported it."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    return None if module is None else module.context()

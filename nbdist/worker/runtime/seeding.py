@@ -1,0 +1,49 @@
+"""Seeds of the random generators of this process.
+
+The functional API of Keras, `keras.utils.set_random_seed`, is not used: it imports Keras and
+TensorFlow, and a cell decides whether and how these are imported (`KERAS_BACKEND`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+
+import numpy as np
+
+from nbdist.worker.runtime import import_hooks
+
+
+class ClusterSeed(int):
+    """The cluster's seed, as TensorFlow keeps it until a cell sets one: also one of equal value."""
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python's and NumPy's global generators, TensorFlow's and Keras's.
+
+    A framework that is not imported yet is seeded when a cell imports it. Generators of Python and
+    NumPy are left alone at that moment.
+
+    Args:
+        seed: 0 to 2**32 - 1; a `ClusterSeed` if no cell has asked for it.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    import_hooks.once_imported("tensorflow", functools.partial(_seed_tensorflow, seed))
+    import_hooks.once_imported("keras", functools.partial(_seed_keras, seed))
+
+
+def _seed_tensorflow(seed: int) -> None:
+    """Creates no op and starts no runtime, so that a strategy can still be built."""
+    importlib.import_module("tensorflow").random.set_seed(seed)
+
+
+def _seed_keras(seed: int) -> None:
+    """Do what `keras.utils.set_random_seed` does to Keras itself."""
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+    from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+
+    global_state.set_global_attribute(GLOBAL_RANDOM_SEED, seed)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)

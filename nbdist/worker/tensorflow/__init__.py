@@ -1,0 +1,1 @@
+"""TensorFlow on a rank: MultiWorkerMirroredStrategy and its step cells."""

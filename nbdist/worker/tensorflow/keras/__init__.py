@@ -1,0 +1,4 @@
+"""Keras under MultiWorkerMirroredStrategy.
+
+`fit`, `evaluate` and `predict` compute the numbers of one device.
+"""

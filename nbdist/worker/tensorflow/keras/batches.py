@@ -1,0 +1,172 @@
+"""Global batches of Keras's `fit`, `evaluate` and `predict`, cut for a rank.
+
+`tf.distribute` shards a data set before it is shuffled, and gives replicas whatever a file or a
+partial batch leaves. Here every rank makes the same global batches in the same order, as one device
+does, and takes its own rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import tensorflow as tf
+from keras.src import tree
+
+from nbdist.worker.tensorflow.replica.batch_share import Shares
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.worker.tensorflow.replica.batch_share import Count
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A global batch.
+
+    Attributes:
+        data: tensors with all rows, as Keras's data adapters nest them.
+        total: rows of the global batch.
+        spec: type specs of `data`, in which dimensions may be unknown.
+        is_part: `data` are this rank's rows only.
+        number: of batches before it in its pass through the data.
+        is_new: it is of the first pass through the data.
+    """
+
+    data: Any
+    total: int
+    spec: Any
+    is_part: bool = False
+    number: int = 0
+    is_new: bool = True
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which replicas a rank has."""
+
+    first: int
+    local: int
+    replicas: int
+
+    @classmethod
+    def of(cls, strategy: tf.distribute.Strategy) -> Place:
+        if strategy.num_replicas_in_sync == 1:
+            return cls(0, 1, 1)
+        local = len(strategy.extended.worker_devices)
+        resolver = strategy.cluster_resolver
+        rank = resolver.task_id if resolver is not None and resolver.task_id else 0
+        return cls(rank * local, local, int(strategy.num_replicas_in_sync))
+
+    def cut(self, data: Any, total: int) -> Any:
+        """This rank's rows of a global batch."""
+        share = Shares(total, self.replicas, even=False).of(self.first, self.local)
+        return rows_of(data, share.offset, share.rows)
+
+
+def rows_of(data: Any, first: Any, count: Any) -> Any:
+    """Rows `first` to `first + count` of each tensor, dense, ragged or sparse."""
+
+    def some(value: Any) -> Any:
+        if isinstance(value, tf.SparseTensor):
+            start = tf.concat([[tf.cast(first, tf.int64)], 0 * value.dense_shape[1:]], 0)
+            size = tf.concat([[tf.cast(count, tf.int64)], value.dense_shape[1:]], 0)
+            return tf.sparse.slice(value, start, size)
+        if value is None or isinstance(value, tf.experimental.Optional):
+            return value
+        return value[first : first + count]
+
+    return tree.map_structure(some, data, none_is_leaf=True)
+
+
+def row_count(data: Any) -> int:
+    """Rows of a global batch."""
+    first = _first(data)
+    shape = first.dense_shape if isinstance(first, tf.SparseTensor) else first.shape
+    return int(shape[0])
+
+
+def has_equal_rows(data: Any) -> bool:
+    """Whether all tensors of a batch have as many rows."""
+    shapes = [leaf.shape for leaf in tree.flatten(data) if _has_rows(leaf)]
+    return all(shape.rank and shape[0] == shapes[0][0] for shape in shapes)
+
+
+def rows_in(data: Any) -> Count:
+    """Rows of a part of a batch while a step is traced: an int if known, else a scalar int32."""
+    first = _first(data)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+
+
+def has_known_rows(spec: Any) -> bool:
+    """Whether each batch has the same number of rows, which the spec tells."""
+    return _first(spec).shape[0] is not None
+
+
+def _first(data: Any) -> Any:
+    """The first leaf that has rows."""
+    return next(leaf for leaf in tree.flatten(data) if _has_rows(leaf))
+
+
+def _has_rows(leaf: Any) -> bool:
+    return leaf is not None and not isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
+
+
+def given(data: Any) -> Batch:
+    """A batch that is given to `train_on_batch` or `test_on_batch`, the same on all ranks."""
+    data = tree.map_structure(
+        lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), data, none_is_leaf=True
+    )
+    return Batch(data, row_count(data), None)
+
+
+class GlobalBatches:
+    """Batches of a data set that every rank reads in full.
+
+    Args:
+        dataset: global batches, the same on all ranks.
+        order: called before each pass; makes the next order of samples.
+        check: compares a first batch with the other ranks'.
+        total_of: takes this rank's rows and returns those of the global batch, if each rank reads
+            its part from data of its own (`--own-data`).
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        order: Callable[[], None] = lambda: None,
+        check: Callable[[Any], None] = lambda _: None,
+        total_of: Callable[[int], int] | None = None,
+    ) -> None:
+        self.spec = dataset.element_spec
+        self._dataset = dataset
+        self._order = order
+        self._check = check
+        self._total_of = total_of
+        self._passes = 0
+
+    def symbols(self) -> Any:
+        """Specs of a batch, with None for what it does not have."""
+        return tree.map_structure(
+            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self.spec
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin a pass at once: a data set that reshuffles counts the iterators that are made."""
+        self._order()
+        self._passes += 1
+        return self._batches(iter(self._dataset))
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        for number, data in enumerate(batches):
+            if number == 0:
+                self._check(data)
+            rows = row_count(data)
+            if self._total_of is None:
+                yield Batch(data, rows, self.spec, number=number, is_new=self._passes == 1)
+            else:
+                yield Batch(data, self._total_of(rows), self.spec, is_part=True, number=number)

@@ -1,0 +1,197 @@
+"""Keras 3 does not compute `fit` under MultiWorkerMirroredStrategy as on one device.
+
+Its trainer's functions cannot train at all (https://github.com/keras-team/keras/issues/20585),
+shuffle each rank's data another way, and average over replicas whatever their rows. Ours replace
+them (`worker/tensorflow/keras/train_function.py`, `worker/tensorflow/keras/inputs.py`).
+`LossScaleOptimizer.check_finite` asks each replica about its own gradients: if one overflows and
+they are not averaged yet, its replica alone skips the update, and all wait for each other forever.
+Seen with Keras 3.15.1 and TensorFlow 2.21.0; `tests/worker/tensorflow/test_strategy.py` fails when
+the patch is no longer needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import core as keras_core
+from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.losses import loss as keras_loss
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from nbdist.worker.keras.train_function_timing import TimedFunction
+from nbdist.worker.tensorflow.keras import inputs as keras_inputs
+from nbdist.worker.tensorflow.keras import train_function
+from nbdist.worker.tensorflow.keras.batches import GlobalBatches
+from nbdist.worker.tensorflow.keras.train_function import ReplicatedPredict, ReplicatedStep
+from nbdist.worker.tensorflow.replica import summed_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import Precision
+
+PATCHED_SERIES = "3.15."
+_log = logging.getLogger(__name__)
+_make_upstream = {
+    kind: getattr(keras_trainer.TensorFlowTrainer, f"make_{kind}_function")
+    for kind in ("train", "test", "predict")
+}
+_init_upstream = keras_trainer.TFEpochIterator.__init__
+_build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
+_scale_upstream = keras_loss.scale_loss_for_distribution
+_unscale_upstream = keras_loss.unscale_loss_for_distribution
+_initialize_upstream = keras_core.Variable._initialize
+_made_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The strategy of each function that was made for a model."""
+
+_finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
+
+
+def apply() -> None:
+    """Patch the versions that were tested; for another version, print so and change nothing."""
+    if not keras.__version__.startswith(PATCHED_SERIES):
+        _log.warning(
+            "Keras %s is not patched: only %sx was tested", keras.__version__, PATCHED_SERIES
+        )
+        return
+    trainer = keras_trainer.TensorFlowTrainer
+    trainer.make_train_function = functools.partialmethod(_make, "train", _replicated_train)
+    trainer.make_test_function = functools.partialmethod(_make, "test", _replicated_test)
+    trainer.make_predict_function = functools.partialmethod(_make, "predict", ReplicatedPredict)
+    trainer._maybe_symbolic_build = _maybe_symbolic_build
+    keras_trainer.TFEpochIterator.__init__ = _init_iterator
+    keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
+    keras_loss.scale_loss_for_distribution = _scale_loss
+    keras_loss.unscale_loss_for_distribution = _unscale_loss
+    keras_core.Variable._initialize = summed_variables.initialized(_initialize_upstream)
+
+
+@contextlib.contextmanager
+def made_for(precision: Precision) -> Iterator[None]:
+    """Layers that are made meanwhile compute in `precision`; their variables are float32."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(f"mixed_{precision}")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _check_finite(self: Any, grads: Any) -> Any:
+    """Whether the gradients are finite on all replicas."""
+    finite = _finite_upstream(self, grads)
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return finite
+    bad = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~finite, tf.float32))
+    return tf.equal(bad, 0)
+
+
+def _scale_loss(value: Any) -> Any:
+    """Divide by the number of replicas in a replica only: a plain cell is one device."""
+    return _scale_upstream(value) if tf.distribute.get_replica_context() else value
+
+
+def _unscale_loss(value: Any) -> Any:
+    return _unscale_upstream(value) if tf.distribute.get_replica_context() else value
+
+
+def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = False) -> Any:
+    """Make the function that `fit`, `evaluate` or `predict` calls for each step.
+
+    A model without a strategy of its own is trained in whatever scope there is: another scope needs
+    another function.
+    """
+    if not _is_ours(self.distribute_strategy):
+        return _make_upstream[kind](self, force)
+    name, made_for = f"{kind}_function", _made_for.setdefault(self, {})
+    if getattr(self, name) is None or force or made_for.get(kind) is not self.distribute_strategy:
+        setattr(self, name, replicated(self))
+        made_for[kind] = self.distribute_strategy
+    return getattr(self, name)
+
+
+def _replicated_train(model: Any) -> Any:
+    return TimedFunction(ReplicatedStep(model, model.train_step))
+
+
+def _replicated_test(model: Any) -> Any:
+    step = ReplicatedStep(model, model.test_step)
+    return lambda iterator: step(iterator)[0]
+
+
+def _init_iterator(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Iterate over global batches that all ranks have."""
+    if not _is_ours(distribute_strategy):
+        _init_upstream(self, distribute_strategy, *args, **kwargs)
+        return
+    EpochIterator.__init__(self, *args, **kwargs)
+    self._distribute_strategy = distribute_strategy
+    self._distributed_dataset = keras_inputs.batches_of(self.data_adapter, distribute_strategy)
+
+
+def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Build from the spec of the batches: reading one would reshuffle the data set."""
+    strategy = self._distribute_strategy
+    if strategy is None or not _is_ours(strategy):
+        _build_upstream(self, iterator, data_batch)
+        return
+    if type(self).call is keras.Model.call:
+        return  # its own `train_step` calls other models
+    if isinstance(getattr(iterator, "_distributed_dataset", None), GlobalBatches):
+        data_batch = iterator._distributed_dataset.symbols()
+    elif iterator is not None:
+        _, _, batches = next(iter(iterator))
+        data_batch = train_function.first_of(strategy, next(batches))
+    with strategy.scope():
+        _build(self, data_batch)
+
+
+def _build(model: Any, data_batch: Any) -> None:
+    """Build, unless a `train_step` of the user's takes batches that `call` does not.
+
+    Such a model needs no more variables if its layers have theirs: `call` runs in the step.
+    """
+    metrics = model._compile_metrics
+    are_built = metrics is None or metrics.built
+    try:
+        model._symbolic_build(data_batch=data_batch)
+        if not are_built:
+            _skip_first_reset(metrics)
+    except RuntimeError:
+        layers = list(model._flatten_layers(include_self=False))
+        own_step = type(model).train_step is not keras.Model.train_step
+        if not (own_step and layers and all(layer.built for layer in layers)):
+            raise
+
+
+def _skip_first_reset(metrics: Any) -> None:
+    """Begin with the initial values, as one device does: it builds metrics after the reset."""
+
+    def skip() -> None:
+        object.__delattr__(metrics, "reset_state")
+
+    object.__setattr__(metrics, "reset_state", skip)
+
+
+def _is_ours(strategy: Any) -> bool:
+    """Whether it is that of all workers, or that of a rank by itself."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        multi_worker: bool = strategy.extended._in_multi_worker_mode()
+        return multi_worker
+    return not isinstance(
+        strategy,
+        (
+            tf.distribute.MirroredStrategy,
+            tf.distribute.OneDeviceStrategy,
+            tf.distribute.TPUStrategy,
+            tf.distribute.experimental.ParameterServerStrategy,
+            tf.distribute.experimental.CentralStorageStrategy,
+        ),
+    )

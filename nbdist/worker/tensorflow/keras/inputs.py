@@ -1,0 +1,214 @@
+"""Inputs of Keras's `fit`, `evaluate` and `predict` are the same on all ranks, or refused.
+
+Every rank cuts its rows from global batches (`worker/tensorflow/keras/batches.py`). If these
+differ, samples are seen twice or never. So ranks compare sampled rows of the arrays that they were
+given, and the first batch of each data set. The order of a shuffle without a seed is that of a
+number which rank 0 draws.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from msgspec import structs
+
+from nbdist.errors import StepError
+from nbdist.worker.checkpoint.digest import of_arrays
+from nbdist.worker.runtime import context
+from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.tensorflow.dataset_shuffle import is_seeded_by_user
+from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches
+from nbdist.worker.tensorflow.rank_gather import gather_over
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.worker.tensorflow.rank_gather import Gather
+
+SAMPLED_ROWS = 256
+"""Rows of an array that are compared, spread evenly."""
+
+ARGUMENTS = ("x", "y", "sample_weight")
+_RANDOM = ("Random", "StatelessRandom", "Multinomial", "TruncatedNormal")
+"""What the types of TensorFlow's operations that draw random numbers begin with."""
+
+
+def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Global batches of what Keras was given, once ranks have agreed on them.
+
+    Args:
+        adapter: Keras's, of the data.
+        strategy: whose ranks.
+
+    Returns:
+        `GlobalBatches`, or the data set that the user has distributed.
+
+    Raises:
+        StepError: ranks were given other data.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return GlobalBatches(adapter.get_tf_dataset())
+    shuffle = Shuffle()
+    context.current().order = shuffle.order
+    with replaced(tf.random, "shuffle", shuffle):
+        dataset = adapter.get_tf_dataset()
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return dataset
+    gather = gather_over(strategy)
+    if context.current().own_data:
+        return GlobalBatches(dataset, total_of=functools.partial(_total_of, gather))
+    own = [_proposed_order(), _cardinality(dataset), *_sums_of_arrays(adapter)]
+    gathered = gather(np.array(own, np.int32))
+    shuffle.order.seed = int(gathered[0, 0]) if shuffle.is_used else 0
+    _require_same("the data", gathered[:, 2:], ARGUMENTS)
+    _require_same("the number of batches", gathered[:, 1:2])
+    draws, dataset = _draws(dataset), _in_order(dataset)
+
+    def check(first: Any) -> None:
+        _check_first(first, gather, draws=draws)
+
+    return GlobalBatches(dataset, order=shuffle.next_pass, check=check)
+
+
+class Shuffle:
+    """Stands for `tf.random.shuffle` in Keras's data sets of arrays.
+
+    With a seed of the user's, it is that function, so that the order is that of one device.
+    Without, each pass has an order of its own, by `order`.
+    """
+
+    def __init__(self) -> None:
+        self.order = context.ShuffleOrder()
+        self._upstream = tf.random.shuffle
+        self._pass: tf.Variable | None = None
+
+    def __call__(self, values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if is_seeded_by_user():
+            return self._upstream(values, *args, **kwargs)
+        if self._pass is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._pass = tf.Variable([0, 0], dtype=tf.int32, trainable=False)
+        first = tf.cast(tf.reduce_min(values), tf.int32)  # "batch": each has its own order
+        return tf.random.experimental.stateless_shuffle(values, self._pass + tf.stack([first, 0]))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the data set is shuffled by it."""
+        return self._pass is not None
+
+    def next_pass(self) -> None:
+        if self._pass is not None:
+            self._pass.assign([self.order.seed, self._pass[1] + 1])
+
+
+def _proposed_order() -> int:
+    """A seed for the shuffles of this `fit`; all ranks take rank 0's."""
+    worker = context.current()
+    made = worker.fits.fits if worker.fits else 0
+    return zlib.crc32(f"{worker.seed}:{worker.source}:{made}".encode()) >> 1
+
+
+def _sums_of_arrays(adapter: Any) -> list[int]:
+    """A checksum for each of `ARGUMENTS`; 0 if it is no array."""
+    sums = [0] * len(ARGUMENTS)
+    if isinstance(adapter, ArrayDataAdapter):
+        given = adapter._inputs if isinstance(adapter._inputs, tuple) else (adapter._inputs,)
+        for number, part in enumerate(given):
+            arrays = [array for array in tree.flatten(part) if array is not None]
+            sums[number] = of_arrays(map(_sampled, arrays))
+    return sums
+
+
+def _sampled(array: Any) -> np.ndarray:
+    rows = np.unique(np.linspace(0, array.shape[0] - 1, SAMPLED_ROWS).astype(np.int64))
+    if isinstance(array, np.ndarray):
+        return array[rows]
+    return np.asarray(tf.gather(array, rows) if tf.is_tensor(array) else array)
+
+
+def _checksum(value: Any) -> int:
+    return of_arrays(tf.nest.flatten(value, expand_composites=True))
+
+
+def _cardinality(dataset: tf.data.Dataset) -> int:
+    """Batches of the data set; negative if infinite or unknown."""
+    return min(int(dataset.cardinality()), 0x7FFFFFFF)
+
+
+def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
+    """A single batch that ranks have alike, or with `--own-data` this rank's part of one.
+
+    Raises:
+        StepError: ranks were given other batches.
+    """
+    gather = gather_over(strategy)
+    if context.current().own_data:
+        return structs.replace(batch, total=_total_of(gather, batch.total), is_part=True)
+    parts = batch.data if isinstance(batch.data, tuple) else (batch.data,)
+    _require_same("the batch", gather(np.array([_checksum(p) for p in parts], np.int32)), ARGUMENTS)
+    return batch
+
+
+def _total_of(gather: Gather, rows: int) -> int:
+    """Rows of a global batch of which each rank has its part.
+
+    Raises:
+        StepError: ranks have other numbers of rows.
+    """
+    gathered = gather(np.array([rows], np.int32))[:, 0].tolist()
+    if len(set(gathered)) > 1:
+        raise StepError(
+            f"--own-data: ranks have batches of {', '.join(map(str, gathered))} rows; give each "
+            "rank as many samples as the others, or batch them with drop_remainder=True"
+        )
+    return sum(gathered)
+
+
+def _check_first(first: Any, gather: Gather, *, draws: bool) -> None:
+    """Compare the first batch; of inputs that are augmented at random, only the targets."""
+    parts = first if isinstance(first, tuple) else (first,)
+    own = [_checksum(part) for part in parts]
+    sums = gather(np.array(own + [0] * (len(ARGUMENTS) - len(own)), np.int32))
+    skipped = 1 if draws and len(parts) > 1 else 0
+    _require_same("the first batch", sums[:, skipped:], ARGUMENTS[skipped:])
+
+
+def _require_same(what: str, gathered: np.ndarray, names: Sequence[str] = ()) -> None:
+    """Raises StepError for columns in which ranks have other numbers."""
+    differing = [n for n, column in enumerate(gathered.T) if len(set(column.tolist())) > 1]
+    if not differing:
+        return
+    named = ", ".join(dict.fromkeys(f"`{names[n]}`" for n in differing)) if names else ""
+    raise StepError(
+        f"{what}{' in ' if named else ''}{named} is not the same on all ranks: all workers share "
+        "the batches of one data set. Give generators and shuffle(...) a seed "
+        "(np.random.default_rng(0)), sort file names (sorted(os.listdir(folder))), or set "
+        "--own-data if each rank has data of its own on purpose"
+    )
+
+
+def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Elements come in the same order on all ranks, whichever is made first."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
+def _draws(dataset: tf.data.Dataset) -> bool:
+    """Whether a function of the data set draws random numbers, as augmentation does."""
+    functions = [f.function for f in dataset._functions()]
+    return any(_draws_in(f.graph) for f in functions) or any(
+        _draws(below) for below in dataset._inputs()
+    )
+
+
+def _draws_in(graph: Any) -> bool:
+    definition = graph.as_graph_def()
+    inner = (node for function in definition.library.function for node in function.node_def)
+    return any(node.op.startswith(_RANDOM) for node in (*definition.node, *inner))

@@ -1,0 +1,154 @@
+"""The Keras objects that a step under the mirrored strategy uses."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from nbdist.errors import StepError
+from nbdist.worker.runtime.reachable import reachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import Precision, StepRequest
+
+WITH_VARIABLES = (keras.layers.Layer, BaseOptimizer, keras.metrics.Metric, tf.Module)
+
+
+class KerasObjects:
+    """Models, layers, optimizers, metrics and variables, by the names that lead to them.
+
+    Args:
+        request: the step.
+        namespace: the user's.
+        strategy: under which they must have been made.
+    """
+
+    def __init__(
+        self, request: StepRequest, namespace: dict[str, Any], strategy: tf.distribute.Strategy
+    ) -> None:
+        self._strategy = strategy
+        self._lines = request.program.reads
+        found = list(reachable(request.program.reads, namespace))
+        self._owners = [(name, value) for name, value in found if isinstance(value, WITH_VARIABLES)]
+        self._bare = [
+            (name, value)
+            for name, value in found
+            if isinstance(value, (tf.Variable, keras.Variable)) or _is_distributed(value)
+        ]
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """Every layer, those within others too."""
+        every = (layer for root in self._roots() for layer in root._flatten_layers())
+        return list({id(layer): layer for layer in every}.values())
+
+    @property
+    def optimizers(self) -> list[tuple[str, BaseOptimizer]]:
+        return [(name, value) for name, value in self._owners if isinstance(value, BaseOptimizer)]
+
+    def variables(self) -> Iterator[tuple[str, tf.Variable]]:
+        """Every variable of TensorFlow's, with a path that the user knows."""
+        for name, owner in self._owners:
+            for variable in owner.variables:
+                path = getattr(variable, "path", None) or variable.name.split(":")[0]
+                yield f"{name}: {path}", _of_tensorflow(variable)
+        for name, variable in self._bare:
+            yield name, _of_tensorflow(variable)
+
+    def roots(self) -> dict[str, Any]:
+        """What has variables, or is one, by the words that lead to it."""
+        return dict((*self._owners, *self._bare))
+
+    def slots(self) -> Iterator[tf.Variable]:
+        """What optimizers keep for each variable: moments and the like."""
+        for _, optimizer in self.optimizers:
+            scalars = (optimizer.iterations, optimizer._learning_rate)
+            for variable in optimizer.variables:
+                if not any(variable is scalar for scalar in scalars):
+                    yield _of_tensorflow(variable)
+
+    def check_scope(self) -> None:
+        """Raises StepError for what was made elsewhere than in the strategy's scope.
+
+        It would be trained on each worker by itself, or not at all.
+        """
+        made_here = self._strategy.extended.variable_created_in_scope
+        wrong = {
+            path.split(":")[0]: type(variable).__name__
+            for path, variable in self.variables()
+            if not made_here(variable)
+        }
+        for name, optimizer in self.optimizers:
+            if optimizer._distribution_strategy is not self._strategy:
+                wrong.setdefault(name, type(optimizer).__name__)
+        if wrong:
+            named = ", ".join(f"`{name}`{self._line(name)}" for name in wrong)
+            raise StepError(
+                f"made outside of strategy.scope(): {named}; the workers would train each for "
+                "itself. Make it in a %%dist_run cell on all ranks with --strategy mirrored"
+            )
+        unbuilt = [
+            f"`{name}`{self._line(name)}"
+            for name, value in self._owners
+            if isinstance(value, keras.Model) and not value.built
+        ]
+        if unbuilt:
+            raise StepError(
+                f"has no variables yet: {', '.join(unbuilt)}; begin the model with "
+                "keras.Input(shape), or call it once on a batch in the cell that makes it"
+            )
+
+    def build_optimizers(self) -> None:
+        """Give optimizers that have none their variables: a step can make none."""
+        trainable = [v for layer in self._roots() for v in layer.trainable_variables]
+        unique = list({id(v): v for v in trainable}.values())
+        for _, optimizer in self.optimizers:
+            if not optimizer.built and len(self.optimizers) == 1 and unique:
+                with self._strategy.scope():
+                    optimizer.build(unique)
+
+    def _roots(self) -> list[keras.layers.Layer]:
+        return [value for _, value in self._owners if isinstance(value, keras.layers.Layer)]
+
+    def _line(self, name: str) -> str:
+        line = self._lines.get(name)
+        return f" (line {line})" if line else ""
+
+    @contextlib.contextmanager
+    def computing_in(self, precision: Precision | None) -> Iterator[None]:
+        """Layers compute in `precision`; their variables stay what they are."""
+        if precision is None:
+            yield
+            return
+        before = [(layer, layer.dtype_policy) for layer in self.layers]
+        try:
+            for layer, policy in before:
+                if policy.variable_dtype == "float32":
+                    layer.dtype_policy = f"mixed_{precision}"
+            yield
+        finally:
+            for layer, policy in before:
+                layer.dtype_policy = policy
+
+    def is_coarse(self) -> bool:
+        """Whether some layer computes in less than float32."""
+        return any(layer.compute_dtype in ("float16", "bfloat16") for layer in self.layers)
+
+    def scales_loss_itself(self) -> bool:
+        """Whether an optimizer of the user's scales the loss."""
+        kinds = (value for _, value in self.optimizers)
+        return any(isinstance(value, keras.optimizers.LossScaleOptimizer) for value in kinds)
+
+
+def _is_distributed(value: object) -> bool:
+    return isinstance(value, tf.distribute.DistributedValues) and tf.is_tensor(value)
+
+
+def _of_tensorflow(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable

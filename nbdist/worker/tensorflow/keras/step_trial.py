@@ -1,0 +1,185 @@
+"""Trials of a Keras step: a few rows by parts on all replicas, and as a whole on each."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from tensorflow.python.ops import gen_random_ops
+
+from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.tensorflow.keras.batches import Batch, rows_of
+from nbdist.worker.tensorflow.rank_gather import gather_over
+from nbdist.worker.tensorflow.replica.finite import FiniteWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TRIED_ROWS = 64
+"""Rows of each replica in a trial, at most."""
+
+_TOLERANCE = {"float64": 1e-9, "float32": 2e-5}
+"""Relative to the largest number of a value; float32 adds up rows in another order."""
+
+_COARSE_TOLERANCE = 5e-2
+
+Results = dict[str, np.ndarray]
+"""Gradients over all replicas, results and written variables of a step, by name."""
+
+Trace = Callable[[Batch, bool], Callable[[Any], Results]]
+"""Traces a step for a batch, by parts or as a whole: a function of the batch's data."""
+
+_REFUSED = (ValueError, TypeError, tf.errors.InvalidArgumentError)
+"""Errors of TensorFlow for shapes that an operation does not take."""
+
+
+class Trials:
+    """Compares a step by parts with the same step as a whole.
+
+    Args:
+        strategy: of the model.
+        trace: makes the step's functions; they leave no trace in the model's variables.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, trace: Trace) -> None:
+        self._strategy = strategy
+        self._trace = trace
+        self._traced: dict[tuple[int, str], list[Callable[[Any], Results]]] = {}
+
+    def difference(self, batch: Batch, order: np.ndarray | None = None) -> str:
+        """Describe what differs by more than rounding.
+
+        Args:
+            batch: up to `TRIED_ROWS` rows for each replica are used.
+            order: of its rows, on this rank; rank 0's counts. None is that of the batch.
+
+        Returns:
+            A predicate for the user; empty if all is equal.
+        """
+        few = self._few(batch, order)
+        functions = self._functions(few)
+        if not functions:
+            return "does not accept a part of a batch"
+        parts, every = (function(few.data) for function in functions)
+        names = list(every)
+        found = first_difference(parts, every)
+        number = self.agree(names.index(found) + 1 if found else 0)
+        return (
+            f"gives another `{names[number - 1]}` for a part of a batch than for all of it"
+            if number
+            else ""
+        )
+
+    def agree(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        return int(gather_over(self._strategy)(np.array([number], np.int32)).max())
+
+    def _few(self, batch: Batch, order: np.ndarray | None) -> Batch:
+        """The first rows of the order; if there are enough, the replicas do not divide them."""
+        replicas = int(self._strategy.num_replicas_in_sync)
+        rows = min(TRIED_ROWS * replicas, batch.total)
+        rows -= rows % replicas == 0 and rows > replicas
+        if order is None:
+            return Batch(rows_of(batch.data, 0, rows), rows, batch.spec)
+        chosen = gather_over(self._strategy)(order[:rows].astype(np.int32))[0]
+        data = tree.map_structure(
+            lambda leaf: tf.gather(leaf, chosen) if tf.is_tensor(leaf) else leaf,
+            batch.data,
+            none_is_leaf=True,
+        )
+        return Batch(data, rows, batch.spec)
+
+    def _functions(self, few: Batch) -> list[Callable[[Any], Results]]:
+        """By parts and as a whole; empty if the step cannot be traced by parts on a rank."""
+        key = few.total, str(tree.map_structure(tf.type_spec_from_value, few.data))
+        if key not in self._traced:
+            with repeatable():
+                every = self._trace(few, True)
+            functions = []
+            with contextlib.suppress(*_REFUSED), repeatable():
+                functions = [self._trace(few, False), every]
+            self._traced[key] = [] if self.agree(not functions) else functions
+        return self._traced[key]
+
+
+class Recorder(FiniteWatch):
+    """Keeps the gradients of a step that is tried out.
+
+    Of IndexedSlices also the squares of their rows, which Keras makes before it adds up equal ones.
+    """
+
+    def __init__(self, *, is_traced: bool) -> None:
+        super().__init__()
+        self.is_traced = is_traced
+        self.gradients: list[tf.Tensor] = []
+
+    def after_mean(self, means: Sequence[Any]) -> list[Any]:
+        rows = [mean for mean in means if isinstance(mean, tf.IndexedSlices)]
+        squares = [tf.IndexedSlices(r.values**2, r.indices, r.dense_shape) for r in rows]
+        self.gradients += [tf.convert_to_tensor(mean) for mean in (*means, *squares)]
+        return list(means)
+
+
+@contextlib.contextmanager
+def unchanged(variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Put back the values that variables have now."""
+    before = [(variable, variable.numpy()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Random operations without a state of TensorFlow's draw the same numbers in each trial."""
+    numbers = itertools.count()
+
+    def normal(shape: Any, dtype: Any, **_: Any) -> Any:
+        return tf.random.stateless_normal(shape, [next(numbers), 0], dtype=dtype)
+
+    def uniform(shape: Any, dtype: Any, **_: Any) -> Any:
+        return tf.random.stateless_uniform(shape, [next(numbers), 0], dtype=dtype)
+
+    def integers(shape: Any, minval: Any, maxval: Any, **_: Any) -> Any:
+        return tf.random.stateless_uniform(
+            shape, [next(numbers), 0], minval, maxval, dtype=minval.dtype
+        )
+
+    def truncated(shape: Any, dtype: Any, **_: Any) -> Any:
+        return tf.random.stateless_truncated_normal(shape, [next(numbers), 0], dtype=dtype)
+
+    with contextlib.ExitStack() as changes:
+        for name, ours in [
+            ("random_standard_normal", normal),
+            ("random_uniform", uniform),
+            ("random_uniform_int", integers),
+            ("truncated_normal", truncated),
+        ]:
+            changes.enter_context(replaced(gen_random_ops, name, ours))
+        yield
+
+
+def first_difference(parts: Results, every: Results) -> str:
+    """The name of the first result that differs by more than rounding; empty if none does."""
+    gradients = [_size(value) for name, value in every.items() if name.startswith("gradient")]
+    floor = 1e-5 * max(gradients, default=0.0)
+    for name, one in every.items():
+        tolerance = _TOLERANCE.get(str(one.dtype), _COARSE_TOLERANCE)
+        allowed = tolerance * max(_size(one), floor)
+        other = parts[name]
+        if one.shape != other.shape or not np.allclose(
+            one.astype(np.float64), other.astype(np.float64), rtol=0, atol=allowed, equal_nan=True
+        ):
+            return name
+    return ""
+
+
+def _size(value: np.ndarray) -> float:
+    return float(np.abs(value.astype(np.float64)).max(initial=0.0))

@@ -1,0 +1,350 @@
+"""Keras's train, test and predict functions over all replicas, with the numbers of one device.
+
+Each takes global batches, gives every replica its rows (`worker/tensorflow/keras/batches.py`), and
+runs Keras's step on them with the arithmetic of one device
+(`worker/tensorflow/replica/single_device_math.py`). A single all-reduce makes the results of a step
+those of all replicas: metrics from the sums of their variables, other scalars as the mean over all
+rows. Keras 3.15; `worker/tensorflow/keras/fit_patch.py` applies it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from nbdist.errors import StepError
+from nbdist.worker.tensorflow import collective_timing
+from nbdist.worker.tensorflow.keras import metrics as keras_metrics
+from nbdist.worker.tensorflow.keras.batches import (
+    Batch,
+    Place,
+    given,
+    has_known_rows,
+    rows_in,
+    rows_of,
+)
+from nbdist.worker.tensorflow.keras.inputs import agreed
+from nbdist.worker.tensorflow.keras.results import Results
+from nbdist.worker.tensorflow.keras.row_independence import Rows, has_separable_step
+from nbdist.worker.tensorflow.keras.step_trial import Recorder, unchanged
+from nbdist.worker.tensorflow.replica import nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica.batch_share import CountedShares, Shares
+from nbdist.worker.tensorflow.replica.finite import FiniteWatch
+from nbdist.worker.tensorflow.replica.sample_random import Draws
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.worker.keras.train_function_timing import Took
+    from nbdist.worker.tensorflow.keras.step_trial import Results as TrialResults
+
+COLLECTIVES = "?collectives"
+"""Beside the values that a step returns."""
+
+
+class _Took(msgspec.Struct, frozen=True):
+    """The times of one call of a train function.
+
+    Attributes:
+        inputs: when each batch was asked for and when it was there, on `time.perf_counter`.
+        stamps: begin and end of each collective of the last step: shape (2 * collectives,).
+        clock: reads the stamps.
+    """
+
+    inputs: tuple[tuple[float, float], ...]
+    stamps: tf.Tensor | None
+    clock: collective_timing.NoClock
+
+    def measured(self, since_s: float, steps: int) -> dict[str, float]:
+        waited = sum(max(0.0, there - max(asked, since_s)) for asked, there in self.inputs)
+        return {"input_s": waited / steps, **self.clock.measured(self.stamps)}
+
+
+class ReplicatedStep:
+    """A step of Keras's on all replicas, as Keras calls it: with an iterator.
+
+    Args:
+        model: whose step it is.
+        step: takes the rows of a replica: `train_step` or `test_step`.
+    """
+
+    def __init__(self, model: Any, step: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._step = model._autoconvert_optionals(step)
+        self._strategy = model.distribute_strategy
+        self._place = Place.of(self._strategy)
+        self._rows = Rows(model, self._trace_trial)
+        self._watch = FiniteWatch()
+        self._draws = Draws()
+        self._clock = collective_timing.choose(
+            self._strategy, COLLECTIVES, jit=bool(model.jit_compile) or model.run_eagerly
+        )
+        self._compiled = _compiled(model, self._on_replicas)
+        self._traced: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, iterator: Iterator[Any]) -> tuple[Any, Took]:
+        """Run `steps_per_execution` steps, fewer at the end of the data.
+
+        Raises:
+            StopIteration: there are no data left.
+        """
+        outputs: Any = None
+        inputs = []
+        for _ in range(self._model.steps_per_execution):
+            asked = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+            inputs.append((asked, time.perf_counter()))
+            outputs = self._made(batch)
+        if not inputs:
+            raise StopIteration
+        stamps = None
+        if isinstance(outputs, dict) and COLLECTIVES in outputs:
+            outputs = dict(outputs)
+            stamps = outputs.pop(COLLECTIVES)
+        return outputs, _Took(tuple(inputs), stamps, self._clock)
+
+    def _made(self, batch: Any) -> Any:
+        """One step, on a global batch or on one that the user has distributed."""
+        if not isinstance(batch, Batch):
+            if _is_distributed(batch):
+                return self._of_user(batch)
+            batch = self._given(batch)
+        place, total = self._place, batch.total
+        whole = place.replicas == 1 or total < place.replicas or self._rows.are_all_needed(batch)
+        if whole and batch.is_part:
+            raise StepError(
+                f"--own-data: every worker has to compute all rows of {type(self._model).__name__}"
+                "'s batches, and has its own only; give all ranks the same data, without --own-data"
+            )
+        data = batch.data if whole or batch.is_part else place.cut(batch.data, total)
+        even = whole or total % place.replicas == 0
+        return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
+
+    def _of_user(self, parts: Any) -> Any:
+        """A step on parts of a batch, of which nbdist knows neither the whole nor the order."""
+        if self._place.replicas > 1 and not self._rows.are_apart:
+            raise StepError(
+                f"{type(self._model).__name__} is not made of Keras's own layers, losses and "
+                "metrics: nbdist cannot find out whether parts of a distributed data set give the "
+                "numbers of one device. Give `fit` the data set itself, which nbdist divides"
+            )
+        return self._compiled(parts, None, whole=False, even=False)
+
+    def _given(self, data: Any) -> Batch:
+        """A batch of `train_on_batch` or `test_on_batch`, which ranks compare."""
+        batch = given(data)
+        return batch if self._place.replicas == 1 else agreed(batch, self._strategy)
+
+    def _on_replicas(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
+        replicas = self._place.replicas
+        if total is None:
+            return self._over_shares(data, CountedShares(replicas), self._watch)
+        shares = Shares(total, replicas, whole=whole, even=even)
+        return self._over_shares(data, shares, self._watch)
+
+    def _over_shares(self, data: Any, shares: Shares | CountedShares, watch: FiniteWatch) -> Any:
+        if shares.replicas == 1:
+            return self._strategy.run(self._step, args=(data,))
+        results = Results(shares)
+        self._clock.begin()
+
+        def on_replica(data: Any) -> Any:
+            watch.begin()
+            if isinstance(shares, CountedShares):
+                shares.count(rows_in(data))
+            elif self._place.local > 1 and not shares.whole:
+                data = _of_replica(data, shares, self._place)
+            outputs = results.over_replicas(self._step(data))
+            if isinstance(outputs, dict):
+                outputs = {**outputs, **self._clock.stamps()}
+            return outputs
+
+        with (
+            single_device_math.arithmetic(
+                shares, watch, self._draws, keras_metrics.look_up(shares, self._look(results))
+            ),
+            self._clock.installed(),
+            nested_merge.allowed(self._strategy),
+        ):
+            outputs = self._strategy.run(on_replica, args=(data,))
+        return first_of(self._strategy, outputs)
+
+    def _look(self, results: Results) -> Callable[..., Any] | None:
+        """How results of metrics are made; a step of the user's may compute with them."""
+        return results.of if has_separable_step(self._model) else None
+
+    def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
+        """Trace a step of a trial, which leaves the model's variables as they are."""
+        cut = functools.partial(self._place.cut, total=few.total)
+
+        def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
+            recorder = Recorder(is_traced=not self._model.run_eagerly)
+            shares = Shares(few.total, self._place.replicas, whole=whole, even=whole)
+            outputs = self._over_shares(data, shares, recorder)
+            return outputs, first_of(self._strategy, recorder.gradients)
+
+        data = few.data if whole else cut(few.data)
+        spec = tree.map_structure(tf.type_spec_from_value, data)
+        traced = tf.function(tried, autograph=False).get_concrete_function(spec)
+
+        def run(data: Any) -> TrialResults:
+            with unchanged(traced.graph.variables):
+                outputs, gradients = traced(data if whole else cut(data))
+                written = self._written()
+            return _named(outputs, gradients) | written
+
+        return run
+
+    def _written(self) -> TrialResults:
+        """Variables of layers that no optimizer trains, as statistics, on this replica."""
+        counted = {id(v) for metric in self._model.metrics for v in metric.variables}
+        return {
+            f"variable {n}: {v.path}": first_of(self._strategy, v.value).numpy()
+            for n, v in enumerate(self._model.non_trainable_variables)
+            if id(v) not in counted
+        }
+
+
+class ReplicatedPredict:
+    """A prediction on all replicas, as Keras calls it: with a list of batches.
+
+    Every rank gets the predictions for all rows.
+
+    Args:
+        model: whose `predict_step` it is.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._step = model._autoconvert_optionals(model.predict_step)
+        self._strategy = model.distribute_strategy
+        self._place = Place.of(self._strategy)
+        self._rows = Rows(model, self._trace_trial, predicts=True)
+        self._compiled = _compiled(model, self._on_replicas)
+        self._traced: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, batches: list[Any]) -> Any:
+        outputs = [self._made(batch) for batch in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return tree.map_structure(lambda *parts: keras_trainer.concat(list(parts)), *outputs)
+
+    def _made(self, batch: Any) -> Any:
+        if not isinstance(batch, Batch):  # of `predict_on_batch`, or distributed by the user
+            return self._compiled(batch, None, gathers=_is_distributed(batch))
+        total = batch.total
+        replicas = self._place.replicas
+        if batch.is_part:
+            if self._place.local > 1:
+                raise StepError("--own-data: predict needs one replica for each rank; leave it out")
+            return self._compiled(batch.data, None, gathers=False)
+        gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
+        data = self._place.cut(batch.data, total) if gathers else batch.data
+        return _call(self._compiled, self._traced, batch, data, gathers=gathers)
+
+    def _on_replicas(self, data: Any, total: Any, *, gathers: bool) -> Any:
+        def on_replica(data: Any) -> Any:
+            if gathers and self._place.local > 1 and total is not None:
+                shares = Shares(total, self._place.replicas, even=False)
+                data = _of_replica(data, shares, self._place)
+            outputs = self._step(data)
+            if not gathers:
+                return outputs
+            replica = tf.distribute.get_replica_context()
+            return tree.map_structure(lambda value: replica.all_gather(value, axis=0), outputs)
+
+        return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
+
+    def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
+        """Trace a trial of this rank by itself: predictions for two parts, or for all rows."""
+        half = 0 if whole else few.total // 2
+        ranges = [(first, count) for first, count in ((0, half), (half, few.total - half)) if count]
+        predict = tf.function(self._on_replicas, autograph=False)
+        traced = [
+            predict.get_concrete_function(rows_of(few.data, *rows), None, gathers=False)
+            for rows in ranges
+        ]
+
+        def run(data: Any) -> TrialResults:
+            parts = [
+                tree.flatten(function(rows_of(data, *rows)))
+                for function, rows in zip(traced, ranges, strict=True)
+            ]
+            return {
+                f"output {n}": np.concatenate([np.asarray(part) for part in output])
+                for n, output in enumerate(zip(*parts, strict=True))
+            }
+
+        return run
+
+
+def _named(outputs: Any, gradients: list[tf.Tensor]) -> TrialResults:
+    """Results and gradients of a step by name, flat."""
+    named = {f"gradient {n}": gradient for n, gradient in enumerate(gradients)}
+    if isinstance(outputs, dict):
+        named |= {name: value for name, value in outputs.items() if name != COLLECTIVES}
+    return {
+        f"{name} {n}".removesuffix(" 0"): np.asarray(leaf)
+        for name, value in named.items()
+        for n, leaf in enumerate(tree.flatten(value))
+    }
+
+
+def _compiled(model: Any, function: Callable[..., Any]) -> Any:
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if model.jit_compile and replicas > 1 and not tf.config.list_physical_devices("GPU"):
+        raise StepError(
+            "jit_compile=True: TensorFlow's XLA has no collectives between CPUs, and there are "
+            f"{replicas} replicas: leave it out of `compile`, or run the cell with --strategy pjrt"
+        )
+    if model.run_eagerly:
+        return function
+    return tf.function(
+        function, autograph=False, reduce_retracing=True, jit_compile=model.jit_compile
+    )
+
+
+def _call(function: Any, traced: dict[Any, Any], batch: Batch, data: Any, **kind: bool) -> Any:
+    """Call a function that is traced once for each spec of the data: partial batches share one.
+
+    Args:
+        function: takes the data of a rank and the rows of the global batch.
+        traced: what was traced of it.
+        batch: the global batch.
+        data: this rank's rows of it, or all.
+        kind: Python values that the function depends on.
+    """
+    if batch.spec is None or not isinstance(function, tf.types.experimental.PolymorphicFunction):
+        return function(data, batch.total, **kind)
+    spec, total = batch.spec, tf.TensorSpec([], tf.int32)
+    if has_known_rows(spec):
+        spec, total = tree.map_structure(tf.type_spec_from_value, data), batch.total
+    key = (str(spec), total, *kind.items())
+    if key not in traced:
+        traced[key] = function.get_concrete_function(spec, total, **kind)
+    return traced[key](data, batch.total, **kind)
+
+
+def first_of(strategy: tf.distribute.Strategy, values: Any) -> Any:
+    """What the first replica of this rank has, of values that are the same on all."""
+    return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
+
+
+def _of_replica(data: Any, shares: Shares, place: Place) -> Any:
+    """A replica's rows of those of its rank."""
+    share = shares.here()
+    return rows_of(data, share.offset - shares.of(place.first).offset, share.rows)
+
+
+def _is_distributed(data: Any) -> bool:
+    return any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in tree.flatten(data))

@@ -1,0 +1,144 @@
+"""Mirrored variables that plain cells have changed, and their digests.
+
+TensorFlow updates each rank's copies by that rank's values, without a comparison. Weights from a
+generator without a seed, or an update on one rank alone, make copies that differ.
+
+Compared are trainable variables, weights and seeds of layers, and variables of optimizers. Not
+compared are metrics, variables with `synchronization=ON_READ`, variables of one rank alone, and
+`tf.Variable(..., trainable=False)` outside of layers.
+
+Keras may not be imported here: a later cell decides its backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+from nbdist.worker.checkpoint.digest import WHOLE_BYTES, chunks, of_array, of_sample
+from nbdist.worker.inspection.digests import digest_of, found_under
+from nbdist.worker.runtime.reachable import reachable
+from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from nbdist.records import Replicated
+
+_MOST_ITEMS = 1000
+"""Longer containers are not searched: they contain data."""
+
+_USERS_MODULE = "__main__"
+
+
+class MirroredVariables:
+    """The mirrored variables of one rank, with the digests that it reported last.
+
+    A cell that fails, or that runs on some ranks, reports nothing. The next cell that reads or
+    binds a variable reports what they have changed.
+    """
+
+    def __init__(self) -> None:
+        self._reported: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
+        """Digest the variables that names lead to after a cell."""
+        now: dict[int, tuple[Any, int]] = {}
+        found = [self._under(name, namespace, now) for name in names]
+        for place, (variable, number) in now.items():
+            forget = functools.partial(self._forget, place)
+            self._reported[place] = weakref.ref(variable, forget), number
+        return tuple(each for each in found if each is not None)
+
+    def _under(
+        self, name: str, namespace: dict[str, Any], now: dict[int, tuple[Any, int]]
+    ) -> Replicated | None:
+        numbers, changed = {}, False
+        for path, variable in found_under(name, _variables(name, namespace)):
+            if id(variable) not in now:
+                now[id(variable)] = variable, _digest(variable.values[0])
+            numbers[path] = now[id(variable)][1]
+            changed |= self._is_changed(variable, numbers[path])
+        return digest_of(name, numbers, changed=changed)
+
+    def _is_changed(self, variable: Any, number: int) -> bool:
+        known, reported = self._reported.get(id(variable), (None, 0))
+        return known is None or known() is not variable or number != reported
+
+    def _forget(self, place: int, reference: weakref.ref[Any]) -> None:
+        if place in self._reported and self._reported[place][0] is reference:
+            del self._reported[place]
+
+
+def _digest(component: Any) -> int:
+    """The CRC-32 of a copy; of a large one, of a sample that its device takes."""
+    value, item_bytes = read(component), component.dtype.size
+    size = value.shape.num_elements()  # the variable's own shape may be unknown
+    if size * item_bytes <= WHOLE_BYTES:
+        return of_array(value.numpy())
+    if _is_in_host_memory(component):
+        flat = np.asarray(memoryview(value)).reshape(-1)  # without a copy
+        return of_sample(flat[rows] for rows in chunks(size, item_bytes))
+    flat = tf.reshape(value, [-1])
+    return of_sample(_part(flat, rows).numpy() for rows in chunks(size, item_bytes))
+
+
+def _is_in_host_memory(component: Any) -> bool:
+    is_in: bool = tf.DeviceSpec.from_string(component.device).device_type == "CPU"
+    return is_in
+
+
+def _part(flat: Any, rows: slice) -> Any:
+    """A range of a tensor. The op takes a third of the time of `flat[rows]`."""
+    return tf.raw_ops.Slice(input=flat, begin=[int(rows.start)], size=[int(rows.stop - rows.start)])
+
+
+def _variables(name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The mirrored variables under a name, each once, by its path."""
+    kinds: tuple[type, ...] = (tf.Module, tf.Variable)
+    described = _of_tensorflow
+    if "keras" in sys.modules:
+        from nbdist.worker.tensorflow import replica_state
+
+        kinds, described = replica_state.KINDS, replica_state.described
+    seen = set()
+    for path, owner in reachable([name], namespace, more=_more, most=_MOST_ITEMS):
+        for told, variable in described(path, owner) if isinstance(owner, kinds) else ():
+            if _is_compared(variable) and id(variable) not in seen:
+                seen.add(id(variable))
+                yield told, variable
+
+
+def _is_compared(variable: Any) -> bool:
+    return is_mirrored(variable) and (variable.dtype.is_numeric or variable.dtype.is_bool)
+
+
+def _of_tensorflow(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    for variable in variables_of(owner):
+        yield path if variable is owner else f"{path}: {variable.name.split(':')[0]}", variable
+
+
+def _more(value: Any) -> Iterable[tuple[str, Any]]:
+    """Objects that a cell may change through a value, with what leads to them from there."""
+    if isinstance(value, Function):
+        return [("", value.python_function)]
+    if isinstance(value, FunctionType):
+        return _of_closure(value)
+    if type(value).__module__ == _USERS_MODULE and type(value).__dictoffset__:
+        return [(f".{name}", part) for name, part in vars(value).items() if name[:2] != "__"]
+    return []
+
+
+def _of_closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # the cell is empty
+            continue

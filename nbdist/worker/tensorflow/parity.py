@@ -1,0 +1,142 @@
+"""A step under the mirrored strategy, tried out for `--check`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+from nbdist.worker.data.batches import map_arrays
+from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.tensorflow.replica.summed_variables import is_summed
+from nbdist.worker.training.parity import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nbdist.worker.data.batches import Batch, Tree
+    from nbdist.worker.training.parity import Values
+
+HIDDEN = "?"
+"""What a reported name begins with that is none of the user's."""
+
+
+class MirroredSubject:
+    """Steps that leave no trace in the variables.
+
+    Args:
+        strategy: the strategy.
+        variables: this rank's own parts of every variable that the step uses.
+        names: the variables as the user knows them.
+        slots: variables that begin at zero, as an optimizer's do: a factor in a gradient then is a
+            factor in them, whatever was trained before.
+        together: makes the step on all replicas.
+        alone: the step as a function, to be traced as on one replica.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        variables: Iterable[tf.Variable],
+        names: Iterable[tuple[str, tf.Variable]],
+        slots: Iterable[tf.Variable],
+        together: Callable[[Batch], Any],
+        alone: Callable[[tuple[Any, ...]], Any],
+    ) -> None:
+        self._strategy = strategy
+        local = strategy.experimental_local_results
+        whole = {id(local(variable)[0]): (name, variable) for name, variable in names}
+        parts = list(variables)
+        at_zero = {id(part) for slot in slots for part in local(slot)}
+        self._before = [
+            (part, part.numpy(), 0 * part.numpy() if id(part) in at_zero else part.numpy())
+            for part in parts
+        ]
+        found = {id(part): part for part in parts if id(part) in whole}
+        self._named = {whole[key][0]: part for key, part in found.items()}
+        # In one order on all ranks, which a graph's variables are not in: each is a collective.
+        self._summed = dict(
+            sorted((whole[k] for k in found if is_summed(whole[k][1])), key=lambda pair: pair[0])
+        )
+        self._together = together
+        self._alone = tf.function(alone, autograph=False)
+        self._means = tf.function(self._all_means, autograph=False)
+        self._totals = tf.function(self._all_totals, autograph=False)
+
+    def state(self) -> Values:
+        begin = {id(part): value for part, _, value in self._before}
+        return {name: begin[id(variable)] for name, variable in self._named.items()}
+
+    def alone(self, values: tuple[Tree, ...]) -> Outcome:
+        with _single():
+            tensors = map_arrays(tf.convert_to_tensor, values)
+            step = self._alone.get_concrete_function(tensors)
+            return self._tried(lambda: step(tensors), self._first)
+
+    def together(self, batch: Batch) -> Outcome:
+        """What replicas keep parts of, as metrics do, changes by the sum of theirs."""
+        before = self._sums()
+        after: Values = {}
+
+        def step() -> Any:
+            report = self._together(batch)
+            after.update(self._sums())
+            return report
+
+        outcome = self._tried(step, self._mean)
+        begin = self.state()
+        changed = {name: begin[name] + (after[name] - before[name]) for name in after}
+        return Outcome(outcome.report, outcome.state | changed)
+
+    def _sums(self) -> Values:
+        """Over all replicas."""
+        return {name: self._first(total) for name, total in self._totals().items()}
+
+    def _all_totals(self) -> Any:
+        def totals() -> dict[str, tf.Tensor]:
+            replica, add = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
+            return {n: replica.all_reduce(add, tf.identity(v)) for n, v in self._summed.items()}
+
+        return self._strategy.run(totals)
+
+    def _tried(self, step: Callable[[], Any], read: Callable[[Any], np.ndarray]) -> Outcome:
+        for variable, _, begin in self._before:
+            variable.assign(begin)
+        try:
+            report = {name: read(value) for name, value in step().items() if name[0] != HIDDEN}
+            state = {name: variable.numpy() for name, variable in self._named.items()}
+            return Outcome(report, state)
+        finally:
+            for variable, value, _ in self._before:
+                variable.assign(value)
+
+    def _first(self, value: Any) -> np.ndarray:
+        return np.asarray(self._strategy.experimental_local_results(value)[0])
+
+    def _mean(self, value: Any) -> np.ndarray:
+        return self._first(self._means(value))
+
+    def _all_means(self, value: Any) -> Any:
+        def mean(own: tf.Tensor) -> tf.Tensor:
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.MEAN, _as_float(tf.identity(own)))
+
+        return self._strategy.run(mean, args=(value,))
+
+
+def _as_float(value: tf.Tensor) -> tf.Tensor:
+    return value if value.dtype.is_floating else tf.cast(value, tf.float64)
+
+
+@contextlib.contextmanager
+def _single() -> Iterator[None]:
+    """A replica that is traced in here asks no other, and takes itself for the only one."""
+    with (
+        replaced(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),
+        replaced(distribute_lib.StrategyBase, "num_replicas_in_sync", 1),
+    ):
+        yield

@@ -1,0 +1,4 @@
+"""Computation in a replica with the numbers of one device.
+
+Weights, random numbers, reductions, finite checks.
+"""

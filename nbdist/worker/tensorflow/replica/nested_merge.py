@@ -1,0 +1,91 @@
+"""Replicas may meet within functions of TensorFlow's, and within conditions of Keras's optimizers.
+
+A replica that is alone in its process meets nobody there: what is called for all replicas (an
+optimizer's update, an assignment, an all-reduce with other processes) can be placed in any graph.
+TensorFlow refuses it outside of the replica's own graph, for the sake of several local replicas
+(https://github.com/tensorflow/tensorflow/issues/32498). Keras then cannot accumulate gradients or
+overwrite weights by their average. A condition or a loop of the user's is refused as upstream: it
+may depend on the rows of the replica, and then the others wait. TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.distribute import distribute_lib, mirrored_run
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    CondBranchFuncGraph,
+    WhileBodyFuncGraph,
+)
+
+from nbdist.worker.runtime.replaced_attributes import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_optimizer_upstream = BaseOptimizer._backend_apply_gradients
+_merge_upstream = mirrored_run._MirroredReplicaContext._merge_call
+
+
+_BRANCHES = (CondBranchFuncGraph, WhileBodyFuncGraph)
+
+
+def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
+    """Let replicas meet anywhere while a step is traced, if each process has one."""
+    if strategy.num_replicas_in_sync == 1 or len(strategy.extended.worker_devices) > 1:
+        return contextlib.nullcontext()
+    return _allowed()
+
+
+@contextlib.contextmanager
+def _allowed() -> Iterator[None]:
+    updated: list[Any] = []
+
+    def update(self: Any, *args: Any) -> Any:
+        updated.append(tf.compat.v1.get_default_graph())
+        try:
+            return _optimizer_upstream(self, *args)
+        finally:
+            updated.pop()
+
+    def merge(self: Any, *args: Any) -> Any:
+        return _merge_call(self, *args, updated=updated)
+
+    with (
+        replaced(mirrored_run._MirroredReplicaContext, "_merge_call", merge),
+        replaced(BaseOptimizer, "_backend_apply_gradients", update),
+    ):
+        yield
+
+
+def _merge_call(self: Any, function: Any, args: Any, kwargs: Any, *, updated: list[Any]) -> Any:
+    graph = updated[-1] if updated else tf.compat.v1.get_default_graph()
+    while graph is not _own_graph() and not isinstance(graph, _BRANCHES):
+        graph = graph.outer_graph
+    in_branch = isinstance(graph, _BRANCHES)
+    if in_branch or tf.compat.v1.get_default_graph() is _own_graph():
+        return _merge_upstream(self, function, args, kwargs)
+    (device,) = self._strategy.extended.worker_devices
+    placed = [_on(device, given) for given in (args, kwargs)]
+    return distribute_lib.ReplicaContextBase._merge_call(self, function, *placed)
+
+
+def _on(device: str, values: Any) -> Any:
+    """The same values, with tensors on a device: a nested graph has them on none."""
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, (tf.Tensor, tf.IndexedSlices)):
+            return value
+        with tf.device(device):
+            return tf.identity(value)
+
+    return tf.nest.map_structure(one, values)
+
+
+def _own_graph() -> Any:
+    """The graph of the replica's thread."""
+    thread: Any = mirrored_run.threading.current_thread()
+    return thread.graph

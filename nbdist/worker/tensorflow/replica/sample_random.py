@@ -1,0 +1,208 @@
+"""Random numbers in a replica: each row of the global batch has its own, as on one device.
+
+Replicas run the same program with the same seeds, so each would draw the same numbers for other
+rows. Here a draw whose first dimension is this replica's rows is a slice of the draw for the global
+batch. A draw of another shape, such as noise for weights, stays the same on all replicas. If the
+rows are a number in the program, weights may have the same one. `Draws` tells them apart: in a
+trace for another number of rows, the first dimension of the weights stays.
+
+Philox, TensorFlow's generator, is counter-based: draw i depends on the key and on `counter + i`
+alone (Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of
+the first own row and cost no more than before. Draws by rejection (truncated normal) and those of
+stateful operations (`tf.random.normal`) are made for the global batch and cut. TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.framework import tensor_util
+from tensorflow.python.ops import (
+    gen_random_ops,
+    gen_stateless_random_ops,
+    gen_stateless_random_ops_v2,
+)
+
+from nbdist.worker.runtime.replaced_attributes import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.worker.tensorflow.replica.batch_share import Count, Division, Share
+
+    Find = Callable[[Any], tuple[Share, Count] | None]
+
+_COUNTED = (
+    "stateless_random_uniform_v2",
+    "stateless_random_normal_v2",
+    "stateless_random_uniform_int_v2",
+    "stateless_random_uniform_full_int_v2",
+)
+"""Operations of which draw i is made of its own part of the generator's blocks of 16 bytes."""
+
+_CUT = {
+    gen_stateless_random_ops_v2: ("stateless_truncated_normal_v2",),
+    gen_random_ops: (
+        "random_standard_normal",
+        "random_uniform",
+        "random_uniform_int",
+        "truncated_normal",
+    ),
+}
+_DRAWING = ("tensorflow.", "keras.src.backend.", "keras.src.random.", __name__)
+"""Modules between the code that draws and the operation."""
+
+_BY_LOGITS = {gen_random_ops: "multinomial", gen_stateless_random_ops: "stateless_multinomial"}
+
+
+class Draws:
+    """The draws of a step, in the order of its trace.
+
+    Attributes:
+        is_ambiguous: code other than a Keras layer has drawn with as many rows as the replica has,
+            and no trace for another number of rows is known.
+    """
+
+    def __init__(self) -> None:
+        self.is_ambiguous = False
+        self._of_rows: list[bool] | None = None
+        self._next = 0
+
+    def begin(self, *, learns: bool) -> None:
+        """Begin a trace; `learns` if every replica has all rows of another number."""
+        self._next = 0
+        if learns:
+            self._of_rows = []
+
+    def learn(self, first: int | None, rows: Count) -> None:
+        """Note the first dimension of a draw in a trace for another number of rows."""
+        if self._of_rows is not None:
+            self._of_rows.append(first is None or (isinstance(rows, int) and first == rows))
+
+    def are_rows(self) -> bool:
+        """Decide on the next draw, whose first dimension equals the replica's rows."""
+        number, self._next = self._next, self._next + 1
+        if self._of_rows is None:
+            self.is_ambiguous |= not _is_in_layer()
+            return True
+        return number >= len(self._of_rows) or self._of_rows[number]
+
+    def skip(self) -> None:
+        """Pass over a draw of another shape."""
+        self._next += 1
+
+
+@contextlib.contextmanager
+def installed(shares: Division, draws: Draws) -> Iterator[None]:
+    """Draw for the rows of the global batch in replicas.
+
+    Args:
+        shares: how the batch is divided.
+        draws: of the step; those of a whole batch are noted.
+    """
+    if shares.replicas == 1:
+        yield
+        return
+    draws.begin(learns=shares.whole)
+    ours: list[tuple[Any, str, Callable[..., Any]]] = [
+        *((gen_stateless_random_ops_v2, name, _counted) for name in _COUNTED),
+        *((owner, name, _cut) for owner, names in _CUT.items() for name in names),
+        *((owner, name, _padded) for owner, name in _BY_LOGITS.items()),
+    ]
+    with contextlib.ExitStack() as changes:
+        for owner, name, draw in ours:
+            find = functools.partial(_rows_in, shares, draws)
+            by_rows: Any = functools.partial(draw, find, getattr(owner, name))
+            changes.enter_context(replaced(owner, name, by_rows))
+        yield
+
+
+def _counted(
+    find: Find, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
+) -> Any:
+    """Own rows of a draw, with a counter that starts at the first of them."""
+    rows = find(shape)
+    if rows is None:
+        return draw(shape, counter=counter, **given)
+    share, times = rows
+    dtype = given["minval"].dtype if "minval" in given else tf.as_dtype(given["dtype"])
+    per_block = 2 if dtype.size == 8 else 4
+    dims = tf.cast(tf.convert_to_tensor(shape), tf.int64)
+    start = tf.cast(share.offset * times, tf.int64) * tf.reduce_prod(dims[1:])
+    count = tf.reduce_prod(dims)
+    skipped = tf.cast(start // per_block, tf.uint64)
+    counter = tf.concat([counter[:1] + skipped, counter[1:]], 0)
+    flat = draw(tf.reshape(count + per_block, [1]), counter=counter, **given)
+    own = tf.reshape(tf.slice(flat, [start % per_block], [count]), dims)
+    return tf.ensure_shape(own, _static(shape))
+
+
+def _cut(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
+    """Own rows of a draw for the global batch."""
+    rows = find(shape)
+    if rows is None:
+        return draw(shape, *args, **given)
+    share, times = rows
+    dims = tf.convert_to_tensor(shape)
+    total = tf.cast(tf.reshape(share.total * times, [1]), dims.dtype)
+    every = draw(tf.concat([total, dims[1:]], 0), *args, **given)
+    first = share.offset * times
+    return tf.ensure_shape(every[first : first + share.rows * times], _static(shape))
+
+
+def _padded(find: Find, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any) -> Any:
+    """Own rows of samples, of which each row of logits takes its own part of the draws."""
+    logits = tf.convert_to_tensor(logits)
+    rows = find(tf.shape(logits))
+    if rows is None:
+        return draw(logits, *args, **given)
+    share, times = rows
+    first, own = share.offset * times, share.rows * times
+    around = tf.stack([[first, share.total * times - first - own], [0, 0]])
+    every = draw(tf.pad(logits, around), *args, **given)
+    return every[first : first + own]
+
+
+def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] | None:
+    """This replica's share, and how often its rows are in the first dimension; None if not at all.
+
+    A first dimension that is a number in the program is that of the batch only if the rows of a
+    replica are one too, and equal.
+    """
+    if tf.distribute.get_replica_context() is None or not _static(shape):
+        return None
+    share, (first, *_) = shares.here(), _static(shape)
+    if shares.whole:
+        draws.learn(first, share.rows)
+        return None
+    if isinstance(share.rows, int):
+        if first == share.rows:
+            return (share, 1) if draws.are_rows() else None
+        draws.skip()
+        return None
+    if first is not None:
+        return None
+    return share, tf.cast(tf.convert_to_tensor(shape)[0], tf.int32) // share.rows
+
+
+def _is_in_layer() -> bool:
+    """Return True if a layer of Keras's own draws: it draws for the rows of its inputs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_DRAWING):
+            return bool(module.startswith("keras.src.layers."))
+        frame = frame.f_back
+    return False
+
+
+def _static(shape: Any) -> list[int | None]:
+    """The dimensions as far as the program tells them."""
+    dims: list[int | None] = tensor_util.constant_value_as_shape(
+        tf.convert_to_tensor(shape)
+    ).as_list()
+    return dims

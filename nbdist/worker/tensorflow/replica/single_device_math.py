@@ -1,0 +1,255 @@
+"""TensorFlow and Keras compute in replicas what one device with the global batch would.
+
+Under MultiWorkerMirroredStrategy a cell written for one device goes wrong wherever something is
+taken over the batch. By convention here, a replica's loss is the mean over its rows, and the
+step's is the mean over all rows: that of the replicas' means, weighted by their rows.
+
+- Keras divides its own losses by the number of replicas, and its optimizers add gradients up, each
+  clipped before. Here every gradient with respect to variables is averaged over replicas where it
+  is taken, in `GradientTape.gradient`. Keras's division and sum are left out. What is then clipped,
+  measured or applied is the global gradient.
+- Keras's losses that divide by a mask's or by weights' sum divide by that of the global batch.
+  Those that add up are sums over the global batch.
+- Batch normalization takes the moments of the global batch, and so do its moving statistics.
+- Random numbers: `worker/tensorflow/replica/sample_random.py`. Keras's metrics:
+  `worker/tensorflow/keras/metrics.py`.
+
+What Keras does not compute stays as it is: a sum over the batch, or moments of it, that a cell
+takes itself are the replica's own, and so is a gradient with respect to something else than
+variables, such as the batch. Gradients that come from no tape are averaged where an optimizer is
+given them, unless the step has also used a tape. Keras 3.15 and TensorFlow 2.21. Outside of step
+cells, `fit`, `evaluate` and `predict`, all is as upstream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.losses import loss as keras_loss
+
+from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.tensorflow.keras import metrics as keras_metrics
+from nbdist.worker.tensorflow.replica import sample_random
+from nbdist.worker.tensorflow.replica.constant_indices import are_constant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.worker.tensorflow.replica.batch_share import Division, Share
+    from nbdist.worker.tensorflow.replica.finite import FiniteWatch
+    from nbdist.worker.tensorflow.replica.sample_random import Draws
+
+_gradient_upstream = tf.GradientTape.gradient
+_reduce_upstream = keras_loss.reduce_values
+_mask_upstream = keras_loss.apply_mask
+_moments_upstream = keras.layers.BatchNormalization._moments
+
+
+@contextlib.contextmanager
+def arithmetic(
+    shares: Division,
+    watch: FiniteWatch,
+    draws: Draws,
+    find: Callable[[keras.Metric, str], Any] | None = None,
+) -> Iterator[None]:
+    """Compute as one device would while a step is traced or run.
+
+    Args:
+        shares: how the rows of the global batch are divided over replicas.
+        watch: sees the gradients before and after they are averaged.
+        draws: of random numbers, known from trace to trace.
+        find: looks up attributes of metrics; left out, `result()` is that of all replicas.
+    """
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return _mean_gradient(*args, shares=shares, watch=watch, **kwargs)
+
+    def moments(*args: Any) -> Any:
+        return _moments(*args, shares=shares)
+
+    def unscaled(value: Any) -> Any:
+        return value
+
+    def unsummed(_optimizer: Any, grads_and_vars: Any) -> Any:
+        return grads_and_vars if watch.has_averaged else _averaged(grads_and_vars, shares)
+
+    with sample_random.installed(shares, draws), contextlib.ExitStack() as changes:
+        for owner, name, ours in [
+            (tf.GradientTape, "gradient", gradient),
+            (TFOptimizer, "_all_reduce_sum_gradients", unsummed),
+            (keras_loss, "scale_loss_for_distribution", unscaled),
+            (keras_loss, "unscale_loss_for_distribution", unscaled),
+            (keras_loss, "reduce_values", functools.partial(_reduce_values, shares)),
+            (keras_loss, "apply_mask", functools.partial(_apply_mask, shares)),
+            (keras.layers.BatchNormalization, "_moments", moments),
+            (keras.Metric, "__getattribute__", find or keras_metrics.look_up(shares)),
+        ]:
+            changes.enter_context(replaced(owner, name, ours))
+        yield
+
+
+def _mean_gradient(
+    self: Any,
+    target: Any,
+    sources: Any,
+    *args: Any,
+    shares: Division,
+    watch: FiniteWatch,
+    **kwargs: Any,
+) -> Any:
+    """The gradient, averaged over replicas if it is one of variables."""
+    replica = tf.distribute.get_replica_context()
+    if replica is None or not _has_variable(sources):
+        return _gradient_upstream(self, target, sources, *args, **kwargs)
+    share = shares.here()
+    given = bool(args) or kwargs.get("output_gradients") is not None
+    if not given:
+        kwargs["output_gradients"] = _part_of_mean(watch.scaled(target), target, share)
+    gradients = _gradient_upstream(self, target, sources, *args, **kwargs)
+    flat = tf.nest.flatten(gradients)
+    chosen = []
+    for i, source in enumerate(tf.nest.flatten(sources)):
+        if flat[i] is None:
+            continue
+        if _is_variable(source):
+            chosen.append(i)
+            flat[i] = _times(flat[i], share.part(flat[i].dtype)) if given else flat[i]
+        elif not given:
+            flat[i] = _times(flat[i], 1 / share.part(flat[i].dtype))
+    if chosen:
+        own = watch.before_mean(target, [flat[i] for i in chosen])
+        sums = _sums(replica, own, whole=shares.whole, traced=watch.is_traced)
+        means = watch.after_mean(sums)
+        for i, mean in zip(chosen, means, strict=True):
+            flat[i] = mean
+    return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, (tf.Variable, keras.Variable))
+
+
+def _has_variable(sources: Any) -> bool:
+    return any(map(_is_variable, tf.nest.flatten(sources)))
+
+
+def _part_of_mean(scale: Any, target: Any, share: Share) -> Any:
+    """Factors of targets whose gradients, summed over replicas, are those of the mean.
+
+    The rows of a replica so have the gradients that they have on one device, in float16 too.
+    """
+    if scale is None:
+        return tf.nest.map_structure(lambda t: tf.fill(tf.shape(t), share.part(t.dtype)), target)
+    return tf.nest.map_structure(lambda s: s * share.part(s.dtype), scale)
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _averaged(grads_and_vars: Any, shares: Division) -> Any:
+    """Gradients that no tape has taken, as those of a closed form."""
+    pairs = list(grads_and_vars)
+    chosen = [i for i, (gradient, _) in enumerate(pairs) if gradient is not None]
+    replica = tf.distribute.get_replica_context()
+    share = shares.here()
+    own = [_times(pairs[i][0], share.part(pairs[i][0].dtype)) for i in chosen]
+    means = _sums(replica, own, whole=shares.whole)
+    for i, mean in zip(chosen, means, strict=True):
+        pairs[i] = mean, pairs[i][1]
+    return pairs
+
+
+def _sums(replica: Any, gradients: list[Any], *, whole: bool, traced: bool = True) -> list[Any]:
+    """Over replicas; IndexedSlices get the rows that one device's would have, in their order.
+
+    Those of parts of a batch are put one after the other. If each replica has all, of a whole batch
+    or with indices that do not depend on it, they are added up row by row. Repeated rows would
+    change what is a square of theirs (Keras squares the rows of IndexedSlices, for norms and for
+    Adam, before it adds up equal ones).
+    """
+    rows = [
+        isinstance(g, tf.IndexedSlices) and (whole or (traced and are_constant(g.indices)))
+        for g in gradients
+    ]
+    values = [g.values if by_row else g for g, by_row in zip(gradients, rows, strict=True)]
+    sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    return [
+        tf.IndexedSlices(total, g.indices, g.dense_shape) if by_row else total
+        for g, total, by_row in zip(gradients, sums, rows, strict=True)
+    ]
+
+
+def _reduce_values(
+    shares: Division,
+    values: Any,
+    sample_weight: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+) -> Any:
+    """Reduce over own rows, so that the mean over replicas is the reduction over all rows.
+
+    `mean_with_sample_weight` divides by the mean over replicas of the weights' sum.
+    """
+    loss = _reduce_upstream(values, sample_weight, reduction)
+    if not values.shape.rank or tf.distribute.get_replica_context() is None:
+        return loss
+    if reduction == "sum":
+        return shares.here().summed(loss)
+    if reduction != "mean_with_sample_weight" or sample_weight is None:
+        return loss
+    return loss * _to_global(shares, tf.reduce_sum(tf.cast(sample_weight, loss.dtype)))
+
+
+def _apply_mask(
+    shares: Division, sample_weight: Any, mask: Any, dtype: Any, reduction: str | None
+) -> Any:
+    """A mask's entries weigh `total / valid`, with the mean over replicas of `valid`."""
+    weights = _mask_upstream(sample_weight, mask, dtype, reduction)
+    if mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return weights
+    if tf.distribute.get_replica_context() is None:
+        return weights
+    return weights * _to_global(shares, tf.reduce_sum(tf.cast(mask, dtype)))
+
+
+def _to_global(shares: Division, divisor: Any) -> Any:
+    """Factor that turns a division by this replica's divisor into one by the mean of all.
+
+    The weight of the replica, which its loss gets later, is taken out again.
+    """
+    replica = tf.distribute.get_replica_context()
+    mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, divisor)
+    factor = tf.math.divide_no_nan(divisor, mean)
+    weight = shares.here().weight(factor.dtype)
+    return factor if weight is None else factor / weight
+
+
+def _moments(self: Any, inputs: Any, mask: Any, *, shares: Division) -> tuple[Any, Any]:
+    """Mean and variance over the global batch, in two passes: E[x²] - E[x]² would lose digits."""
+    replica = tf.distribute.get_replica_context()
+    if replica is None:
+        local: tuple[Any, Any] = _moments_upstream(self, inputs, mask)
+        return local
+    axes = self._reduction_axes
+    over_replicas = tf.distribute.ReduceOp.MEAN if shares.whole else tf.distribute.ReduceOp.SUM
+    if mask is None:
+        kept, guard = tf.ones_like(inputs, dtype=tf.bool), 0.0
+    else:
+        kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+        guard = keras.backend.epsilon()  # as upstream
+
+    def totals(*values: Any) -> Any:
+        own = [tf.reduce_sum(tf.where(kept, v, 0), axis=axes, keepdims=True) for v in values]
+        return replica.all_reduce(over_replicas, own)
+
+    total, count = totals(inputs, tf.ones_like(inputs))
+    mean = total / (count + guard)
+    (squares,) = totals(tf.square(tf.where(kept, inputs - mean, 0)))
+    return tf.squeeze(mean, axes), tf.squeeze(squares / (count + guard), axes)

@@ -1,0 +1,72 @@
+"""Values that a cell gives to variables with one share on each replica, such as those of metrics.
+
+The value of such a variable (`ON_READ`, `SUM`) is the sum of the replicas' shares. TensorFlow
+divides an assigned value by the number of replicas, and drops the remainder of integers: 7 becomes
+3 + 3. It gives each replica the whole initial value: 1 becomes 2. Here the first replica gets the
+value and the others get zero. Seen with TensorFlow 2.21.0 and Keras 3.15.1;
+`tests/worker/tensorflow/keras/test_fit.py` fails if the patch is no longer needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import values_util
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATCHED_SERIES = "2.21."
+_log = logging.getLogger(__name__)
+_assign_upstream = values_util.on_read_assign_cross_replica
+
+
+def apply() -> None:
+    """Patch the versions that were tested; for another version, log it and change nothing."""
+    if not tf.__version__.startswith(PATCHED_SERIES):
+        _log.warning(
+            "assignments of TensorFlow %s are not patched: only %sx was tested",
+            tf.__version__,
+            PATCHED_SERIES,
+        )
+        return
+    values_util.on_read_assign_cross_replica = _assign
+
+
+def initialized(upstream: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Wrap `keras.Variable._initialize`, so that the shares add up to the initial value."""
+
+    def initialize(self: Any, value: Any) -> None:
+        upstream(self, value)
+        made = self._value
+        if is_summed(made) and tf.distribute.in_cross_replica_context():
+            with tf.init_scope():
+                made.assign(made.values[0].read_value(), read_value=False)
+
+    return initialize
+
+
+def is_summed(variable: Any) -> bool:
+    """Return True if each replica has a share of the variable."""
+    return (
+        isinstance(variable, tf.distribute.DistributedValues)
+        and variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.SUM
+    )
+
+
+def _assign(var: Any, value: Any, read_value: bool = True) -> Any:
+    """Assign to the first replica, and zero to the others."""
+    if not is_summed(var) or not tf.distribute.in_cross_replica_context():
+        return _assign_upstream(var, value, read_value)
+    resolver = var.distribute_strategy.cluster_resolver
+    has_first = resolver is None or not resolver.task_id
+    whole = tf.cast(value, var.dtype)
+    given = [whole if has_first and not n else tf.zeros_like(whole) for n in range(len(var.values))]
+    update = tf.group(*(part.assign(own) for part, own in zip(var.values, given, strict=True)))
+    if not read_value:
+        return update
+    with tf.control_dependencies([update] if update else []):
+        return var.read_value()

@@ -1,0 +1,86 @@
+"""Mirrored variables that all ranks should have alike, as `--guard` and plain cells compare them.
+
+These are trainable variables, weights and seeds of layers, and variables of optimizers. Metrics
+are not among them: each rank has its own part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from nbdist.worker.checkpoint.digest import Digest, of_array
+from nbdist.worker.tensorflow.keras.objects import WITH_VARIABLES
+from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+KINDS = (*WITH_VARIABLES, tf.Variable, keras.Variable)
+"""Objects that have variables, or are variables."""
+
+
+class Alike:
+    """Mirrored variables.
+
+    Args:
+        owners: objects by the names that lead to them: variables, models, optimizers and the like.
+        extra: further variables, by name.
+    """
+
+    def __init__(self, owners: Mapping[str, Any], extra: Iterable[tuple[str, Any]] = ()) -> None:
+        listed = (
+            each
+            for name, owner in owners.items()
+            for each in _described(name, owner, _alike(owner))
+        )
+        unlike = {id(v): (name, v) for name, v in (*listed, *extra) if is_mirrored(v)}
+        self._components = [(name, value.values[0]) for name, value in unlike.values()]
+        self._ids = unlike.keys()
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a variable of TensorFlow's is one of them."""
+        return id(value) in self._ids
+
+    def digests(self) -> list[Digest]:
+        """Digests of this rank's own copies."""
+        return [Digest(name, of_array(read(part).numpy())) for name, part in self._components]
+
+
+def described(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    """TensorFlow's variables of an object, and of its optimizers, each with its path."""
+    yield from _described(path, owner, _alike(owner))
+    if isinstance(owner, keras.Model):
+        for name, part in vars(owner).items():
+            if isinstance(part, BaseOptimizer):
+                yield from _described(f"{path}.{name}", part, part.variables)
+
+
+def _described(name: str, owner: Any, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for variable in variables:
+        yield _path(name, variable, owner), _value(variable)
+
+
+def _alike(owner: Any) -> Iterable[Any]:
+    if isinstance(owner, keras.layers.Layer):
+        own = {id(variable) for variable in owner.metrics_variables}
+        return [variable for variable in owner.variables if id(variable) not in own]
+    if isinstance(owner, BaseOptimizer):
+        return list(owner.variables)
+    if isinstance(owner, keras.metrics.Metric):
+        return []
+    return variables_of(owner)
+
+
+def _path(name: str, variable: Any, owner: Any) -> str:
+    if variable is owner:
+        return name
+    path = variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
+    return f"{name}: {path}"
+
+
+def _value(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable

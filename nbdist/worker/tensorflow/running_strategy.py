@@ -1,0 +1,148 @@
+"""Strategies that a user's cell constructs: the running one takes their place.
+
+Under the mirrored strategy a worker runs on the devices and collectives of the cluster's
+MultiWorkerMirroredStrategy. A second strategy beside it ends the process: TensorFlow 2.21.0
+configures the devices and collectives anew while the first one uses them (segmentation fault).
+Tutorials construct one in their first line, so the constructors return the running strategy while
+a cell runs on all ranks. `isinstance(strategy, tf.distribute.MirroredStrategy)` stays False for it.
+TensorFlow has no setting for the class of strategy that a constructor returns.
+
+A cell runs in the scope of the running strategy. `keras.backend.clear_session` resets the default
+graph, and with it TensorFlow's list of entered scopes: the cell's end raises IndexError. In a scope
+the reset is left out. Graphs that eager code never sees are the only loss.
+
+In that scope TensorFlow cannot take gradients with respect to mirrored variables. Its message names
+an internal property, ours the remedy.
+`tests/worker/tensorflow/test_running_strategy.py` covers each constructor.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from nbdist.errors import StepError, StrategyError
+from nbdist.worker.runtime import context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATCHED_SERIES = "2.21."
+_log = logging.getLogger(__name__)
+_RETURNED: tuple[type, ...] = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.experimental.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+)
+_OVER_WORKERS = _RETURNED[:3]
+"""Those that end the process if they are constructed beside the running one."""
+
+_TPU = (
+    "the workers run TensorFlow on CPUs or GPUs, and nbdist supports TPUs on JAX: remove the line "
+    "and use `strategy`, or start the workers with --framework jax"
+)
+_REFUSED: dict[type, str] = {
+    tf.distribute.TPUStrategy: _TPU,
+    tf.distribute.experimental.TPUStrategy: _TPU,
+    tf.distribute.ParameterServerStrategy: (
+        "the cluster has workers and no parameter servers, and updates variables in sync: remove "
+        "the line and use `strategy`"
+    ),
+}
+
+
+@functools.cache
+def apply() -> None:
+    """Patch the constructors of TensorFlow 2.21; leave those of other versions alone."""
+    if not tf.__version__.startswith(PATCHED_SERIES):
+        _log.warning(
+            "TensorFlow %s is not patched: only %sx was tested", tf.__version__, PATCHED_SERIES
+        )
+        return
+    for kind in _RETURNED:
+        _answer(kind, _return_running)
+    for kind in _REFUSED:
+        _answer(kind, _refuse)
+    tf.GradientTape.gradient = _in_replicas(tf.GradientTape.gradient)
+    tf.compat.v1.reset_default_graph = _reset_outside_of_scopes(tf.compat.v1.reset_default_graph)
+
+
+def running() -> Any:
+    """The mirrored strategy in whose scope a cell runs on all ranks; None without one."""
+    strategy = context.cell_strategy()
+    return strategy if isinstance(strategy, tf.distribute.Strategy) else None
+
+
+def _in_replicas(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def gradient(*args: Any, **options: Any) -> Any:
+        try:
+            return upstream(*args, **options)
+        except ValueError as error:
+            if "DistributedVariable.handle is not available" not in str(error):
+                raise
+        raise StepError(
+            "a plain cell cannot take gradients of mirrored variables outside of replicas: run the "
+            "body of the loop as a step cell (%%dist_run --data NAME), or with strategy.run(step)"
+        )
+
+    return gradient
+
+
+def _reset_outside_of_scopes(upstream: Callable[[], None]) -> Callable[[], None]:
+    def reset_default_graph() -> None:
+        if not tf.distribute.has_strategy():
+            upstream()
+
+    return reset_default_graph
+
+
+def _answer(kind: type, answer: Callable[[type, Any], Any]) -> None:
+    """Have `answer` make what the constructor returns while a cell runs."""
+    initialise: Callable[..., None] = kind.__init__  # type: ignore[misc]
+
+    def new(wanted: type, *_args: Any, **_options: Any) -> Any:
+        if wanted is not kind or not context.in_cell():
+            return object.__new__(wanted)
+        strategy = running()
+        if strategy is not None:
+            return answer(kind, strategy)
+        if kind in _OVER_WORKERS and "mirrored" in context.strategies():
+            raise StrategyError(
+                f"tf.distribute.{_name(kind)}() needs a cell that runs on all workers under the "
+                "mirrored strategy: run the cell without --ranks and with --strategy mirrored"
+            )
+        return object.__new__(wanted)
+
+    @functools.wraps(initialise)
+    def initialise_new(self: Any, *args: Any, **options: Any) -> None:
+        if self is not running():  # Python initialises an instance of the class, a running one too
+            initialise(self, *args, **options)
+
+    kind.__new__ = new  # type: ignore[method-assign,assignment]
+    kind.__init__ = initialise_new  # type: ignore[misc]
+
+
+def _return_running(kind: type, strategy: Any) -> Any:
+    worker = context.current()
+    text = (
+        f"tf.distribute.{_name(kind)}() returns the running `strategy`, with "
+        f"{strategy.num_replicas_in_sync} replicas on {worker.world_size} workers"
+    )
+    worker.note_once("strategy", text)
+    return strategy
+
+
+def _refuse(kind: type, _strategy: Any) -> Any:
+    raise StrategyError(f"tf.distribute.{_name(kind)} cannot run in this cell: {_REFUSED[kind]}")
+
+
+def _name(kind: type) -> str:
+    """The public name."""
+    public = (tf.distribute, tf.distribute.experimental)
+    return next(name for module in public for name in dir(module) if getattr(module, name) is kind)

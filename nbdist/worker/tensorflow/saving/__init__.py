@@ -1,0 +1,1 @@
+"""Saves under MultiWorkerMirroredStrategy: rank 0 writes, the other ranks wait."""

@@ -1,0 +1,228 @@
+"""One step on one replica against the same step on all: `--check`.
+
+Three steps on a single replica tell what a difference means. With all rows it is what should come
+out. With the rows in reverse order it shows how much rounding alone changes, which optimizers that
+divide by small gradients amplify. With this rank's rows alone it shows what a step would do that
+never asked the other replicas. The same step on all replicas is then compared with these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from nbdist.records import Difference
+from nbdist.worker.data.batches import map_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.worker.data.batches import Batch, Tree
+
+Values = dict[str, np.ndarray]
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "complex128": 1e-9, "complex64": 1e-5}
+COARSE_TOLERANCE = 1e-2
+"""For float16 and bfloat16, of 11 and 8 bits."""
+
+_NOISE_MARGIN = 8
+_RATIO_TOLERANCE = 0.02
+_OF_BATCH_NORM = ("batch_norm", "batchnorm", "moving")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """After a step: the scalars that it reported, as on all replicas, and the variables."""
+
+    report: Values
+    state: Values
+
+
+class Subject(Protocol):
+    """A step that can be tried out; its state stays as it is."""
+
+    def state(self) -> Values:
+        """The variables before the step."""
+        ...
+
+    def alone(self, values: tuple[Tree, ...]) -> Outcome:
+        """A step on one replica with these rows, asking no other."""
+        ...
+
+    def together(self, batch: Batch) -> Outcome:
+        """A step on all replicas."""
+        ...
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """How the values differ, and what that looks like."""
+
+    differences: tuple[Difference, ...]
+    causes: tuple[str, ...]
+
+
+def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> Findings:
+    """Try a batch in all ways.
+
+    Args:
+        subject: the step.
+        batch: the first of the run.
+        replicas: how many share it.
+        coarse: the model computes in less than float32.
+    """
+    before = subject.state()
+    whole = batch.everything()
+    trial = _Trial(
+        before=before,
+        one=subject.alone(whole),
+        reverse=subject.alone(map_arrays(lambda array: array[::-1], whole)),
+        local=subject.alone(batch.values),
+        every=subject.together(batch),
+        replicas=replicas,
+        coarse=coarse,
+    )
+    return trial.findings()
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    """A batch, tried in all ways."""
+
+    before: Values
+    one: Outcome
+    reverse: Outcome
+    local: Outcome
+    every: Outcome
+    replicas: int
+    coarse: bool
+
+    def findings(self) -> Findings:
+        ordered = [
+            name
+            for name, value in self.one.report.items()
+            if not self._alike(self.reverse.report[name], value)
+        ]
+        reports = [self._of_report(name) for name in self.one.report]
+        variables = [self._of_variable(name, rounds=not ordered) for name in self.one.state]
+        wrong = [d.name for d in variables if not d.passes]
+        failed = wrong or not all(d.passes for d in reports)
+        causes = self._causes(ordered, wrong) if failed else []
+        return Findings((*reports, *variables), tuple(causes))
+
+    def _of_report(self, name: str) -> Difference:
+        """Relative to the value itself."""
+        one = self.one.report[name]
+        return self._difference(name, one, self.every.report[name], _span(one, 0 * one), 0.0)
+
+    def _of_variable(self, name: str, *, rounds: bool) -> Difference:
+        """Relative to the largest change of an element.
+
+        What the order of the rows changes is rounding, unless it also changes what is reported.
+        """
+        one = self.one.state[name]
+        size = _span(one, 0 * one)
+        epsilon = float(np.finfo(one.dtype).eps) if one.dtype.kind == "f" else 0.0
+        rounding = max(epsilon * size, _span(self.reverse.state[name], one) if rounds else 0.0)
+        change = _span(one, self.before[name])
+        return self._difference(
+            name, one, self.every.state[name], change, _NOISE_MARGIN * rounding, reported=False
+        )
+
+    def _difference(
+        self,
+        name: str,
+        one: np.ndarray,
+        every: np.ndarray,
+        change: float,
+        rounding: float,
+        *,
+        reported: bool = True,
+    ) -> Difference:
+        off, tolerance = _span(every, one), self._tolerance(one.dtype)
+        if change:
+            largest, tolerance = off / change, max(tolerance, rounding / change)
+        else:
+            largest = 0.0 if off <= rounding else float("inf")
+        return Difference(
+            name=name,
+            reported=reported,
+            shape=one.shape,
+            dtype=str(one.dtype),
+            largest=largest,
+            tolerance=tolerance,
+        )
+
+    def _tolerance(self, dtype: np.dtype) -> float:
+        if dtype.kind in "iub":
+            return 0.0
+        return COARSE_TOLERANCE if self.coarse else TOLERANCES.get(str(dtype), COARSE_TOLERANCE)
+
+    def _alike(self, a: np.ndarray, b: np.ndarray) -> bool:
+        return bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
+
+    def _causes(self, ordered: Sequence[str], wrong: Sequence[str]) -> list[str]:
+        """The mistakes whose signature is seen."""
+        causes = []
+        if ordered:
+            causes.append(
+                f"`{ordered[0]}` depends on the order of the rows. If the step draws random "
+                "numbers with an operation that keeps a state (tf.random.normal), each "
+                "trial draws others: that is no mistake. To check the rest, use Keras's layers or "
+                "tf.random.stateless_* with a seed, or set the rate to 0."
+            )
+        by_ratio = self._of_ratio(wrong)
+        causes += by_ratio
+        unasked = [n for n in wrong if self._alike(self.every.state[n], self.local.state[n])]
+        if unasked:
+            causes.append(
+                f"`{unasked[0]}` is what this replica's own rows give: a reduction over the "
+                "replicas is forgotten."
+            )
+        if not by_ratio and any(word in n.lower() for n in wrong for word in _OF_BATCH_NORM):
+            causes.append(
+                "Statistics of a BatchNorm are taken over each replica's own rows: use Keras's "
+                "layer, whose statistics a step cell takes over the whole batch."
+            )
+        return causes
+
+    def _of_ratio(self, wrong: Sequence[str]) -> list[str]:
+        """Mistakes that show as the number of replicas."""
+        before, one, every, replicas = self.before, self.one, self.every, self.replicas
+        ratios = [_ratio(every.state[n] - before[n], one.state[n] - before[n]) for n in wrong]
+        ratios += [_ratio(every.report[name], value) for name, value in one.report.items()]
+        causes = []
+        if any(_near(ratio, replicas) for ratio in ratios):
+            causes.append(
+                f"Values are {replicas} times too large, the number of replicas: something is "
+                "added up over replicas that should be averaged, as a mean over the local batch "
+                "whose gradients are summed (all_reduce with SUM)."
+            )
+        if any(_near(ratio, 1 / replicas) for ratio in ratios):
+            causes.append(
+                f"Values are {replicas} times too small, the number of replicas: the step adds up "
+                "over the batch (reduce_sum), which is a part of it on each replica. Take the mean."
+            )
+        return causes
+
+
+def _span(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference of an element; infinite where one of both is no number."""
+    if not a.size or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+        return 0.0
+    widest = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    return widest if np.isfinite(widest) else float("inf")
+
+
+def _ratio(a: np.ndarray, b: np.ndarray) -> float:
+    """By how much `a` is larger than `b`, if they are the same but for a factor; else 0."""
+    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    square = float(b @ b)
+    if not square or not np.isfinite(square):
+        return 0.0
+    factor = float(a @ b) / square
+    rest = float(np.linalg.norm(a - factor * b))
+    return factor if rest <= _RATIO_TOLERANCE * float(np.linalg.norm(a)) else 0.0
+
+
+def _near(ratio: float, factor: float) -> bool:
+    return factor != 1 and abs(ratio - factor) <= _RATIO_TOLERANCE * factor

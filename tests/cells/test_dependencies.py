@@ -1,0 +1,120 @@
+"""Which cells are done again, read from their names."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from nbdist.cells.dependencies import CellNames, Entry, names_of, needed
+from nbdist.errors import ReplayError
+from nbdist.records import CellRequest
+
+
+def cell(label: int, source: str, *, once: bool = False, ranks: tuple[int, ...] = (0, 1)) -> Entry:
+    request = CellRequest(number=label, source=source, label=label, strategy=None, awaits=False)
+    return Entry("cell", names_of(source), ranks, request, once=once)
+
+
+def step(label: int, trains: str, reads: str = "") -> Entry:
+    names = CellNames(reads=tuple(reads.split()), trains=tuple(trains.split()))
+    request = CellRequest(number=label, source="", label=label, strategy=None, awaits=False)
+    return Entry("step", names, (0, 1), request)
+
+
+def chosen(entries: list[Entry], reads: str, saved: str = "") -> list[str]:
+    run = CellNames(reads=tuple(reads.split()))
+    return [entry.place for entry in needed(entries, run, saved.split(), 2)]
+
+
+def test_names_decide_and_not_the_order() -> None:
+    entries = [
+        cell(1, "import numpy as np"),
+        cell(2, "x = np.ones(3)"),
+        cell(3, "unrelated = 1"),
+        cell(4, "y = unrelated + 1"),
+        cell(5, "def f():\n    return x"),
+    ]
+    assert chosen(entries, "f") == ["[1]", "[2]", "[5]"]
+    assert chosen(entries, "y") == ["[3]", "[4]"]
+    assert chosen(entries, "elsewhere") == []
+
+
+def test_a_cell_that_failed_may_have_made_what_is_needed() -> None:
+    failed = msgspec.structs.replace(cell(2, "lr = 0.01\noops()"), failed=True)
+    entries = [cell(1, "lr = 0.1"), failed]
+    with pytest.raises(ReplayError, match=r"\[2\] was not run to its end, and may have made `lr`"):
+        chosen(entries, "lr")
+    assert chosen([*entries, cell(3, "lr = 0.02")], "lr") == ["[3]"]
+    assert chosen([*entries, cell(3, "other = 1")], "other") == ["[3]"]
+
+
+def test_what_was_bound_anew_is_not_made_twice() -> None:
+    entries = [cell(1, "x = slow()"), cell(2, "x = 1"), cell(3, "if rank:\n    x = 2")]
+    assert chosen(entries, "x") == ["[2]", "[3]"]
+    assert chosen([*entries[:1], cell(2, "x = 1", ranks=(0,))], "x") == ["[1]", "[2]"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model.compile('sgd')",
+        "model.loss = 1",
+        "model[0] += 1",
+        "del model.x",
+        "with strategy.scope():\n    model.add(1)",
+        "setup(model)",
+        "setup(into=model)",
+        "setattr(model, 'x', 1)",
+    ],
+)
+def test_what_changes_a_name_is_done_again(source: str) -> None:
+    assert chosen([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]", "[2]"]
+
+
+@pytest.mark.parametrize(
+    "source", ["print(model)", "len(model)", "model", "y = model.x", "f'{model}'"]
+)
+def test_what_only_looks_is_not(source: str) -> None:
+    assert chosen([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]"]
+
+
+def test_training_is_not_done_again_where_a_checkpoint_has_it() -> None:
+    entries = [cell(1, "params = make()"), step(2, "params", "params data")]
+    assert chosen(entries, "params", saved="params") == ["[1]"]
+    with pytest.raises(ReplayError, match=r"`params`: \[2\] trained it"):
+        chosen(entries, "params")
+
+
+def test_a_cell_that_fits_makes_what_it_makes_again_untrained() -> None:
+    entries = [cell(1, "model = make()\nmodel.fit(x)")]
+    assert chosen(entries, "model", saved="model") == ["[1]"]
+    with pytest.raises(ReplayError, match=r"`model`: \[1\] trained it"):
+        chosen(entries, "model")
+
+
+def test_what_was_made_of_something_trained_cannot_be_made_again() -> None:
+    entries = [
+        cell(1, "params = make()"),
+        step(2, "params"),
+        cell(3, "scale = float(params.mean())"),
+        cell(4, "limit = scale * 2"),
+    ]
+    with pytest.raises(ReplayError, match=r"`limit`: \[4\] made it of `scale`, which was trained"):
+        chosen(entries, "params limit", saved="params")
+    fresh = cell(5, "scale = 1.0")
+    assert chosen([*entries[:3], fresh], "params scale", saved="params") == ["[1]", "[5]"]
+
+
+def test_a_cell_that_is_marked_is_never_run_again() -> None:
+    with pytest.raises(ReplayError, match=r"\[1\] is marked --once, and makes `rows`"):
+        chosen([cell(1, "rows = charge_the_card()", once=True)], "rows")
+
+
+def test_what_was_pushed_is_pushed_again() -> None:
+    pushed = Entry("push", CellNames(binds=("x",), sure=("x",)), (0, 1), payload=b"")
+    assert chosen([cell(1, "x = 1"), pushed], "x") == ["%dist_push"]
+
+
+def test_cells_in_ipythons_own_syntax_are_read() -> None:
+    assert names_of("%timeit -n1 y = x\n!ls {x}\nz = x").binds == ("z",)
+    assert names_of("this is no python") == CellNames()

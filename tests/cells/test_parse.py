@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.cells.parse import parse_cell, parse_ranks
+from nbdist.errors import UsageError
+
+if TYPE_CHECKING:
+    from nbdist.records import CellRequest
+
+
+def parse(source: str, header: str = "") -> CellRequest:
+    return parse_cell(source, number=1, label=1, strategy=None, header=header)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("0", (0,)), ("0,2:4", (0, 2, 3)), (":2", (0, 1)), ("2:", (2, 3, 4)), ("3,1,1", (1, 3))],
+)
+def test_ranks_are_numbers_and_slices(text: str, ranks: tuple[int, ...]) -> None:
+    assert parse_ranks(text, 5) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("7", "there is no rank 7"),
+        ("-1", "there is no rank -1"),
+        ("0:9", "there is no rank 5, 6, 7, 8"),
+        ("x", "'x' is no rank"),
+        ("0:1:2", "'0:1:2' is no rank"),
+        ("", "'' is no rank"),
+        ("3:1", "no rank is in it"),
+        ("a,9", "'a' is no rank and no slice; there is no rank 9"),
+    ],
+)
+def test_bad_ranks_are_named_with_what_to_type(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_ranks(text, 5)
+    assert says in str(error.value)
+    assert "ranks are 0 to 4" in str(error.value)
+
+
+@given(st.sets(st.integers(0, 30), min_size=1))
+def test_every_set_of_ranks_can_be_written(ranks: set[int]) -> None:
+    assert parse_ranks(",".join(map(str, ranks)), 31) == tuple(sorted(ranks))
+
+
+@pytest.mark.parametrize(
+    ("source", "awaits"),
+    [
+        ("x = 1", False),
+        ("await f()", True),
+        ("async def f():\n    await g()", False),
+        ("[x async for x in y]", True),
+        ("!ls\n%time x = 1", False),
+    ],
+)
+def test_top_level_await_is_seen(source: str, awaits: bool) -> None:
+    assert parse(source).awaits is awaits
+
+
+def test_a_syntax_error_is_refused_at_the_notebooks_line() -> None:
+    with pytest.raises(UsageError) as error:
+        parse("x = 1\ny = = 2\n", header="%%dist_run")
+    assert "In the cell, line 3" in str(error.value)
+    assert "y = = 2" in str(error.value)
+
+
+@pytest.mark.parametrize("source", ["", "  \n\t\n"])
+def test_an_empty_cell_is_refused(source: str) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        parse(source)
+
+
+def test_a_null_byte_is_refused() -> None:
+    with pytest.raises(UsageError, match="null bytes"):
+        parse("x = 1\0")

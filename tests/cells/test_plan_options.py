@@ -1,0 +1,118 @@
+"""What was typed of a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from nbdist.cells.parse import parse_cell
+from nbdist.cells.plan_options import parse_budget, parse_fixed, read_plan
+from nbdist.errors import UsageError
+from nbdist.records import Planning, StepOptions
+from tests import plans
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (None, 0),
+        ("40GB", 40e9),
+        ("16 GiB", 16 * 2**30),
+        ("1.5T", 1.5e12),
+        ("300mb", 300e6),
+        ("7", 7),
+    ],
+)
+def test_a_budget_is_bytes(text: str | None, nbytes: float) -> None:
+    assert parse_budget(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "much", "-4GB", "0GB", "40GX", "4 GB GB"])
+def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(UsageError, match=r"type an amount of memory, as in 40GB or 16GiB"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed"),
+    [
+        (None, {}),
+        ("tensor=4", {"model": 4}),
+        ("tp=4, dp=2,zero=3", {"model": 4, "data": 2, "zero": 3}),
+        ("zero=0", {"zero": 0}),
+        ("micro=4", {"micro": 4}),
+        ("sp=0,tp=4", {"sequence": 0, "model": 4}),
+        ("sequence=1", {"sequence": 1}),
+        ("stage=4,micro=8", {"stage": 4, "micro": 8}),
+        ("pp=2,stage=2", {"stage": 2}),
+        ("tp=4,model=4", {"model": 4}),
+    ],
+)
+def test_what_is_fixed_goes_by_the_fields_names(text: str | None, fixed: dict[str, int]) -> None:
+    assert parse_fixed(text) == (fixed, None, None)
+
+
+def test_what_is_made_again_is_given_by_a_word() -> None:
+    assert parse_fixed("remat=full,tp=2") == ({"model": 2}, "full", None)
+    assert parse_fixed("remat=none") == ({}, "", None)
+    for text in ("remat=most", "remat=full,remat=full", "remat"):
+        with pytest.raises(UsageError, match=r"remat=.*: it is one of none, selective, full, once"):
+            parse_fixed(text)
+
+
+def test_the_order_of_microbatches_is_given_by_a_word() -> None:
+    assert parse_fixed("pp=2,schedule=1f1b") == ({"stage": 2}, None, "1f1b")
+    assert parse_fixed("pp=2,rounds=3") == ({"stage": 2, "rounds": 3}, None, None)
+    with pytest.raises(UsageError, match="rounds=0 is no number of rounds"):
+        parse_fixed("pp=2,rounds=0")
+    assert parse_fixed("schedule=gpipe") == ({}, None, "gpipe")
+    with pytest.raises(UsageError, match="schedule=both: it is one of gpipe, 1f1b, once"):
+        parse_fixed("schedule=both")
+
+
+def test_all_faults_of_what_is_fixed_are_named() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4,sp=2")
+    for fault in (
+        "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, rounds, sequence",
+        "tensor=x is no number",
+        "zero=2: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3",
+        "data=0 is no number",
+        "sp=2: it is 0 or 1",
+        "data is given twice",
+    ):
+        assert fault in str(refused.value)
+
+
+def test_a_plan_is_read_as_a_run_keeps_it(tmp_path: Path) -> None:
+    plan = plans.made("both")
+    kept = tmp_path / "plan.json"
+    kept.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
+    assert read_plan(str(kept)) == plan
+    assert read_plan(None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), ("{", "is no plan"), ("{}", "is no plan: .*axes")]
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, says: str) -> None:
+    path = tmp_path / "my.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=f"--plan .*my.json.*{says}"):
+        read_plan(str(path))
+
+
+def test_what_is_fitted_is_laid_out_under_pjrt_alone() -> None:
+    asked = StepOptions(data="", planning=Planning(budget=1))
+    with pytest.raises(UsageError, match="laid out under --strategy pjrt"):
+        parse_cell("model.fit(x)", number=1, label=1, strategy="mirrored", step=asked)
+    request = parse_cell("model.fit(x)", number=1, label=1, strategy="pjrt", step=asked)
+    assert request.step is None
+    assert request.planning.budget == 1
+    assert not request.is_plan

@@ -1,0 +1,286 @@
+"""The preloaded parent: what it starts ends with it, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+import nbdist
+from nbdist.cluster.forkserver.client import SeedProcess
+from nbdist.cluster.forkserver.control_socket import KERNEL, SEED_SOCKET
+from nbdist.errors import OwnedError, StartError
+from nbdist.utils.polling import repeat_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SLEEPER = "tests.cluster.forkserver.test_server:sleep"
+
+
+def sleep(args: dict[str, float], announce: object) -> None:
+    """Runs in a child of the seed."""
+    import time
+
+    announce({"event": "hello", "variable": os.environ.get("SAID", "")})  # type: ignore[operator]
+    print("a line for the log", flush=True)
+    time.sleep(args["seconds"])
+
+
+def collections(args: dict[str, float], announce: object) -> None:
+    """Runs in a child of the seed."""
+    counts = {"frozen": gc.get_freeze_count(), "looked_through": len(gc.get_objects())}
+    announce({"event": "counts", **counts})  # type: ignore[operator]
+
+
+def start(folder: Path, module: str = "json", grace_s: float = 20) -> SeedProcess:
+    (folder / "log").mkdir()
+    return SeedProcess.start([module], {}, folder, grace_s)
+
+
+@pytest.fixture
+def seed(tmp_path: Path) -> Iterator[SeedProcess]:
+    running = start(tmp_path)
+    running.wait_event("ready", 30)
+    yield running
+    running.close()
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def start_sleeper(seed: SeedProcess, name: str = "one", seconds: float = 600) -> int:
+    mark = seed.count()
+    seed.spawn(name, SLEEPER, {"seconds": seconds}, {"SAID": name})
+    assert seed.wait_event("hello", 30, since=mark)["variable"] == name
+    return seed.pids().get(name, 0)
+
+
+def test_signals_do_not_wait_for_what_is_imported_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cell has come to use takes seconds; an interrupt waited for it, and was given up."""
+    late = tmp_path / "late.py"
+    late.write_text(
+        "import pathlib, time\n"
+        "while not pathlib.Path(__file__).with_name('go').exists(): time.sleep(0.02)\n"
+    )
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), path])))
+    with contextlib.closing(start(tmp_path)) as seed:
+        seed.wait_event("ready", 30)
+        start_sleeper(seed)
+        seed.preload("late")
+        seed.signal("one", signal.SIGINT)
+        seed.wait_gone(["one"], 10)
+        mark = seed.count()
+        seed.spawn("two", SLEEPER, {"seconds": 600}, {"SAID": "two"})
+        (tmp_path / "go").touch()
+        assert seed.wait_event("hello", 30, since=mark)["variable"] == "two"
+
+
+def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: SeedProcess) -> None:
+    pid = start_sleeper(seed)
+    assert os.getsid(pid) == pid
+    assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
+
+
+def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Path) -> None:
+    """They would take 0.3 s with TensorFlow, and a copy of all memory that holds its objects."""
+    with contextlib.closing(start(tmp_path, module=__name__)) as seed:
+        mark = seed.count()
+        seed.spawn("one", f"{__name__}:collections", {}, {})
+        counts = seed.wait_event("counts", 30, since=mark)
+    assert counts["frozen"] > 10 * counts["looked_through"]
+
+
+def test_an_end_is_noticed_with_its_code(seed: SeedProcess) -> None:
+    mark = seed.count()
+    start_sleeper(seed)
+    seed.signal("one", signal.SIGKILL)
+    assert seed.wait_event("exited", 10, since=mark)["code"] == -signal.SIGKILL
+    assert seed.pids() == {}
+
+
+def test_signals_to_a_child_that_is_gone_do_nothing(seed: SeedProcess) -> None:
+    mark = seed.count()
+    start_sleeper(seed, seconds=0)
+    seed.wait_event("exited", 10, since=mark)
+    seed.signal("one", signal.SIGKILL)
+    assert start_sleeper(seed, "two") > 0
+
+
+def test_closing_ends_children_and_guarded_processes(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    running = start(tmp_path)
+    running.wait_event("ready", 30)
+    child = start_sleeper(running)
+    running.guard(stranger.pid)
+    running.close()
+    assert is_gone(child)
+    assert stranger.wait(10) == -signal.SIGTERM
+
+
+def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
+    running = start(tmp_path)
+    running.wait_event("ready", 30)
+    child = start_sleeper(running)
+    os.kill(running.pid, signal.SIGKILL)
+    assert repeat_until(lambda: is_gone(child), 10)
+    with pytest.raises(StartError, match="preloaded parent"):
+        running.wait_event("never", 10, since=running.count())
+    running.close()
+
+
+def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    first.wait_event("ready", 30)
+    child = start_sleeper(first)
+    with pytest.raises(OwnedError, match=f"pid {os.getpid()}"):
+        SeedProcess.take_over(tmp_path, KERNEL)
+    first.leave()  # as when its process is killed
+    second = SeedProcess.take_over(tmp_path, KERNEL)
+    assert second.pids() == {"one": child}
+    assert "json" in second.versions
+    mark = second.count()
+    second.signal("one", signal.SIGKILL)
+    assert second.wait_event("exited", 10, since=mark)["pid"] == child
+    second.close()
+    first._process.poll()  # it is a child of this process
+    with pytest.raises(StartError, match="nothing of the cluster"):
+        SeedProcess.take_over(tmp_path, KERNEL)
+
+
+def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    running = start(folder, grace_s=0.2)
+    running.wait_event("ready", 30)
+    child = start_sleeper(running)
+    running.leave()
+    assert running._process.wait(10) == 0
+    assert is_gone(child)
+    assert not folder.exists()
+
+
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from nbdist.cluster.forkserver.client import SeedProcess
+folder = Path(sys.argv[1])
+(folder / "log").mkdir(parents=True)
+seed = SeedProcess.start(["json"], {}, folder, 0.2)
+seed.spawn("one", "tests.cluster.forkserver.test_server:sleep", {"seconds": 600}, {})
+seed.wait_event("hello", 30)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(seed.pid, child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
+    """A child of the kernel's holds its descriptors too."""
+    program = [sys.executable, "-c", FORKING, str(tmp_path / "cluster")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        seed, child = map(int, owner.stdout.readline().split())
+        owner.kill()
+        assert repeat_until(lambda: is_gone(seed), 10)
+        assert not is_gone(child)
+        os.kill(child, signal.SIGKILL)
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_whoever_says_nonsense_to_a_seed_is_sent_away(seed: SeedProcess, tmp_path: Path) -> None:
+    for nonsense in (b"\n", b"[]\n", b'{"op": "own", "role": "king"}\n', b"\xff\n", b"{}" * 9):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(tmp_path / SEED_SOCKET))
+            stranger.sendall(nonsense)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(100) == b""
+    assert start_sleeper(seed) > 0
+
+
+def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    running = start(tmp_path, "no_such_module")
+    with pytest.raises(StartError, match="no_such_module could not be imported"):
+        running.wait_event("ready", 30)
+    running.close()
+
+
+def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
+    running = start(tmp_path, "this")
+    assert "this" in running.wait_event("ready", 30)["versions"]
+    assert "Zen" in running.log_tail("seed", 50)
+    running.close()
+
+
+@pytest.mark.full  # test_reattach.py kills a kernel
+def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 of the notebook's kernel: seed, engines and controller end by themselves."""
+    monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
+    program = textwrap.dedent("""
+        import nbdist, json, time
+        cluster = nbdist.Cluster(hosts=2, framework="jax")
+        engines = cluster._crew.engines
+        pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
+        print("PIDS", json.dumps(pids), flush=True)
+        time.sleep(600)
+    """)
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    line = next(line for line in owner.stdout if line.startswith("PIDS"))
+    pids = [int(word) for word in line[5:].strip(" []\n").split(",")]
+    children = [c for pid in pids for c in psutil.Process(pid).children(recursive=True)]
+    family = {psutil.Process(pid) for pid in pids} | set(children)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    _, alive = psutil.wait_procs(list(family), timeout=15)
+    assert not alive, f"left behind: {alive}"
+
+
+def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -> None:
+    """What is forked from a process with a backend of JAX's hangs."""
+    with contextlib.closing(start(tmp_path, module="tests.cluster.jax_at_startup")) as seed:
+        seed.wait_event("ready", 60)
+        pid = start_sleeper(seed)
+        assert "nbdist.cluster.forkserver.child" in psutil.Process(pid).cmdline()
+        assert os.getsid(pid) == pid
+        assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
+        assert "begin from nothing: JAX has a backend" in seed.log_tail("seed")
+        seed.signal("one", signal.SIGINT)
+        seed.wait_gone(["one"], 10)
+        assert "KeyboardInterrupt" in seed.last_words("one", 20)
+        other = start_sleeper(seed, "two")
+        os.kill(seed.pid, signal.SIGKILL)
+        assert repeat_until(lambda: is_gone(other), 10)
+
+
+@pytest.mark.full  # the children are those above
+def test_a_cluster_whose_seed_may_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'nbdist.cluster.forkserver.server' in sys.orig_argv:\n"
+        "    import jax; jax.devices()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with nbdist.Cluster(hosts=2, framework="jax") as cluster:
+        begun = "'nbdist.cluster.forkserver.child' in sys.orig_argv"
+        said = cluster.run(f"import sys, jax\n({begun}, jax.device_count())")
+        assert said.results == {0: "(True, 2)", 1: "(True, 2)"}
+        assert "JAX has a backend" in cluster._crew.engines.fleet.home.log_tail("seed")
+        cluster.restart()
+        assert cluster.run("rank").results == {0: "0", 1: "1"}

@@ -1,0 +1,103 @@
+"""What is known of ranks from what they say, and when."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nbdist.cluster.heartbeats import FIRST_STEP_HANGS_S, HANG_S, HANG_STEPS, SILENT_S, Vitals
+from nbdist.records import Beat, Output, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets seconds pass."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def let(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    return let
+
+
+def beat(rank: int, step: int, tested: int = 0) -> Beat:
+    return Beat(rank=rank, cell=1, step=step, tested=tested)
+
+
+def stepping(passes: Callable[[float], None], step_s: float, **options: float) -> Vitals:
+    """Two ranks that have made ten steps."""
+    vitals = Vitals([0, 1], **options)
+    vitals.begin_steps()
+    for step in range(1, 11):
+        passes(step_s)
+        vitals.hear(beat(0, step))
+        vitals.hear(beat(1, step))
+    return vitals
+
+
+def test_who_does_not_beat_is_silent(passes: Callable[[float], None]) -> None:
+    vitals = Vitals([0, 1, 2])
+    passes(SILENT_S)
+    assert vitals.silent([0, 1, 2]) == []
+    vitals.hear(beat(1, 0))
+    passes(1.0)
+    assert vitals.silent([0, 1, 2]) == [0, 2]
+    assert vitals.silent([1, 2]) == [2]
+
+
+@pytest.mark.parametrize(("step_s", "patience_s"), [(0.1, HANG_S), (20.0, HANG_STEPS * 20.0)])
+def test_steps_that_stand_still_hang(
+    passes: Callable[[float], None], step_s: float, patience_s: float
+) -> None:
+    vitals = stepping(passes, step_s)
+    passes(patience_s)
+    assert not vitals.still_s()
+    passes(1.0)
+    assert vitals.still_s() == pytest.approx(patience_s + 1)
+    assert (vitals.step(0), vitals.step(1)) == (10, 10)
+
+
+def test_it_is_as_long_as_was_asked_for(passes: Callable[[float], None]) -> None:
+    vitals = stepping(passes, 1.0, hang_after_s=2.0)
+    passes(2.5)
+    assert vitals.still_s() == pytest.approx(2.5)
+
+
+def test_a_first_step_may_take_minutes(passes: Callable[[float], None]) -> None:
+    vitals = Vitals([0])
+    vitals.begin_steps()
+    passes(FIRST_STEP_HANGS_S)
+    assert not vitals.still_s()
+    passes(1.0)
+    assert vitals.still_s()
+
+
+def test_a_cell_without_steps_never_hangs(passes: Callable[[float], None]) -> None:
+    vitals = Vitals([0], hang_after_s=1.0)
+    passes(1e6)
+    assert not vitals.still_s()
+
+
+def test_whatever_a_rank_says_but_that_it_lives_is_progress(
+    passes: Callable[[float], None],
+) -> None:
+    vitals = stepping(passes, 0.1)
+    for said in (beat(0, 10, tested=1), Output(rank=0, cell=1, stream="stdout", text="x")):
+        passes(HANG_S)
+        vitals.hear(said)
+    passes(HANG_S)
+    assert not vitals.still_s()
+    where = Where(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
+    for said in (beat(0, 10, tested=1), where):
+        vitals.hear(said)
+    passes(1.0)
+    assert vitals.still_s()
+    vitals.look_again()
+    assert not vitals.still_s()

@@ -1,0 +1,330 @@
+"""What is found before the first step: real troubles of real hosts, and rules on facts of others.
+
+Clocks, drivers and GPUs of these hosts cannot be changed: their rules are shown on facts.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import nbdist
+from nbdist import cli
+from nbdist.cluster import diagnosis
+from nbdist.errors import StartError, UsageError
+from nbdist.records import ClusterRequest, Gpu, Host, HostFacts, Reach, Saving, StepOptions, Trouble
+from nbdist.views.cluster.hosts import DoctorPicture
+from tests.netns import Hosts, needs_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BOUND_S = 5.0
+GB = 1 << 30
+A100 = Gpu(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GB, used_bytes=0, busy=0.0)
+V100 = Gpu(name="Tesla V100-SXM2-16GB", memory_bytes=16 * GB, used_bytes=0, busy=0.0)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Hosts]:
+    with Hosts(3) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def hosts(network: Hosts) -> Iterator[Hosts]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
+        yield network
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts: Hosts) -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=hosts.names, framework="jax") as running:
+        yield running
+
+
+def troubles(cluster: nbdist.Cluster, **looked_at: str) -> tuple[Trouble, ...]:
+    """All but slow links, which all are on a busy machine."""
+    examination = cluster.examine(**looked_at).examination
+    assert examination.seconds < BOUND_S
+    return tuple(trouble for trouble in examination.troubles if not is_slow(trouble))
+
+
+def is_slow(trouble: Trouble) -> bool:
+    return "to sum up gradients" in trouble.what
+
+
+@needs_hosts
+def test_hosts_that_are_well(cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "part-0").write_text("data")
+    looked_at = {"data": str(tmp_path / "part-*"), "checkpoint": str(tmp_path / "new")}
+    assert troubles(cluster, **looked_at) == ()
+    examination = cluster.examine(**looked_at).examination
+    picture = DoctorPicture(msgspec.structs.replace(examination, troubles=()))
+    assert [one.host for one in examination.facts] == hosts.names
+    for rank, reached in examination.reaches.items():
+        assert {reach.rank for reach in reached} == {0, 1, 2} - {rank}
+        assert all(0 < reach.latency_s < 0.1 for reach in reached)
+        assert sum(reach.bytes_per_s > 1e6 for reach in reached) == 1
+    assert "✓ all well" in picture.lines()
+    assert "all well" in picture.html()
+    assert list(tmp_path.glob("new/.*")) == [], "no mark is left"
+    lines = cluster.hosts().lines()
+    assert all(host.address in line for host, line in zip(hosts.each, lines[3:], strict=True))
+    assert "ssh, answers in" in lines[-1]
+
+
+@needs_hosts
+def test_hosts_that_do_not_reach_each_other(cluster: nbdist.Cluster, hosts: Hosts) -> None:
+    """TensorFlow's chief would wait for more than a minute."""
+    for host in hosts.each[:2]:
+        host.wall_off(on=True)
+    try:
+        first, second, *_ = troubles(cluster)
+        began = time.monotonic()
+        with pytest.raises(StartError, match=rf"cannot connect to {hosts.names[1]} at .*timed out"):
+            nbdist.Cluster(hosts=hosts.names[:2], framework="tensorflow")
+        assert time.monotonic() - began < 20
+    finally:
+        for host in hosts.each[:2]:
+            host.wall_off(on=False)
+    assert {first.where, second.where} == set(hosts.names[:2])
+    assert first.is_fatal
+    assert second.is_fatal
+    assert "timed out" in first.what
+    assert 'address = "..."' in first.advice
+
+
+@needs_hosts
+def test_a_slow_link(cluster: nbdist.Cluster, hosts: Hosts) -> None:
+    hosts.each[1].throttle("80mbit")
+    try:
+        found = cluster.examine().examination.troubles
+    finally:
+        hosts.each[1].throttle("")
+    (trouble,) = (one for one in found if is_slow(one) and f"to {hosts.names[1]}:" in one.what)
+    assert (trouble.where, trouble.is_fatal) == (hosts.names[0], False)
+    assert trouble.what.startswith(("9.", "8.")), trouble.what  # MB/s
+
+
+@needs_hosts
+@pytest.mark.full
+def test_files_and_folders_that_hosts_do_not_share(
+    cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path
+) -> None:
+    (tmp_path / "part-0").write_text("data")
+    hosts.each[2].own_disk(tmp_path)
+    found = troubles(cluster, data=str(tmp_path / "*"), checkpoint=str(tmp_path))
+    assert all(trouble.is_fatal for trouble in found)
+    files, folder = found
+    assert f"{hosts.names[0]} has 1 file (4 B)" in files.what
+    assert f"{hosts.names[2]} has 0 files" in files.what
+    assert folder.where == hosts.names[2]
+    assert folder.what == f"{tmp_path} is not the folder that {hosts.names[0]} writes to"
+    cluster.run("import numpy as np, jax.numpy as jnp\nxs, w = np.ones((8, 2)), jnp.zeros(2)")
+    with pytest.raises(UsageError, match=r"--checkpoint .* is not the folder.*all hosts share"):
+        cluster.run(
+            "w = w + batch.mean(0)\nloss = w.sum()",
+            step=StepOptions(data="xs", batch=6),
+            saving=Saving(folder=str(tmp_path / "saved"), every_steps=1),
+        )
+
+
+@needs_hosts
+def test_a_folder_that_cannot_be_written_to(cluster: nbdist.Cluster) -> None:
+    (trouble,) = troubles(cluster, checkpoint="/proc/no")
+    assert "cannot be written to" in trouble.what
+
+
+@needs_hosts
+def test_gpus_as_their_driver_tells(hosts: Hosts, tmp_path: Path) -> None:
+    """A program in the driver's place answers: these hosts have no GPU."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *driver*)\n'
+        'echo "NVIDIA H100 80GB HBM3, 81559, 20000, 97, 580.65"\n'
+        'echo "NVIDIA H100 80GB HBM3, 81559, 4, [N/A], 580.65";;\n*) exit 1;; esac\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    host = Host(name=hosts.names[0], env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    with nbdist.Cluster(hosts=[host], framework="none") as cluster:
+        (trouble,) = troubles(cluster)
+        (facts,) = cluster.examine().examination.facts
+    assert facts.driver == "580.65"
+    assert [gpu.busy for gpu in facts.gpus] == [0.97, 0.0]
+    assert trouble.what == "GPU 0 in use: 21.0 GB are taken there"
+    assert 'CUDA_VISIBLE_DEVICES = "1"' in trouble.advice
+
+
+@needs_hosts
+def test_the_command(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *hosts.names[:2]]) == 0
+    assert "✓ all well" in capsys.readouterr().out
+    assert cli.main(["doctor", "localhost", "--data", str(tmp_path / "*.none")]) == 1
+    assert "there are no files" in capsys.readouterr().out
+    assert cli.main(["doctor", "-n", "0"]) == 2
+    assert "0 hosts is too few" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--no-such-option"])
+
+
+def test_the_magic_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = InteractiveShell()
+    nbdist.load_ipython_extension(shell)
+    try:
+        shell.run_line_magic("dist_doctor", "2 hosts")
+        assert "nbdist: 1 host looked at in" in capsys.readouterr().out
+        with pytest.raises(nbdist.NoClusterError, match="%dist_doctor needs"):
+            shell.run_line_magic("dist_doctor", "--data x")
+        with pytest.raises(nbdist.NoClusterError, match="%dist_hosts needs"):
+            shell.run_line_magic("dist_hosts", "")
+    finally:
+        nbdist.unload_ipython_extension(shell)
+
+
+# Rules, on facts.
+
+
+def facts(rank: int, **changes: object) -> HostFacts:
+    usual = HostFacts(
+        rank=rank,
+        host=f"gpu{rank}",
+        python="/opt/python",
+        versions={"python": "3.11.7", "nbdist": "1", "jax": "0.10.2"},
+        folder="/home/me",
+        cpus=8,
+        free_bytes=60 * GB,
+        disk_bytes=100 * GB,
+        shm_bytes=32 * GB,
+        gpus=(),
+        driver="",
+        time_s=0.0,
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def found(
+    *ones: HostFacts,
+    addresses: tuple[str, ...] = (),
+    reaches: dict[int, tuple[Reach, ...]] | None = None,
+    skew_s: dict[int, float] | None = None,
+    request: ClusterRequest | None = None,
+) -> list[str]:
+    """Each trouble: `fatal` or `minor`, where, and what."""
+    there = addresses or tuple(f"10.0.0.{one.rank}" for one in ones)
+    asked = request or ClusterRequest((Host(),) * len(ones), ("jax",))
+    troubles = diagnosis.find(ones, there, reaches or {}, skew_s or {}, asked)
+    return [
+        f"{'fatal' if trouble.is_fatal else 'minor'} {trouble.where}: {trouble.what}"
+        for trouble in troubles
+    ]
+
+
+def test_nothing_is_wrong_with_hosts_that_are_alike() -> None:
+    assert found(facts(0), facts(1)) == []
+    assert found(facts(0, gpus=(A100,) * 8), facts(1, gpus=(A100,) * 8)) == []
+
+
+def test_versions_that_differ() -> None:
+    other = {"python": "3.12.1", "nbdist": "1", "jax": "0.10.1"}
+    assert found(facts(0), facts(1), facts(2, versions=other)) == [
+        "fatal gpu2: Python differs: gpu0, gpu1: 3.11; gpu2: 3.12",
+        "fatal gpu2: jax differs: gpu0, gpu1: 0.10.2; gpu2: 0.10.1",
+    ]
+    patch = {"python": "3.11.9", "nbdist": "1", "jax": "0.10.2"}
+    assert found(facts(0), facts(1, versions=patch)) == []
+    beside = facts(0).versions | {"tensorflow": "2.21.0"}
+    assert found(facts(0), facts(1, versions=beside)) == [], "nobody asked for it"
+    none = {"python": "3.11.7", "nbdist": "1"}
+    assert found(facts(0), facts(1, versions=none)) == [
+        "fatal gpu1: jax differs: gpu0: 0.10.2; gpu1: none"
+    ]
+
+
+def test_drivers_and_libraries_of_gpus_that_differ() -> None:
+    nccl = facts(0).versions | {"nvidia-nccl-cu12": "2.27"}
+    gpus = (A100,)
+    assert found(
+        facts(0, gpus=gpus, driver="580.65", versions=nccl),
+        facts(1, gpus=gpus, driver="570.10"),
+    ) == [
+        "minor gpu1: nvidia-nccl-cu12 differs: gpu0: 2.27; gpu1: none",
+        "minor gpu1: the GPUs' driver differs: gpu0: 580.65; gpu1: 570.10",
+    ]
+
+
+def test_clocks() -> None:
+    assert found(facts(0), facts(1), skew_s={0: 0.9, 1: -3.0}) == [
+        "minor gpu1: its clock is 3.0 s late"
+    ]
+    assert found(facts(0), facts(1), skew_s={0: 90.0}) == [
+        "minor gpu0: its clock is 1 min 30 s ahead"
+    ]
+
+
+def test_room() -> None:
+    assert found(facts(0, disk_bytes=GB)) == ["minor gpu0: 1.1 GB of disk are free in /home/me"]
+    assert found(facts(0, gpus=(A100, A100), shm_bytes=1 << 20)) == [
+        "minor gpu0: 1 MB of shared memory are free, which NCCL uses"
+    ]
+    assert found(facts(0, gpus=(A100,), shm_bytes=1 << 20)) == []
+
+
+def test_gpus_that_are_in_use_or_missing() -> None:
+    busy = msgspec.structs.replace(A100, busy=0.5)
+    full = msgspec.structs.replace(A100, used_bytes=30 * GB)
+    (said,) = found(facts(0, gpus=(A100, busy, full)))
+    assert said == "minor gpu0: GPU 1-2 in use: 32.2 GB are taken there"
+    asked = ClusterRequest((Host(name="gpu0", devices=8),), ("jax",))
+    assert found(facts(0, gpus=(A100,) * 4), request=asked) == [
+        "fatal gpu0: it has 4 GPUs, and 8 were asked for"
+    ]
+    twice = ClusterRequest((Host(name="gpu0", devices=4),) * 2, ("jax",))
+    assert found(facts(0, gpus=(A100,) * 4), request=twice) == [
+        "fatal gpu0: it has 4 GPUs, and 8 were asked for"
+    ]
+
+
+def test_devices_that_are_not_alike() -> None:
+    fast, slow = (facts(0, gpus=(A100,) * 8), facts(1, gpus=(V100,) * 8))
+    (said,) = found(fast, slow)
+    assert said.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: Tesla V100-SXM2-16GB: devices")
+    assert "so that the fastest, with 5.0 times its peak, idle for 80%" in said
+    (said,) = found(fast, facts(1))
+    assert said.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: no GPU: devices of 2 kinds")
+    (said,) = found(facts(0, cpus=64), facts(1, cpus=8))
+    assert said == "minor gpu1: 8 cores, and 64 on others: each step waits for these"
+    unknown = msgspec.structs.replace(A100, name="Banana 9000")
+    (said,) = found(fast, facts(1, gpus=(unknown,)))
+    assert said.endswith("devices of 2 kinds: each step waits for the slowest")
+
+
+def test_an_address_of_the_loopback_interface() -> None:
+    (said,) = found(facts(0), facts(1), addresses=("10.0.0.1", "127.0.1.1"))
+    assert said.startswith("fatal gpu1: others would connect to it at an address of the loopback")
+    alone = facts(1, host="gpu0")
+    assert found(facts(0), alone, addresses=("127.0.0.1", "127.0.0.1")) == []
+
+
+def test_hosts_that_nobody_reaches_are_told_once() -> None:
+    reaches = {rank: (Reach(2, fault="timed out"),) for rank in (0, 1)}
+    assert found(facts(0), facts(1), facts(2), reaches=reaches) == [
+        "fatal gpu0, gpu1: cannot connect to gpu2 at 10.0.0.2: timed out"
+    ]
+
+
+def test_a_ring_of_many() -> None:
+    many = [facts(rank) for rank in range(51)]
+    asked = ClusterRequest((Host(),) * 51, ("tensorflow",), communication="ring")
+    assert found(*many, request=asked) == [
+        "minor 51 workers: a ring goes 100 times round for each sum: latency adds up"
+    ]
+    assert found(*many[:50], request=asked) == []
+    assert found(*many) == []

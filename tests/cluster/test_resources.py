@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.cluster import environment, resources
+from nbdist.errors import UsageError
+from nbdist.records import ClusterRequest, Host
+from nbdist.utils import gpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def request(**changes: object) -> ClusterRequest:
+    count = changes.pop("hosts", 2)
+    given = {"hosts": (Host(),) * count, "frameworks": ("jax",), **changes}  # type: ignore[operator]
+    return ClusterRequest(**given)  # type: ignore[arg-type]
+
+
+def test_far_too_many_hosts_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"10000 hosts .*type a number"):
+        resources.check(request(hosts=10_000), 400_000_000)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as error:
+        resources.check(request(min_hosts=9, cpus_per_worker=9999, devices_per_host=-1), 1)
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("communication", "says"),
+    [("nccl", "needs NVIDIA GPUs, and none is visible"), ("mpi", "choose from auto, ring, nccl")],
+)
+def test_communication_that_cannot_be_had(
+    communication: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "visible_gpus", tuple)
+    with pytest.raises(UsageError, match=f"--communication {communication}.*{says}"):
+        resources.check(request(hosts=2, communication=communication), 1)
+
+
+def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources.importlib.util, "find_spec", lambda name: name == "jax" or None)
+    assert resources.choose_frameworks(None) == ("jax",)
+    with pytest.raises(UsageError, match=r'tensorflow cannot.*%pip install "nbdist\[tensorflow\]"'):
+        resources.choose_frameworks("both")
+
+
+def test_an_unknown_framework_names_the_choices() -> None:
+    with pytest.raises(UsageError, match="'torch': choose from tensorflow, jax, both"):
+        resources.choose_frameworks("torch")
+
+
+def test_env_words() -> None:
+    assert resources.parse_env(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
+    with pytest.raises(UsageError, match=r"'C' '=d': type NAME=VALUE"):
+        resources.parse_env(["A=1", "C", "=d"])
+
+
+@given(st.integers(0, 16), st.integers(1, 16))
+def test_gpus_are_divided_so_that_no_rank_is_without(count: int, ranks: int) -> None:
+    there = [str(i) for i in range(count)]
+    shares = resources.divide_gpus(there, ranks, 0)
+    assert len(shares) == ranks
+    if count >= ranks:
+        assert sorted(g for share in shares for g in share) == sorted(there)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    elif count:
+        assert all(len(share) == 1 for share in shares)
+
+
+def test_gpus_by_number_for_each() -> None:
+    assert resources.divide_gpus(["0", "1", "2", "3"], 2, 1) == [("0",), ("1",)]
+
+
+def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in program answers: the machines that test this have no GPU."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0\necho 1\necho 2\necho 3\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus.visible_gpus() == ("0", "1", "2", "3")
+    own = environment.of_places(request(), lambda _host: gpus.visible_gpus())
+    assert [values["CUDA_VISIBLE_DEVICES"] for values in own] == ["0,1", "2,3"]
+    with pytest.raises(UsageError, match="need 6 GPUs, and 4 are visible"):
+        resources.check(request(devices_per_host=3), 1)
+
+
+def test_only_gpus_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    assert gpus.visible_gpus() == ("2", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert gpus.visible_gpus() == ()
+
+
+def test_the_users_environment_wins() -> None:
+    assert environment.shared(request(env={"KERAS_BACKEND": "torch"}))["KERAS_BACKEND"] == "torch"
+    assert environment.shared(request(cpus_per_worker=1))["OMP_NUM_THREADS"] == "1"
+
+
+def test_cores_are_dealt_in_turn() -> None:
+    dealt = [resources.deal_cores((0, 1, 2, 3), before, 2) for before in range(3)]
+    assert dealt == [(0, 1), (2, 3), (0, 1)]
+    assert resources.deal_cores((5, 7), 1, 4) == (5, 7)

@@ -1,0 +1,195 @@
+"""Checkpoints that cannot be written, or do not fit what they are to go into."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nbdist.errors import CellError, UsageError
+from nbdist.records import Saving
+from tests import clusters, training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+
+FORM = training.FORMS["pjrt step"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="jax") as running:
+        running.run(FORM.setup, strategy="pjrt")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def saved(cluster: nbdist.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of an epoch."""
+    folder = tmp_path_factory.mktemp("saved") / "kept"
+    FORM.run(cluster, epochs=1, saving=Saving(folder=str(folder), every_steps=4))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"step-{step:08}" for step in (0, 4, 8)
+    ]
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """They again, to be harmed."""
+    shutil.copytree(saved, tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def resumed(folder: Path) -> Saving:
+    return Saving(folder=str(folder), every_steps=4, resume=True)
+
+
+def test_others_are_not_overwritten(cluster: nbdist.Cluster, copied: Path) -> None:
+    with pytest.raises(CellError, match="newest of step 8: go on from there with --resume"):
+        FORM.run(cluster, saving=Saving(folder=str(copied), every_steps=4))
+
+
+def test_what_is_over_is_not_trained_again(cluster: nbdist.Cluster, copied: Path) -> None:
+    """Its state is there, and nothing is made."""
+    run = FORM.run(cluster, epochs=1, saving=resumed(copied))
+    assert not run.reports
+    assert cluster.run("int(count)").results == {0: "8", 1: "8"}
+
+
+def test_broken_collectives_are_mended_where_nobody_is_lost(
+    cluster: nbdist.Cluster, copied: Path
+) -> None:
+    """The set-up could not be run again here: the run of before has changed what it made."""
+    with pytest.raises(CellError, match="ValueError"):
+        cluster.run(
+            "if rank == 0:\n    raise ValueError\n"
+            "jax.experimental.multihost_utils.sync_global_devices('wait')",
+            strategy="pjrt",
+        )
+    assert cluster._crew.collectives.broken == {"pjrt"}
+    run = FORM.run(cluster, saving=resumed(copied))
+    assert not run.heals
+    assert cluster.run("int(count)").results == {0: "24", 1: "24"}
+
+
+def test_a_cell_that_failed_or_was_stopped_is_in_the_journal(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(CellError):
+        cluster.run("late = 1\nraise ValueError")
+    with pytest.raises(CellError):
+        FORM.run(cluster, data="late")  # no data set
+    cell, step = cluster._journal._entries[-2:]
+    assert (cell.failed, cell.names.binds) == (True, ("late",))
+    assert (step.failed, step.kind) == (True, "step")
+
+
+def test_another_batch_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
+    with pytest.raises(CellError, match=r"made with --batch 12, and this run has 0"):
+        FORM.run(cluster, data="batches", saving=resumed(copied))
+
+
+def test_another_state_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
+    cluster.run(
+        FORM.setup + "\nparams = {'w': jnp.ones((8, 3)), 'v': jnp.ones((3, 1)), 'u': jnp.ones(2)}\n"
+        "opt_state = optimizer.init(params)"
+    )
+    with pytest.raises(CellError) as error:
+        FORM.run(cluster, saving=resumed(copied))
+    assert "it lacks opt_state[0].mu['u'], opt_state[0].nu['u'], params['u'];" in str(error.value)
+    assert "params['w'] has the shape (8, 16), and (8, 3) here" in str(error.value)
+    cluster.run(FORM.setup)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "rank-1.msgpack"])
+def test_one_that_was_harmed_is_named(cluster: nbdist.Cluster, copied: Path, file: str) -> None:
+    (copied / "step-00000008" / file).write_bytes(b"\x00garbage")
+    with pytest.raises(CellError, match=r"step-00000008 cannot be read"):
+        FORM.run(cluster, saving=resumed(copied))
+    cluster.run(FORM.setup)  # the other rank may have been in a step, which took its arrays along
+
+
+def test_what_a_save_of_before_has_left_goes(cluster: nbdist.Cluster, copied: Path) -> None:
+    (copied / ".step-00000012.part-1a").mkdir()
+    FORM.run(cluster, saving=resumed(copied))
+    assert not list(copied.glob(".*"))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(CellError, match=r"--checkpoint /proc/kept: nothing can be saved there"):
+        FORM.run(cluster, saving=Saving(folder="/proc/kept", every_steps=4))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_is_full_stops_nothing(
+    cluster: nbdist.Cluster, tmp_path: Path, rank: int
+) -> None:
+    """A rank's files may not grow beyond a limit; the one before stays the newest.
+
+    Rank 0 does not wait for what another cannot write.
+    """
+    cluster.run(
+        FORM.setup + f"\nimport resource\ndef at(step):\n    if step == 10 and rank == {rank}:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))"
+    )
+    run = FORM.run(cluster, data="batches", saving=Saving(folder=str(tmp_path), every_steps=4))
+    cluster.run("resource.setrlimit(resource.RLIMIT_FSIZE, 2 * (resource.RLIM_INFINITY,))")
+    newest = max(path.name for path in tmp_path.glob("step-*"))
+    assert newest in ("step-00000004", "step-00000008")  # that one was still being written, or not
+    failed = [note.text for note in run.notes if note.warning and note.topic == "checkpoint"]
+    assert failed
+    assert all("was not saved" in text for text in failed)
+    assert run.summary.steps == training.STEPS
+    assert run.summary.seconds < 30
+
+
+def test_seconds_between_two_are_steps_that_all_agree_on(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    cluster.run(FORM.setup + "\ndef at(step):\n    time.sleep(0.02)")
+    FORM.run(cluster, data="batches", saving=Saving(folder=str(tmp_path), every_s=0.15, keep=99))
+    steps = sorted(int(path.name[5:]) for path in tmp_path.glob("step-*"))
+    assert steps[:2] == [0, 10]
+    assert 3 < len(steps) < training.STEPS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": "0"}, "--save-every 0: type steps, as in 100, or seconds, as in 30s"),
+        ({"every": "soon"}, "--save-every soon"),
+        ({"keep": 0}, "--keep 0: type a number from 1"),
+        ({"folder": __file__}, "it is a file; name a folder"),
+        ({"folder": None, "every": "3"}, "--save-every without --checkpoint: name the folder"),
+        ({"folder": None, "resume": True}, "--resume without --checkpoint: name the folder"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
+    from nbdist.cells.parse import parse_saving
+
+    given = {"folder": "kept", "every": None, "keep": None, "resume": False} | options
+    resume = bool(given.pop("resume"))
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        parse_saving(**given, resume=resume)  # type: ignore[arg-type]
+
+
+def test_what_a_failed_step_took_along_is_made_again(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The run that goes on needs no cell before it."""
+    folder = tmp_path / "kept"
+    cluster.run(FORM.setup)
+    FORM.run(cluster, data="batches")
+    whole = FORM.digest_of(cluster)
+    cluster.run(FORM.setup)
+    cluster.run("def at(step):\n    if rank == 1 and step == 10:\n        raise ValueError")
+    with pytest.raises(CellError, match="ValueError"):
+        FORM.run(cluster, data="batches", saving=Saving(folder=str(folder), every_steps=4))
+    cluster.run("def at(step):\n    pass")
+    run = FORM.run(cluster, data="batches", saving=resumed(folder))
+    assert [heal.ranks for heal in run.heals] == [()]
+    assert run.heals[0].reason.endswith("went with a step that failed")
+    assert FORM.digest_of(cluster) == whole

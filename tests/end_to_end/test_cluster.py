@@ -1,0 +1,256 @@
+"""Objects there and back, and a cluster's life: starts, restarts, ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+import nbdist
+from nbdist.settings import Settings
+from nbdist.utils.liveness import await_ends
+from nbdist.utils.polling import repeat_until
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+# Objects.
+
+
+def test_objects_go_there_and_come_back(cluster: nbdist.Cluster) -> None:
+    cluster.push({"a": np.arange(3), "f": lambda x: x + 1})
+    cluster.run("b = f(a) * rank")
+    pulled = cluster.pull(["a", "b"])
+    assert [objects["b"].tolist() for objects in pulled.values()] == [
+        [0, 0, 0],
+        [1, 2, 3],
+        [2, 4, 6],
+    ]
+    assert list(cluster.pull(["b"], ranks="2")) == [2]
+
+
+def test_arrays_of_jax_come_as_numpy(cluster: nbdist.Cluster) -> None:
+    has_jax = "jax" in sys.modules  # another test may have imported it; pulling does not
+    cluster.run(
+        "import jax\nimport jax.numpy as jnp\nlocal = {'w': jnp.ones(3)}\n"
+        "whole = jax.device_put(jnp.arange(6.0), jax.NamedSharding(mesh, jax.P()))\n"
+        "split = jax.device_put(jnp.arange(6.0), jax.NamedSharding(mesh, jax.P('data')))"
+    )
+    pulled = cluster.pull(["local", "whole"], ranks="1")[1]
+    assert type(pulled["local"]["w"]) is np.ndarray
+    assert pulled["whole"].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(nbdist.TransferError, match="split over ranks"):
+        cluster.pull(["split"])
+    assert ("jax" in sys.modules) == has_jax
+
+
+def test_a_name_that_is_not_there(cluster: nbdist.Cluster) -> None:
+    cluster.run("only_on_two = 1", ranks="2")
+    with pytest.raises(nbdist.TransferError, match="rank 0: only_on_two; rank 1: only_on_two"):
+        cluster.pull(["only_on_two"])
+
+
+def test_what_cannot_be_pickled_is_named_and_nothing_is_pushed(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.TransferError) as error:
+        cluster.push({"good": 1, "lock": threading.Lock()})
+    assert "lock (lock) cannot be pickled" in str(error.value)
+    assert cluster.run("'good' in globals()").results[0] == "False"
+    cluster.run("import threading\nlock = threading.Lock()")
+    with pytest.raises(nbdist.TransferError, match="rank 0: TypeError: cannot pickle"):
+        cluster.pull(["lock"])
+
+
+def test_an_object_of_a_framework_does_not_load_it_here(cluster: nbdist.Cluster) -> None:
+    cluster.run("import keras\nhistory = keras.callbacks.History()")
+    with pytest.raises(nbdist.TransferError, match=r"needs keras.*\.history"):
+        cluster.pull(["history"], ranks="0")
+    assert "keras" not in sys.modules
+
+
+# The cluster.
+
+
+def test_the_status_tells_of_every_worker(cluster: nbdist.Cluster) -> None:
+    status = cluster.status()
+    assert status.title == f"nbdist: 3 workers, 3 idle, seed {cluster.request.seed}"
+    pids = [worker.pid for worker in status.workers]
+    assert all(psutil.Process(pid).is_running() for pid in pids)
+    assert all(str(pid) in "\n".join(status.lines()) for pid in pids)
+    assert "jax 0.10" in status.html()
+
+
+def test_the_status_tells_what_every_worker_takes(cluster: nbdist.Cluster) -> None:
+    """A busy host that does not tell within a second is left out, and asked anew the next time."""
+    end = time.monotonic() + 30
+    while not all(worker.memory_bytes > 50e6 for worker in cluster.status().workers):
+        assert time.monotonic() < end, cluster.status()
+
+
+def test_logs_of_a_rank_that_is_not_there(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.UsageError, match="no rank 3: ranks are 0 to 2"):
+        cluster.logs(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hosts": "2"}, "hosts '2': type a whole number"),
+        ({"hosts": 2.5}, "hosts 2.5"),
+        ({"hosts": 1, "env": {"A": 1}}, "env 'A'=1: both must be text"),
+    ],
+)
+def test_what_is_of_another_type_starts_nothing(options: dict[str, object], says: str) -> None:
+    with pytest.raises(nbdist.UsageError, match=says):
+        nbdist.Cluster(framework="jax", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [("mirrored", "needs tensorflow.*--framework both"), ("magic", "choose from mirrored, pjrt")],
+)
+def test_a_strategy_that_is_not_there(cluster: nbdist.Cluster, strategy: str, says: str) -> None:
+    with pytest.raises(nbdist.UsageError, match=says):
+        cluster.run("1", strategy=strategy)
+
+
+def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
+    before = len(cluster._crew.engines.controller.client.history)
+    for _ in range(5):
+        cluster.run("1")
+    assert len(cluster._crew.engines.controller.client.history) == before
+
+
+def test_a_rank_that_waits_in_a_collective_is_freed(cluster: nbdist.Cluster) -> None:
+    """Rank 0 waits for all others in an all-reduce that they never join."""
+    cell = """
+import jax, jax.numpy as jnp
+ones = jax.jit(lambda: jnp.ones(world_size), out_shardings=jax.NamedSharding(mesh, jax.P("data")))()
+total = jax.jit(jnp.sum, out_shardings=jax.NamedSharding(mesh, jax.P())).lower(ones).compile()
+if rank > 0:
+    import time
+    time.sleep(1)
+    raise ValueError("left")
+total(ones).block_until_ready()
+"""
+    with pytest.raises(nbdist.CellError, match="ValueError") as error:
+        cluster.run(cell)
+    assert "still running" not in str(error.value)
+    assert [worker.state for worker in cluster.workers()] == ["idle"] * 3
+    assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+
+
+def test_a_rank_that_heeds_nothing_and_the_way_out(cluster: nbdist.Cluster) -> None:
+    """It waits for no other thread, and Python never gets to its signals."""
+    cell = """
+import ctypes, signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+if rank > 0:
+    time.sleep(0.5)
+    raise ValueError("left")
+for i in range(100):
+    ctypes.CDLL(None).poll(None, 0, 20_000)
+"""
+    with pytest.raises(nbdist.CellError, match="ValueError") as error:
+        cluster.run(cell)
+    assert "rank 0: still running" in error.value.notes[-1]
+    assert [worker.state for worker in cluster.workers()] == ["busy", "idle", "idle"]
+    with pytest.raises(nbdist.WorkerError, match="rank 0 is still in an earlier cell"):
+        cluster.run("1")
+    before = {worker.pid for worker in cluster.workers()}
+    cluster.restart()
+    assert before.isdisjoint(worker.pid for worker in cluster.workers())
+    assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+
+
+def test_a_rank_that_dies_ends_the_cell(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(
+        nbdist.WorkerError,
+        match=r"rank 1@.* died in the cell.*%dist_restart.*\n.*killed \(SIGKILL\)",
+    ):
+        cluster.run("import os, time\nif rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    assert [worker.state for worker in cluster.workers()] == ["idle", "dead", "idle"]
+    with pytest.raises(nbdist.WorkerError, match="rank 1 is dead"):
+        cluster.run("1")
+    assert cluster.run("rank", ranks="0").results == {0: "0"}
+    cluster.restart()
+    assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[nbdist.Cluster]:
+    """A single worker, whose seed and controller may be killed."""
+    with nbdist.Cluster(hosts=1, framework="jax", cpus_per_worker=1, env={"SAID": "yes"}) as made:
+        yield made
+
+
+def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> None:
+    run = alone.run("import os\nos.environ['SAID'], len(os.sched_getaffinity(0))")
+    assert run.results[0] == "('yes', 1)"
+
+
+@pytest.mark.parametrize(
+    "parts", [["controller"], pytest.param(["controller", "seed"], marks=pytest.mark.full)], ids=str
+)
+def test_a_restart_when_the_parts_behind_the_workers_are_gone(
+    alone: nbdist.Cluster, parts: list[str]
+) -> None:
+    """The controller's schedulers outlive it; whoever would end them may be gone as well."""
+    engines = alone._crew.engines
+    controllers = [psutil.Process(pid) for pid in engines.controller.pids]
+    for part in parts:
+        os.kill(engines.fleet.home.pid if part == "seed" else controllers[0].pid, signal.SIGKILL)
+    assert repeat_until(lambda: not engines.can_restart(), 10)
+    alone.restart()
+    assert alone.run("rank").results == {0: "0"}
+    assert not await_ends(controllers, 5)
+
+
+def test_stopping_twice_is_fine(alone: nbdist.Cluster) -> None:
+    alone.stop()
+    alone.stop()
+    assert not psutil.pid_exists(alone._crew.hellos[0].pid)
+
+
+# Starts that fail.
+
+
+def test_a_start_that_fails_leaves_nothing(own_runtime_folder: Path) -> None:
+    (own_runtime_folder / "nbdist").mkdir(exist_ok=True)
+    folders = set((own_runtime_folder / "nbdist").iterdir())
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(nbdist.NbdistError):
+        nbdist.Cluster(hosts=1, framework="jax", env={"JAX_PLATFORMS": "no_such_platform"})
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not psutil.wait_procs(list(left), timeout=5)[1]
+    assert set((own_runtime_folder / "nbdist").iterdir()) == folders
+
+
+@pytest.mark.full  # worker/jax/test_backend.py has two for each rank
+def test_virtual_devices() -> None:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+        assert [len(worker.devices) for worker in running.workers()] == [2, 2]
+        assert running.run("mesh.size, strategy.num_replicas_in_sync").results[1] == "(4, 4)"
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDIST_START_TIMEOUT_S", "2.5")
+    assert Settings.from_environment().start_timeout_s == 2.5
+    monkeypatch.setenv("NBDIST_START_TIMEOUT_S", "soon")
+    with pytest.raises(nbdist.UsageError, match="start_timeout_s"):
+        Settings.from_environment()
+
+
+def test_errors_travel_between_processes() -> None:
+    error = nbdist.UsageError("what to type")
+    assert str(pickle.loads(pickle.dumps(error))) == "what to type"

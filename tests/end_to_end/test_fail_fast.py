@@ -1,0 +1,411 @@
+"""A rank that raises, freezes or stands still while the others wait for it in a collective."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import nbdist
+from nbdist.records import Beat, Output, StepOptions
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.polling import repeat_until
+from tests import clusters
+from tests.operations import FIT, STEP, TOTAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import Speech
+
+RANKS = 3
+ENDS_S = 3.0
+"""A second is what it should take; these machines are busy."""
+
+NUMBERS = """
+import numpy as np, time
+kept = {"a": 1}
+def numbers(bad=-1, wait_s=0.0, at=5):
+    for i in range(1000):
+        if i == at and rank == bad:
+            if not wait_s: raise ValueError(f"a bug of the user's at {time.time()}")
+            print("hanging", flush=True)
+            time.sleep(wait_s)
+        yield np.float32(i)
+"""
+SETUP = {
+    "mirrored": f"""{NUMBERS}
+import tensorflow as tf, keras
+with strategy.scope():
+    variable = tf.Variable(0.0)
+""",
+    "pjrt": f"""{NUMBERS}
+import jax, jax.numpy as jnp
+variable = jnp.zeros(())
+""",
+}
+BACKENDS = {"mirrored": "tensorflow import strategy", "pjrt": "jax import backend"}
+"""Imports of the modules that break off collectives, from `nbdist.worker`."""
+
+SPARE = 3
+"""Threads and files that come and go."""
+
+AGAIN_S = 2.2
+"""Two pages may ask for the same Stop within 2 s."""
+STRATEGIES = pytest.mark.parametrize("strategy", list(SETUP))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS) as running:
+        yield running
+
+
+@pytest.fixture
+def when_it_hangs(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], None]], None]:
+    """Has something done twice: when a rank has said that it hangs, and `AGAIN_S` later."""
+    hear = cluster._held.hear
+
+    def arm(do: Callable[[], None]) -> None:
+        def heard(record: Speech) -> None:
+            hear(record)
+            if isinstance(record, Output) and "hanging" in record.text:
+                for later_s in (0.2, 0.2 + AGAIN_S):
+                    threading.Timer(later_s, do).start()
+
+        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+
+    return arm
+
+
+def steps(data: str, count: int = 0) -> StepOptions:
+    return StepOptions(data=data, batch=6, steps=count)
+
+
+def interrupted(when_it_hangs: Callable[[Callable[[], None]], None]) -> list[float]:
+    """Has the notebook interrupted then; the times at which it was."""
+    times: list[float] = []
+
+    def interrupt() -> None:
+        times.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when_it_hangs(interrupt)
+    return times
+
+
+def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
+    """The next cells run, on the same processes; what is no framework's is still there."""
+    cluster.run(SETUP[strategy].replace("kept = ", "made = "), strategy=strategy)
+    run = cluster.run(STEP[strategy], step=steps("numbers", 4), strategy=strategy)
+    assert run.summary.steps == 4
+    assert set(cluster.run("kept").results.values()) == {"{'a': 1}"}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+def test_one_that_raises_ends_the_cell_at_once_for_all(
+    cluster: nbdist.Cluster, strategy: str, bad: int
+) -> None:
+    cluster.run(SETUP[strategy], strategy=strategy)
+    pids = [worker.pid for worker in cluster.workers()]
+    cluster.run(f"from functools import partial\nbroken = partial(numbers, {bad}, at=300)")
+    with pytest.raises(nbdist.CellError, match=f"ValueError on rank {bad}@") as error:
+        cluster.run(STEP[strategy], step=steps("broken"), strategy=strategy)
+    assert time.time() - float(error.value.evalue.split()[-1]) < ENDS_S
+    assert not any("still running" in note for note in error.value.notes)
+    assert any("collectives before the next cell" in note for note in error.value.notes)
+    check_it_goes_on(cluster, strategy)
+    assert [worker.pid for worker in cluster.workers()] == pids
+
+
+def test_the_users_own_connections_stay(cluster: nbdist.Cluster) -> None:
+    """To a database, say; those of the collectives alone are shut."""
+    cluster.run(
+        f"{SETUP['pjrt']}\nfrom functools import partial\nimport socket\n"
+        "broken = partial(numbers, 1, at=30)\n"
+        "with socket.create_server(('127.0.0.1', 0)) as server:\n"
+        "    near = socket.create_connection(server.getsockname())\n"
+        "    far = server.accept()[0]",
+        strategy="pjrt",
+    )
+    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
+        cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+    near = "near.sendall(b'there')\nsocket.socket.recv(far, 5)"
+    assert set(cluster.run(near).results.values()) == {"b'there'"}
+    cluster.run("near.close(), far.close()")
+
+
+def test_arrays_of_jax_are_there_afterwards(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they were before the step that failed; what it had taken along is named."""
+    cluster.run(
+        f"{SETUP['pjrt']}\nfrom functools import partial\nbroken = partial(numbers, 1, at=300)\n"
+        "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
+        "tree = {'x': jax.make_array_from_process_local_data(rows, np.arange(2.0) + rank)}",
+        strategy="pjrt",
+    )
+    with pytest.raises(nbdist.CellError, match="keeps its arrays"):
+        cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+    run = cluster.run(
+        "total = jax.jit(jnp.sum, out_shardings=jax.P())(tree['x'])\n"
+        "float(total), 'variable' in globals()",
+        strategy="pjrt",
+    )
+    is_there = "collectives restored; without `variable`" not in capsys.readouterr().out
+    assert set(run.results.values()) == {f"(9.0, {is_there})"}
+
+
+def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluster) -> None:
+    """The interrupt comes before the step is known to be under way; it never ends there.
+
+    JAX waits itself for what is small; this step is not.
+    """
+    large = f"product = jnp.ones((99, 99)) @ jnp.ones((99, 99))\n{STEP['pjrt']} + product[0, 0]"
+    cluster.run(
+        f"{SETUP['pjrt']}\n"
+        "from nbdist.worker.jax.step.step import PjrtStep\nstep = PjrtStep.step\n"
+        "def slow(self, batch):\n"
+        "    if rank == 1: raise ValueError('a bug')\n"
+        "    report = step(self, batch)\n"
+        "    time.sleep(30)\n"
+        "PjrtStep.step = slow",
+        strategy="pjrt",
+    )
+    with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
+        cluster.run(large, step=steps("numbers"), strategy="pjrt")
+    cluster.run("PjrtStep.step = step")
+    check_it_goes_on(cluster, "pjrt")
+
+
+@STRATEGIES
+def test_collectives_that_fail_by_themselves_are_made_anew(
+    cluster: nbdist.Cluster, strategy: str
+) -> None:
+    """A time-out, or a link that is lost: none works from there on."""
+    cluster.run(SETUP[strategy], strategy=strategy)
+    total = TOTAL[strategy]
+    fails = f"from nbdist.worker.{BACKENDS[strategy]} as wired\nwired.break_off()\n"
+    with pytest.raises(nbdist.CellError, match=r"Gloo|Collective ops is aborted"):
+        cluster.run(fails + total, strategy=strategy)
+    run = cluster.run(total, strategy=strategy)
+    assert set(run.results.values()) == {f"{RANKS:.1f}"}
+
+
+def test_what_breaking_off_makes_libraries_say_is_not_shown(
+    cluster: nbdist.Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP["mirrored"], strategy="mirrored")
+    cluster.run("from functools import partial\nbroken = partial(numbers, 1)")
+    with pytest.raises(nbdist.CellError):
+        cluster.run(STEP["mirrored"], step=steps("broken"), strategy="mirrored")
+    said = "".join(capfd.readouterr())
+    assert "Abort" not in said
+    assert "abort" in cluster.logs(0).lower()
+
+
+def test_fresh_workers_start_if_collectives_cannot_be_restored(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if TensorFlow's server did not take its definition again."""
+    cluster.run(SETUP["mirrored"], strategy="mirrored")
+    pids = {worker.pid for worker in cluster.workers()}
+    cluster.run(
+        "from functools import partial\nbroken = partial(numbers, 1)\n"
+        "from nbdist.worker.tensorflow import strategy as tensorflow_strategy\n"
+        "def closed(key):\n    raise RuntimeError('no server')\n"
+        "tensorflow_strategy.reopen = closed"
+    )
+    with pytest.raises(nbdist.CellError):
+        cluster.run(STEP["mirrored"], step=steps("broken"), strategy="mirrored")
+    assert cluster.run("'kept' in globals()").results == dict.fromkeys(range(RANKS), "False")
+    said = capsys.readouterr().err
+    assert (
+        "TensorFlow's collectives could not be restored (rank 0: RuntimeError: no server)" in said
+    )
+    assert "rerun the cells that create them" in said
+    assert not {worker.pid for worker in cluster.workers()} & pids
+    cluster.run(SETUP["mirrored"], strategy="mirrored")
+    check_it_goes_on(cluster, "mirrored")
+
+
+@pytest.mark.full  # a step raises above
+def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP["mirrored"], strategy="mirrored")
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 1@") as error:
+        cluster.run(FIT.format(bad=(1,), epochs=1), strategy="mirrored")
+    assert not any("still running" in note for note in error.value.notes)
+    check_it_goes_on(cluster, "mirrored")
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
+def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> None:
+    """Who sleeps is named with its line; who waits, with the step."""
+    cluster.run(SETUP[strategy], strategy=strategy)
+    cluster.run("from functools import partial\nhanging = partial(numbers, 2, wait_s=600, at=24)")
+    began = time.monotonic()
+    with pytest.raises(nbdist.WorkerError) as error:
+        cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy, hang_after_s=3)
+    assert time.monotonic() - began < 2 * ENDS_S + 10
+    said = str(error.value)
+    assert said.startswith("no step for 3 s: rank 2@")
+    assert ", line " in said
+    assert "the others wait in a collective of step" in said
+    assert "time.sleep(wait_s)" in said
+    check_it_goes_on(cluster, strategy)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+def test_the_second_interrupt_breaks_a_hung_collective(
+    cluster: nbdist.Cluster, when_it_hangs: Any, strategy: str
+) -> None:
+    cluster.run(SETUP[strategy], strategy=strategy)
+    cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
+    cluster.run("import signal\nmask = signal.pthread_sigmask", ranks="0")
+    interrupts = interrupted(when_it_hangs)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy)
+    assert len(interrupts) == 2
+    assert time.monotonic() - interrupts[1] < 5.0
+    check_it_goes_on(cluster, strategy)
+
+
+@pytest.mark.full
+def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
+    cluster: nbdist.Cluster, when_it_hangs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C code that no signal reaches, and that is no collective."""
+    cluster.run(
+        f"{SETUP['pjrt']}\nimport ctypes, signal\ndef deaf():\n    for i in range(1000):\n"
+        "        if i == 24 and rank == 1:\n            print('hanging', flush=True)\n"
+        "            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        "            ctypes.CDLL(None).sleep(600)\n        yield np.float32(i)",
+        strategy="pjrt",
+    )
+    pids = {worker.pid for worker in cluster.workers()}
+    interrupts = interrupted(when_it_hangs)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP["pjrt"], step=steps("deaf"), strategy="pjrt")
+    assert time.monotonic() - interrupts[1] < 30.0
+    assert "rank 1 heeds nothing: it is killed" in capsys.readouterr().err
+    assert not pids & {worker.pid for worker in cluster.workers()}
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    check_it_goes_on(cluster, "pjrt")
+
+
+@pytest.mark.full  # a minute
+def test_twenty_rebuilds_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
+    """Of JAX, in the same processes: files, sockets, threads, shared memory, services."""
+    count = (
+        "import os\n[len(os.listdir(where)) for where in "
+        "('/proc/self/fd', '/proc/self/task', '/dev/shm')]"
+    )
+    cluster.run(f"{SETUP['pjrt']}\nfrom functools import partial", strategy="pjrt")
+    seed = psutil.Process(cluster.workers()[0].pid).parent()
+    assert seed is not None
+    found = []
+    for _ in range(20):
+        cluster.run("broken = partial(numbers, 1, at=3)\nvariable = jnp.zeros(())", strategy="pjrt")
+        with pytest.raises(nbdist.CellError, match="ValueError on rank"):
+            cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+        results = sorted(cluster.run(count).results.items())
+        there = [int(n) for _, said in results for n in re.findall(r"\d+", said)]
+        found.append((len(seed.children()), *there))
+    assert all(late <= early + SPARE for early, late in zip(found[2], found[-1], strict=True))
+
+
+@pytest.mark.full  # it is the interrupt, by another way
+def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_hangs: Any) -> None:
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
+    before = {run.id for run in kept(cluster.settings.runs_path)}
+
+    def stop() -> None:
+        (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
+        run.ask_to_stop()
+
+    when_it_hangs(stop)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP["pjrt"], step=steps("hanging"), strategy="pjrt")
+    (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
+    assert run.state().status == "stopped"
+    check_it_goes_on(cluster, "pjrt")
+
+
+@pytest.mark.full
+def test_where_there_is_one_framework_the_others_collectives_are_left_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A rank that waits for a thread of its own, which no signal and no breaking off reaches."""
+    cell = """
+import ctypes, signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+lock = ctypes.create_string_buffer(256)
+libc = ctypes.CDLL(None)
+libc.sem_init(lock, 0, 0)
+threading.Timer(4, libc.sem_post, [lock]).start()
+if rank: raise ValueError
+libc.sem_wait(lock)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+"""
+    with clusters.cluster(hosts=2, framework="jax") as running:
+        with pytest.raises(nbdist.CellError, match="ValueError"):
+            running.run(cell)
+        assert repeat_until(lambda: running.workers()[0].state == "idle", 20)
+        run = running.run("import sys\nrank, 'tensorflow' in sys.modules")
+        assert run.results == {0: "(0, False)", 1: "(1, False)"}
+        assert "they are there again" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C code that keeps the interpreter to itself: no thread of that process says anything."""
+    cell = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(7)\nrank"
+    assert cluster.run(cell).results == {0: "0", 1: "1", 2: "2"}
+    told = [line for line in capsys.readouterr().err.splitlines() if "does not respond" in line]
+    assert len(told) == 1
+    assert re.fullmatch(
+        r"nbdist: rank 1@\S+ does not respond in the cell; its process runs.*", told[0]
+    )
+
+
+def test_a_frozen_rank_is_named_and_the_others_are_freed(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    pid = cluster.workers()[1].pid
+    take, reported = cluster._runner.hear, threading.Event()
+
+    def hear(record: Speech) -> None:
+        take(record)
+        if isinstance(record, Beat) and record.step and not reported.is_set():
+            reported.set()
+            os.kill(pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(cluster._runner, "hear", hear)
+    try:
+        with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* was stopped by a signal after"):
+            cluster.run(
+                STEP["pjrt"],
+                step=StepOptions(data="numbers", batch=6, epochs=10**6),
+                strategy="pjrt",
+            )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    states = [worker.state for worker in cluster.workers()]
+    assert states[0] == states[2] == "idle"
+    cluster.restart()
+    cluster.run(SETUP["pjrt"], strategy="pjrt")
+    check_it_goes_on(cluster, "pjrt")

@@ -1,0 +1,81 @@
+"""A rank that heeds no interrupt, in a cell without steps."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import nbdist
+from nbdist.utils.polling import repeat_until
+from tests import clusters
+
+CALL_S = 30
+DEAF = """
+import ctypes, pathlib, signal
+if rank == 1:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    pathlib.Path({note!r}).touch()
+    ctypes.CDLL(None).sleep({seconds})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+"""
+"""C code that no signal reaches, as of a compiler; it is over before long if it is not killed."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="none") as running:
+        yield running
+
+
+def interrupt(note: Path, after_s: Sequence[float]) -> None:
+    """Interrupts this process so long after the rank is deaf."""
+
+    def send() -> None:
+        assert repeat_until(note.exists, CALL_S)
+        begun = time.monotonic()
+        for seconds in after_s:
+            time.sleep(max(begun + seconds - time.monotonic(), 0.0))
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("again_s", [0.5, pytest.param(5.0, marks=pytest.mark.full)])
+def test_it_is_killed_when_the_interrupt_comes_again(
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], again_s: float
+) -> None:
+    """While the first is still tried, and once it is said that it was in vain."""
+    pids = {worker.pid for worker in cluster.workers()}
+    cell = DEAF.format(note=str(tmp_path / "deaf"), seconds=10 * CALL_S)
+    interrupt(tmp_path / "deaf", (0.2, 0.2 + again_s))
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(cell)
+    assert time.monotonic() - begun < CALL_S
+    assert "rank 1 heeds nothing: it is killed" in capsys.readouterr().err
+    assert not pids & {worker.pid for worker in cluster.workers()}
+    assert cluster.run("rank").results == {0: "0", 1: "1"}
+
+
+def test_once_it_is_let_alone(
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may compile: what it has is kept, and it takes cells again when it is done."""
+    pids = {worker.pid for worker in cluster.workers()}
+    cluster.run("kept = rank")
+    cell = DEAF.format(note=str(tmp_path / "deaf"), seconds=12)
+    interrupt(tmp_path / "deaf", (0.2,))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(cell)
+    said = capsys.readouterr().err
+    assert "rank 1 does not respond to the interrupt: interrupt again to kill it" in said
+    assert "it is killed" not in said
+    with pytest.raises(nbdist.WorkerError, match="rank 1 is still in an earlier cell"):
+        cluster.run("kept")
+    assert repeat_until(lambda: not cluster._runner.busy(), CALL_S)
+    assert cluster.run("kept").results == {0: "0", 1: "1"}
+    assert pids == {worker.pid for worker in cluster.workers()}

@@ -1,0 +1,178 @@
+"""A heal that is not brought to its end: it is begun anew, by whoever is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+import nbdist
+from nbdist.records import Saving, StepOptions
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.polling import repeat_until
+from tests.exact import STEP, losses, setup
+from tests.kernels import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nbdist.records import RunState
+
+RANKS, STEPS = 2, 400
+SETUP = f"""
+import pathlib, time
+{setup(4)}
+here = pathlib.Path({{folder!r}})
+if (here / "hold").exists():  # it is run again, for a rank that was lost
+    (here / f"held-{{{{rank}}}}").touch()
+    while (here / "hold").exists():
+        time.sleep(0.02)
+"""
+LOSSES = losses(STEPS)
+
+BOUND_S = 60.0
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+
+def until(folder: Path, done: Callable[[RunState, int], bool]) -> RunState:
+    """The newest run's state, once it is so; it is told how many steps there are too."""
+    found: list[RunState] = []
+
+    def look() -> bool:
+        for run in kept(folder / "runs")[:1]:
+            found[:] = [run.state()]
+            return done(found[0], max((run.count(table) for table in run.tables()), default=0))
+        return False
+
+    assert repeat_until(look, BOUND_S), f"the run is {found}"
+    return found[0]
+
+
+def held(folder: Path) -> bool:
+    """The set-up is run again on all ranks, and does not end."""
+    return len(list(folder.glob("held-*"))) == RANKS
+
+
+def kill_a_rank_and_hold(folder: Path) -> RunState:
+    """It is being replaced from here on, until `hold` is removed."""
+    state = until(folder, lambda _, steps: steps > 60)
+    (folder / "hold").touch()
+    os.kill(state.workers[1].pid, signal.SIGKILL)
+    assert repeat_until(lambda: held(folder), BOUND_S)
+    return until(folder, lambda state, _: bool(state.healing))
+
+
+def begin(kernel: Kernel, folder: Path) -> None:
+    """A run that is saved, in a notebook."""
+    kernel.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
+    kernel.run(f"%%dist_run\n{SETUP.format(folder=str(folder))}").check()
+    saved = f"--checkpoint {folder / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
+    kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
+
+
+def check_the_end() -> None:
+    with nbdist.attach() as cluster:
+        run = cluster.follow()
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        (heal,) = run.heals
+        assert 1 in heal.ranks  # rank 0 with it, where it heeded nothing by then
+        assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
+
+
+def owner_of(state: RunState) -> int:
+    return state.writer.pid
+
+
+def test_the_kernel_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
+    with Kernel() as kernel:
+        begin(kernel, tmp_path)
+        state = kill_a_rank_and_hold(tmp_path)
+        os.kill(owner_of(state), signal.SIGKILL)
+    (tmp_path / "hold").unlink()
+    until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
+    check_the_end()
+
+
+@pytest.mark.full  # a keeper heals as a kernel does
+def test_the_keeper_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
+    with Kernel() as kernel:
+        begin(kernel, tmp_path)
+        first = until(tmp_path, lambda _, steps: steps > 20)
+        os.kill(owner_of(first), signal.SIGKILL)
+    until(tmp_path, lambda now, _: owner_of(now) != owner_of(first))
+    state = kill_a_rank_and_hold(tmp_path)
+    os.kill(owner_of(state), signal.SIGKILL)
+    (tmp_path / "hold").unlink()
+    until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
+    check_the_end()
+
+
+@pytest.mark.full  # elsewhere in the heal
+def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> None:
+    with Kernel() as kernel:
+        begin(kernel, tmp_path)
+        state = until(tmp_path, lambda _, steps: steps > 60)
+        seed = psutil.Process(state.workers[0].pid).parent()
+        assert seed is not None
+        os.kill(state.workers[1].pid, signal.SIGKILL)
+        until(tmp_path, lambda now, _: bool(now.healing))
+        seed.suspend()
+        os.kill(owner_of(state), signal.SIGKILL)
+        seed.resume()
+    until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
+    check_the_end()
+
+
+@pytest.mark.full  # a front end restarts a kernel between steps in test_reattach.py
+def test_the_kernel_is_restarted_while_a_worker_is_replaced(tmp_path: Path) -> None:
+    with Kernel() as kernel:
+        begin(kernel, tmp_path)
+        state = kill_a_rank_and_hold(tmp_path)
+        kernel.manager.restart_kernel()
+        (tmp_path / "hold").unlink()
+        until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
+        kernel.client.wait_for_ready(timeout=60)
+        check_the_end()
+
+
+@pytest.mark.full
+def test_an_interrupt_while_a_worker_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends the run; the next one with `--resume` has what was saved, and no other cell runs."""
+    saving = Saving(folder=str(tmp_path / "saved"), every_steps=20)
+    step = StepOptions(data="xs", batch=4, steps=STEPS)
+    pids = []
+
+    def interrupt() -> None:
+        pids.append(kill_a_rank_and_hold(tmp_path).writer.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with nbdist.Cluster(hosts=RANKS, framework="jax") as cluster:
+        cluster.run(SETUP.format(folder=str(tmp_path)))
+        user = threading.Thread(target=interrupt)
+        user.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                cluster.run(STEP, step=step, saving=saving)
+        finally:
+            (tmp_path / "hold").unlink(missing_ok=True)
+            user.join()
+        assert pids == [os.getpid()]
+        assert until(tmp_path, lambda state, _: state.is_over).status == "interrupted"
+        assert "interrupted while workers were replaced: type" in capsys.readouterr().err
+        with pytest.raises(nbdist.WorkerError, match="not whole: type %dist_restart"):
+            cluster.run("1")
+        with pytest.raises(nbdist.WorkerError, match="not whole: type %dist_restart"):
+            cluster.push({"a": 1})
+        again = Saving(folder=saving.folder, every_steps=20, resume=True)
+        run = cluster.run(STEP, step=step, saving=again)
+        assert run.loss[-1] == LOSSES[-1]
+        assert cluster.run("float(w.sum())").results[0] == str(LOSSES[-1])

@@ -1,0 +1,239 @@
+"""Hosts that Kubernetes gives, whose API server is a double here: no cluster is at hand."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import kubernetes_validate
+import msgspec
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.cluster.schedulers.kubernetes import job_object, seconds, secret_object, service_object
+from nbdist.errors import StartError
+from nbdist.utils.polling import repeat_until
+from tests import exact
+from tests.exact import losses
+from tests.kubernetes_double import VERSION, Server
+from tests.schedulers import cancelling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+STEPS = 600
+END_S = 10.0
+CANCEL_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server
+        assert repeat_until(lambda: not cancelling(), CANCEL_S)
+
+
+@pytest.fixture
+def server(api: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Nothing is left on it when the test ends."""
+    api.is_full, api.image_fault, api.denies = False, "", ""
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig("research")))
+    yield api
+    assert repeat_until(lambda: not api.running(), END_S), api.running()
+    assert repeat_until(lambda: not api.objects, END_S), "the Job takes along what is its own"
+    assert not api.refused
+
+
+BATCH = nbdist.Batch(
+    launcher="kubernetes",
+    image="registry/train:1",
+    listen="127.0.0.1",
+    python=sys.executable,
+    time="2:00:00",
+)
+
+
+def test_pods_train(server: Server, tmp_path: Path) -> None:
+    with nbdist.Cluster(3, batch=BATCH, framework="jax") as cluster:
+        said = cluster.run("import os\nos.environ['JOB_COMPLETION_INDEX']").results
+        assert said == {0: "'0'", 1: "'1'", 2: "'2'"}
+        assert sorted(kind for kind, _ in server.objects) == ["Job", "Secret", "Service"]
+        assert all(o["metadata"]["namespace"] == "research" for o in server.objects.values())
+        np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
+        cluster.restart()
+        assert len(server.running()) == 3, "the very pods"
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGTERM]
+)
+def test_a_pod_that_is_lost_has_a_successor(
+    server: Server, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As when a node dies, or a pod is evicted: the run goes on to the same numbers."""
+    with nbdist.Cluster(2, batch=BATCH, framework="jax") as cluster:
+        victim = server.running()[1]
+        run = exact.train(cluster, tmp_path, STEPS, meanwhile=lambda: server.kill(victim, number))
+        np.testing.assert_array_equal(run.loss, losses(STEPS))
+        assert len(run.heals) == 1
+        assert len([key for key in server.objects if key[0] == "Job"]) == 1
+
+
+@pytest.mark.full
+def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.is_full = True
+    heard: list[str] = []
+
+    def said() -> str:
+        heard.append(capsys.readouterr().out)
+        return "".join(heard)
+
+    def make_room() -> None:
+        assert repeat_until(lambda: "Insufficient nvidia.com/gpu" in said(), END_S)
+        server.is_full = False
+
+    thread = threading.Thread(target=make_room)
+    thread.start()
+    with nbdist.Cluster(2, batch=BATCH, framework="none") as cluster:
+        thread.join()
+        assert cluster.world_size == 2
+    assert "is 0 of 2 pods running (0/4 nodes are available" in said()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"denies": "jobs"}, r"Kubernetes: jobs is forbidden"),
+        pytest.param(
+            {"denies": "secrets"}, r"Kubernetes: secrets is forbidden", marks=pytest.mark.full
+        ),
+        pytest.param(
+            {"image_fault": "InvalidImageName"},
+            r"gives no hosts: .*InvalidImageName: no such image",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: str) -> None:
+    for name, value in changes.items():
+        setattr(server, name, value)
+    with pytest.raises(StartError, match=says):
+        nbdist.Cluster(2, batch=BATCH, framework="none")
+    assert cancelling(), "what cancels the job outlives the cluster, until it has worked twice"
+
+
+@pytest.mark.full
+def test_a_pod_whose_program_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbdist.cluster.schedulers import reverse_connection
+
+    monkeypatch.setattr(reverse_connection, "CALL_S", 1.0)
+    wrong = msgspec.structs.replace(BATCH, python=shutil.which("false") or "")
+    with pytest.raises(StartError, match=r"no host of it has called 127\.0\.0\.1:\d+ within 1 s"):
+        nbdist.Cluster(1, batch=wrong, framework="none")
+
+
+def test_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StartError, match="no Kubernetes is configured"):
+        nbdist.Cluster(1, batch=BATCH, framework="none")
+
+
+@pytest.mark.full
+def test_a_server_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path)
+    file = server.kubeconfig("default")
+    server._http.server_close()
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    before = cancelling()
+    with pytest.raises(StartError, match="Kubernetes' API cannot be reached"):
+        nbdist.Cluster(1, batch=BATCH, framework="none")
+    (tries,) = (process for process in cancelling() if process not in before)
+    tries.kill()  # it would for two minutes: nobody knows what the server has heard
+
+
+POD = """
+metadata:
+  annotations: {team: vision}
+spec:
+  serviceAccountName: trainer
+  nodeSelector: {gpu: h100}
+  restartPolicy: Always
+  containers:
+  - name: theirs
+    env: [{name: NCCL_SOCKET_IFNAME, value: eth0}]
+    resources: {requests: {memory: 64Gi}, limits: {"rdma/ib": 1}}
+    volumeMounts: [{name: data, mountPath: /data}]
+  - {name: sidecar, image: logs}
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+"""
+
+
+def test_what_a_pod_is_to_have_beside() -> None:
+    import yaml
+
+    batch = msgspec.structs.replace(BATCH, gpus=8)
+    job = job_object("nbdist-1", 4, batch, yaml.safe_load(POD))
+    kubernetes_validate.validate(job, VERSION, strict=True)
+    assert job["spec"]["activeDeadlineSeconds"] == 7200
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
+    template = job["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"team": "vision"}
+    spec = template["spec"]
+    assert (spec["serviceAccountName"], spec["restartPolicy"]) == ("trainer", "Never")
+    worker, sidecar = spec["containers"]
+    assert sidecar["name"] == "sidecar"
+    assert (worker["name"], worker["image"]) == ("worker", "registry/train:1")
+    assert worker["env"] == [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}]
+    assert worker["resources"] == {
+        "requests": {"memory": "64Gi"},
+        "limits": {"rdma/ib": 1, "nvidia.com/gpu": "8"},
+    }
+    assert [m["name"] for m in worker["volumeMounts"]] == ["data", "nbdist", "shm"]
+    assert [v["name"] for v in spec["volumes"]] == ["data", "nbdist", "shm"]
+    owned = {"name": "nbdist-1", "labels": {"nbdist/job": "nbdist-1"}}
+    for other in (service_object(owned), secret_object(owned, "{}")):
+        kubernetes_validate.validate(other, VERSION, strict=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["- a", *(pytest.param(c, marks=pytest.mark.full) for c in ("spec: {containers: [", "words"))],
+)
+def test_a_file_that_is_no_pod(server: Server, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(content)
+    with pytest.raises(StartError, match=r"--pod .*pod\.yaml: "):
+        nbdist.Cluster(1, batch=msgspec.structs.replace(BATCH, pod=str(file)), framework="none")
+
+
+@pytest.mark.full
+def test_a_field_that_the_api_does_not_know(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text("spec: {nodeSelektor: {gpu: h100}}")
+    with pytest.raises(
+        StartError, match=r"Kubernetes: .*spec\.template\.spec\.nodeSelektor: Extra inputs"
+    ):
+        nbdist.Cluster(1, batch=msgspec.structs.replace(BATCH, pod=str(file)), framework="none")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30", 1800), ("1:30", 90), ("2:00:00", 7200), ("1-2", 93600), ("1-2:03:04", 93784)],
+)
+def test_times(text: str, expected: int) -> None:
+    assert seconds(text) == expected
+
+
+def test_times_that_are_none() -> None:
+    with pytest.raises(StartError, match="--time"):
+        seconds("1:2:3:4")
+    with pytest.raises(StartError, match="--time"):
+        seconds("1-")

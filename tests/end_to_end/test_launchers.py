@@ -1,0 +1,293 @@
+"""Hosts that MPI gives, for real, and that PBS, Grid Engine, LSF and HTCondor do, as doubles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+from IPython.core.magic_arguments import magic_arguments, parse_argstring
+
+import nbdist
+from nbdist.errors import StartError, UsageError
+from nbdist.magics import start_options
+from nbdist.utils.polling import repeat_until
+from tests import exact, schedulers
+from tests.exact import losses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)"
+)
+
+STEPS = 200
+MPI = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--oversubscribe --bind-to none",))
+
+
+@pytest.fixture(autouse=True)
+def mpi_may_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def jobs_are_cancelled() -> Iterator[None]:
+    """By processes that nobody waits for but this."""
+    yield
+    assert repeat_until(lambda: not schedulers.cancelling(), 60)
+
+
+def callers(folder: Path) -> list[psutil.Process]:
+    """The processes that hosts of clusters in this folder run, which call."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "nbdist.cluster.schedulers.dial_in" in words and any(
+            str(folder) in word for word in words
+        ):
+            found.append(process)
+    return found
+
+
+@needs_mpi
+def test_open_mpi(tmp_path: Path) -> None:
+    with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
+        ranks = cluster.run("import os\nos.environ['OMPI_COMM_WORLD_RANK']").results
+        assert ranks == {0: "'0'", 1: "'1'"}
+        np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
+    assert not callers(tmp_path)
+
+
+@needs_mpi
+@pytest.mark.full  # a quarter of a minute
+def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
+    """Where one of its processes dies, Open MPI ends all."""
+    with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
+        run = exact.train(cluster, tmp_path, STEPS, meanwhile=callers(tmp_path)[1].kill)
+        np.testing.assert_array_equal(run.loss, losses(STEPS))
+        assert len(run.heals) == 1
+    assert repeat_until(lambda: not callers(tmp_path), 5)
+
+
+@needs_mpi
+@pytest.mark.full  # a quarter of a minute
+def test_the_parent_here_is_killed(tmp_path: Path) -> None:
+    """Nobody is left that would end what the hosts call: it ends itself, and the job."""
+    with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:
+        assert callers(tmp_path)
+        os.kill(cluster._crew.engines.fleet.home.pid, signal.SIGKILL)
+        assert repeat_until(lambda: not callers(tmp_path), 10)
+        cluster.restart()
+        assert cluster.run("rank").results == {0: "0", 1: "1"}
+
+
+@needs_mpi
+@pytest.mark.full
+def test_mpi_refuses(tmp_path: Path) -> None:
+    wrong = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
+    with pytest.raises(StartError, match=r"(?s)mpiexec gives no hosts: .*no-such-option"):
+        nbdist.Cluster(2, batch=wrong, framework="none")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(n, marks=() if n == "pbs" else pytest.mark.full) for n in schedulers.COMMANDS],
+)
+def test_doubles_of_others(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    schedulers.install(commands, launcher)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    batch = nbdist.Batch(
+        launcher=launcher,  # type: ignore[arg-type]
+        listen="127.0.0.1",
+        queue="" if launcher == "htcondor" else "long",
+        time="" if launcher == "htcondor" else "60",
+        gpus=8,
+        options=("+Group = x" if launcher == "htcondor" else "-P project",),
+    )
+    (commands / "held").touch()
+
+    def begin() -> None:
+        """Some parts wait; then the scheduler is away for a moment; then all begin."""
+        assert repeat_until((commands / "looked").exists, 30)
+        (commands / "down").touch()
+        assert repeat_until(lambda: "cannot connect to server" in heard(), 10)
+        (commands / "down").unlink()
+        (commands / "held").unlink()
+
+    said: list[str] = []
+
+    def heard() -> str:
+        said.append(capfd.readouterr().out)
+        return "".join(said)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    with nbdist.Cluster(3, batch=batch, framework="none") as cluster:
+        thread.join()
+        assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+        assert len(callers(tmp_path)) == 3
+    assert f" job 12 is {WAITS[launcher]}" in heard().replace("[]", "")
+    assert repeat_until(lambda: not callers(tmp_path), 5)
+    assert (commands / "submitted").read_text().splitlines() == SCRIPTS[launcher](cluster._folder)
+    assert repeat_until((commands / "refused").exists, 10), "it is cancelled, and not only once"
+
+
+WAITS = {
+    "pbs": "queued, running",
+    "sge": "qw, r",
+    "lsf": "PEND, RUN".lower(),
+    "htcondor": "idle, running",
+}
+
+
+def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher, command in (("slurm", "sbatch"), ("mpi", "mpiexec"), ("lsf", "bsub")):
+        batch = nbdist.Batch(launcher=launcher, listen="127.0.0.1")  # type: ignore[arg-type]
+        with pytest.raises(StartError, match=f"there is no {command} here|cannot be submitted"):
+            nbdist.Cluster(1, batch=batch, framework="none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"launcher": "banana"}, "--launcher banana: choose from slurm, pbs, "),
+        ({"queue": "a b"}, "--partition 'a b': it has signs that do not belong there"),
+        ({"queue": "-x"}, "--partition '-x'"),
+        ({"queue": "$(touch /tmp/x)"}, "--partition"),
+        ({"time": "1\n#SBATCH -A me"}, "--time"),
+        ({"time": "soon"}, "--time 'soon'"),
+        ({"listen": "-oProxyCommand=x"}, "--listen"),
+        ({"python": "/usr/bin/python; rm -rf x"}, "--python"),
+        ({"gpus": -1}, "--gpus-per-host -1: type a number from 1"),
+        ({"options": ("--account=x\nrm -rf x",)}, "--submit"),
+        ({"options": ("",)}, "--submit ''"),
+        ({"image": "python:3"}, "--image: slurm has no such thing"),
+        ({"launcher": "mpi", "queue": "long"}, "--partition: mpi has no such thing"),
+        ({"launcher": "mpi", "options": ("--host 'x",)}, "a quote is not closed"),
+        ({"listen": "0.0.0.0"}, "--listen 0.0.0.0: type the one address"),
+        ({"launcher": "htcondor", "time": "60"}, "--time: htcondor has no such thing"),
+        ({"launcher": "lsf", "time": "1:2:3:4"}, "--time 1:2:3:4: type it as 2:00:00"),
+        ({"launcher": "mpi", "gpus": 8}, "--gpus-per-host: mpi has no such thing"),
+        ({"launcher": "htcondor", "queue": "long"}, "--partition: htcondor has no such thing"),
+        ({"launcher": "kubernetes"}, "needs --image"),
+        ({"launcher": "kubernetes", "image": "-x"}, "--image '-x'"),
+        ({"launcher": "kubernetes", "image": "x", "namespace": "A b"}, "--namespace"),
+        ({"launcher": "kubernetes", "image": "x", "pod": "/no/such"}, "there is no such file"),
+        ({"launcher": "kubernetes", "image": "x", "options": ("y",)}, "--submit: kubernetes has"),
+    ],
+)
+def test_what_no_scheduler_is_told(changes: dict[str, object], says: str) -> None:
+    batch = nbdist.Batch(**{"launcher": "slurm", **changes})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=says.replace("(", r"\(")):
+        nbdist.Cluster(2, batch=batch, framework="none")
+
+
+@pytest.mark.parametrize("hosts", [0, -1, "gpu1", ["gpu1"], 1.5])
+def test_how_many_hosts(hosts: object) -> None:
+    batch = nbdist.Batch(launcher="slurm")
+    with pytest.raises(UsageError, match=r"hosts is too few|chooses the hosts: type how many"):
+        nbdist.Cluster(hosts, batch=batch, framework="none")  # type: ignore[arg-type]
+
+
+def _shell(mark: str, *lines: str):
+    def script(folder: Path) -> list[str]:
+        own = [f"{mark} {line}".replace("LOG", f"{folder}/log/job-1.log") for line in lines]
+        call = f"exec {PYTHON} -m nbdist.cluster.schedulers.dial_in {folder}/job-1.json "
+        return ["#!/bin/sh", *own, call.rstrip()]
+
+    return script
+
+
+PYTHON = sys.executable
+SCRIPTS = {
+    "pbs": _shell(
+        "#PBS",
+        *("-N nbdist", "-j oe", "-o LOG", "-t 1-3"),
+        *("-q long", "-l walltime=60", "-l select=1:ngpus=8", "-P project"),
+    ),
+    "sge": _shell(
+        "#$",
+        *("-N nbdist", "-S /bin/sh", "-j y", "-o LOG", "-t 1-3"),
+        *("-q long", "-l h_rt=60", "-l gpu=8", "-P project"),
+    ),
+    "lsf": _shell(
+        "#BSUB",
+        *("-J nbdist[1-3]", "-o LOG", "-q long", "-W 60", '-gpu "num=8"', "-P project"),
+    ),
+    "htcondor": lambda folder: [
+        "universe = vanilla",
+        f"executable = {PYTHON}",
+        f'arguments = "-m nbdist.cluster.schedulers.dial_in {folder}/job-1.json $(Process)"',
+        "transfer_executable = False",
+        f"output = {folder}/log/job-1.log",
+        f"error = {folder}/log/job-1.log",
+        "request_gpus = 8",
+        "+Group = x",
+        "queue 3",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("4 hosts --partition gpu", "--partition without --launcher: choose one from slurm, "),
+        ('4 --sbatch "--account=x"', "--sbatch without --launcher"),
+        ("4 --gpus-per-host 8 --image x", "--gpus-per-host, --image without --launcher"),
+        ("gpu1 gpu2 --launcher slurm", "slurm chooses the hosts: type how many, as in 4 hosts"),
+        ("--hosts x.toml --launcher slurm", "slurm chooses the hosts"),
+        ("0 hosts --launcher slurm", "0 hosts is too few"),
+        ("4 --launcher slurm --time soon", "--time 'soon'"),
+        ("4 --launcher slurm --sbatch ''", "--submit ''"),
+    ],
+)
+def test_what_is_typed_wrongly(shell: InteractiveShell, line: str, says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        shell.run_line_magic("dist_start", line)
+    assert says in str(raised.value)
+
+
+def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(dict):  # type: ignore[type-arg]
+        def __init__(self, **given: object) -> None:
+            super().__init__(given)
+
+    monkeypatch.setattr(start_options, "Cluster", Asked)
+
+    @start_options.starting_arguments
+    def typed(line: str) -> None:
+        """As the magic."""
+
+    line = (
+        '4 hosts --launcher slurm --partition "p" --time "2:00:00" --gpus-per-host 8 '
+        "--sbatch \"--constraint='a|b'\" "
+        '--sbatch "--account=x --qos=y" --sbatch=--exclusive --listen 10.0.0.1 -f jax'
+    )
+    asked = start_options.started(parse_argstring(magic_arguments()(typed), line))
+    assert (asked["hosts"], asked["framework"]) == (4, "jax")  # type: ignore[index]
+    assert asked["batch"] == nbdist.Batch(  # type: ignore[index]
+        launcher="slurm",
+        queue="p",
+        time="2:00:00",
+        gpus=8,
+        options=("--constraint='a|b'", "--account=x --qos=y", "--exclusive"),
+        listen="10.0.0.1",
+    )

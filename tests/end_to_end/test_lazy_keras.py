@@ -1,0 +1,63 @@
+"""Keras on JAX is imported once a cell uses it, and is then as it would be from the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nbdist
+from nbdist.utils.polling import repeat_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+THERE = "import sys\n'keras' in sys.modules"
+FIT = """
+import numpy as np
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.arange(256, dtype="float32").reshape(64, 4) / 256
+model.fit(x, x.sum(1), epochs=2, batch_size=16, verbose=0, shuffle=False).history["loss"]
+"""
+LAID = "{v.value.sharding.mesh.size for v in model.variables}"
+
+
+@pytest.fixture
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=2, framework="jax") as cluster:
+        yield cluster
+
+
+def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
+    assert cluster.run(THERE).results == {0: "False", 1: "False"}
+    run = cluster.run(f"import keras\n{FIT}", strategy="pjrt")
+    assert len(run.loss) == 2, "its epochs are reported"
+    assert run.results[0] == run.results[1]
+    laid = cluster.run(LAID, strategy="pjrt").results
+    assert laid == dict.fromkeys((0, 1), "{2}")
+    seed = cluster._crew.engines.fleet.home
+
+    def has_it() -> bool:
+        cluster.restart()
+        return cluster.run(THERE).results == {0: "True", 1: "True"}
+
+    assert repeat_until(has_it, 30), "what is forked from now on has it"
+    assert seed.runs()
+    again = cluster.run(f"import keras\n{FIT}", strategy="pjrt")
+    assert again.results == run.results
+
+
+@pytest.mark.full
+def test_on_one_rank_first_and_within_scopes(cluster: nbdist.Cluster) -> None:
+    """Nobody waits for the others; a scope that is open by then is Keras's too."""
+    cluster.run("if rank == 1: import keras", strategy="pjrt")
+    both = "with strategy.scope():\n    import keras\n" + FIT.replace("\n", "\n    ")
+    assert len(cluster.run(both + "\nNone", strategy="pjrt").loss) == 2
+    laid = cluster.run(LAID, strategy="pjrt").results
+    assert laid == dict.fromkeys((0, 1), "{2}")
+    outside = "__import__('keras').distribution.distribution()"
+    assert cluster._crew.engines.apply(eval, outside) == [None, None], "no scope was left open"

@@ -1,0 +1,282 @@
+"""A run while it is under way, and what is kept of it; on real engines."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.execution import live_run
+from nbdist.records import CellRequest, Columns, Rows, StepOptions, WorkerState
+from nbdist.settings import Settings
+from nbdist.telemetry.run_reader import kept
+from tests import clusters
+from tests.runs import heal, ids, largest_file, latest, losses, reports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.records import Finding, Speech
+
+SETUP = "import numpy as np, jax.numpy as jnp\nones = np.ones(64, 'float32')\nweight = jnp.zeros(3)"
+STEP = "weight = weight + batch.mean()\nloss = weight[0]"
+OPTIONS = StepOptions(data="ones", batch=8, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=3, framework="jax") as running:
+        running.run(SETUP)
+        yield running
+
+
+def found(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
+    """What the run's own file says of it."""
+    return [f for f in latest(cluster).state().findings if f.topic == topic]
+
+
+def test_a_step_cell_is_kept_as_it_ran(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(STEP, step=OPTIONS, label=7, header="%%dist_run --data ones")
+    past = nbdist.runs()[0]
+    state = past.state
+    assert (state.status, state.label, state.steps, state.batch) == ("finished", 7, 16, 8)
+    assert state.ended > state.began
+    assert state.versions.keys() == {"python", "jax"}
+    assert [(w.rank, w.status, w.devices) for w in state.workers] == [
+        (rank, "finished", "1 x cpu") for rank in range(3)
+    ]
+    assert past.cells.endswith(f"# %% [7] %%dist_run --data ones\n{STEP}")
+    assert SETUP in past.cells, "what it needs ran before it"
+    np.testing.assert_array_equal(past.history["loss"], run.history["loss"])
+    assert past.history["loss"].shape == (3, 16)
+    tables = {table.columns.measures for table in latest(cluster).tables()}
+    assert ("step_s", "input_s") in tables
+    assert ("process_bytes",) in tables
+
+
+def test_what_was_measured_is_true(cluster: nbdist.Cluster) -> None:
+    """Steps that wait 20 ms for their batch say so."""
+    cluster.run(
+        "import time\n"
+        "def slow():\n"
+        "    for _ in range(10):\n"
+        "        time.sleep(0.02)\n"
+        "        yield np.ones(8, 'float32')\n"
+    )
+    cluster.run(STEP, step=StepOptions(data="slow"))
+    table = next(t for t in latest(cluster).tables() if "input_s" in t.columns.measures)
+    rows = latest(cluster).array(table)
+    step_s = rows[:, table.columns.names.index("step_s")]
+    input_s = rows[:, table.columns.names.index("input_s")]
+    assert (input_s > 0.015).all()
+    assert np.median(input_s / step_s) > 0.5
+    memory = next(t for t in latest(cluster).tables() if "process_bytes" in t.columns.measures)
+    assert (latest(cluster).array(memory)[:, -1] > 1e7).all()
+
+
+def test_reports_of_a_free_cell_are_kept_whatever_they_hold(cluster: nbdist.Cluster) -> None:
+    cluster.run(
+        "report(loss=1.0)\n"
+        "report(loss=float('nan'), late=2.0)\n"
+        "if rank == 1:\n"
+        "    report(loss=float('inf'), only_here=3)\n"
+        "print('said by', rank)"
+    )
+    past = nbdist.runs()[0]
+    assert past.state.status == "finished"
+    assert past.output(1) == "said by 1\n"
+    history = past.history
+    assert set(history) == {"loss", "late", "only_here"}
+    assert history["loss"][:, 0].tolist() == [1, 1, 1]
+    assert math.isinf(history["loss"][1, 2])
+    assert np.isnan(history["only_here"][[0, 2]]).all()
+
+
+def test_a_cell_that_reports_nothing_leaves_nothing(cluster: nbdist.Cluster) -> None:
+    before = ids(cluster)
+    cluster.run("print('hello')")
+    assert ids(cluster) == before
+
+
+def test_a_run_that_fails_says_who_and_why(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError):
+        cluster.run("report(loss=1.0)\nif rank == 2:\n    raise ValueError('no such day')")
+    state = latest(cluster).state()
+    assert state.status == "failed"
+    assert state.error.startswith("ValueError on rank 2@")
+    assert "no such day" in state.error
+    assert next(w for w in state.workers if w.rank == 2).said == "ValueError: no such day"
+
+
+def test_where_runs_cannot_be_kept_they_run_and_it_is_said(
+    cluster: nbdist.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    settings = msgspec.structs.replace(cluster.settings, runs_folder=str(tmp_path / "file"))
+    monkeypatch.setattr(cluster, "settings", settings)
+    run = cluster.run(STEP, step=OPTIONS)
+    assert run.loss.shape == (16,)
+    assert "nbdist: this run is not kept: " in capsys.readouterr().err
+
+
+def test_old_runs_go_and_that_is_said(
+    cluster: nbdist.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = msgspec.structs.replace(cluster.settings, runs_folder=str(tmp_path), kept_runs=2)
+    monkeypatch.setattr(cluster, "settings", settings)
+    for _ in range(3):
+        cluster.run("report(loss=1.0)")
+    assert len(ids(cluster)) == 2
+    assert "removed 1 old run, keeping 2 (the setting NBDIST_KEPT_RUNS)" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hear, before = cluster._held.hear, ids(cluster)
+
+    def heard(record: Speech) -> None:
+        for run in ids(cluster) - before:
+            shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
+        hear(record)
+
+    monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+    run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
+    assert run.history["loss"].shape == (3, 2)
+    assert ids(cluster) <= before
+    assert "could not be" in capsys.readouterr().err
+
+
+MANY = 3000
+CROWDED = f"""
+from nbdist.worker.runtime import row_buffer
+room, row_buffer.ROOM_ROWS = row_buffer.ROOM_ROWS, 10
+try:
+    for number in range({MANY}):
+        report(loss=number)
+finally:
+    row_buffer.ROOM_ROWS = room
+"""
+
+
+def test_reports_that_find_no_room_are_counted_and_told(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster.run(CROWDED)
+    lost = 3 * MANY - np.isfinite(run.history["loss"]).sum()
+    assert lost > 0
+    (dropped,) = found(cluster, "dropped")
+    assert dropped.value == lost
+    assert dropped.text.startswith(f"{lost:,} reports found no room")
+    assert f"nbdist: {dropped.text}\n" in capsys.readouterr().err
+
+
+def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with largest_file(20_000):
+        run = cluster.run(f"for number in range({MANY}):\n    report(loss=number)")
+    assert run.history["loss"].shape == (3, MANY), "the notebook has them all"
+    assert latest(cluster).state().status == "finished"
+    (array,) = [latest(cluster).array(t) for t in latest(cluster).tables() if t.columns.own]
+    (disk,) = found(cluster, "disk")
+    assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be kept")
+    assert "too large" in disk.text
+    assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
+
+
+def test_what_the_cell_shows_last_and_a_full_disk_does_not_take_is_told(tmp_path: Path) -> None:
+    request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
+    run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
+    run.hear(losses(1, 3))
+    assert run.end("finished") == ()
+    run.show("x" * 30_000)
+    with largest_file(20_000):
+        run.close()
+    (past,) = kept(tmp_path)
+    (disk,) = past.state().findings
+    assert disk.topic == "disk"
+    assert "not all that the cell shows could be kept" in disk.text
+
+
+def test_rows_without_metrics_are_no_part_of_the_history() -> None:
+    assert not Columns(measures=("process_bytes",)).counts(is_step=True)
+    assert not Columns(measures=("step_s",), shared=("loss",)).counts(is_step=False)
+    assert Columns(measures=("step_s",), shared=("loss",)).counts(is_step=True)
+    assert Columns(own=("loss",)).counts(is_step=False)
+
+
+def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
+    """The last test of the module: its cluster is no good afterwards."""
+    pid = cluster.workers()[1].pid
+    cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
+    hear, done = cluster._crew.receiver._handle, []
+
+    def heard(record: Speech) -> None:
+        hear(record)
+        if isinstance(record, Rows) and record.rank == 1 and not done:
+            done.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    cluster._crew.receiver._handle = heard
+    with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* died"):
+        cluster.run(cell)
+    state = latest(cluster).state()
+    assert state.status == "failed"
+    assert [w.status for w in state.workers if w.rank == 1] == ["dead"]
+
+
+def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> None:
+    request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
+    workers = [
+        WorkerState(rank=rank, host="here", pid=10 + rank, versions={}, devices=())
+        for rank in (0, 1)
+    ]
+    run = live_run.begin(request, "%%dist_run", [""], workers, Settings(runs_folder=str(tmp_path)))
+    run.hear(losses(1, 7))
+    run.lost([1])
+    run.healing("rank 1 died in the cell")
+    (past,) = kept(tmp_path)
+    assert [len(table) for table in reports(past)] == [7], "the notebook may be killed meanwhile"
+    state = past.state()
+    assert (state.healing, state.heals) == ("rank 1 died in the cell", ())
+    assert [worker.status for worker in state.workers] == ["running", "dead"]
+    run.hear(losses(5, 9, lost_s=1.6))
+    time.sleep(live_run.FLUSH_INTERVAL_S)
+    run.tick()
+    assert [len(table) for table in reports(past)] == [7]
+    run.healed(heal(7, 4, time_s=2.0), {0: 20, 1: 21})
+    state = past.state()
+    assert (state.healing, state.heals) == ("", (heal(7, 4, time_s=2.0),))
+    assert [(worker.pid, worker.status) for worker in state.workers] == [
+        (20, "running"),
+        (21, "running"),
+    ]
+    run.tick()
+    assert [len(table) for table in reports(past)] == [12]
+    run.end("finished")
+
+
+def test_a_run_that_could_not_be_healed_is_healing_no_more(tmp_path: Path) -> None:
+    request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
+    run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
+    run.hear(losses(1, 7))
+    run.healing("rank 1 died in the cell")
+    run.end("failed", "rank 1 died in the cell")
+    (past,) = kept(tmp_path)
+    assert past.state().healing == ""

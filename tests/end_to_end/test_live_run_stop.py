@@ -1,0 +1,168 @@
+"""Runs that are ended before their end: Stop, an interrupt, a rank that cannot be reached."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nbdist
+from nbdist.execution import live_run
+from nbdist.records import Rows, StepOptions
+from nbdist.telemetry.run_writer import RunDirectory
+from tests import clusters
+from tests.end_to_end.test_live_run import OPTIONS, SETUP, STEP
+from tests.runs import ids, latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nbdist.records import Order, Speech
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=3, framework="jax") as running:
+        running.run(SETUP)
+        yield running
+
+
+@pytest.fixture
+def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Asks once for the run's end, as who watches does, when a rank has reported a step."""
+    hear = cluster._held.hear
+
+    def arm(step: int) -> None:
+        asked = threading.Event()
+
+        def heard(record: Speech) -> None:
+            hear(record)
+            told = isinstance(record, Rows) and record.values and record.last().step >= step
+            if told and not asked.is_set():
+                asked.set()
+                latest(cluster).ask_to_stop()
+
+        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+
+    return arm
+
+
+@pytest.mark.parametrize("step", [1, 200])
+def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None], step: int
+) -> None:
+    stopper(step)
+    run = cluster.run(STEP, step=StepOptions(data="ones", batch=8, epochs=1_000_000))
+    made = {m.rank: m.step for m in run.metrics if m.step > 0}
+    assert len(set(made.values())) == 1
+    assert made[0] >= step
+    state = latest(cluster).state()
+    assert state.status == "stopped"
+    assert {w.status for w in state.workers} == {"interrupted"}
+    assert {w.said for w in state.workers} == {""}
+    weights = cluster.pull(["weight"])
+    assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
+
+
+def test_ranks_that_are_far_apart_stop_at_the_same_step(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+) -> None:
+    """Their steps need nobody: the others are ahead, and wait for rank 1 where states are compared.
+
+    A rank that waits for their answer meanwhile would wait for ever.
+    """
+    cluster.run(
+        "import time\ndef apart():\n    for _ in range(100_000):\n"
+        "        time.sleep(0.004 * (rank == 1))\n        yield np.ones(8, 'float32')"
+    )
+    stopper(199)  # the others are there, and states are compared after the next
+    run = cluster.run(STEP, step=StepOptions(data="apart"), hang_after_s=8)
+    assert latest(cluster).state().status == "stopped"
+    assert run.summary.steps >= 200
+    weights = cluster.pull(["weight"])
+    assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
+
+
+@pytest.mark.full  # test_step_interrupt.py has an interrupt wait
+def test_stop_waits_for_the_end_of_a_long_step(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+) -> None:
+    """Longer than the Stop is repeated; `test_step_interrupt.py` has steps that are longer yet."""
+    cluster.run("import jax, time\ndef nap(value):\n    time.sleep(1.3)\n    return value\n")
+    step = (
+        "late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), 'float32'), weight[0])\n"
+        "weight = weight + batch.mean() + 0 * late\n"
+        "loss = weight[0]"
+    )
+    stopper(1)
+    run = cluster.run(step, step=OPTIONS)
+    assert len({m.step for m in run.metrics if m.rank == 0 and m.step > 0}) < 16
+    assert latest(cluster).state().status == "stopped"
+    assert cluster.run("1 + 1").results[2] == "2"
+
+
+def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It is interrupted while it runs."""
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize("name", ["begin", "shown"])
+def test_an_interrupt_before_the_cell_is_sent_leaves_no_run_and_no_busy_rank(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = ids(cluster)
+    monkeypatch.setattr(live_run, name, interrupting(getattr(live_run, name)))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP, step=OPTIONS)
+    monkeypatch.undo()
+    assert ids(cluster) == before
+    assert cluster.run("1 + 1").results[1] == "2"
+
+
+def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDirectory, "close", interrupting(RunDirectory.close))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(STEP, step=OPTIONS)
+    monkeypatch.undo()
+    assert latest(cluster).state().status == "finished"
+    with latest(cluster).open_shown() as shown:
+        assert b"epoch 2" in shown.read()
+    assert cluster.last_run.metrics, "what it reported is there all the same"
+
+
+def test_of_a_cell_that_cannot_be_sent_nothing_is_left(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, before = cluster._crew.dispatcher.send, ids(cluster)
+
+    def fails(order: Order, ranks: Iterable[int]) -> None:
+        if 1 in ranks:
+            raise nbdist.WorkerError("rank 1 cannot be reached")
+        send(order, ranks)
+
+    monkeypatch.setattr(cluster._crew.dispatcher, "send", fails)
+    with pytest.raises(nbdist.WorkerError, match="cannot be reached"):
+        cluster.run("import time\ntime.sleep(60)")
+    monkeypatch.undo()
+    assert ids(cluster) == before
+    assert cluster.run("1 + 1").results[1] == "2"
+
+
+def test_stop_ends_a_free_cell_as_an_interrupt_does(
+    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+) -> None:
+    stopper(3)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("import time\nwhile True:\n    report(loss=1.0)\n    time.sleep(0.01)")
+    assert latest(cluster).state().status == "stopped"
+    assert cluster.run("1 + 1").results[0] == "2"

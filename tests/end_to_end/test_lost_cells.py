@@ -1,0 +1,143 @@
+"""A cell that does not reach a rank, or whose end is not heard, leaves no rank busy."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+
+import nbdist
+from nbdist.execution import cancellation
+from nbdist.records import CellEnded, CellRequest, StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nbdist.records import Order, Speech
+
+pytestmark = pytest.mark.usefixtures("bounded")
+
+ALL = {0: "0", 1: "1", 2: "2"}
+
+
+class InterruptedSocket:
+    """Has the kernel interrupted where the name of a rank has been sent, and its order has not."""
+
+    def __init__(self, socket: Any, name: bytes) -> None:
+        self._socket = socket
+        self._name = name
+
+    def send(self, frame: bytes, flags: int = 0) -> None:
+        self._socket.send(frame, flags)
+        if flags & zmq.SNDMORE and frame == self._name:
+            self._name = b""
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("name", [b"0", b"1"])
+@pytest.mark.parametrize("step", [None, StepOptions(data="ones", batch=6, epochs=10**6)])
+def test_an_interrupt_while_a_cell_is_sent(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: bytes, step: StepOptions | None
+) -> None:
+    cluster.run("import numpy as np, time\nones = np.ones(60)\nweight = 0.0")
+    dispatcher = cluster._crew.dispatcher
+    monkeypatch.setattr(dispatcher, "_socket", InterruptedSocket(dispatcher._socket, name))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("weight = weight + 1.0\nweight" if step else "time.sleep(600)", step=step)
+    monkeypatch.undo()
+    assert cluster.run("rank").results == ALL
+
+
+@pytest.fixture
+def unsent(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next cell reaches rank 0 alone."""
+    send = cluster._crew.dispatcher.send
+
+    def sent(order: Order, ranks: Iterable[int]) -> None:
+        if isinstance(order, CellRequest):
+            ranks = [rank for rank in ranks if not rank]
+        send(order, ranks)
+
+    monkeypatch.setattr(cluster._crew.dispatcher, "send", sent)
+
+
+@pytest.mark.usefixtures("unsent")
+def test_ranks_that_a_cell_did_not_reach_are_free_once_another_has_raised(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 0@") as error:
+        cluster.run("len(3)")
+    monkeypatch.undo()
+    assert [*error.value.notes] == ["rank 1-2: the cell had not reached this rank"]
+    assert cluster.run("rank").results == ALL
+
+
+@pytest.mark.usefixtures("unsent")
+def test_ranks_that_a_cell_did_not_reach_are_not_waited_for(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(nbdist.WorkerError, match=r"rank [12]: the cell had not reached this rank"):
+        cluster.run("import time\ntime.sleep(600)")
+    monkeypatch.undo()
+    assert cluster.run("rank").results == ALL
+
+
+def test_a_rank_whose_end_was_not_heard_says_it_again(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear, dropped = cluster._held.hear, threading.Event()
+
+    def heard(record: Speech) -> None:
+        if isinstance(record, CellEnded) and record.rank == 1 and not dropped.is_set():
+            dropped.set()
+        else:
+            hear(record)
+
+    monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+    with pytest.raises(nbdist.CellError, match="TypeError") as error:
+        cluster.run("len(3)")
+    assert dropped.is_set()
+    assert len(error.value.notes) == 1
+    assert "the same error" in error.value.notes[0]
+    assert cluster.run("rank").results == ALL
+
+
+def test_a_rank_that_is_left_in_a_cell_is_told_again_before_the_next(
+    cluster: nbdist.Cluster,
+) -> None:
+    """It heeded nothing when the cell was ended, and does now."""
+    deaf = """
+import time
+if rank: raise ValueError
+until = time.monotonic() + 2.5
+while time.monotonic() < until:
+    try:
+        time.sleep(until - time.monotonic())
+    except KeyboardInterrupt:
+        pass
+time.sleep(600)
+"""
+    with pytest.raises(nbdist.CellError, match="ValueError") as error:
+        cluster.run(deaf)
+    assert "rank 0: still running" in error.value.notes[-1]
+    threading.Event().wait(2.5)  # nobody tells when the rank heeds interrupts again
+    assert cluster.run("rank").results == ALL
+
+
+def test_what_ranks_raise_one_after_the_other_is_counted_on_all(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They trace a function, say, and share cores: who computes is not interrupted at once."""
+    monkeypatch.setattr(cancellation, "_SAME_AT_MOST_S", 30.0)
+    cell = """
+import time
+until = time.process_time() + 0.3 * (rank > 0)
+while time.process_time() < until: pass
+len(3)
+"""
+    with pytest.raises(nbdist.CellError, match="TypeError on rank 0@") as error:
+        cluster.run(cell)
+    assert [*error.value.notes] == ["rank 1-2: the same error"]

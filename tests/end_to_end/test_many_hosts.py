@@ -1,0 +1,379 @@
+"""Workers on other hosts, over ssh: they start, train, are cut off, die, come back, end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.cluster.forkserver.control_socket import SILENCE_S
+from nbdist.cluster.ssh.remote_forkserver import LOST_S
+from nbdist.errors import StartError, WorkerError
+from nbdist.records import Host
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.polling import repeat_until
+from tests import exact
+from tests.exact import STEP, after, losses, setup, steps_of
+from tests.kernels import Kernel
+from tests.netns import Hosts, needs_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests import netns
+
+pytestmark = [needs_hosts, pytest.mark.usefixtures("own_folders")]
+
+WHO = "import socket\n(rank, socket.gethostname())"
+STEPS = 400
+LOSSES = losses(STEPS)
+
+SLOW = "import time; time.sleep(0.02)\n"
+END_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Hosts]:
+    with Hosts(4) as network:
+        yield network
+
+
+@pytest.fixture
+def hosts(network: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    """All of them are on, wired, and have nothing of ours when the test ends."""
+    monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
+    yield network
+    for host in network.each:
+        assert repeat_until(lambda host=host: not ours(host), END_S), (host.name, ours(host))
+
+
+def ours(host: netns.Host) -> list[str]:
+    """What runs on it beside its sshd, and what is left there of clusters."""
+    return [
+        " ".join(process.cmdline())
+        for process in host.processes()
+        if "sshd" not in process.name() and process.name() not in ("unshare", "ip", "sh")
+    ]
+
+
+def train(cluster: nbdist.Cluster, folder: Path, **saving: object) -> nbdist.Run:
+    return exact.train(cluster, folder, STEPS, **saving)
+
+
+def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    with nbdist.Cluster(hosts=hosts.names, framework="jax") as cluster:
+        answers = cluster.run(WHO).results
+        assert answers == {rank: str((rank, name)) for rank, name in enumerate(hosts.names)}
+        run = train(cluster, tmp_path)
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert {w.host: w.memory_bytes > 1e8 for w in cluster.workers()} == dict.fromkeys(
+            hosts.names, True
+        )
+        listening = [host.listening() for host in hosts.each]
+        folders = [seed.folder for seed in cluster._crew.engines.fleet.sown.values()]
+    for host, there in zip(hosts.each, listening, strict=True):
+        others = {port for address, port in there if address != "127.0.0.1"} - {22}
+        assert len(others) == 1, f"beside sshd, gloo listens: {there}"
+        assert {address for address, _ in there} == {host.address, "127.0.0.1"}
+        here = {port for address, port in there if address == "127.0.0.1"}
+        assert len(here) == 1, f"ipykernel's, for text of processes that cells start: {there}"
+    assert not any(map(os.path.exists, folders))
+
+
+@pytest.mark.full  # a quarter of a minute
+def test_tensorflow_across_hosts(hosts: Hosts) -> None:
+    model = (
+        "import keras, numpy as np\nkeras.utils.set_random_seed(1)\n"
+        "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+        "m.compile('sgd', 'mse')\n"
+        "x = np.arange(256, dtype='float32').reshape(64, 4) / 256\n"
+        "m.fit(x, x.sum(1), epochs=2, batch_size=16, verbose=0, shuffle=False).history['loss']"
+    )
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="tensorflow") as cluster:
+        addresses = cluster.run("import json, os\njson.loads(os.environ['TF_CONFIG'])['cluster']")
+        assert all(host.address in str(addresses.results) for host in hosts.each[:2])
+        across = cluster.run(model).results
+        assert across[0] == across[1]
+        break_connection(hosts.each[1])  # all that goes through it has to come back
+        fleet = cluster._crew.engines.fleet
+        assert repeat_until(lambda: bool(fleet.cut()), END_S)
+        assert repeat_until(lambda: not fleet.cut(), 10)
+        assert cluster.run(model).results == across
+    with nbdist.Cluster(hosts=2, framework="tensorflow") as cluster:
+        assert cluster.run(model).results == across
+
+
+@pytest.mark.full
+def test_workers_here_and_there(hosts: Hosts, tmp_path: Path) -> None:
+    with nbdist.Cluster(hosts=["localhost", hosts.names[0]], framework="jax") as cluster:
+        assert len({w.host for w in cluster.workers()}) == 2
+        np.testing.assert_array_equal(train(cluster, tmp_path).loss, LOSSES)
+
+
+def test_two_workers_on_one_host_and_what_is_its_own(hosts: Hosts, tmp_path: Path) -> None:
+    host = Host(name=hosts.names[0], devices=2, env={"SAID": "yes"}, folder=str(tmp_path))
+    with nbdist.Cluster(hosts=[host, host], framework="jax") as cluster:
+        said = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
+        assert set(said.results.values()) == {str(("yes", str(tmp_path), 4))}
+        assert len(cluster._crew.engines.fleet.sown) == 1
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_a_host_that_cannot_be_reached(hosts: Hosts, least: int) -> None:
+    first, off = hosts.names[:2]
+    hosts.each[1].power_off()
+    try:
+        if least:
+            with nbdist.Cluster(
+                hosts=[first, off, hosts.names[2]], framework="jax", min_hosts=2
+            ) as cluster:
+                assert [w.host for w in cluster.workers()] == [first, hosts.names[2]]
+        else:
+            began = time.monotonic()
+            with pytest.raises(StartError, match=rf"(?s){off}: .*--min-hosts 1"):
+                nbdist.Cluster(hosts=[first, off], framework="jax")
+            assert time.monotonic() - began < 15
+    finally:
+        hosts.each[1].power_on()
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        (Host(python="/no/such/python"), "there is no /no/such/python: type --python PATH"),
+        (Host(python="/usr/bin/env"), "/usr/bin/env failed there"),
+        (Host(python="/bin/echo"), "and not where the seed is"),
+        (Host(user="nobody"), "[Pp]ermission denied"),
+    ],
+)
+def test_a_host_that_is_not_set_up(hosts: Hosts, host: Host, says: str) -> None:
+    import msgspec
+
+    there = msgspec.structs.replace(host, name=hosts.names[0])
+    with pytest.raises(StartError, match=says):
+        nbdist.Cluster(hosts=[there], framework="jax")
+
+
+def test_a_host_whose_key_is_not_known(hosts: Hosts, tmp_path: Path) -> None:
+    text = hosts.ssh_config.read_text().replace("known_hosts", "no_known_hosts")
+    other = tmp_path / "ssh_config"
+    other.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBDIST_SSH_CONFIG", str(other))
+        with pytest.raises(StartError, match="Host key verification failed"):
+            nbdist.Cluster(hosts=hosts.names[:1], framework="jax")
+
+
+@pytest.mark.full
+def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> None:
+    """Nothing is lost, and nobody is replaced."""
+    host = hosts.each[1]
+
+    def pull() -> None:
+        assert steps_of(tmp_path) < STEPS
+        host.cut()
+        pulled.append(steps_of(tmp_path))
+        time.sleep(2)
+        pulled.append(steps_of(tmp_path))
+        host.mend()
+
+    pulled: list[int] = []
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
+        run = train(cluster, tmp_path, meanwhile=pull)
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert not run.heals
+        before, then = pulled
+        assert then < 2 * STEPS, "it stood still"
+        assert then - before < STEPS
+
+
+def break_connection(host: netns.Host) -> None:
+    broken = [p for p in host.processes() if "notty" in cmd(p)]
+    assert broken
+    for process in broken:
+        process.kill()
+
+
+def test_a_connection_that_breaks_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
+    """Its sshd is killed. JAX ends a process that has lost its coordination service."""
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
+        run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert [heal.ranks for heal in run.heals] == [(1,)]
+        cluster.restart()
+        assert cluster.run("rank").results == {0: "0", 1: "1"}
+
+
+def test_a_worker_that_dies_on_another_host_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
+        victim = [
+            p
+            for p in hosts.each[1].processes()
+            if "-m nbdist.cluster.forkserver.remote_start" in cmd(p)
+        ]
+        newest = max(victim, key=lambda process: process.create_time())
+        run = train(cluster, tmp_path, meanwhile=newest.kill)
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert len(run.heals) == 1
+
+
+def cmd(process: object) -> str:
+    return " ".join(process.cmdline())  # type: ignore[attr-defined]
+
+
+@pytest.mark.full
+def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) -> None:
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax", spares=2) as cluster:
+        engines = cluster._crew.engines
+        assert engines.can_replace([0, 1])
+        assert not engines.can_replace([1, 1])
+        first = cluster.run("import os\nos.getpid()").results
+        run = train(
+            cluster, tmp_path, meanwhile=lambda: engines.fleet.kill([engines._names[1]], 10)
+        )
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        now = cluster.run("import os\nos.getpid()").results
+        lost = {rank for heal in run.heals for rank in heal.ranks}
+        assert 1 in lost
+        assert {rank for rank in now if now[rank] != first[rank]} == lost
+        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+
+
+@pytest.mark.full
+def test_a_configuration_of_ssh_that_has_more_in_it(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = (
+        "\nHost *\n  ControlMaster auto\n  ControlPersist 10m\n  RequestTTY force\n"
+        "  RemoteCommand true\n  LocalForward 48888 127.0.0.1:9\n"
+        "  RemoteForward 48889 127.0.0.1:9\n"
+    )
+    config = tmp_path / "ssh_config"
+    config.write_text(hosts.ssh_config.read_text() + own)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NBDIST_SSH_CONFIG", "ssh_config")
+    with nbdist.Cluster(hosts=hosts.names[:1], framework="jax") as cluster:
+        assert cluster.run("rank").results == {0: "0"}
+        assert 48889 not in {port for _, port in hosts.each[0].listening()}
+
+
+@pytest.mark.full
+def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
+    """Variables are there before a framework is imported, on this machine too."""
+    one = Host(name=hosts.names[0], env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"})
+    with nbdist.Cluster(hosts=[one], framework="jax") as cluster:
+        assert cluster.run("import jax\njax.local_device_count()").results == {0: "3"}
+    here = Host(env={"SAID": "here"})
+    with nbdist.Cluster(hosts=[here, Host(name=hosts.names[0])], framework="none") as cluster:
+        said = cluster.run("import os\nos.environ.get('SAID', '')").results
+        assert said == {0: "'here'", 1: "''"}
+    with pytest.raises(StartError, match="there is no folder /no/such/folder"):
+        nbdist.Cluster(hosts=[Host(name=hosts.names[0], folder="/no/such/folder")])
+
+
+def test_a_host_that_dies_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
+    host = hosts.each[1]
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
+        killer = after(tmp_path, 60, host.power_off)
+        try:
+            run = train(cluster, tmp_path, shrink=True)
+        finally:
+            killer.join()
+            host.power_on()
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert [heal.workers for heal in run.heals] == [1]
+        assert cluster.world_size == 1
+        cluster.restart()
+        assert cluster.world_size == 2, "it is there again"
+        assert cluster.run(WHO).results[1] == str((1, host.name))
+
+
+@pytest.mark.full  # as where it is left out, but for the wait
+def test_a_host_that_comes_back_is_waited_for(hosts: Hosts, tmp_path: Path) -> None:
+    host = hosts.each[1]
+
+    def switch() -> None:
+        host.power_off()
+        time.sleep(3)
+        host.power_on()
+
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
+        run = train(cluster, tmp_path, meanwhile=switch)
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert len(run.heals) == 1
+        assert cluster.world_size == 2
+
+
+@pytest.mark.full  # half a minute
+def test_a_host_that_is_frozen_is_told_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
+    host = hosts.each[1]
+    with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
+        host.freeze()
+        try:
+            with pytest.raises(WorkerError, match=rf"rank 1@{host.name} was lost with its host"):
+                cluster.run("import time\nfor _ in range(600): time.sleep(0.1)")
+        finally:
+            host.thaw()
+
+
+@pytest.mark.full
+def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path) -> None:
+    """A keeper follows the run meanwhile, over the same connections."""
+    names = " ".join(hosts.names[:2])
+    with Kernel() as kernel:
+        kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
+        kernel.run(f"%%dist_run\n{setup(4)}").check()
+        saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
+        kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
+        assert repeat_until(lambda: steps_of(tmp_path) > 60, 60)
+        owner = kept(tmp_path / "runs")[0].state().writer.pid
+        os.kill(owner, signal.SIGKILL)
+    with nbdist.attach() as cluster:
+        run = cluster.follow()
+        np.testing.assert_array_equal(run.loss, LOSSES)
+        assert not run.heals
+        assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
+        cluster.restart()
+        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+        break_connection(hosts.each[1])
+        fleet = cluster._crew.engines.fleet
+        assert repeat_until(lambda: bool(fleet.cut()), END_S)
+        assert repeat_until(lambda: not fleet.cut(), 10)
+        cluster.restart()
+        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+
+
+@pytest.mark.full
+def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
+    names = " ".join(hosts.names[:2])
+    with Kernel() as kernel:
+        kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
+        assert all(map(ours, hosts.each[:2]))
+    for host in hosts.each[:2]:
+        assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
+
+
+@pytest.mark.full  # half a minute
+def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody comes: the workers end by themselves."""
+    monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "2")
+    host = hosts.each[0]
+    with nbdist.Cluster(hosts=[host.name], framework="jax") as cluster:
+        assert ours(host)
+        host.cut()
+        began = time.monotonic()
+        try:
+            assert repeat_until(lambda: not ours(host), SILENCE_S + 2 + END_S)
+            assert time.monotonic() - began > SILENCE_S - 2
+            assert repeat_until(lambda: bool(cluster._crew.engines.dead()), 3 * LOST_S), (
+                "and are dead for the notebook"
+            )
+        finally:
+            host.mend()

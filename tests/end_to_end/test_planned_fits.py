@@ -1,0 +1,413 @@
+"""Keras models on JAX that are laid out as it was planned train as on one device."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from nbdist.errors import CellError
+from nbdist.planner.search.step_variants import REMATS
+from nbdist.records import DATA, MODEL, Planning, Saving, StepOptions
+from tests import clusters, references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+    from nbdist.execution.result import Run
+    from nbdist.records import Remat
+
+HOSTS, PER_HOST = 2, 2
+DEVICES = HOSTS * PER_HOST
+
+DATA_SETS = """
+import numpy as np
+rng = np.random.default_rng(3)
+x = rng.normal(size=(56, 16)).astype("float32")
+y = (x @ rng.normal(size=16) > 0).astype("float32")[:, None]
+"""
+MODEL_ = """
+import keras
+keras.utils.set_random_seed(5)
+model = keras.Sequential([
+    keras.Input((16,)),
+    keras.layers.Dense(128, activation="relu"),
+    keras.layers.BatchNormalization(),
+    keras.layers.Dense(128, activation="relu"),
+    keras.layers.Dense(1, activation="sigmoid"),
+])
+model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["mae"])
+"""
+FIT = """
+history = model.fit(
+    x, y, batch_size=16, epochs=3, shuffle=False, verbose=0, validation_data=(x[:24], y[:24]))
+"""
+LOSSES = "[round(float(v), 7) for name in sorted(history.history) for v in history.history[name]]"
+PLAIN = f"""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+{DATA_SETS}
+{MODEL_}
+{FIT}
+outcome = dict(
+    losses={LOSSES},
+    weights=[w.tolist() for w in model.get_weights()],
+    predicted=model.predict(x[:10], verbose=0).tolist(),
+)
+"""
+FITS = [(2, 2, 1), (4, 1, 0), (1, 4, 0), (4, 1, 3)]
+SEVERAL = f"""
+{MODEL_}
+outcome["several"] = []
+for _ in range({len(FITS)}):
+    {FIT.strip()}
+    outcome["several"] += {LOSSES} + model.evaluate(x, y, verbose=0)
+"""
+WEIGHTS = "[w.tolist() for w in model.get_weights()]"
+LIE = "{v.path: str(v.value.sharding.spec) for v in (*model.variables, *model.optimizer.variables)}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=HOSTS, framework="jax", devices_per_host=PER_HOST) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[float]]:
+    return references.plainly({"keras": PLAIN + SEVERAL})["keras"]
+
+
+def fitted(cluster: nbdist.Cluster, planning: Planning, cell: str = FIT) -> Run:
+    step = StepOptions(data="", planning=planning)
+    return cluster.run(cell, strategy="pjrt", step=step)
+
+
+def losses_of(run: Run) -> list[float]:
+    return [m.shared["loss"] for m in run.metrics if m.rank == 0]
+
+
+def same(cluster: nbdist.Cluster, text: str) -> object:
+    """What all ranks say, which is the same."""
+    said = set(cluster.run(text, strategy="pjrt").results.values())
+    assert len(said) == 1
+    return ast.literal_eval(said.pop())
+
+
+@pytest.mark.parametrize(
+    ("degrees", "remat"),
+    [
+        ((4, 1, 3), ""),
+        pytest.param((2, 2, 1), "full", marks=pytest.mark.full),
+        *(
+            pytest.param(degrees, remat, marks=pytest.mark.full)
+            for degrees in ((4, 1, 0), (2, 2, 0), (1, 4, 0))
+            for remat in REMATS
+        ),
+    ],
+)
+def test_a_fit_learns_as_on_one_device(
+    cluster: nbdist.Cluster,
+    plain: dict[str, list[float]],
+    degrees: tuple[int, int, int],
+    remat: Remat,
+) -> None:
+    data, model, zero = degrees
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}, remat=remat))
+    assert run.plan is not None
+    assert run.plan.axes == {DATA: data, MODEL: model}
+    assert run.plan.remat == remat
+    np.testing.assert_allclose(same(cluster, LOSSES), plain["losses"], rtol=1e-4, atol=1e-6)
+    weights = same(cluster, WEIGHTS)
+    for own, wanted in zip(weights, plain["weights"], strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-5)
+    predicted = same(cluster, "model.predict(x[:10], verbose=0).tolist()")
+    np.testing.assert_allclose(predicted, plain["predicted"], rtol=1e-3, atol=1e-5)
+    lie = same(cluster, LIE)
+    assert any("model" in spec for spec in lie.values()) == (model > 1)
+    assert any("data" in spec for spec in lie.values()) == (zero > 0)
+    assert run.compiled is not None
+    assert run.compiled.arguments == run.plan.memory.arguments
+
+
+SAVE = """
+import pathlib
+folder = pathlib.Path({folder!r})
+model.save(folder / "model.keras")
+model.save_weights(folder / "model.weights.h5")
+again = keras.models.load_model(folder / "model.keras")
+kept = [(a == b).all() for a, b in zip(model.get_weights(), again.get_weights(), strict=True)]
+optimizer = [(np.array(a) == np.array(b)).all() for a, b in zip(
+    model.optimizer.variables, again.optimizer.variables, strict=True)]
+before = model.get_weights()
+model.set_weights([w + 1 for w in before])
+model.load_weights(folder / "model.weights.h5")
+back = [(a == b).all() for a, b in zip(model.get_weights(), before, strict=True)]
+len(kept), all(kept), len(optimizer), all(optimizer), all(back)
+"""
+
+
+def test_a_model_that_is_cut_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """No rank has all of it; rank 0 writes."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    fitted(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
+    assert same(cluster, SAVE.format(folder=str(tmp_path))) == (10, True, 18, True, True)
+    assert any("model" in spec for spec in same(cluster, LIE).values())
+
+
+@pytest.mark.full  # models that share layers are laid out in turn, too
+def test_what_another_cell_asks_for_lays_the_model_out_anew(
+    cluster: nbdist.Cluster, plain: dict[str, list[float]]
+) -> None:
+    """It goes on from where it was; evaluations follow it."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    losses: list[float] = []
+    for data, model, zero in FITS:
+        run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
+        assert run.plan is not None
+        assert run.plan.axes == {DATA: data, MODEL: model}
+        losses += same(cluster, LOSSES)
+        losses += same(cluster, "model.evaluate(x, y, verbose=0)")
+    np.testing.assert_allclose(losses, plain["several"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) -> None:
+    """Every run tells what was foretold, and every cell says its plan."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    for _ in range(2):
+        run = cluster.run(FIT, strategy="pjrt")
+        assert run.plan is not None
+        assert run.plan.axes == {DATA: DEVICES, MODEL: 1}
+        assert run.plan.rows == 16
+
+
+def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
+    """The model is as it was."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    whole = losses_of(fitted(cluster, Planning()))
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    with pytest.raises(CellError, match="fits nowhere"):
+        fitted(cluster, Planning(budget=1000))
+    assert losses_of(fitted(cluster, Planning())) == whole
+
+
+@pytest.mark.full
+def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The same numbers as without the break."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    planning = Planning(fixed={MODEL: 2, "zero": 3})
+    whole = losses_of(fitted(cluster, planning))
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    step = StepOptions(data="", planning=planning)
+    saving = Saving(folder=str(tmp_path), every_steps=3)
+    first = cluster.run(
+        FIT.replace("epochs=3", "epochs=2"), strategy="pjrt", step=step, saving=saving
+    )
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=3, resume=True)
+    second = cluster.run(FIT, strategy="pjrt", step=step, saving=saving)
+    assert losses_of(first) + losses_of(second) == whole
+
+
+DISTRIBUTION = "from nbdist.worker.jax.keras import distribution as keras_distribution"
+BORN = """
+import keras, jax
+import numpy as np
+from nbdist.worker.jax.keras import distribution as keras_distribution
+usual, keras_distribution.LARGE = keras_distribution.LARGE, 1 << 16
+try:
+    keras.utils.set_random_seed({seed})
+    model = keras.Sequential([
+        keras.Input((4,), dtype="int32"),
+        keras.layers.Embedding(8192, 16),
+        keras.layers.Flatten(),
+        keras.layers.Dense(512),
+        keras.layers.Dense(1),
+    ])
+finally:
+    keras_distribution.LARGE = usual
+model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+x = np.random.default_rng(1).integers(0, 8192, (32, 4)).astype("int32")
+y = np.ones((32, 1), "float32")
+table = model.layers[0].embeddings
+"""
+BORN_FIT = """
+losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False).history["loss"]
+"""
+PLAINLY_BORN = f"""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+{BORN.format(seed=7).replace(DISTRIBUTION, "class keras_distribution: LARGE = 0")}
+outcome = dict(drawn=np.asarray(table).sum(axis=1).tolist()[::64])
+{BORN_FIT}
+outcome["losses"] = losses
+"""
+PARTS = "{part.data.shape for part in table.value.addressable_shards}"
+
+
+def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
+    """No device has all of it, and its values are those of one device."""
+    plainly = references.plainly({"born": PLAINLY_BORN})["born"]
+    cluster.run(BORN.format(seed=7), strategy="pjrt")
+    assert same(cluster, PARTS) == {(8192 // DEVICES, 16)}
+    drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
+    assert drawn == plainly["drawn"]
+    run = fitted(cluster, Planning(fixed={"zero": 3}), BORN_FIT)
+    assert run.plan is not None
+    assert same(cluster, PARTS) == {(8192, 16 // DEVICES)}, "as its rows are looked up"
+    np.testing.assert_allclose(same(cluster, "losses"), plainly["losses"], rtol=1e-5)
+
+
+@pytest.mark.full  # `test_fit.py` seeds ranks differently
+def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cluster) -> None:
+    cluster.run(BORN.format(seed="7 + rank"), strategy="pjrt")
+    drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
+    cluster.run(BORN.format(seed=7), strategy="pjrt")
+    assert same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]") == drawn
+
+
+@pytest.mark.full
+def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Of 56 samples, the last of four batches has 8."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=3)
+    cell = "model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)"
+    cluster.run(cell, strategy="pjrt", saving=saving)
+    for path in tmp_path.glob("step-*4"):
+        shutil.rmtree(path)
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=3, resume=True)
+    run = cluster.run(cell, strategy="pjrt", saving=saving)
+    assert run.plan is not None
+    assert run.plan.rows == 16
+
+
+def test_a_generator_that_raises_takes_nothing_along(cluster: nbdist.Cluster) -> None:
+    """Keras has taken the values away by then."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    before = same(cluster, WEIGHTS)
+    raising = "def broken():\n    raise ValueError('no data')\n    yield x, y\n"
+    with pytest.raises(CellError, match="no data"):
+        fitted(cluster, Planning(fixed={MODEL: 2}), f"{raising}model.fit(broken(), verbose=0)")
+    assert same(cluster, WEIGHTS) == before
+
+
+SHARED = """
+base = keras.Sequential([keras.Input((16,)), keras.layers.Dense(128), keras.layers.Dense(64)])
+base.add(keras.layers.Dense(1))
+base.compile(keras.optimizers.Adam(0.01), "mse")
+other = keras.Sequential([base, keras.layers.Activation("sigmoid")])
+other.compile(keras.optimizers.Adam(0.01), "mse")
+def fits(model):
+    return model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]
+"""
+IN_TURN = ("fits(base)", "fits(other)", "fits(base)", "fits(other)")
+PLAIN_SHARED = f"""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+{DATA_SETS}{MODEL_}{SHARED}
+outcome = [{", ".join(IN_TURN)}]
+"""
+
+
+@pytest.mark.full
+def test_models_that_share_layers_are_laid_out_in_turn(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Each fit finds the shared layers where the one before has left them."""
+    wanted = references.plainly({"shared": PLAIN_SHARED})["shared"]
+    cluster.run(DATA_SETS + MODEL_ + SHARED, strategy="pjrt")
+    plans = {}, {"zero": 3}, {}, {MODEL: 2, "zero": 1}
+    for fixed, fit, losses in zip(plans, IN_TURN, wanted, strict=True):
+        run = fitted(cluster, Planning(fixed=fixed), fit)
+        assert run.plan is not None
+        found = ast.literal_eval(run.results[0])
+        np.testing.assert_allclose(found, losses, rtol=1e-3, atol=1e-6)
+    path = str(tmp_path / "other.keras")
+    assert same(cluster, SAVED.format(path=path)) == [True]
+
+
+SAVED = """
+other.save({path!r})
+again = keras.models.load_model({path!r})
+[all((a == b).all() for a, b in zip(other.get_weights(), again.get_weights(), strict=True))]
+"""
+
+
+def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None:
+    """It would wait for the others for ever."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    fitted(cluster, Planning(fixed={"zero": 3}))
+    with pytest.raises(CellError, match="is cut over the ranks, and this one asks for all of it"):
+        cluster.run("model.get_weights()", ranks="0")
+
+
+@pytest.mark.full
+def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
+    """Single batches, several steps in a call, layers that are frozen, a model compiled again."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    planning = Planning(fixed={MODEL: 2})
+    run = fitted(cluster, planning, "[float(l) for l in model.train_on_batch(x[:16], y[:16])]")
+    assert run.plan is not None
+    again = (
+        "model.layers[0].trainable = False\n"
+        "frozen = model.layers[0].get_weights()[0]\n"
+        "model.compile(keras.optimizers.Adam(0.01), 'binary_crossentropy', steps_per_execution=2)\n"
+        "model.fit(x, y, batch_size=16, epochs=2, verbose=0)\n"
+        "bool((frozen == model.layers[0].get_weights()[0]).all()), int(model.optimizer.iterations)"
+    )
+    run = fitted(cluster, planning, again)
+    assert set(run.results.values()) == {"(True, 8)"}
+    assert run.plan is not None
+    assert run.plan.axes == {DATA: 2, MODEL: 2}
+
+
+@pytest.mark.full
+def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) -> None:
+    """Keras calls its variables otherwise each time."""
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    given = fitted(cluster, Planning(fixed={MODEL: 2})).plan
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    run = fitted(cluster, Planning(given=given))
+    assert run.plan is not None
+    assert given is not None
+    assert [t.spec for t in run.plan.tensors] == [t.spec for t in given.tensors]
+    assert run.plan.axes == {DATA: 2, MODEL: 2}
+
+
+def test_what_is_asked_of_a_cell_that_fits_nothing_is_told(cluster: nbdist.Cluster) -> None:
+    run = fitted(cluster, Planning(fixed={MODEL: 2}), "1 + 1")
+    assert {note.text for note in run.notes} == {
+        "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
+    }
+
+
+DROPPED = MODEL_.replace("BatchNormalization()", "Dropout(0.3)")
+
+
+@pytest.mark.full
+def test_a_fit_in_microbatches_learns_as_with_whole_batches(cluster: nbdist.Cluster) -> None:
+    said = []
+    for micro in (1, 2):
+        cluster.run(DATA_SETS + DROPPED, strategy="pjrt")
+        run = fitted(cluster, Planning(fixed={DATA: 4, "micro": micro}))
+        assert run.plan is not None
+        assert run.plan.micro == micro
+        said.append(same(cluster, LOSSES))
+    np.testing.assert_allclose(said[1], said[0], rtol=1e-5)
+
+
+def test_a_batch_that_is_normalised_as_a_whole_has_no_microbatches(cluster: nbdist.Cluster) -> None:
+    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
+    with pytest.raises(CellError, match=r"no microbatches: .* the sum over all rows for each"):
+        fitted(cluster, Planning(fixed={"micro": 2}))

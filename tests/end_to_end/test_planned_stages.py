@@ -1,0 +1,206 @@
+"""Steps whose layers are cut into stages: the losses of one device, and XLA's memory, exactly."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+
+from nbdist.errors import CellError
+from nbdist.records import DATA, MODEL, STAGE, Planning, Staging, StepOptions
+from tests import clusters, references
+from tests.end_to_end.test_planned import SHARDS, carried, shards
+from tests.plan_programs import BATCH, PROGRAMS, STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import nbdist
+    from nbdist.records import Remat, Schedule
+
+DEVICES = 8
+PROGRAM = PROGRAMS["tied transformer"]
+"""Its four layers are in a scan."""
+
+
+class Degrees(NamedTuple):
+    """What is asked of a plan; as a test's name, `2-2-2-1-micro4`."""
+
+    stage: int
+    data: int
+    model: int
+    zero: int
+    micro: int
+    remat: Remat = ""
+    sequence: bool = False
+    schedule: Schedule = "gpipe"
+    rounds: int = 1
+
+    def __str__(self) -> str:
+        more = [self.remat] * bool(self.remat) + ["sequence"] * self.sequence
+        more += [self.schedule] * (self.schedule != "gpipe")
+        more += [f"{self.rounds} rounds"] * (self.rounds > 1)
+        return "-".join([*map(str, self[:4]), f"micro{self.micro}", *more])
+
+    @property
+    def planning(self) -> Planning:
+        axes = {STAGE: self.stage, DATA: self.data, MODEL: self.model}
+        more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
+        more["rounds"] = self.rounds
+        return Planning(fixed={**axes, **more}, remat=self.remat, schedule=self.schedule)
+
+
+CASES = [
+    pytest.param(hosts, degrees, marks=marks, id=f"{hosts}x{DEVICES // hosts}-{degrees}")
+    for hosts, degrees, marks in (
+        (1, Degrees(2, 2, 2, 1, 4), pytest.mark.full),
+        (1, Degrees(4, 2, 1, 0, 8, "full"), ()),
+        (1, Degrees(4, 1, 2, 0, 4), pytest.mark.full),
+        (1, Degrees(2, 2, 2, 1, 4, "full", sequence=True), pytest.mark.full),
+        (1, Degrees(2, 4, 1, 0, 2, "selective"), pytest.mark.full),
+        (1, Degrees(2, 2, 2, 1, 8, "full", sequence=True, schedule="1f1b"), ()),
+        (1, Degrees(4, 2, 1, 0, 8, "selective", schedule="1f1b"), pytest.mark.full),
+        (1, Degrees(2, 4, 1, 0, 4, "selective", schedule="1f1b", rounds=2), pytest.mark.full),
+        (1, Degrees(2, 2, 2, 1, 4, rounds=2), ()),
+        (4, Degrees(4, 2, 1, 1, 4), pytest.mark.full),
+        (4, Degrees(4, 2, 1, 0, 8, schedule="1f1b"), pytest.mark.full),
+        (4, Degrees(2, 2, 2, 1, 4, "full", True, "1f1b", 2), ()),
+        (4, Degrees(2, 4, 1, 0, 4, rounds=2), pytest.mark.full),
+        (4, Degrees(2, 2, 2, 0, 8, "full"), pytest.mark.full),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    hosts = request.param
+    per_host = DEVICES // hosts
+    with clusters.cluster(hosts=hosts, framework="jax", devices_per_host=per_host) as running:
+        yield running
+
+
+@cache
+def by_hand() -> list[float]:
+    """The losses on one device, as plain JAX."""
+    return references.plainly({"it": f"{PROGRAM.plain}\noutcome = losses"})["it"]
+
+
+@pytest.mark.parametrize(("cluster", "degrees"), CASES, indirect=["cluster"])
+def test_a_pipeline_trains_as_one_device_does(cluster: nbdist.Cluster, degrees: Degrees) -> None:
+    cluster.run(PROGRAM.setup, strategy="pjrt")
+    options = StepOptions(data="train", batch=BATCH, planning=degrees.planning)
+    run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
+    losses = references.reported(run)["loss"]
+    assert len(losses) == STEPS
+    np.testing.assert_allclose(losses, by_hand(), rtol=1e-5)
+    assert run.plan is not None
+    assert tuple(run.plan.axes.items()) == (
+        (STAGE, degrees.stage),
+        (DATA, degrees.data),
+        (MODEL, degrees.model),
+    )
+    found = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, *run.plan.staging
+    assert found == degrees[3:]
+    layers = [t for t in carried(run.plan) if "['layers']" in t.path]
+    assert layers
+    assert all(tensor.spec[0] == (STAGE,) for tensor in layers)
+    assert run.compiled is not None
+    assert run.compiled.arguments == run.plan.memory.arguments
+    lie = cluster.run(SHARDS.format(given=PROGRAM.given), strategy="pjrt").results
+    for said in lie.values():
+        assert sorted(ast.literal_eval(said)) == sorted(shards(run.plan))
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_without_a_scan_over_layers_there_are_no_stages(cluster: nbdist.Cluster) -> None:
+    program = PROGRAMS["MLP"]
+    cluster.run(program.setup, strategy="pjrt")
+    options = StepOptions(data="train", batch=BATCH, planning=Planning(fixed={STAGE: 2}))
+    with pytest.raises(CellError, match=r"PlanError.*there is no scan over layers to cut"):
+        cluster.run(program.step, strategy="pjrt", step=options)
+
+
+OWN = """
+mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+cut = jax.NamedSharding(mesh, jax.P(None, None, "data"))
+params["layers"]["up"] = jax.device_put(params["layers"]["up"], cut)
+"""
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+@pytest.mark.parametrize(
+    "axes", [{STAGE: 4, "micro": 4}, pytest.param({DATA: 4, MODEL: 2}, marks=pytest.mark.full)]
+)
+def test_what_is_cut_by_hand_stays_so_and_is_counted_exactly(
+    cluster: nbdist.Cluster, axes: dict[str, int]
+) -> None:
+    cluster.run(PROGRAM.setup + OWN, strategy="pjrt")
+    options = StepOptions(data="train", batch=BATCH, planning=Planning(fixed=axes))
+    run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
+    np.testing.assert_allclose(references.reported(run)["loss"], by_hand(), rtol=1e-5)
+    assert run.plan is not None
+    assert run.compiled is not None
+    assert run.compiled.arguments == run.plan.memory.arguments
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_last_batch_of_one_row_trains_too(cluster: nbdist.Cluster) -> None:
+    cluster.run(f"{PROGRAM.setup}\ntrain = jax.tree.map(lambda a: a[: {BATCH} + 1], train)")
+    options = StepOptions(
+        data="train", batch=BATCH, planning=Planning(fixed={STAGE: 4, "micro": 4})
+    )
+    run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
+    losses = references.reported(run)["loss"]
+    assert len(losses) == 2
+    np.testing.assert_allclose(losses[0], by_hand()[0], rtol=1e-5)
+
+
+FIT = """
+import keras, jax, numpy as np
+keras.utils.set_random_seed(1)
+
+class Stack(keras.layers.Layer):
+    def build(self, shape):
+        self.up = self.add_weight((4, shape[-1], 32))
+        self.down = self.add_weight((4, 32, shape[-1]))
+
+    def call(self, x):
+        def layer(h, p):
+            return h + 0.3 * jax.nn.relu(h @ p[0]) @ p[1], None
+        return jax.lax.scan(layer, x, (self.up.value, self.down.value))[0]
+
+x = np.random.default_rng(0).normal(size=(160, 16)).astype("float32")
+y = (x.sum(1, keepdims=True) > 0).astype("float32")
+layers = keras.layers.Dense(16), Stack(), keras.layers.Dense(1, activation="sigmoid")
+model = keras.Sequential([keras.Input((16,)), *layers])
+model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
+history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).history
+"""
+"""The last batch of an epoch has half the rows."""
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+@pytest.mark.parametrize(
+    ("stages", "staging"),
+    [
+        pytest.param(4, Staging(), marks=pytest.mark.full),
+        pytest.param(4, Staging("1f1b"), marks=pytest.mark.full),
+        (2, Staging("1f1b", 2)),
+    ],
+)
+def test_a_keras_layer_of_layers_is_cut(
+    cluster: nbdist.Cluster, stages: int, staging: Staging
+) -> None:
+    setup = "import os\nos.environ['KERAS_BACKEND'] = 'jax'"
+    plain = references.plainly({"it": f"{setup}\n{FIT}\noutcome = history"})["it"]
+    fixed = {STAGE: stages, DATA: 2, "micro": 4, "rounds": staging.rounds}
+    planning = Planning(fixed=fixed, schedule=staging.schedule)
+    run = cluster.run(FIT, strategy="pjrt", step=StepOptions(data="", planning=planning))
+    assert run.plan is not None
+    assert (run.plan.axes[STAGE], run.plan.staging) == (stages, staging)
+    (said,) = cluster.run("history", strategy="pjrt").results.values()
+    for name, values in ast.literal_eval(said).items():
+        np.testing.assert_allclose(values, plain[name], rtol=1e-4)

@@ -1,0 +1,166 @@
+"""Workers are killed at random; nothing of it is left in the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+import nbdist
+from nbdist.cluster.collectives import MOST_HEALS_IN_PLACE
+from nbdist.records import Saving
+from tests import training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RANKS = 3
+KILLS = 100
+EPOCHS = 40
+PACE_S = 0.02
+GROWTH_BYTES = 60e6
+"""What the notebook's process may grow by: a hundred heals keep their rows, and no more."""
+
+GROWTH_BELOW_BYTES = 400e6
+"""Likewise the workers, and what they are made with; a worker has 100 to 300 MB to itself, and ten
+heals in place leave as many coordination services of some 10 MB."""
+
+SPARE_FILES = 8
+"""What ZeroMQ may hold of engines that came back."""
+
+
+IN_A_HEAL = 0.25
+"""The share of kills that are followed by another one while workers are replaced: more of them, and
+a run whose workers take longer to come back than they live would never end."""
+
+HEAL_S = 2.5
+"""How long after a kill that may be."""
+
+
+class Killer:
+    """Kills a random worker once the run is a checkpoint farther, and now and then one in a heal.
+
+    Args:
+        cluster: whose workers.
+        seed: of all that is random.
+        folder: where the run saves its state.
+        most: kills.
+    """
+
+    def __init__(self, cluster: nbdist.Cluster, seed: int, folder: Path, most: int) -> None:
+        self.kills = 0
+        self._most = most
+        self._folder = folder
+        self._cluster = cluster
+        self._random = random.Random(seed)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last = ""
+        while self.kills < self._most and not self._over.wait(self._random.uniform(0.0, 2.0)):
+            newest = max((path.name for path in self._folder.glob("step-*")), default="")
+            states = {worker.state for worker in self._cluster.workers(measure=False)}
+            if newest == last or states != {"busy"}:
+                continue
+            last = newest
+            self._kill()
+            if self._random.random() < IN_A_HEAL and self.kills < self._most:
+                self._over.wait(self._random.uniform(0.0, HEAL_S))
+                self._kill()
+
+    def _kill(self) -> None:
+        """One of those that there are now, whatever they do; they may be none in a heal."""
+        pids = list(self._cluster._crew.engines.pids().values())
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._random.choice(pids), signal.SIGKILL)
+                self.kills += 1
+
+
+@pytest.fixture
+def form(request: pytest.FixtureRequest) -> training.Form:
+    return training.FORMS[request.param]
+
+
+@pytest.fixture
+def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=RANKS, framework=form.framework, spares=1) as running:
+        yield running
+
+
+def of_children(process: psutil.Process) -> int:
+    """Bytes that the workers, and what they are made with, have to themselves."""
+    total = 0
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += child.memory_full_info().uss
+    return total
+
+
+def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
+    pace = f"\ndef at(step):\n    time.sleep({pace_s})"
+    cluster.run(form.setup + pace, strategy=form.strategy)
+
+
+@pytest.mark.parametrize(
+    ("form", "most", "epochs"),
+    [
+        ("pjrt step", 3, 15),
+        pytest.param("mirrored step", KILLS, EPOCHS, marks=pytest.mark.full),
+        pytest.param("pjrt step", KILLS, EPOCHS, marks=pytest.mark.full),
+    ],
+    indirect=["form"],
+)
+def test_random_kills_leave_no_trace(
+    cluster: nbdist.Cluster, form: training.Form, most: int, epochs: int, tmp_path: Path
+) -> None:
+    """The same bits, each step once; processes, threads, files and memory are what they were."""
+    set_up(cluster, form, 0.0)
+    calm = form.run(cluster, epochs=epochs, data="batches")
+    digest = form.digest_of(cluster)
+    process = psutil.Process()
+    children = len(process.children(recursive=True))
+    kills, number, first_bytes, first_below = 0, 0, 0, 0
+    held = process.num_fds(), threading.active_count()
+    while kills < most:
+        number += 1
+        set_up(cluster, form, PACE_S)
+        folder = tmp_path / str(number)
+        saving = Saving(folder=str(folder), every_steps=7)
+        with Killer(cluster, number, folder, most - kills) as killer:
+            run = form.run(
+                cluster, epochs=epochs, data="batches", saving=saving, max_heals=10 * most
+            )
+        kills += killer.kills
+        assert form.digest_of(cluster) == digest
+        np.testing.assert_array_equal(run.history["loss"], calm.history["loss"])
+        first_bytes = first_bytes or process.memory_info().rss
+        first_below = first_below or of_children(process)
+    assert process.memory_info().rss - first_bytes < GROWTH_BYTES
+    assert of_children(process) - first_below < GROWTH_BELOW_BYTES
+    children += MOST_HEALS_IN_PLACE  # their coordinators stay until the engines are fresh
+    deadline = time.monotonic() + 10
+    while len(process.children(recursive=True)) > children and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(process.children(recursive=True)) <= children
+    files, threads = process.num_fds(), threading.active_count()
+    assert files <= held[0] + SPARE_FILES
+    assert threads <= held[1]

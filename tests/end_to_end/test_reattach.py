@@ -1,0 +1,381 @@
+"""A notebook's kernel goes, and another one takes over; or nobody does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+import nbdist
+from nbdist.cluster.handover import ESTATE_FILE, read_estate
+from nbdist.session.discovery import stop_all
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.liveness import await_ends, is_alive
+from nbdist.utils.polling import repeat_until
+from nbdist.utils.processes import this_process
+from tests.kernels import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import RunState
+
+HALF = 250
+TRAIN = f"""
+HALF = {HALF}
+def train():
+    for i in range(10_000):
+        time.sleep(0.004)
+        while i == HALF and not go.exists():
+            time.sleep(0.02)
+        yield np.full((4, 3), i % 7, "float32")
+"""
+IMPORTS = "import os, time, pathlib\ngo = pathlib.Path(os.environ['JUPYTER_RUNTIME_DIR'], 'go')\n"
+SETUP = {
+    "jax": IMPORTS + "import numpy as np, jax.numpy as jnp\nw = jnp.zeros(3)" + TRAIN,
+    "tensorflow": IMPORTS
+    + "import numpy as np, tensorflow as tf\nw = tf.Variable(tf.zeros(3))"
+    + TRAIN,
+}
+STEP = {
+    "jax": "w = w + batch.mean(0) / 64\nloss = w.sum()",
+    "tensorflow": "w.assign_add(tf.reduce_mean(batch, 0) / 64)\nloss = tf.reduce_sum(w)",
+}
+STEPS = 500
+LOSSES = np.cumsum(np.arange(STEPS) % 7) * 3 / 64  # exact in float32
+
+KILLING = """
+import os, signal, threading
+if rank == 0:
+    threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+"""
+OWNER = """
+import nbdist, json, sys, time
+cluster = nbdist.Cluster(hosts=2, framework="jax")
+cluster.run("answer = 42")
+engines = cluster._crew.engines
+pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
+print("PIDS", json.dumps(pids), flush=True)
+sys.stdin.read()
+"""
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+
+@pytest.fixture
+def until(tmp_path: Path) -> Callable[[Callable[[RunState, int], bool]], RunState]:
+    """Waits for a state of the newest run, and for how many steps it has."""
+
+    def wait(done: Callable[[RunState, int], bool]) -> RunState:
+        found: list[RunState] = []
+
+        def look() -> bool:
+            runs = kept(tmp_path / "runs")[:1]
+            for run in runs:
+                steps = max((run.count(table) for table in run.tables()), default=0)
+                found[:] = [run.state()]
+                if done(found[0], steps):
+                    return True
+            return False
+
+        assert repeat_until(look, 60), f"the run is {found}"
+        return found[0]
+
+    return wait
+
+
+@contextlib.contextmanager
+def owner() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A process that has a cluster, and the cluster's processes."""
+    program, pipe = [sys.executable, "-c", OWNER], subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("PIDS"))
+        family = [psutil.Process(pid) for pid in json.loads(line[5:])]
+        try:
+            yield process, family
+        finally:
+            process.kill()
+
+
+def train(kernel: Kernel, framework: str, options: str = "") -> str:
+    kernel.run(f"%load_ext nbdist\n%dist_start 2 --framework {framework}").check()
+    kernel.run(f"%%dist_run\n{SETUP[framework]}").check()
+    return kernel.send(f"%%dist_run --data train --steps {STEPS} {options}\n{STEP[framework]}")
+
+
+def pid_of(kernel: Kernel) -> int:
+    pid: int = kernel.manager.provisioner.pid  # type: ignore[union-attr]
+    return pid
+
+
+def let_go() -> None:
+    """Steps go on beyond the half."""
+    Path(os.environ["JUPYTER_RUNTIME_DIR"], "go").touch()
+
+
+def check_attached(kernel: Kernel, framework: str) -> None:
+    """The run goes to its end in this kernel, whole, and the names are there."""
+    request = kernel.send("%dist_attach -o run")
+    let_go()
+    shown = kernel.collect(request).check()
+    assert f"of {STEPS} · loss" in "\n".join(shown.plain)
+    said = kernel.run("import json\nprint(json.dumps(run.history['loss'].tolist()))").check()
+    np.testing.assert_array_equal(json.loads(said.stdout), [LOSSES, LOSSES])
+    total = "w.sum()" if framework == "jax" else "tf.reduce_sum(w)"
+    assert str(LOSSES[-1]) in kernel.run(f"%%dist_run\nprint(float({total}))").check().stdout
+
+
+@pytest.mark.parametrize(
+    "framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.full)]
+)  # what comes back is the same; it takes twice as long
+def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_its_end(
+    framework: str,
+    until: Callable[[Callable[[RunState, int], bool]], RunState],
+) -> None:
+    with Kernel() as first:
+        train(first, framework, "--detach")
+        before = until(lambda _, steps: steps > 200)
+        os.kill(pid_of(first), signal.SIGKILL)
+    followed = until(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
+    assert followed.status == "running"
+    with Kernel() as second:
+        offered = second.run("%load_ext nbdist").check().stdout
+        assert "(2 workers, cell 3 under way)" in offered
+        assert "%dist_attach" in offered
+        check_attached(second, framework)
+        with pytest.raises(nbdist.OwnedError, match=f"pid {pid_of(second)}"):
+            nbdist.attach()
+        second.run("%dist_stop").check()
+    assert stop_all() == ()
+
+
+@pytest.mark.full  # a kernel that is killed leaves it too
+def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
+    until: Callable[[Callable[[RunState, int], bool]], RunState],
+) -> None:
+    with Kernel() as kernel:
+        train(kernel, "jax", "--detach")
+        before = until(lambda _, steps: steps > 100)
+        kernel.manager.restart_kernel()
+        kernel.client.wait_for_ready(timeout=60)
+        until(lambda state, _: state.writer.pid != before.writer.pid)
+        kernel.run("%load_ext nbdist").check()
+        check_attached(kernel, "jax")
+
+
+@pytest.mark.full  # of what a keeper does, the first test sees the most
+def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
+    tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
+) -> None:
+    with Kernel() as first:
+        first.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
+        cell = (
+            "import time\nanswer = 42\nreport(loss=1.0)\nfor _ in range(6000):\n    time.sleep(0.1)"
+        )
+        first.send(f"%%dist_run --detach\n{cell}")
+        before = until(lambda state, _: state.status == "running")
+        os.kill(pid_of(first), signal.SIGKILL)
+    until(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
+    kept(tmp_path / "runs")[0].ask_to_stop()
+    until(lambda state, _: state.is_over)
+    with nbdist.attach() as cluster:
+        assert cluster.pull(["answer"])[1]["answer"] == 42
+
+
+@pytest.mark.full  # of what a keeper does, the first test sees the most
+def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
+    until: Callable[[Callable[[RunState, int], bool]], RunState],
+) -> None:
+    with Kernel() as first:
+        train(first, "jax", "--detach")
+        until(lambda _, steps: steps > 100)
+        os.kill(pid_of(first), signal.SIGKILL)
+    let_go()
+    until(lambda state, _: state.status == "finished")
+    cluster = nbdist.attach()
+    np.testing.assert_array_equal(cluster.follow().history["loss"], [LOSSES, LOSSES])
+    cluster.restart()
+    cluster.run("answer = rank")
+    assert {rank: names["answer"] for rank, names in cluster.pull(["answer"]).items()} == {
+        0: 0,
+        1: 1,
+    }
+    cluster.stop()
+
+
+@pytest.mark.full  # tests/cluster/forkserver/test_server.py kills an owner, too
+def test_without_detach_the_workers_end_with_their_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Callable[[Callable[[RunState, int], bool]], RunState],
+) -> None:
+    monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
+    with Kernel() as kernel:
+        train(kernel, "jax")
+        state = until(lambda _, steps: steps > 100)
+        family = [psutil.Process(worker.pid) for worker in state.workers]
+        family += [psutil.Process(worker.pid).parent() for worker in state.workers]
+        os.kill(pid_of(kernel), signal.SIGKILL)
+        assert not await_ends(family, 10)
+    assert not list((tmp_path / "nbdist").iterdir())
+    assert kept(tmp_path / "runs")[0].state().status == "lost"
+
+
+def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
+    with owner() as (process, family):
+        with pytest.raises(nbdist.OwnedError, match=f"pid {process.pid}"):
+            nbdist.attach()
+        assert f"(pid {process.pid}): left alone" in "\n".join(stop_all())
+        (folder,) = (tmp_path / "nbdist").iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / ESTATE_FILE).stat().st_mode) == 0o600
+        process.kill()
+        process.wait()
+        with nbdist.attach() as cluster:
+            cluster.follow()  # that the cell had ended may not have been written yet
+            assert cluster.pull(["answer"])[1]["answer"] == 42
+            assert cluster.run("answer + rank").results == {0: "42", 1: "43"}
+    assert not await_ends(family, 10)
+
+
+@pytest.mark.full
+def test_a_program_that_ends_in_order_takes_its_workers_along(tmp_path: Path) -> None:
+    with owner() as (process, family):
+        process.communicate("")
+        assert not await_ends(family, 10)
+        assert process.returncode == 0
+    assert not list((tmp_path / "nbdist").iterdir())
+
+
+@pytest.mark.full
+def test_what_a_killed_notebook_left_is_ended(tmp_path: Path) -> None:
+    with owner() as (killed, family):
+        killed.kill()
+        killed.wait()
+        assert len(stop_all()) == 1
+        assert not await_ends(family, 10)
+    assert not list((tmp_path / "nbdist").iterdir())
+
+
+@pytest.mark.full
+def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path: Path) -> None:
+    with owner() as (living, others), owner() as (killed, family):
+        killed.kill()
+        killed.wait()
+        said = "\n".join(stop_all())
+        assert f"belongs to another notebook (pid {living.pid}): left alone" in said
+        assert not await_ends(family, 10)
+        assert all(map(is_alive, others))
+        seed = next(p for p in others if "nbdist.cluster.forkserver.server" in p.cmdline())
+        seed.kill()  # nobody is there to end the controller
+        living.kill()
+        living.wait()
+        assert len(stop_all()) == 1
+        assert not await_ends(others, 10)
+    assert not list((tmp_path / "nbdist").iterdir())
+
+
+@pytest.mark.full
+def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None:
+    with owner() as (process, _):
+        (folder,) = (tmp_path / "nbdist").iterdir()
+        estate = read_estate(folder)
+        process.kill()
+        process.wait()
+        stop_all()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+        wrong = msgspec.structs.replace(this_process(), pid=stranger.pid, started=1.0)
+        reused = msgspec.structs.replace(estate, owner=wrong, controllers=(wrong,))
+        (folder / "log").mkdir(parents=True)
+        (folder / ESTATE_FILE).write_bytes(msgspec.json.encode(reused))
+        other = folder.with_name("0" * 12)
+        (other / "log").mkdir(parents=True)
+        (other / ESTATE_FILE).write_bytes(b'{"id": 3')
+        precious = tmp_path / "precious"
+        precious.mkdir()
+        folder.with_name("1" * 12).symlink_to(precious)
+        with pytest.raises(nbdist.UsageError, match="no cluster of an earlier notebook"):
+            nbdist.attach()
+        said = stop_all()
+        assert stranger.poll() is None
+        stranger.kill()
+    assert f"cluster {folder.name} was ended" in said
+    assert f"{other} is left alone, as it cannot be read" in "\n".join(said)
+    assert not folder.exists()
+    assert precious.is_dir()
+
+
+@pytest.mark.full  # test_cluster.py kills one between cells
+def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with nbdist.Cluster(hosts=2, framework="jax") as cluster:
+        cluster.run(SETUP["jax"])
+        controller = psutil.Process(cluster._crew.engines.controller.pids[0])
+        cluster.push({"pid": controller.pid})
+        cluster.run(KILLING)
+        let_go()
+        step = nbdist.records.StepOptions(data="train", steps=STEPS)
+        np.testing.assert_array_equal(cluster.run(STEP["jax"], step=step).loss, LOSSES)
+        assert capsys.readouterr().err.count("controller has died: the cell goes on") == 1
+        assert not cluster.is_whole
+        cluster.restart()
+        assert cluster.run("rank").results == {0: "0", 1: "1"}
+
+
+@pytest.mark.full
+def test_engines_end_by_themselves_without_any_process_of_the_controller() -> None:
+    with nbdist.Cluster(hosts=2, framework="jax") as cluster:
+        engines = [psutil.Process(pid) for pid in cluster._crew.engines.pids().values()]
+        for pid in cluster._crew.engines.controller.pids:
+            psutil.Process(pid).kill()
+        assert not await_ends(engines, 50)
+        with pytest.raises(nbdist.WorkerError, match="type %dist_restart"):
+            cluster.run("1")
+
+
+@pytest.mark.full
+def test_all_ends_within_half_a_minute_of_the_kernel() -> None:
+    with owner() as (process, family):
+        began = time.monotonic()
+        process.kill()
+        process.wait()
+        assert not await_ends(family, 40)
+        assert time.monotonic() - began < 30
+
+
+@pytest.mark.full
+def test_a_keeper_replaces_a_worker_that_dies_while_nobody_is_there(
+    tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
+) -> None:
+    """A cell that is saved goes on without `--detach`."""
+    data = "xs = np.repeat((np.arange(20_000) // 4 % 7).astype('float32')[:, None], 3, 1)"
+    with Kernel() as kernel:
+        kernel.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
+        kernel.run(f"%%dist_run\n{SETUP['jax']}{data}").check()
+        saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {3 * STEPS}"
+        kernel.send(f"%%dist_run --data xs {saved}\n{STEP['jax']}")
+        before = until(lambda _, steps: steps > 60)
+        os.kill(pid_of(kernel), signal.SIGKILL)
+    until(lambda state, _: state.writer.pid != before.writer.pid)
+    os.kill(before.workers[1].pid, signal.SIGKILL)
+    until(lambda state, _: bool(state.heals))
+    with nbdist.attach() as cluster:
+        run = cluster.follow()
+        assert run.history["loss"].shape == (2, 3 * STEPS)
+        assert run.last("loss") > 0
+        total = np.sum(np.arange(3 * STEPS) % 7) * 3 / 64
+        assert cluster.run("float(w.sum())").results[0] == str(total)

@@ -1,0 +1,296 @@
+"""Faults in runs that are saved: each has an outcome and a bound in seconds.
+
+`make test` has a short form; `make chaos` all of it (`--full`), with random kills besides.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.errors import CellError, PreemptedError
+from nbdist.records import Saving
+from nbdist.utils.polling import repeat_until
+from tests import clusters, training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.execution.result import Run
+
+FULL = pytest.mark.full
+RANKS, LAST = 3, training.STEPS
+EVERY = 5
+WHENEVER = [1, 12, LAST]
+"""The first step, one between, the last."""
+
+HEALED_S = 30.0
+"""A heal takes two to four seconds here; these machines are busy."""
+
+FAULT = """
+def at(step):
+    time.sleep({pace_s})
+    mark = {mark!r}
+    if rank == {rank} and step == {step} and not os.path.exists(mark):
+        open(mark, "w").close()
+        {action}
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+FREEZE = "os.kill(os.getpid(), signal.SIGSTOP)"
+RAISE = "raise ValueError('a bug of the user')"
+HANG = "time.sleep(600)"
+PREEMPT = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+@pytest.fixture(scope="module")
+def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=RANKS, framework=form.framework) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: nbdist.Cluster, form: training.Form) -> str:
+    """What the training comes to."""
+    cluster.run(form.setup, strategy=form.strategy)
+    form.run(cluster, data="batches")
+    return form.digest_of(cluster)
+
+
+class Trial:
+    """A training with one fault in it."""
+
+    def __init__(self, cluster: nbdist.Cluster, form: training.Form, folder: Path) -> None:
+        self.cluster = cluster
+        self.form = form
+        self.folder = folder / "kept"
+        self.mark = folder / "mark"
+        self.saving = Saving(folder=str(self.folder), every_steps=EVERY, keep=2)
+        cluster.run(form.setup, strategy=form.strategy)
+
+    def fault(self, action: str, rank: int, step: int, pace_s: float = 0.0) -> None:
+        """The rank does this before the step, once; each takes a while."""
+        source = FAULT.format(
+            mark=str(self.mark), rank=rank, step=step, action=action, pace_s=pace_s
+        )
+        self.cluster.run(source)
+
+    def run(self, **options: object) -> Run:
+        began = time.monotonic()
+        run = self.form.run(self.cluster, data="batches", saving=self.saving, **options)
+        assert time.monotonic() - began < HEALED_S
+        return run
+
+    def check(self, run: Run, undisturbed: str, heals: int = 1) -> None:
+        """It was healed so often, and came to the same bits."""
+        assert len(run.heals) == heals
+        assert self.form.digest_of(self.cluster) == undisturbed
+        assert not list(self.folder.glob(".*.part-*"))
+        assert np.isfinite(run.loss).all()
+
+
+@pytest.fixture
+def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path) -> Trial:
+    return Trial(cluster, form, tmp_path)
+
+
+@training.forms("pjrt step")  # test_shrink.py has a heal under mirrored
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [
+        (RANKS - 1, 12),
+        pytest.param(0, 17, marks=FULL),
+        pytest.param(0, 1, marks=FULL),
+        pytest.param(RANKS - 1, 1, marks=FULL),
+        pytest.param(0, LAST, marks=FULL),
+        pytest.param(RANKS - 1, LAST, marks=FULL),
+    ],
+)
+def test_a_rank_that_is_killed_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    trial.fault(KILL, rank, step)
+    run = trial.run()
+    trial.check(run, undisturbed)
+    assert rank in run.heals[0].ranks  # one that heeds nothing in time is lost with it
+    assert run.heals[0].step <= step
+
+
+@FULL  # test_fail_fast.py finds a frozen one
+@training.forms("pjrt step")
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [(0, 12), *(pytest.param(r, s, marks=FULL) for r, s in ((RANKS - 1, 1), (0, 24)))],
+)
+def test_a_rank_that_is_frozen_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    trial.fault(FREEZE, rank, step)
+    trial.check(trial.run(), undisturbed)
+
+
+@training.forms("pjrt step")
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [
+        (0, 1),  # test_fail_fast.py breaks off others
+        *(pytest.param(0, step, marks=FULL) for step in WHENEVER[1:]),
+        *(pytest.param(RANKS - 1, step, marks=FULL) for step in WHENEVER),
+    ],
+)
+def test_a_rank_that_leaves_the_others_waiting_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    trial.fault(HANG, rank, step)
+    trial.check(trial.run(hang_after_s=3), undisturbed)
+
+
+@training.forms("pjrt step")
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=FULL),
+    ],
+)
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
+def test_a_rank_that_is_gone_between_cells_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, what: signal.Signals
+) -> None:
+    engines = trial.cluster._crew.engines
+    os.kill(engines.pids()[rank], what)
+    assert repeat_until(lambda: rank in engines.dead() or engines.frozen(rank), HEALED_S)
+    run = trial.run()
+    trial.check(run, undisturbed)
+    assert run.heals[0].step == 0
+
+
+@training.forms("pjrt step")
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [
+        (RANKS - 1, 12),
+        *(pytest.param(r, s, marks=FULL) for r, s in ((0, 12), (RANKS - 1, 1), (0, LAST))),
+    ],
+)
+def test_a_bug_of_the_users_is_not_healed(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    """The cell fails, what was saved is there, and the next cell goes on from it."""
+    trial.fault(RAISE, rank, step)
+    with pytest.raises(CellError, match=f"ValueError on rank {rank}@"):
+        trial.run()
+    trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
+    trial.saving = Saving(folder=str(trial.folder), every_steps=EVERY, resume=True)
+    trial.check(trial.run(), undisturbed, heals=0)
+
+
+@training.forms("pjrt step")
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
+@pytest.mark.full
+def test_a_rank_that_is_told_to_end_has_all_saved(
+    trial: Trial, undisturbed: str, rank: int
+) -> None:
+    """At one step, beyond that of the signal; the rerun goes on there."""
+    trial.fault(PREEMPT, rank, 12, pace_s=0.08)
+    with pytest.raises(PreemptedError, match=f"rank {rank}@.*SIGTERM.*--resume"):
+        trial.run()
+    assert max(int(path.name[5:]) for path in trial.folder.glob("step-*")) >= 12
+    trial.saving = Saving(folder=str(trial.folder), every_steps=EVERY, resume=True)
+    trial.cluster.restart()
+    trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
+    trial.check(trial.run(), undisturbed, heals=0)
+
+
+@training.forms("pjrt step")
+@pytest.mark.parametrize(
+    ("rank", "save"),
+    [
+        (0, 15),
+        *(pytest.param(0, save, marks=FULL) for save in (5, LAST)),
+        *(pytest.param(RANKS - 1, save, marks=FULL) for save in (5, 15, LAST)),
+    ],
+)
+def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
+    trial: Trial, undisturbed: str, rank: int, save: int
+) -> None:
+    """It is killed as soon as it has begun to write the next one."""
+    part = str(trial.folder / f".step-{save:08}.part-*" / f"rank-{rank}.msgpack")
+    trial.cluster.run(
+        f"import glob, threading\ndef die():\n    while not glob.glob({part!r}):\n"
+        f"        time.sleep(0.0002)\n    {KILL}"
+    )
+    trial.fault("threading.Thread(target=die, daemon=True).start()", rank, save - 3)
+    run = trial.run()
+    trial.check(run, undisturbed)
+    assert run.heals[0].step in (*range(0, save, EVERY)[-1:], save)
+
+
+@FULL  # test_checkpoint_faults.py fills one
+@training.forms()
+@pytest.mark.parametrize("step", WHENEVER)
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
+def test_a_disk_that_is_full_stops_nothing(
+    trial: Trial, undisturbed: str, rank: int, step: int
+) -> None:
+    """A rank's files may not grow any more; the checkpoint before stays the newest."""
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, {})"
+    trial.cluster.run("import resource")
+    trial.fault(limit.format("(100, resource.RLIM_INFINITY)"), rank, step)
+    run = trial.run()
+    trial.cluster.run(limit.format("2 * (resource.RLIM_INFINITY,)"))
+    assert not run.heals
+    assert trial.form.digest_of(trial.cluster) == undisturbed
+    newest = max((int(path.name[5:]) for path in trial.folder.glob("step-*")), default=0)
+    assert newest in range(0, step, EVERY)[-2:]  # the last was being written, or had been
+    assert any("was not saved" in note.text for note in run.notes)
+
+
+@pytest.fixture(scope="module")
+def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
+    """What is behind it may be killed."""
+    with nbdist.Cluster(hosts=RANKS, framework=form.framework) as made:
+        yield made
+
+
+@training.forms()
+@FULL  # kills what `make test` would have to start again; test_cluster.py kills both
+@pytest.mark.parametrize("step", WHENEVER)
+@pytest.mark.parametrize("part", ["controller", "seed"])
+def test_a_run_goes_on_without_what_started_it(
+    alone: nbdist.Cluster,
+    form: training.Form,
+    undisturbed: str,
+    tmp_path: Path,
+    part: str,
+    step: int,
+) -> None:
+    """Cells do not pass through the controller; without the seed, all is started anew."""
+    if not alone.is_whole:  # after the controller of the test before
+        alone.restart()
+    trial = Trial(alone, form, tmp_path)
+    engines = alone._crew.engines
+    pid = engines.fleet.home.pid if part == "seed" else engines.controller.pids[0]
+    wait = "time.sleep(60)" if part == "seed" else "None"  # for its own end, also in the last step
+    trial.fault(f"[os.kill({pid}, signal.SIGKILL), {wait}]", 0, step)
+    trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
+
+
+@FULL  # TensorFlow is imported once more
+def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its collectives are broken from there on, and are of no use to the run."""
+    with nbdist.Cluster(hosts=RANKS, spares=1) as both:
+        trial = Trial(both, training.FORMS["pjrt step"], tmp_path)
+        trial.fault(KILL, 1, 12)
+        heals = trial.run().heals
+        assert [heal.ranks for heal in heals] == [(1,)]
+        both.run("import tensorflow as tf\nstrategy.num_replicas_in_sync", strategy="mirrored")
+        assert "without the variables and datasets of TensorFlow" in capsys.readouterr().out

@@ -1,0 +1,157 @@
+"""More or fewer workers: between cells, and for a run that goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import nbdist
+from nbdist.errors import ReplayError, UsageError
+from nbdist.records import Saving, StepOptions
+from nbdist.telemetry.run_reader import kept
+from nbdist.utils.polling import repeat_until
+from tests.exact import STEP, losses, setup
+from tests.netns import Hosts, needs_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+SETUP = setup(12)
+STEPS = 900
+LOSSES = losses(STEPS)
+OPTIONS = StepOptions(data="xs", batch=12, steps=STEPS)
+
+
+@pytest.fixture
+def cluster() -> Iterator[nbdist.Cluster]:
+    with nbdist.Cluster(hosts=2, framework="jax") as running:
+        yield running
+
+
+def stop_after(folder: Path, steps: int) -> threading.Thread:
+    """Somebody who watches asks for the end of the next run, once it has so many rows."""
+    before = {run.path for run in kept(folder / "runs")}
+
+    def rows() -> int:
+        fresh = [run for run in kept(folder / "runs")[:1] if run.path not in before]
+        return max((run.count(table) for run in fresh for table in run.tables()), default=0)
+
+    def stop() -> None:
+        assert repeat_until(lambda: rows() > steps, 60)
+        with (kept(folder / "runs")[0].path / "stop").open("ab") as file:
+            file.write(b"!")
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    return thread
+
+
+@pytest.mark.full
+def test_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.run("x = rank")
+    cluster.resize(3)
+    assert "from 2 workers to 3" in capsys.readouterr().out
+    assert cluster.world_size == 3
+    assert cluster.run("world_size").results == dict.fromkeys(range(3), "3")
+    assert cluster.lacks("x")
+    cluster.run("y = rank")
+    cluster.resize(1)
+    assert "1 worker is ready, without `x`, `y`, of [1]" in capsys.readouterr().out
+    assert cluster.run("rank, world_size").results == {0: "(0, 1)"}
+    cluster.restart()
+    assert cluster.world_size == 1
+
+
+def test_a_stopped_run_goes_on_with_more_and_then_fewer(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The numbers are those of the run that was never stopped: the global batch is the same."""
+    cluster.run(SETUP)
+    saving = Saving(folder=str(tmp_path / "saved"), every_steps=50)
+    stopping = stop_after(tmp_path, 60)
+    first = cluster.run(STEP, step=OPTIONS, saving=saving)
+    stopping.join()
+    assert 0 < len(first.loss) < STEPS
+    stopping = stop_after(tmp_path, 60)
+    second = cluster.resize(3, go_on=True)
+    stopping.join()
+    assert second is not None
+    assert cluster.world_size == 3
+    third = cluster.resize(1, go_on=True)
+    assert third is not None
+    losses = np.concatenate([first.loss, second.loss, third.loss])
+    np.testing.assert_array_equal(losses, LOSSES)
+    assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1])}
+
+
+def test_what_cannot_be(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    cluster.run("x = 1")
+    for wrong, says in ((0, "0 hosts is too few"), ("gpu1", "a list of names"), (10_000, "GB")):
+        with pytest.raises(UsageError, match=says):
+            cluster.resize(wrong)
+    with pytest.raises(UsageError, match="no run had --checkpoint"):
+        cluster.resize(3, go_on=True)
+    cluster.run(SETUP, once=True)
+    saving = Saving(folder=str(tmp_path / "saved"), every_steps=50)
+    few = StepOptions(data="xs", batch=12, steps=4)
+    cluster.run(STEP, step=few, saving=saving)
+    with pytest.raises(ReplayError):
+        cluster.resize(3, go_on=True)
+    assert cluster.run("x").results == {0: "1", 1: "1"}, "nothing was changed"
+
+
+def test_the_magic(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = InteractiveShell()
+    nbdist.load_ipython_extension(shell)
+    try:
+        with pytest.raises(nbdist.NoClusterError, match="%dist_resize needs"):
+            shell.run_line_magic("dist_resize", "3 hosts")
+        shell.run_line_magic("dist_start", "1 --framework jax")
+        shell.run_line_magic("dist_resize", "2 hosts")
+        assert "2 workers are ready" in capsys.readouterr().out
+    finally:
+        nbdist.unload_ipython_extension(shell)
+
+
+@needs_hosts
+@pytest.mark.full
+def test_hosts_that_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = "import socket\nsocket.gethostname()"
+    with Hosts(3) as network:
+        monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
+        one, two, three = network.names
+        with nbdist.Cluster(hosts=[one, two], framework="jax") as cluster:
+            cluster.run(SETUP)
+            saving = Saving(folder=str(tmp_path / "saved"), every_steps=50)
+            stopping = stop_after(tmp_path, 60)
+            first = cluster.run(STEP, step=OPTIONS, saving=saving)
+            stopping.join()
+            with pytest.raises(UsageError, match=r"no-such-host: .*resolve hostname"):
+                cluster.resize([one, "no-such-host"])
+            assert cluster.run(who).results == {0: repr(one), 1: repr(two)}
+            last = cluster.resize([two, three, one], go_on=True)
+            assert last is not None
+            np.testing.assert_array_equal(np.concatenate([first.loss, last.loss]), LOSSES)
+            found = cluster.run(who).results
+            assert found == {0: repr(two), 1: repr(three), 2: repr(one)}
+            cluster.resize(1)
+            assert cluster.run(who).results == {0: repr(two)}
+            with pytest.raises(UsageError, match="type the names of all"):
+                cluster.resize(4)
+            deadline = time.monotonic() + 3
+            sshd = {"sshd", "unshare", "ip", "sh"}
+            while left := [
+                process
+                for host in (network.each[0], network.each[2])
+                for process in host.processes()
+                if process.name() not in sshd
+            ]:
+                assert time.monotonic() < deadline, f"left on hosts that were let go: {left}"

@@ -1,0 +1,277 @@
+"""One seed for the random generators of all workers, and one for those of a cell."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.cells.parse import parse_cell
+from nbdist.cluster.handover import read_estate
+from nbdist.errors import UsageError
+from nbdist.records import ClusterRequest, Host, RunState, Saving, StepOptions
+from tests import clusters
+from tests.references import plainly
+from tests.runs import new_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEED, CELL_SEED = 11, 5
+OF_PYTHON = "import random, numpy as np\noutcome = [random.random(), np.random.rand()]\n"
+IMPORTS = "import tensorflow as tf, keras"
+OF_ALL = (
+    OF_PYTHON
+    + f"""
+{IMPORTS}
+outcome += tf.random.normal([2]).numpy().tolist()
+outcome += np.asarray(keras.random.normal([2])).tolist()
+made = keras.layers.Dense(2)
+made.build((None, 2))
+outcome += made.get_weights()[0].ravel().tolist()
+"""
+)
+SEEDED = "import keras\nkeras.utils.set_random_seed({seed})\n"
+
+
+def drawn(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[float]:
+    """What a cell draws, the same on all ranks."""
+    cluster.run(source, seed=seed)
+    (own, *others) = cluster.pull(["outcome"]).values()
+    assert all(other == own for other in others)
+    outcome: list[float] = own["outcome"]
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[float]]:
+    programs = {str(seed): SEEDED.format(seed=seed) + OF_ALL for seed in (SEED, CELL_SEED)}
+    return plainly(programs, "tensorflow")
+
+
+@pytest.fixture(scope="module")
+def tensorflow_cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="tensorflow", seed=SEED) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def jax_cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="jax", seed=SEED) as running:
+        yield running
+
+
+def test_workers_start_with_the_seed_and_start_again_with_it(
+    tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]]
+) -> None:
+    at_first = drawn(tensorflow_cluster, OF_ALL)
+    assert at_first == expected[str(SEED)]
+    assert drawn(tensorflow_cluster, OF_ALL) != at_first, "the next cell continues"
+    assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
+    assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
+    tensorflow_cluster.restart()
+    assert drawn(tensorflow_cluster, OF_ALL) == at_first
+
+
+def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
+    tensorflow_cluster: nbdist.Cluster,
+) -> None:
+    two = "import tensorflow as tf\noutcome = tf.random.normal([2]).numpy().tolist()"
+    tensorflow_cluster.run("pass", seed=3)
+    first, second = drawn(tensorflow_cluster, two), drawn(tensorflow_cluster, two)
+    tensorflow_cluster.run("pass", seed=3)
+    assert drawn(tensorflow_cluster, two) == first
+    tensorflow_cluster._crew.collectives.broken.add("mirrored")
+    assert drawn(tensorflow_cluster, two) == second
+
+
+def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Cluster) -> None:
+    """What an import of Keras draws itself from Python's generator, it draws in one process too."""
+    by_hand = OF_ALL.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
+    before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
+    by_itself = plainly({"own": before + by_hand}, KERAS_BACKEND="jax")["own"]
+    assert drawn(jax_cluster, OF_ALL) == by_itself
+
+
+def test_an_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
+    """An import itself may draw from them, as that of `rich` does, once in a process."""
+    jax_cluster.restart()
+    own = "import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nimport keras\n"
+    of_python, of_numpy = drawn(jax_cluster, own + OF_PYTHON)
+    assert of_python != random.Random(SEED).random()
+    assert of_numpy != np.random.RandomState(SEED).rand()
+
+
+def test_the_seed_holds_after_a_resize(
+    jax_cluster: nbdist.Cluster,
+) -> None:
+    jax_cluster.restart()
+    at_first = drawn(jax_cluster, OF_PYTHON)
+    jax_cluster.resize(3)
+    assert drawn(jax_cluster, OF_PYTHON) == at_first
+    jax_cluster.resize(2)
+    assert read_estate(jax_cluster._folder).request.seed == SEED, "as who attaches finds it"
+
+
+def test_a_worker_that_is_replaced_draws_what_the_others_drew(
+    jax_cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """The set-up is run again, with the seed of its cell where that has one."""
+    jax_cluster.restart()
+    jax_cluster.run(
+        "import os, signal, numpy as np, jax.numpy as jnp\nw = jnp.full((), np.random.rand())"
+    )
+    jax_cluster.run("v = np.random.rand()", seed=CELL_SEED)
+    fault = f"""
+def batches():
+    for step in range(20):
+        mark = {str(tmp_path / "mark")!r}
+        if rank == 1 and step == 9 and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield np.full((2, 1), step, "float32")
+"""
+    jax_cluster.run(fault)
+    before = jax_cluster.pull(["w", "v"])
+    run = jax_cluster.run(
+        "w = w + batch.mean() * v\nloss = w",
+        step=StepOptions(data="batches"),
+        saving=Saving(folder=str(tmp_path / "kept"), every_steps=4),
+        strategy="pjrt",
+    )
+    assert len(run.heals) == 1
+    after = jax_cluster.pull(["w", "v"])
+    assert after[0]["v"] == after[1]["v"] == before[0]["v"]
+    trained = before[0]["w"] + sum(range(20)) * before[0]["v"]
+    np.testing.assert_allclose([own["w"] for own in after.values()], trained, rtol=1e-5)
+
+
+def test_the_seeds_are_kept_with_the_run_and_shown(jax_cluster: nbdist.Cluster) -> None:
+    jax_cluster.run("report(loss=1.0)", seed=CELL_SEED)
+    state = nbdist.runs()[0].state
+    assert (state.seed, state.cell_seed) == (SEED, CELL_SEED)
+    jax_cluster.run("report(loss=1.0)")
+    state = nbdist.runs()[0].state
+    assert (state.seed, state.cell_seed) == (SEED, None)
+    assert f"seed {SEED}" in jax_cluster.status().title
+
+
+def test_a_run_and_a_cluster_of_an_older_version_are_read() -> None:
+    state = json.loads(msgspec.json.encode(new_state()))
+    del state["seed"], state["cell_seed"]
+    assert msgspec.json.decode(json.dumps(state), type=RunState).seed is None
+    request = msgspec.json.decode(b'{"hosts": [{}], "frameworks": []}', type=ClusterRequest)
+    assert request == ClusterRequest(hosts=(Host(),), frameworks=())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
+def test_what_is_no_seed_is_refused(seed: int) -> None:
+    says = re.escape(f"{seed}: type a whole number")
+    with pytest.raises(UsageError, match=says):
+        nbdist.Cluster(hosts=1, seed=seed)
+    with pytest.raises(UsageError, match=says + " from 0 to 4294967295"):
+        parse_cell("pass", number=1, label=1, strategy=None, seed=seed)
+
+
+ON_ONE = """
+import random, numpy as np
+if rank == {rank}:
+    random.random(), np.random.rand(), random.gauss(0, 1), np.random.normal()
+"""
+ALL_THREE = (
+    OF_PYTHON
+    + """
+import tensorflow as tf
+outcome += [random.gauss(0, 1), np.random.normal(), *tf.random.normal([2]).numpy().tolist()]
+"""
+)
+
+
+def test_a_draw_on_one_rank_shifts_none_in_the_next_cell(
+    tensorflow_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if rank 0 were the only one, whoever has drawn."""
+    draws = ON_ONE.replace("if rank == {rank}:\n    ", "")
+    by_itself = plainly(
+        {
+            "rank 1 drew": SEEDED.format(seed=4) + ALL_THREE,
+            "rank 0 drew": SEEDED.format(seed=4) + draws + ALL_THREE,
+        },
+        "tensorflow",
+    )
+    for rank, numbers in ((1, by_itself["rank 1 drew"]), (0, by_itself["rank 0 drew"])):
+        tensorflow_cluster.run("pass", seed=4)
+        tensorflow_cluster.run(ON_ONE.format(rank=rank))
+        capsys.readouterr()
+        assert drawn(tensorflow_cluster, ALL_THREE) == numbers
+        said = capsys.readouterr()
+        assert "rank 1 drew other random numbers than rank 0 (NumPy, random)" in (
+            said.out + said.err
+        )
+    tensorflow_cluster.run("tf.random.normal([2])", ranks="1")
+    capsys.readouterr()
+    drawn(tensorflow_cluster, ALL_THREE)
+    said = capsys.readouterr()
+    assert "than rank 0 (TensorFlow)" in said.out + said.err
+    drawn(tensorflow_cluster, ALL_THREE)
+    said = capsys.readouterr()
+    assert "random numbers" not in said.out + said.err
+
+
+SHUFFLED = "outcome = [int(i) for i in tf.data.Dataset.range(16).shuffle(16)]\n"
+FITTED = """
+rows = np.arange(16, dtype="float32").reshape(16, 1)
+line = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, "tanh", use_bias=False)])
+line.compile(keras.optimizers.SGD(0.5), "mse")
+line.set_weights([np.ones((1, 1))])
+line.fit(rows / 16, rows, batch_size=2, verbose=0)
+outcome += line.get_weights()[0].ravel().tolist()
+"""
+BY_USER = {
+    f"{call} {seed}": f"{IMPORTS}, numpy as np\n{call}({seed})\n{SHUFFLED}{FITTED}"
+    for call in ("keras.utils.set_random_seed", "tf.random.set_seed")
+    for seed in (SEED, CELL_SEED)
+}
+
+
+@pytest.fixture(scope="module")
+def of_one_device() -> dict[str, list[float]]:
+    found: dict[str, list[float]] = plainly(BY_USER, "tensorflow")
+    return found
+
+
+@pytest.mark.parametrize("name", BY_USER)
+def test_a_seed_that_a_cell_sets_gives_the_order_of_one_device(
+    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]], name: str
+) -> None:
+    """Also the cluster's own seed."""
+    own = drawn(tensorflow_cluster, BY_USER[name])
+    assert own == pytest.approx(of_one_device[name], rel=1e-5)
+
+
+def test_a_seed_of_a_cell_gives_the_order_of_one_device(
+    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
+) -> None:
+    own = drawn(tensorflow_cluster, f"import tensorflow as tf\n{SHUFFLED}", seed=SEED)
+    assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]
+
+
+def test_a_seed_that_one_rank_sets_is_taken_over_or_dropped_by_all(
+    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
+) -> None:
+    """All ranks take rank 0's generators, and whether a cell has seeded them."""
+    tensorflow_cluster.restart()
+    shuffled = f"import tensorflow as tf\n{SHUFFLED}"
+    unseeded = drawn(tensorflow_cluster, shuffled)
+    tensorflow_cluster.run(f"if rank == 1: tf.random.set_seed({SEED})")
+    assert drawn(tensorflow_cluster, shuffled) == unseeded
+    tensorflow_cluster.run(f"if rank == 0: tf.random.set_seed({SEED})")
+    own = drawn(tensorflow_cluster, shuffled)
+    assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]

@@ -1,0 +1,287 @@
+"""Cells on real engines, from plain Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+import nbdist
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# What a cell finds and shows.
+
+
+def test_every_rank_runs_the_cell_and_shows_its_value(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster.run("rank * 10 + world_size")
+    assert run.results == {0: "3", 1: "13", 2: "23"}
+    assert "Out: 13" in capsys.readouterr().out
+
+
+def test_names_stay_between_cells(cluster: nbdist.Cluster) -> None:
+    cluster.run("kept = [rank]")
+    assert cluster.run("kept").results == {0: "[0]", 1: "[1]", 2: "[2]"}
+
+
+def test_a_cell_on_some_ranks(cluster: nbdist.Cluster) -> None:
+    assert cluster.run("rank", ranks="0,2:").results == {0: "0", 2: "2"}
+
+
+def test_a_value_is_not_shown_after_a_semicolon_or_when_none(cluster: nbdist.Cluster) -> None:
+    assert cluster.run("rank;").results == {}
+    assert cluster.run("None").results == {}
+
+
+def test_output_of_all_ranks_is_folded(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = cluster.workers()[0].host
+    cluster.run("import sys\nprint('same')\nprint('own', rank)\nprint('bad', file=sys.stderr)")
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        f"[0-2@{host}] same",
+        *(f"[{rank}@{host}] own {rank}" for rank in range(3)),
+    ]
+    assert shown.err == f"[0-2@{host}] bad\n"
+
+
+def test_what_child_processes_print_is_shown(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = "import os\nprint('before')\nos.system('echo from a child')\nprint('after');"
+    cluster.run(cell, ranks="1")
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(lines) == ["after", "before", "from a child"]
+
+
+def test_ipython_syntax_works(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    run = cluster.run("words = !echo one two\n%time x = 1\nwords[0]")
+    assert run.results[0] == "'one two'"
+    assert "Wall time" in capsys.readouterr().out
+
+
+def test_rich_displays_are_kept(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("from IPython.display import HTML\nHTML(f'<b>{rank}</b>')")
+    assert run.results[0] == "<IPython.core.display.HTML object>"
+
+
+def test_reports_become_metrics_of_the_run(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster.run("for e in (1, 2):\n    report(epoch=e, loss=rank + e, accuracy=0.5)")
+    assert [m.own["loss"] for m in run.metrics if m.rank == 2] == [3.0, 4.0]
+    assert run.last("loss") == 3.0
+    assert "epoch 2  loss 3 [2 3 4]  accuracy 0.5" in capsys.readouterr().out
+    assert run.table("loss").lines()[-1].split() == ["2", "3.000", "4.000"]
+    with pytest.raises(KeyError, match="there are: loss, accuracy"):
+        run.table("nothing")
+
+
+def test_a_report_that_is_no_scalar_points_at_the_line(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match=r"report\(loss='many'\): not a scalar") as error:
+        cluster.run("x = 1\nreport(loss='many')")
+    assert "line 2" in plain("\n".join(error.value.traceback))
+
+
+def test_top_level_await(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("import asyncio\nawait asyncio.sleep(0.05)\nawait asyncio.sleep(0, rank)")
+    assert run.results == {0: "0", 1: "1", 2: "2"}
+
+
+def test_the_whole_text_is_in_the_logs(cluster: nbdist.Cluster) -> None:
+    cluster.run("for i in range(5000):\n    print('count', rank, i)", ranks="1")
+    lines = cluster.logs(1).splitlines()
+    assert [line for line in lines if line.startswith("count")] == [
+        f"count 1 {i}" for i in range(5000)
+    ]
+
+
+# Errors.
+
+
+def test_the_first_error_ends_the_cell_for_all(cluster: nbdist.Cluster) -> None:
+    started = time.monotonic()
+    with pytest.raises(nbdist.CellError) as error:
+        cluster.run("import time\nif rank == 1:\n    1 / 0\ntime.sleep(60)")
+    assert time.monotonic() - started < 2
+    raised = error.value
+    assert (raised.rank, raised.ename) == (1, "ZeroDivisionError")
+    assert raised.notes == ("rank 0,2: stopped",)
+    assert f"on rank 1@{cluster.workers()[1].host}: division by zero" in str(raised)
+    assert cluster.run("rank").results[0] == "0"
+
+
+def test_the_traceback_is_the_users(cluster: nbdist.Cluster) -> None:
+    cluster.run("def helper(x):\n    return x['missing']")
+    with pytest.raises(nbdist.CellError) as error:
+        cluster.run("a = 1\nhelper({})", label=12, header="%%dist_run -o x")
+    shown = plain("\n".join(error.value._render_traceback_()))
+    assert "Cell In[12], line 3" in shown
+    assert "helper({})" in shown
+    assert "KeyError: 'missing'" in shown
+    assert "nbdist/worker" not in shown
+
+
+def test_the_same_error_of_others_is_counted_not_repeated(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError) as error:
+        cluster.run("raise ValueError(f'on {rank}')")
+    shown = "\n".join(error.value._render_traceback_())
+    assert any("the same error" in note for note in error.value.notes)
+    assert len([line for line in plain(shown).splitlines() if "raise ValueError" in line]) == 1
+
+
+def test_different_errors_are_told_apart(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError) as error:
+        cluster.run("import time\ntime.sleep(0.3 * rank)\n[1/0 if rank else {}['k']]", ranks="0:2")
+    assert error.value.ename == "KeyError"
+    assert error.value.notes == ("rank 1: stopped",)
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise SystemExit", "exit()"])
+def test_a_cell_cannot_end_its_engine(cluster: nbdist.Cluster, code: str) -> None:
+    with pytest.raises(nbdist.CellError, match="SystemExit"):
+        cluster.run(code)
+    assert cluster.run("rank").results[0] == "0"
+
+
+def test_an_exception_that_cannot_be_shown_is_shown(cluster: nbdist.Cluster) -> None:
+    cell = "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd"
+    with pytest.raises(nbdist.CellError, match=r"Odd on rank .* could not be shown"):
+        cluster.run(cell)
+
+
+def test_nothing_runs_of_a_cell_that_is_no_python(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.UsageError, match="line 2"):
+        cluster.run("ran = True\nfor")
+    assert cluster.run("'ran' in globals()").results[0] == "False"
+
+
+def test_an_interrupt_stops_every_rank(cluster: nbdist.Cluster) -> None:
+    """As the kernel does it: SIGINT to the process that waits for the cell."""
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("import time\nstopped = True\ntime.sleep(60)\nstopped = False")
+    assert set(cluster.run("stopped").results.values()) == {"True"}
+
+
+def test_an_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("import asyncio\nawait asyncio.sleep(60)")
+    assert cluster.run("rank").results[0] == "0"
+
+
+@pytest.mark.parametrize("cell", ["rank", "import asyncio\nawait asyncio.sleep(0, rank)"])
+def test_a_cell_is_not_skipped_because_something_else_failed(
+    cluster: nbdist.Cluster, cell: str
+) -> None:
+    """After an error, ipykernel aborts what is queued; ipyparallel calls that a success."""
+    view = cluster._crew.engines._view([0])
+    failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
+    assert cluster.run(cell, ranks="0").results == {0: "0"}
+    assert failing.wait(10)
+
+
+def test_ipyparallels_own_answer_to_a_skipped_cell_is_still_success(
+    cluster: nbdist.Cluster,
+) -> None:
+    """The trap itself: what our own way to the engines (`cluster/dispatcher.py`) spares us."""
+    view = cluster._crew.engines._view([0])
+    failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
+    skipped = view.execute("1", silent=False)
+    skipped.get(timeout=10)
+    assert skipped.successful()
+    assert skipped.status == ["aborted"]
+    failing.wait(10)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "if rank == 1:\n    raise KeyboardInterrupt",
+        "import asyncio\nawait asyncio.sleep(0)\nraise asyncio.CancelledError",
+    ],
+)
+def test_an_interrupt_that_nobody_asked_for_is_an_error(cluster: nbdist.Cluster, cell: str) -> None:
+    with pytest.raises(nbdist.CellError, match=r"KeyboardInterrupt|CancelledError"):
+        cluster.run(cell)
+
+
+def test_text_that_is_no_utf_8_does_no_harm(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("print('odd \\udc80 name')", ranks="0")
+    assert "odd ? name" in capsys.readouterr().out
+    with pytest.raises(nbdist.CellError, match=r"ValueError .* \?"):
+        cluster.run("raise ValueError('\\udc80')")
+    with pytest.raises(nbdist.CellError, match="takes str, not bytes"):
+        cluster.run("import sys\nsys.stdout.write(b'x')")
+
+
+def test_python_in_a_cell_that_awaits_is_interrupted_too(cluster: nbdist.Cluster) -> None:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("import asyncio, time\nawait asyncio.sleep(0)\ntime.sleep(60)")
+    assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
+
+
+def test_a_rank_that_begins_late_is_stopped_all_the_same(cluster: nbdist.Cluster) -> None:
+    late = cluster.workers()[1].pid
+    os.kill(late, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (late, signal.SIGCONT)).start()
+    with pytest.raises(nbdist.CellError, match="ValueError") as error:
+        cluster.run("if rank == 0:\n    raise ValueError\nimport time\ntime.sleep(60)")
+    assert error.value.notes == ("rank 1-2: stopped",)
+
+
+def test_what_child_processes_say_on_standard_error_is_shown(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = "import subprocess, sys\nsubprocess.run(['ls', '/no_such_place'])\n"
+    cluster.run(cell + "subprocess.run(['echo', 'named'], stdout=sys.stdout);", ranks="1")
+    shown = capsys.readouterr()
+    assert "no_such_place" in shown.err
+    assert "named" in shown.out
+
+
+def test_what_a_failed_cell_reported_is_kept(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError):
+        cluster.run("report(epoch=1, loss=rank)\nraise ValueError")
+    assert cluster.last_run.last("loss") == 1.0
+
+
+def test_a_report_of_one_rank_is_live(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = "import time\nif rank == 0:\n    report(epoch=1, loss=1)\n    report(epoch=1, acc=2)\n"
+    cluster.run(cell + "time.sleep(1.6)\nprint('end')")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("epoch 1  loss 1  acc 2")
+
+
+def test_a_full_disk_stops_nothing(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log files refuse to be written: a stand-in for a disk that is full."""
+
+    class Full:
+        def write(self, _text: str) -> None:
+            raise OSError("No space left on device")
+
+        flush = close = lambda self: None
+
+    monkeypatch.setattr(cluster._held.logs, "_files", dict.fromkeys(range(3), Full()))
+    monkeypatch.setattr(cluster._held.logs, "fault", "")
+    cluster.run("print('shown')")
+    assert "shown" in capsys.readouterr().out
+    assert "could be kept: No space left" in cluster.logs(0)

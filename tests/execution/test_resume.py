@@ -1,0 +1,118 @@
+"""What one process has begun to keep, and another one goes on with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nbdist.execution.resume import reopen
+from nbdist.records import (
+    CellRequest,
+    CellUnderWay,
+    Columns,
+    Output,
+    Rows,
+    SocketAddress,
+    StepBegun,
+)
+from nbdist.settings import Settings
+from nbdist.telemetry.duplicates import Repeats
+from nbdist.telemetry.receiver import Receiver
+from nbdist.worker.runtime.memory import MemoryGauge
+from nbdist.worker.runtime.reporter import Probe
+from nbdist.worker.runtime.row_buffer import Sheets
+from tests.runs import loss, losses, new_run, read, reports, rows
+from tests.telemetry.test_receiver import Heard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def under_way(root: Path, run: str) -> CellUnderWay:
+    request = CellRequest(number=1, source="", label=3, strategy="mirrored", awaits=False)
+    return CellUnderWay(
+        request=request,
+        ranks=(0, 1),
+        run=run,
+        runs=str(root),
+        hang_after_s=0.0,
+        max_heals=0,
+        once=False,
+        detached=True,
+    )
+
+
+def test_what_was_heard_before_is_taken_out_of_each_ranks_rows() -> None:
+    repeats = Repeats()
+    assert repeats.fresh(losses(1, 3)) == losses(1, 3)
+    assert repeats.fresh(losses(1, 3)) is None
+    assert repeats.fresh(losses(2, 5)) == losses(4, 5)
+    assert repeats.fresh(losses(1, 2, rank=1)) == losses(1, 2, rank=1)
+    epoch = loss(2)  # after the rows of later steps, as it is said with them
+    assert repeats.fresh(epoch) == epoch
+    assert repeats.fresh(epoch) is None
+    text = Output(rank=0, cell=1, stream="stdout", text="again")
+    assert [repeats.fresh(text), repeats.fresh(text)] == [text, text]
+
+
+def test_what_is_kept_counts_as_heard(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for record in (losses(1, 4), losses(1, 3, rank=1)):
+        run.take(record)
+    run.close()
+    former = reopen(under_way(tmp_path, run.state.id), Settings())
+    assert isinstance(former.begun, StepBegun)
+    repeats = Repeats()
+    for kept in former.reports:
+        repeats.note(kept)
+    assert repeats.fresh(losses(2, 4)) is None
+    assert repeats.fresh(losses(2, 4, rank=1)) == losses(4, 4, rank=1)
+    former.live.leave()
+
+
+def test_a_run_is_gone_on_with_in_its_own_tables_from_whole_rows_on(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.take(losses(1, 3))
+    run.close()
+    (table,) = (run.path / "tables").glob("*.f64")
+    with table.open("ab") as file:
+        file.write(b"cut")  # the process was killed while it wrote
+    live = reopen(under_way(tmp_path, run.state.id), Settings()).live
+    live.hear(losses(4, 6))
+    live.hear(rows([[0, 1, 1, 0.1, 7.0]], Columns(own=("other",))))
+    live.end("finished")
+    live.close()
+    first, second = reports(read(run))
+    np.testing.assert_array_equal(first[:, 2], [1, 2, 3, 4, 5, 6])
+    assert second[0, -1] == 7.0
+    assert read(run).state().status == "finished"
+
+
+def test_a_run_that_is_not_there_any_more_is_said_to_be_not_kept(tmp_path: Path) -> None:
+    former = reopen(under_way(tmp_path, "20260101-000000-abcdef"), Settings())
+    former.live.hear(losses(1, 2))
+    (said,) = former.live.end("finished")
+    assert "not kept any more" in said
+
+
+def test_what_was_on_the_way_to_a_kernel_that_is_gone_is_said_again() -> None:
+    """Rows are never lost, whoever hears them; the second one hears some that the first did."""
+    columns = Columns(measures=("step_s",), own=("loss",))
+    first = Heard(1)
+    receiver = Receiver(first)
+    probe = Probe(receiver.door.address, Sheets(0, MemoryGauge()))
+    probe.report(1, columns, (1, 1, 0.1, 0.1, 1.0))
+    first.wait()
+    receiver.close()
+    probe.report(1, columns, (1, 2, 0.2, 0.1, 2.0))
+    second = Heard(2)
+    with Receiver(second, receiver.door) as again:
+        assert again.door.address == SocketAddress(
+            url=f"tcp://127.0.0.1:{receiver.door.port}", server_key=receiver.door.public_key
+        )
+        second.wait()
+        probe.close()
+    heard = [r for r in second.records if isinstance(r, Rows) and r.columns == columns]
+    steps = [m.step for r in heard for m in r.unpacked()]
+    assert steps == [1, 2]

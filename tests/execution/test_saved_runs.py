@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.execution.saved_runs import SHOWN_RUNS
+from nbdist.records import RUN_MIME, Columns, Metrics, Output
+from tests.runs import heal, losses, new_run, rows, writing_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nbdist.telemetry.run_writer import RunDirectory
+
+WIDE = Columns(measures=("step_s",), own=("loss",), shared=("rate",))
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+def trained(root: Path, steps: int = 3, **changes: object) -> RunDirectory:
+    """A run of two ranks that has ended."""
+    run = new_run(root, **{"status": "finished", **changes})
+    for rank in (0, 1):
+        run.take(losses(1, steps, rank))
+    run.update(ended=run.state.began + 185)
+    run.close()
+    return run
+
+
+def test_a_run_is_opened_by_position_and_by_id(root: Path) -> None:
+    old, new = (trained(root, began=float(began)) for began in (10, 20))
+    runs = nbdist.runs()
+    assert [run.id for run in runs] == [new.state.id, old.state.id]
+    assert runs[-1].id == old.state.id
+    assert runs[old.state.id].state == old.state
+    assert [run.id for run in runs[1:]] == [old.state.id]
+    with pytest.raises(nbdist.UsageError, match="no run 'nothing' among these 2"):
+        _ = runs["nothing"]
+    with pytest.raises(IndexError):
+        _ = runs[2]
+
+
+def test_of_a_healed_run_each_step_is_there_once(root: Path) -> None:
+    run = new_run(root, replicas=0, heals=(heal(7, 4, time_s=2.0),))
+    for rank in (0, 1):
+        run.take(losses(1, 7, rank))
+    for rank in (0, 1):
+        run.take(losses(5, 9, rank, lost_s=1.6))
+    run.close()
+    past = nbdist.runs()[0]
+    np.testing.assert_allclose(past.metric("loss")[0], np.arange(1, 10))
+    assert [m.step for m in past.run.metrics if m.rank == 1] == list(range(1, 10))
+    assert past.run.summary.heals == 1
+    assert "9 steps" in repr(past)
+    assert len(past.to_dataframe()) == 18
+    bundle, _ = past._repr_mimebundle_()
+    assert "image/png" in bundle
+
+
+def test_a_run_as_arrays_a_frame_text_and_a_picture(root: Path) -> None:
+    trained(root)
+    run = nbdist.runs()[0]
+    np.testing.assert_allclose(run.history["loss"], [[1.0, 2.0, 3.0], [1.1, 2.1, 3.1]])
+    np.testing.assert_allclose(run.loss, [1.05, 2.05, 3.05])
+    assert run.to_dataframe().groupby("rank").loss.max().to_dict() == {0: 3.0, 1: 3.1}
+    assert run.cells == "# %% [3] %%dist_run --data train\n"
+    bundle, _ = run._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(run)
+    assert "finished, 2 workers, 3 steps, 3 min 05 s, loss 3.05" in repr(run)
+    assert is_picture(bundle["image/png"])
+    assert bundle[RUN_MIME] == {"id": run.id, "text": run.line(0).text, "over": True}
+
+
+def is_picture(content: object) -> bool:
+    return isinstance(content, bytes) and content.startswith(b"\x89PNG")
+
+
+def test_a_kept_run_is_the_run_it_was(root: Path) -> None:
+    """The same figures as of `Cluster.run`, from the same class."""
+    trained(root, replicas=2, batch=64)
+    kept = nbdist.runs()[0]
+    assert isinstance(kept.run, nbdist.Run)
+    np.testing.assert_array_equal(kept.run.history["loss"], kept.history["loss"])
+    assert kept.run.last("loss") == pytest.approx(3.05)
+    assert kept.run.summary.batch == 64
+    assert kept.run.to_dataframe().equals(kept.to_dataframe())
+
+
+def test_text_of_a_rank(root: Path) -> None:
+    run = new_run(root)
+    run.take(Output(rank=1, cell=1, stream="stdout", text="hello\n"))
+    run.close()
+    assert nbdist.runs()[0].output(1) == "hello\n"
+    assert nbdist.runs()[0].output(0) == ""
+
+
+def test_a_run_under_way_has_what_there_is_until_now(root: Path) -> None:
+    run = new_run(root)
+    kept = nbdist.runs()[0]
+    assert kept.history == {}
+    assert "running, 2 workers" in repr(kept)
+    with pytest.raises(KeyError, match=rf"'loss' was not reported by run {run.state.id}.*none"):
+        _ = kept.loss
+    bundle = kept._repr_mimebundle_()[0]
+    assert set(bundle) == {"text/plain", RUN_MIME}
+    assert bundle[RUN_MIME] == {"id": kept.id, "text": kept.line(0).text, "over": False}
+    run.take(losses(1, 2))
+    run.flush()
+    np.testing.assert_array_equal(kept.loss, [1, 2])
+    run.close()
+
+
+def test_the_history_of_a_fit_is_that_of_its_epochs(root: Path) -> None:
+    """Its batches, which are measured, are in the tables only."""
+    run = new_run(root, replicas=0)
+    run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5]], WIDE))
+    run.take(Metrics(rank=0, cell=1, epoch=1, step=-1, time_s=0.2, own={"loss": 3.0}))
+    run.close()
+    np.testing.assert_array_equal(nbdist.runs()[0].history["loss"], [[3]])
+    assert [m.step for m in nbdist.runs()[0].run.metrics] == [-1]
+
+
+def test_metrics_in_several_tables_are_one_history(root: Path) -> None:
+    run = new_run(root)
+    run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5], [1, 1, 1, 0.1, 0.02, np.nan, 0.5]], WIDE))
+    run.take(
+        Metrics(rank=0, cell=1, epoch=1, step=2, time_s=0.2, own={"loss": 3.0, "late": np.inf})
+    )
+    run.close()
+    history = nbdist.runs()[0].history
+    np.testing.assert_array_equal(history["loss"], [[4, 3], [np.nan, np.nan]])
+    np.testing.assert_array_equal(history["late"], [[np.nan, np.inf], [np.nan, np.nan]])
+    assert set(history) == {"loss", "rate", "late"}
+    bundle, _ = nbdist.runs()[0]._repr_mimebundle_()  # a step that nobody reported: no warning
+    assert is_picture(bundle["image/png"])
+
+
+def test_runs_are_listed_as_text_and_as_a_page(root: Path) -> None:
+    assert repr(nbdist.runs()) == "no run was kept"
+    done = trained(root, header="%%dist_run " + "--scale-lr linear " * 9)
+    text = repr(nbdist.runs())
+    assert re.search(rf"\n0 +{done.state.id} .* finished +%%dist_run .*… +2 +3 +3\.05 +3 min", text)
+    assert done.state.id in nbdist.runs()._repr_html_()
+
+
+def test_a_long_list_is_cut_and_says_so(root: Path) -> None:
+    for began in range(SHOWN_RUNS + 2):
+        new_run(root, began=float(began)).close()
+    text = repr(nbdist.runs())
+    assert text.startswith(f"{SHOWN_RUNS + 2} runs\n")
+    assert text.endswith("and 2 older runs")
+
+
+def test_a_run_that_is_deleted_after_it_was_listed(root: Path) -> None:
+    kept, gone = trained(root, began=20.0), trained(root, began=10.0)
+    runs = nbdist.runs()
+    shutil.rmtree(gone.path)
+    assert kept.state.id in repr(runs)
+    assert gone.state.id not in repr(runs)
+    with pytest.raises(FileNotFoundError):
+        _ = runs[1].history
+
+
+def test_runs_are_compared(root: Path) -> None:
+    long, short = trained(root, steps=5, began=10.0), trained(root, steps=2, began=20.0)
+    compared = nbdist.runs().compare(0, long.state.id)
+    assert {name: values.shape for name, values in compared.values.items()} == {
+        short.state.id: (2, 2),
+        long.state.id: (2, 5),
+    }
+    bundle, _ = compared._repr_mimebundle_()
+    assert is_picture(bundle["image/png"])
+    assert bundle["text/plain"] == (
+        f"{short.state.id}  loss 2.05 after 2 steps\n{long.state.id}  loss 5.05 after 5 steps"
+    )
+
+
+def test_what_cannot_be_compared(root: Path) -> None:
+    trained(root)
+    with pytest.raises(nbdist.UsageError, match=r"compare\(0, 1\)"):
+        nbdist.runs().compare()
+    with pytest.raises(KeyError, match=r"'accuracy' was not reported by run .* there are: loss"):
+        nbdist.runs().compare(0, metric="accuracy")
+
+
+def test_a_run_whose_kernel_died_says_so(root: Path) -> None:
+    program = "run = new_run(root)\nrun.take(losses(1, 2))\nrun.flush()\nprint(flush=True)\n"
+    with writing_process(f"{program}time.sleep(600)", root) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.kill()
+    (run,) = nbdist.runs()
+    assert run.state.status == "lost"
+    assert 0 < run.state.ended <= time.time()
+    np.testing.assert_array_equal(run.loss, [1, 2])

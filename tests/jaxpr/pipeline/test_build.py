@@ -1,0 +1,441 @@
+"""Layers in stages: the numbers of the step as it is, or a reason why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given as drawn
+from hypothesis import settings
+
+from nbdist.errors import PlanError
+from nbdist.jaxpr.pipeline.build import layers_of, piped
+from nbdist.jaxpr.planner_model import model_of
+from nbdist.records import GPIPE, Staging
+from nbdist.worker.planning.rewrite import rewriting
+from tests.jaxpr.test_microbatches import rows_of, same
+from tests.jaxpr.test_remat import (
+    LAYERS,
+    ROWS,
+    WIDTH,
+    block,
+    given,
+    one_step,
+    scanned,
+    step_of,
+    traced,
+    unrolled,
+)
+from tests.plan_programs import PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import Remat
+
+
+def stacked(layers: int) -> Any:
+    rng = np.random.default_rng(layers)
+
+    def normal(*shape: int) -> Any:
+        return np.float32(rng.normal(size=(layers, *shape)) / shape[0] ** 0.5 / 2)
+
+    return {"up": normal(5, 7), "down": normal(7, 5)}
+
+
+def training(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of any params: its loss, what else it leaves, and new params."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            out, more, loss = forward(params, batch[0])
+            return jnp.mean((out - batch[1]) ** 2) + loss, more
+
+        (loss, more), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return loss, more, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    return step
+
+
+def alike(
+    step: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    stages: int,
+    micro: int,
+    remat: Remat = "",
+    staging: Staging = GPIPE,
+) -> None:
+    made = jax.jit(rewriting(step, remat, micro, stages, staging=staging))(params, batch)
+    same(made, jax.jit(step)(params, batch))
+
+
+@settings(max_examples=5, deadline=None)
+@drawn(stages=st.integers(2, 4), micro=st.integers(1, 6), per=st.integers(1, 3))
+def test_numbers_are_those_of_one_stage(stages: int, micro: int, per: int) -> None:
+    def forward(params: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, p: (block(x, p), None), x, params)[0], None, 0.0
+
+    rows = rows_of(2, 2 * micro, 3, 5)
+    alike(training(forward), stacked(stages * per), (rows[0], rows[1]), stages, micro)
+
+
+@pytest.mark.parametrize("remat", ["", "selective", "full"])
+def test_numbers_are_the_same_whatever_is_made_again(remat: Remat) -> None:
+    step = step_of(scanned)
+    same(jax.jit(rewriting(step, remat, 4, 3))(*given()), jax.jit(step)(*given()))
+
+
+@pytest.mark.parametrize("remat", ["", pytest.param("full", marks=pytest.mark.full)])
+def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
+    program = PROGRAMS["tied transformer"]
+
+    def trained(stages: int) -> float:
+        space: dict[str, Any] = {}
+        exec(program.setup, space)
+        return one_step(program, space, remat, 8 if stages > 1 else 1, stages)
+
+    assert trained(2) == pytest.approx(trained(1), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["transformer", "LSTM", "experts", "U-Net"])
+def test_without_a_scan_over_layers_how_to_write_one_is_said(name: str) -> None:
+    """A scan over time is none: each of its rounds has rows of its own."""
+    program = PROGRAMS[name]
+    space: dict[str, Any] = {}
+    exec(program.setup, space)
+    with pytest.raises(PlanError, match=r"no scan over layers .* x, _ = jax.lax.scan\("):
+        one_step(program, space, "", 4, 2)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_goes_through_layers_beside_rows(again: bool) -> None:
+    """Keys, sums that layers add to, masks, shared weights; what each layer leaves, used again."""
+
+    def layer(shared: Any, mask: Any, carry: Any, own: Any) -> Any:
+        x, key, count, loss = carry
+        key, noise = jax.random.split(key)
+        made = block(x, own) * mask[:, None] + x @ shared / (count + 1)
+        made += 0.1 * jax.random.normal(noise, made.shape[-1:])
+        return (made, key, count + 1, loss + (made**2).sum()), (made, own["up"].sum())
+
+    def forward(params: Any, x: Any) -> Any:
+        own, shared = params
+        mask = (x[:, 0] > 0).astype(x.dtype)
+        one = lambda carry, own: layer(shared, mask, carry, own)  # noqa: E731
+        start = x, jax.random.key(3), 0, jnp.float32(0.5)
+        (out, key, count, loss), (hidden, sums) = jax.lax.scan(
+            jax.checkpoint(one) if again else one, start, own
+        )
+        more = hidden, sums, count, jax.random.key_data(key)
+        return out + hidden[1], more, 0.01 * loss + (hidden[2] ** 2).mean()
+
+    params, step = (stacked(6), rows_of(5, 5)), training(forward)
+    batch = rows_of(12, 5), rows_of(2, 12, 5)[1]
+    alike(step, params, batch, 3, 4)
+    assert layers_of(*traced(step, params, batch)) == (6, 6)
+
+
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("remat", ["", "full"])
+def test_dropouts_are_those_of_the_whole_batch(again: bool, remat: Remat) -> None:
+    def forward(params: Any, x: Any) -> Any:
+        def layer(carry: Any, own: Any) -> Any:
+            h, key = carry
+            params, seed = own
+            key, noise = jax.random.split(key)
+            h = block(h, params) * jax.random.bernoulli(seed, 0.8, h.shape)
+            noise, more = jax.random.split(noise)
+            h = h * jax.random.bernoulli(more, 0.9, h.shape)
+            return (h + 0.1 * jax.random.normal(noise, h.shape), key), None
+
+        keys = jax.random.split(jax.random.key(1), 4)
+        run = jax.checkpoint(layer) if again else layer
+        (out, _), _ = jax.lax.scan(run, (x, jax.random.key(2)), (params, keys))
+        return out, None, 0.0
+
+    rows, step = rows_of(2, 8, 3, 5), training(forward)
+    made = jax.jit(rewriting(step, remat, 4, 2))(stacked(4), (rows[0], rows[1]))
+    same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
+
+
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
+def test_a_sum_that_layers_add_to_may_begin_as_a_number(remat: Remat) -> None:
+    def forward(params: Any, x: Any) -> Any:
+        def layer(carry: Any, own: Any) -> Any:
+            h, loss = carry
+            h = block(h, own)
+            return (h, loss + (h**2).mean()), None
+
+        (out, loss), _ = jax.lax.scan(layer, (x, 0.0), params)
+        return out, None, 0.1 * loss
+
+    rows, step = rows_of(2, 8, 5), training(forward)
+    made = jax.jit(rewriting(step, remat, 4, 2))(stacked(4), (rows[0], rows[1]))
+    same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
+
+
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
+def test_layers_may_be_one_of_several_kinds(remat: Remat) -> None:
+    def forward(params: Any, x: Any) -> Any:
+        def layer(h: Any, at: Any) -> Any:
+            own, is_first = at
+            other = lambda h: jnp.sin(h) + jnp.tanh(h @ own["up"]) @ own["down"]  # noqa: E731
+            return jax.lax.cond(is_first, lambda h: block(h, own), other, h), None
+
+        kinds = jnp.array([True, False, False, True])
+        return jax.lax.scan(layer, x, (params, kinds))[0], None, 0.0
+
+    rows, step = rows_of(2, 8, 5), training(forward)
+    made = jax.jit(rewriting(step, remat, 4, 2))(stacked(4), (rows[0], rows[1]))
+    same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
+
+
+def test_a_branch_that_depends_on_the_batch_is_refused() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        def layer(h: Any, own: Any) -> Any:
+            made = jax.lax.cond(h.sum() > 0, lambda h: block(h, own), lambda h: h, h)
+            return made, None
+
+        return jax.lax.scan(layer, batch, params)[0]
+
+    with pytest.raises(PlanError, match=r"gt \(line .*jax.lax.cond.* needs a sum over all rows"):
+        layers_of(*traced(step, stacked(4), rows_of(8, 5)))
+
+
+def test_other_scans_are_left_as_they_stand() -> None:
+    """One of a single layer, and one over time in a checkpoint."""
+
+    def forward(params: Any, x: Any) -> Any:
+        first, rest = params
+
+        @jax.checkpoint
+        def through_time(x: Any) -> Any:
+            def later(state: Any, now: Any) -> Any:
+                state = jnp.tanh(now + state)
+                return state, state
+
+            return jax.lax.scan(later, jnp.zeros_like(x[:, 0]), x.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+        layer = lambda h, own: (block(h, own), None)  # noqa: E731
+        out, _ = jax.lax.scan(layer, through_time(x), first)
+        return jax.lax.scan(layer, out, rest)[0], None, 0.0
+
+    rows, params = rows_of(2, 8, 3, 5), (stacked(1), stacked(4))
+    step = training(forward)
+    alike(step, params, (rows[0], rows[1]), 2, 4)
+    assert layers_of(*traced(step, params, (rows[0], rows[1]))) == (4, 4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6])
+def test_a_last_batch_may_have_fewer_rows(rows: int) -> None:
+    """Those that microbatches do not divide go through the layers as one."""
+    step = step_of(scanned)
+    params, (x, y) = given()
+    few = x[:rows], y[:rows]
+    same(jax.jit(rewriting(step, "", 4, 3))(params, few), jax.jit(step)(params, few))
+
+
+def test_an_encoder_and_a_decoder_that_sees_all_of_it() -> None:
+    def forward(params: Any, x: Any) -> Any:
+        first, second = params
+        seen, _ = jax.lax.scan(lambda h, p: (block(h, p), None), x, first)
+
+        def layer(h: Any, p: Any) -> Any:
+            scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", h, seen))
+            return block(h + jnp.einsum("bqk,bkd->bqd", scores, seen), p), None
+
+        out, _ = jax.lax.scan(layer, x[:, ::-1], second)
+        return out, None, 0.0
+
+    rows, params = rows_of(2, 8, 3, 5), (stacked(4), stacked(2))
+    step = training(forward)
+    alike(step, params, (rows[0], rows[1]), 2, 4)
+    assert sorted(layers_of(*traced(step, params, (rows[0], rows[1])))) == [2, 2, 4, 4]
+
+
+def test_layers_of_which_each_goes_through_time() -> None:
+    def forward(params: Any, x: Any) -> Any:
+        def layer(h: Any, p: Any) -> Any:
+            def later(state: Any, now: Any) -> Any:
+                state = jnp.tanh(now @ p["up"] @ p["down"] + state)
+                return state, state
+
+            return jax.lax.scan(later, jnp.zeros_like(h[:, 0]), h.swapaxes(0, 1))[1].swapaxes(
+                0, 1
+            ), None
+
+        return jax.lax.scan(layer, x, params)[0], None, 0.0
+
+    rows = rows_of(2, 8, 3, 5)
+    alike(training(forward), stacked(4), (rows[0], rows[1]), 2, 4)
+    assert layers_of(*traced(training(forward), stacked(4), (rows[0], rows[1]))) == (4, 4)
+
+
+def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        x, y = batch
+        out, hidden = jax.lax.scan(lambda h, p: (block(h, p), h), x, params)
+        back, _ = jax.lax.scan(
+            lambda h, at: (h * 0.5 + block(at[0], at[1]), None), y, (hidden, params), reverse=True
+        )
+        return out, back, hidden
+
+    rows = rows_of(2, 8, 5)
+    alike(step, stacked(4), (rows[0], rows[1]), 2, 4)
+    assert layers_of(*traced(step, stacked(4), (rows[0], rows[1]))) == (4, 4)
+
+
+def test_idle_stages_leave_nothing_behind() -> None:
+    """They have values of another microbatch, of which a layer may make no numbers."""
+
+    def forward(params: Any, x: Any) -> Any:
+        def layer(carry: Any, p: Any) -> Any:
+            h, count = carry
+            # In order, each layer sees a first element of its own; out of order there is no root.
+            root = jnp.sqrt(h[:, :1] - count)
+            made = jnp.concatenate(
+                [h[:, :1] + 1, h[:, 1:] + jnp.tanh(h @ p["up"] @ p["down"])[:, 1:] * root], 1
+            )
+            return (made, count + 1.0), None
+
+        (out, _), _ = jax.lax.scan(layer, (x.at[:, 0].set(0.5), 0.0), params)
+        return out, None, 0.0
+
+    rows = rows_of(2, 8, 5)
+    step = training(forward)
+    made = jax.jit(rewriting(step, "", 2, 4))(stacked(4), (rows[0], rows[1]))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(made))
+    alike(step, stacked(4), (rows[0], rows[1]), 4, 2)
+
+
+def test_parameters_in_a_narrower_type_are_cast_once() -> None:
+    def forward(params: Any, x: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            p = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), p)
+            return x + jnp.tanh(x.astype(jnp.bfloat16) @ p["up"] @ p["down"]).astype(x.dtype), None
+
+        return jax.lax.scan(layer, x, params)[0], None, 0.0
+
+    rows = rows_of(2, 8, 5)
+    step, batch = training(forward), (rows[0], rows[1])
+    made = jax.jit(rewriting(step, "", 4, 2))(stacked(4), batch)
+    same(made, jax.jit(step)(stacked(4), batch), rtol=2e-2)
+
+
+def test_flax_and_optax_around_it() -> None:
+    class Layer(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.norm = nnx.LayerNorm(8, rngs=rngs)
+            self.up, self.down = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return x + self.down(nnx.gelu(self.up(self.norm(x))))
+
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            made = nnx.vmap(Layer, in_axes=(nnx.StateAxes({...: 0}),), out_axes=0)
+            self.layers = nnx.split_rngs(splits=4)(made)(rngs)
+            self.last = nnx.Linear(8, 8, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            through = nnx.scan(
+                lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+            )
+            return self.last(through(x, self.layers))
+
+    def trained(stages: int) -> Any:
+        model = Net(nnx.Rngs(0))
+        clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+        optimizer = nnx.Optimizer(model, clipped, wrt=nnx.Param)
+        graph, state = nnx.split((model, optimizer))
+
+        def step(state: Any, batch: Any) -> Any:
+            model, optimizer = nnx.merge(graph, state)
+            loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(batch) - 1.0) ** 2))(model)
+            optimizer.update(model, grads)
+            return loss, nnx.state((model, optimizer))
+
+        run = jax.jit(rewriting(step, "", 4, stages) if stages > 1 else step)
+        losses = []
+        for _ in range(3):
+            loss, state = run(state, rows_of(16, 8))
+            losses.append(float(loss))
+        return losses
+
+    assert trained(2) == pytest.approx(trained(1), rel=1e-5)
+
+
+def layered(layer: Callable[..., Any]) -> Callable[..., Any]:
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            start = batch, jnp.float32(0)
+            (out, loss), _ = jax.lax.scan(lambda c, p: (layer(*c, p), None), start, params)
+            return (out**2).mean() + loss
+
+        return jax.value_and_grad(loss_of)(params)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (lambda x, s, p: (x - x.mean(0) + block(x, p), s), "needs the sum over all rows"),
+        (lambda x, s, p: (x[::-1] + block(x, p), s), r"rev \(line \d+: `.*\) is not known to keep"),
+        (lambda x, s, p: (block(x, p) * (1 + s), s + x.sum()), "needs a sum over all rows"),
+        (lambda x, s, p: (block(x, p), x.sum() - s), "more with a sum over all rows than"),
+        (lambda x, s, p: (block(x, p), s + x.sum() ** 2), "needs a sum over all rows"),
+        (lambda x, s, p: (block(x, p), x.sum()), "more with a sum over all rows than"),
+    ],
+)
+def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], says: str) -> None:
+    closed, inputs = traced(layered(layer), stacked(4), rows_of(8, 5))
+    with pytest.raises(PlanError, match=f"the scan over 4 layers cannot go through .*: .*{says}"):
+        piped(closed, inputs, 2, 4)
+    with pytest.raises(PlanError, match=says):
+        layers_of(closed, inputs)
+
+
+def test_what_does_not_divide_is_refused_with_what_does() -> None:
+    closed, inputs = traced(step_of(scanned), *given())
+    assert set(layers_of(closed, inputs)) == {LAYERS}
+    with pytest.raises(
+        PlanError, match=rf"{LAYERS} layers .* 5 stages: take 2, 3, 4, 6, 8, 12, 24"
+    ):
+        piped(closed, inputs, 5, 4)
+    with pytest.raises(
+        PlanError, match=rf"{ROWS} rows .* 6 microbatches: take 2, 4, 8, 16, 32, 64"
+    ):
+        piped(closed, inputs, 2, 6)
+    closed, inputs = traced(step_of(unrolled), *given())
+    with pytest.raises(PlanError, match="no scan over layers"):
+        layers_of(closed, inputs)
+
+
+def test_a_checkpoint_around_all_layers_is_refused() -> None:
+    step = step_of(jax.checkpoint(scanned))
+    closed, inputs = traced(step, *given())
+    assert model_of(closed, inputs).ops
+    same(jax.jit(rewriting(step, "full", 1))(*given()), jax.jit(step)(*given()))
+    with pytest.raises(PlanError, match=r"put the checkpoint around what the scan\s*applies"):
+        piped(closed, inputs, 2, 4)
+
+
+def test_what_a_stage_keeps_is_of_its_own_layers() -> None:
+    """Of every stack of what layers leave, the stages are a dimension; no value has all layers."""
+    stages, micro = 4, 8
+    closed, inputs = traced(step_of(scanned), *given())
+    made = piped(closed, inputs, stages, micro)
+    shapes = {var.aval.shape for eqn in made.jaxpr.eqns for var in eqn.outvars}
+    ticks, part = micro + stages - 1, ROWS // micro
+    assert (ticks, stages, 1, LAYERS // stages, part, 4 * WIDTH) in shapes
+    assert not [shape for shape in shapes if shape[:1] == (LAYERS,) and ROWS in shape]
+    whole = {var.aval.shape for eqn in closed.jaxpr.eqns for var in eqn.outvars}
+    assert (LAYERS, ROWS, 4 * WIDTH) in whole

@@ -1,0 +1,119 @@
+"""Stages with several blocks of layers each (interleaved): the numbers of the step as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import jax
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+
+from nbdist.errors import PlanError
+from nbdist.jaxpr.pipeline.build import piped
+from nbdist.records import Staging
+from tests.jaxpr.pipeline.test_build import alike, stacked, training
+from tests.jaxpr.pipeline.test_mesh import on_eight_devices
+from tests.jaxpr.pipeline.test_one_f_one_b import beside_rows, given_beside, through
+from tests.jaxpr.test_microbatches import rows_of
+from tests.jaxpr.test_remat import ROWS, WIDTH, block, given, one_step, scanned, step_of, traced
+from tests.plan_programs import PROGRAMS
+
+if TYPE_CHECKING:
+    from nbdist.records import Remat, Schedule
+
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(max_examples=4, deadline=None)
+@drawn(
+    stages=st.integers(2, 4),
+    rounds=st.integers(2, 3),
+    turns=st.integers(1, 3),
+    per=st.integers(1, 2),
+)
+def test_numbers_are_those_of_one_stage(
+    schedule: Schedule, stages: int, rounds: int, turns: int, per: int
+) -> None:
+    rows = rows_of(2, 2 * turns * stages, 3, 5)
+    step = training(lambda params, x: (through(params, x), None, 0.0))
+    own = stacked(stages * rounds * per), (rows[0], rows[1])
+    alike(step, *own, stages, turns * stages, "", Staging(schedule, rounds))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("remat", ["selective", "full"])
+def test_numbers_are_the_same_whatever_is_made_again(schedule: Schedule, remat: Remat) -> None:
+    alike(step_of(scanned), *given(), 3, 6, remat, Staging(schedule, 2))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_goes_through_layers_beside_rows(schedule: Schedule) -> None:
+    alike(beside_rows, *given_beside(8), 2, 4, "", Staging(schedule, 2))
+    alike(beside_rows, *given_beside(8), 2, 8, "full", Staging(schedule, 4))
+
+
+def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        out, each = jax.lax.scan(lambda x, p: (block(x, p), x), batch[0], params)
+        return out, each, each.mean((1, 2))
+
+    rows = rows_of(2, 8, 5)
+    alike(step, stacked(12), (rows[0], rows[1]), 2, 4, "", Staging("gpipe", 3))
+
+
+def test_a_transformer_trains_as_in_one_stage() -> None:
+    program = PROGRAMS["tied transformer"]
+
+    def trained(stages: int, staging: Staging) -> float:
+        space: dict[str, Any] = {}
+        exec(program.setup, space)
+        return one_step(program, space, "full", 8 if stages > 1 else 1, stages, staging)
+
+    wanted = trained(1, Staging())
+    for schedule in SCHEDULES:
+        assert trained(2, Staging(schedule, 2)) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_block_goes_to_its_stage_and_its_gradient_back_once(schedule: Schedule) -> None:
+    """In as many messages as there are blocks; in ticks neighbours send, and no parameter moves."""
+    found = on_eight_devices(
+        f"""
+        SCHEDULE, ROUNDS = "{schedule}", 2
+        pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\\(.*op_name=(.*)"
+        found = []
+        for shapes, kind, name in re.findall(pattern, on((2, 2, 2), "full").as_text()):
+            for shape in re.findall(r"\\w+(\\[[\\d,]*\\])", shapes):
+                found.append((kind, json.loads(shape), "/while/" in name))
+        print(json.dumps(found))
+        """
+    )
+    block = sorted([[2, WIDTH, 2 * WIDTH], [2, 2 * WIDTH, WIDTH]] * 2 * 2)
+    before = [shape for kind, shape, within in found if kind == "collective-permute" and not within]
+    assert sorted(before) == block
+    part = [1, 1, ROWS // 4 // 2, WIDTH]  # a stage's and a device's rows of a microbatch
+    within = {
+        tuple(shape) for kind, shape, is_within in found if is_within and kind != "all-gather"
+    }
+    assert within == {tuple(part)}
+
+
+@pytest.mark.parametrize("rows", [8, 6])
+def test_a_last_batch_may_have_fewer_rows(rows: int) -> None:
+    """Six rows are in no turn of four microbatches."""
+    step = training(lambda params, x: (through(params, x), None, 0.0))
+    own = rows_of(2, rows, 5)
+    alike(step, stacked(8), (own[0], own[1]), 4, 8, "", Staging("gpipe", 2))
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    step = training(lambda params, x: (through(params, x), None, 0.0))
+    rows = rows_of(2, 12, 5)
+    closed, inputs = traced(step, stacked(8), (rows[0], rows[1]))
+    with pytest.raises(PlanError, match="6 microbatches are no multiple of the 4 stages"):
+        piped(closed, inputs, 4, 6, Staging("gpipe", 2))
+    with pytest.raises(PlanError, match="8 layers do not divide into 12 blocks"):
+        piped(closed, inputs, 4, 4, Staging("gpipe", 3))

@@ -1,0 +1,151 @@
+"""Layers in stages on a mesh of eight devices: what is sent, and what stays where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tests.jaxpr.test_remat import ROWS, WIDTH
+
+ON_A_MESH = """
+import json, re
+import jax, jax.numpy as jnp, numpy as np
+from nbdist.records import Staging
+from nbdist.worker.planning.rewrite import rewriting
+from tests.jaxpr.test_remat import block
+
+P = jax.P
+LAYERS, WIDTH, ROWS, MICRO = 8, 32, 64, 4
+rng = np.random.default_rng(0)
+def normal(*shape):
+    return np.float32(rng.normal(size=shape) / shape[-2] ** 0.5)
+params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH, WIDTH))
+batch = tuple(normal(2, ROWS, WIDTH))
+
+SCHEDULE, ROUNDS = "gpipe", 1
+CUT = None  # how a layer says that its output is cut
+
+def layer(x, p):
+    made = block(x, p)
+    return made if CUT is None else jax.lax.with_sharding_constraint(made, CUT), None
+
+def step(params, batch):
+    def loss_of(params):
+        out, _ = jax.lax.scan(layer, batch[0], params)
+        return jnp.mean((out - batch[1]) ** 2)
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+auto = (jax.sharding.AxisType.Auto,) * 3
+devices = np.array(jax.devices())
+wanted = jax.jit(step)(params, batch)
+
+def on(axes, remat=""):
+    mesh = jax.sharding.Mesh(devices.reshape(axes), ("stage", "data", "model"), axis_types=auto)
+    with jax.set_mesh(mesh):
+        laid = {name: jax.NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+        rows = jax.NamedSharding(mesh, P("data"))
+        given = jax.device_put(params, laid), jax.device_put(batch, rows)
+        stages = axes[0]
+        staging = Staging(SCHEDULE, ROUNDS)
+        run = rewriting(step, remat, MICRO, stages, staging=staging) if stages > 1 else step
+        compiled = jax.jit(run, out_shardings=(None, laid)).lower(*given).compile()
+        made = compiled(*given)
+        for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    return compiled
+
+SPECS = dict(up=P("stage", None, "model"), down=P("stage", "model"))
+"""
+
+
+def on_eight_devices(code: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_MESH + textwrap.dedent(code)],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_neighbours_send_and_no_parameter_moves() -> None:
+    found = on_eight_devices(
+        """
+        pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\\(.*op_name=(.*)"
+        def collectives(remat):
+            for shapes, kind, name in re.findall(pattern, on((2, 2, 2), remat).as_text()):
+                for shape in re.findall(r"f32(\\[[\\d,]*\\])", shapes):
+                    yield kind, json.loads(shape), "/while/" in name
+        print(json.dumps([list(collectives(remat)) for remat in ("", "full")]))
+        """
+    )
+    part = [1, 1, ROWS // 4 // 2, WIDTH]  # a stage's and a device's rows of a microbatch
+    for of_one in found:
+        in_ticks = [(kind, shape) for kind, shape, is_within in of_one if is_within]
+        assert {kind for kind, _ in in_ticks} == {"all-reduce", "collective-permute"}
+        # Activations alone: gradients are added up over data once, when all ticks are over.
+        assert all(shape == part for _, shape in in_ticks)
+        after = [(kind, shape) for kind, shape, is_within in of_one if not is_within]
+        assert {kind for kind, _ in after} == {"all-reduce", "all-gather"}
+        # Rows are gathered for the first stage, of all microbatches at once.
+        assert [shape for kind, shape in after if kind == "all-gather"] == [[4, *part[1:]]]
+        assert ("all-reduce", [1, 4, WIDTH, 2 * WIDTH]) in after
+
+
+def test_what_is_no_layer_is_done_once() -> None:
+    """Each stage has rows of its own there."""
+    shapes = on_eight_devices(
+        """
+        params["head"], SPECS["head"] = normal(WIDTH, 512), P()
+        def step(params, batch):
+            def loss_of(params):
+                layers = {name: params[name] for name in ("up", "down")}
+                out, _ = jax.lax.scan(layer, batch[0], layers)
+                return jnp.mean((out @ params["head"]) ** 2)
+            loss, grads = jax.value_and_grad(loss_of)(params)
+            return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        wanted = jax.jit(step)(params, batch)
+        text = on((4, 2, 1)).as_text()
+        found = re.findall(r"= f32(\\[\\d+,512\\])\\S* dot\\(", text)
+        print(json.dumps([json.loads(shape) for shape in found]))
+        """
+    )
+    assert shapes == [[ROWS // 8, 512]]
+
+
+def test_a_device_keeps_what_its_own_layers_leave() -> None:
+    one, four = on_eight_devices(
+        """
+        def temporaries(axes):
+            return on(axes).memory_analysis().temp_size_in_bytes
+        SPECS = dict(up=P("stage"), down=P("stage"))
+        print(json.dumps([temporaries((1, 2, 4)), temporaries((4, 2, 1))]))
+        """
+    )
+    # A quarter of the layers, for (4 + 3) / 4 of the rows, and what else a step makes.
+    assert four < 0.7 * one
+
+
+def test_a_layer_may_say_how_it_is_cut() -> None:
+    on_eight_devices("CUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
+
+
+def test_rows_that_devices_do_not_divide_are_right_all_the_same() -> None:
+    on_eight_devices(
+        """
+        batch = tuple(rows[:12] for rows in batch)
+        wanted = jax.jit(step)(params, batch)
+        on((2, 2, 2))
+        print(0)
+        """
+    )

@@ -1,0 +1,337 @@
+"""Microbatches that go back as soon as they have come through: the numbers of the step as it is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+
+from nbdist.errors import PlanError
+from nbdist.jaxpr.pipeline.build import check_alternates, piped
+from nbdist.records import Staging
+from tests.jaxpr.pipeline.test_build import alike as trains_alike
+from tests.jaxpr.pipeline.test_build import stacked, training
+from tests.jaxpr.pipeline.test_mesh import on_eight_devices
+from tests.jaxpr.test_microbatches import rows_of
+from tests.jaxpr.test_remat import (
+    LAYERS,
+    ROWS,
+    WIDTH,
+    block,
+    given,
+    one_step,
+    scanned,
+    step_of,
+    traced,
+)
+from tests.plan_programs import PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import Remat
+
+
+def through(params: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda x, p: (block(x, p), None), x, params)[0]
+
+
+alike = partial(trains_alike, staging=Staging("1f1b"))
+
+
+@settings(max_examples=5, deadline=None)
+@drawn(
+    stages=st.integers(2, 4),
+    micro=st.integers(2, 9),
+    per=st.integers(1, 2),
+    own=st.sampled_from([1, 2, 3, 4]),
+)
+def test_numbers_are_those_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
+    """Fewer microbatches than stages, and more than are kept at a time; rows shared out or not."""
+    rows = rows_of(2, own * micro, 3, 5)
+    step = training(lambda params, x: (through(params, x), None, 0.0))
+    alike(step, stacked(stages * per), (rows[0], rows[1]), stages, micro)
+
+
+@pytest.mark.parametrize("remat", ["", pytest.param("selective", marks=pytest.mark.full), "full"])
+def test_numbers_are_the_same_whatever_is_made_again(remat: Remat) -> None:
+    alike(step_of(scanned), *given(), 3, 8, remat)
+
+
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
+def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
+    program = PROGRAMS["tied transformer"]
+
+    def trained(stages: int) -> float:
+        space: dict[str, Any] = {}
+        exec(program.setup, space)
+        return one_step(program, space, remat, 8 if stages > 1 else 1, stages, Staging("1f1b"))
+
+    assert trained(2) == pytest.approx(trained(1), rel=1e-5)
+
+
+def _beside(params: Any, batch: Any) -> Any:
+    own, shared, head = params
+    x, weights = batch
+    mask = (x[:, 0] > 0).astype(x.dtype)
+
+    def layer(carry: Any, own: Any) -> Any:
+        h, key, count, loss = carry
+        key, noise, drop = jax.random.split(key, 3)
+        made = block(h, own) * mask[:, None] + h @ shared / (count + 1)
+        made += 0.1 * jax.random.normal(noise, made.shape[-1:])
+        made *= jax.random.bernoulli(drop, 0.8, made.shape)
+        return (made, key, count + 1, loss + (made**2).sum()), own["up"].sum()
+
+    start = x, jax.random.key(3), 0, jnp.float32(0.5)
+    (out, key, count, loss), sums = jax.lax.scan(layer, start, own)
+    logits = out @ head + x
+    each = -jax.nn.log_softmax(logits)[:, 0] * weights
+    return each.sum() / weights.sum() + 0.01 * loss, (logits, sums, count, key, each)
+
+
+def beside_rows(params: Any, batch: Any) -> Any:
+    """Keys, sums that layers add to, masks, shared weights; and what the loss needs of all rows."""
+    found, grads = jax.value_and_grad(_beside, has_aux=True)(params, batch)
+    loss, (logits, sums, count, key, each) = found
+    new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    return loss, logits.mean(0), each, sums, count, jax.random.key_data(key), new
+
+
+def given_beside(layers: int) -> tuple[Any, Any]:
+    params = stacked(layers), rows_of(5, 5), rows_of(3, 5, 5)[0]
+    return params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1]))
+
+
+@pytest.mark.parametrize("remat", ["", "full"])
+def test_what_goes_through_layers_beside_rows(remat: Remat) -> None:
+    alike(beside_rows, *given_beside(6), 3, 8, remat)
+
+
+def test_the_loss_may_be_made_piece_by_piece() -> None:
+    """A scan over pieces of the sequence, each with its logits, whose gradients are added up."""
+
+    def forward(params: Any, x: Any) -> Any:
+        own, head = params
+
+        @jax.checkpoint
+        def piece(loss: Any, x: Any) -> Any:
+            return loss + jax.nn.logsumexp(x @ head, -1).sum(), None
+
+        out = through(own, x)
+        pieces = jnp.moveaxis(out.reshape(len(out), 2, 3, 5), 1, 0)
+        loss, _ = jax.lax.scan(piece, 0.0, pieces)
+        return out, None, loss / out.size
+
+    rows = rows_of(2, 8, 6, 5)
+    params = stacked(4), rows_of(5, 9)
+    alike(training(forward), params, (rows[0], rows[1]), 2, 4)
+
+
+@pytest.mark.parametrize("micro", [4, 8])
+def test_what_is_put_together_of_no_rows_is_made_beforehand(micro: int) -> None:
+    """Weights of the first rows, and others that go on from row to row."""
+
+    def forward(params: Any, x: Any) -> Any:
+        out = through(params, x)
+        first = jnp.concatenate([jnp.ones(3), jnp.zeros(5)])
+        each = (out**2).mean(-1)
+        return out * jnp.linspace(0, 1, 8)[:, None], (each * first).sum() / 3, 0.0
+
+    rows = rows_of(2, 8, 5)
+    alike(training(forward), stacked(4), (rows[0], rows[1]), 2, micro)
+
+
+@pytest.mark.parametrize("remat", ["", pytest.param("selective", marks=pytest.mark.full), "full"])
+def test_masks_and_what_layers_all_see_do_not_wait_for_the_layers(remat: Remat) -> None:
+    def step(params: Any, batch: Any) -> Any:
+        x, labels = batch
+
+        def loss_of(params: Any) -> Any:
+            own, head = params
+            start = jnp.tanh(x @ head)
+            mask = (x[..., 0] > -1)[..., None]
+
+            def layer(h: Any, p: Any) -> Any:
+                return block(jnp.where(mask, h, 0.0), p) + 0.1 * start, None
+
+            out, _ = jax.lax.scan(layer, start, own)
+            out, _, _ = jax.lax.optimization_barrier((out, 2.0, labels))
+            known = labels > 0
+            each = jnp.where(known, -jax.nn.log_softmax(out)[..., 1], 0.0)
+            return each.sum() / jnp.maximum(known.sum(), 1)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    labels = np.random.default_rng(0).integers(0, 3, (16, 3))
+    alike(step, (stacked(6), rows_of(5, 5)), (rows_of(16, 3, 5), labels), 3, 8, remat)
+
+
+def test_idle_stages_leave_nothing_behind() -> None:
+    def forward(params: Any, x: Any) -> Any:
+        def layer(carry: Any, p: Any) -> Any:
+            h, count = carry
+            # In order, each layer sees a first element of its own; out of order there is no root.
+            root = jnp.sqrt(h[:, :1] - count)
+            made = h[:, 1:] + jnp.tanh(h @ p["up"] @ p["down"])[:, 1:] * root
+            return (jnp.concatenate([h[:, :1] + 1, made], 1), count + 1.0), None
+
+        (out, _), _ = jax.lax.scan(layer, (x.at[:, 0].set(0.5), 0.0), params)
+        return out, None, 0.0
+
+    rows = rows_of(2, 8, 5)
+    alike(training(forward), stacked(4), (rows[0], rows[1]), 4, 4)
+
+
+def test_a_stage_keeps_as_many_microbatches_as_are_under_way() -> None:
+    stages, micro = 4, 16
+    closed, inputs = traced(step_of(scanned), *given())
+    made = piped(closed, inputs, stages, micro, Staging("1f1b"))
+    scans = [eqn for eqn in made.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert [eqn.params["length"] for eqn in scans] == [stages - 1, 1, stages - 1]
+    assert micro in [eqn.params.get("length") for eqn in scans[1].params["jaxpr"].eqns]
+    shapes = {var.aval.shape for eqn in scans for var in eqn.outvars}
+    own = (stages, 1, LAYERS // stages, ROWS // micro, 4 * WIDTH)
+    assert (2 * stages - 1, *own) in shapes
+    assert not [shape for shape in shapes if shape[1:] == own and shape[0] > 2 * stages - 1]
+
+
+def twice(params: Any, x: Any) -> Any:
+    return through(params, through(params, x))
+
+
+def hidden(params: Any, x: Any) -> Any:
+    out, each = jax.lax.scan(lambda x, p: (block(x, p), x), x, params)
+    return out + each[1]
+
+
+def centred(params: Any, x: Any) -> Any:
+    out = through(params, x)
+    return out - out.mean(0)
+
+
+def weighed(params: Any, x: Any) -> Any:
+    def layer(carry: Any, p: Any) -> Any:
+        h, total = carry
+        h = block(h, p)
+        return (h, total + (h**2).sum()), None
+
+    (out, total), _ = jax.lax.scan(layer, (x, 0.0), params)
+    return out / total
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [
+        (twice, "it takes one scan over layers and its way back, and nothing else over layers"),
+        (hidden, "what each layer leaves is used otherwise than on the way back"),
+        (centred, "needs the sum over all rows for each of them"),
+        (weighed, "the way back needs a sum over all rows of what the layers make"),
+    ],
+)
+def test_steps_whose_microbatches_wait_for_each_other_are_refused(
+    forward: Callable[..., Any], says: str
+) -> None:
+    step = training(lambda params, x: (forward(params, x), None, 0.0))
+    rows = rows_of(2, 8, 5)
+    closed, inputs = traced(step, stacked(4), (rows[0], rows[1]))
+    piped(closed, inputs, 2, 4)
+    for refused in (
+        lambda: check_alternates(closed, inputs),
+        lambda: piped(closed, inputs, 2, 4, Staging("1f1b")),
+    ):
+        with pytest.raises(PlanError, match=f"no 1F1B: .*{says}"):
+            refused()
+
+
+def test_a_step_without_a_way_back_is_refused() -> None:
+    closed, inputs = traced(lambda params, x: through(params, x).sum(), stacked(4), rows_of(8, 5))
+    with pytest.raises(PlanError, match="no 1F1B: it takes one scan over layers and its way back"):
+        check_alternates(closed, inputs)
+
+
+HEAD = """
+params["head"], SPECS["head"] = normal(WIDTH, 512), P()
+def step(params, batch):
+    def loss_of(params):
+        out, _ = jax.lax.scan(layer, batch[0], {name: params[name] for name in ("up", "down")})
+        return jnp.mean((out @ params["head"]) ** 2) + jnp.mean((out - batch[1]) ** 2)
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+wanted = jax.jit(step)(params, batch)
+SCHEDULE = "1f1b"
+"""
+
+
+def test_neighbours_send_and_what_is_between_is_shared_out() -> None:
+    """Of the eight rows of a microbatch that a place of the data has, each stage has four there."""
+    found, dots = on_eight_devices(
+        HEAD
+        + r"""
+text = on((2, 2, 2)).as_text()
+pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\(.*op_name=(.*)"
+found = [
+    [kind, json.loads(shape), "/while/" in name]
+    for shapes, kind, name in re.findall(pattern, text)
+    for shape in re.findall(r"f32(\[[\d,]*\])", shapes)
+]
+dots = re.findall(r"= f32(\[[\d,]*512\])\S* dot\(", text)
+print(json.dumps([found, [json.loads(shape) for shape in dots]]))
+"""
+    )
+    within = [(kind, shape) for kind, shape, is_within in found if is_within]
+    row = ROWS // 4 // 2, WIDTH
+    assert {kind for kind, _ in within} == {"all-reduce", "all-gather", "collective-permute"}
+    # Activations of one microbatch alone: gradients are added up when all have come back.
+    assert {tuple(shape) for _, shape in within} == {(1, 1, *row), (1, *row)}
+    after = [(kind, shape) for kind, shape, is_within in found if not is_within]
+    assert {kind for kind, _ in after} == {"all-reduce"}
+    assert ("all-reduce", [1, 4, WIDTH, 2 * WIDTH]) in after
+    assert ("all-reduce", [WIDTH, 512]) in after
+    assert dots == [[ROWS // 4 // 2 // 2, 512]]
+
+
+def test_rows_that_devices_do_not_divide_are_right_all_the_same() -> None:
+    on_eight_devices(
+        HEAD
+        + """
+batch = tuple(rows[:12] for rows in batch)
+wanted = jax.jit(step)(params, batch)
+on((2, 2, 2))
+on((4, 2, 1), "full")
+print(0)
+"""
+    )
+
+
+@pytest.mark.full
+def test_what_is_between_may_say_how_it_is_cut() -> None:
+    on_eight_devices(
+        HEAD
+        + """
+def saying(cut):
+    def step(params, batch):
+        def loss_of(params):
+            layers = {name: params[name] for name in ("up", "down")}
+            out, _ = jax.lax.scan(layer, batch[0], layers)
+            if cut is not None:
+                out = jax.lax.with_sharding_constraint(out, cut)
+            return jnp.mean((out @ params["head"]) ** 2)
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    return step
+wanted = jax.jit(saying(None))(params, batch)
+for cut in (P("data", "model"), P(("data", "stage"))):
+    step = saying(cut)
+    on((2, 2, 2))
+print(0)
+"""
+    )

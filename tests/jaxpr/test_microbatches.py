@@ -1,0 +1,328 @@
+"""Batches that are gone through in parts: the numbers of the whole batch, or a reason why not."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.planner.search.search import plan
+from nbdist.records import Planning
+from nbdist.worker.planning.rewrite import rewriting, rewritten
+from tests.jaxpr.test_remat import (
+    WIDTH,
+    checkpointed,
+    dropped_out,
+    given,
+    models,
+    one_step,
+    scanned,
+    step_of,
+    steps_of,
+    traced,
+    unrolled,
+)
+from tests.plan_models import engines, hardware
+from tests.plan_programs import PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import Remat
+
+REFUSED = {
+    "depthwise CNN": "conv_general_dilated .*is not known to keep rows",
+    "experts": "add_any .*needs the sum over all rows",
+}
+"""Of the eight models, those whose rows depend on others, and how it is said."""
+
+
+def in_bfloat16(params: Any, x: Any) -> Any:
+    return unrolled(*jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))).astype(x.dtype)
+
+
+def same(one: Any, other: Any, rtol: float = 1e-5) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize("remat", ["", pytest.param("full", marks=pytest.mark.full)])
+@pytest.mark.parametrize("forward", [unrolled, scanned, dropped_out, checkpointed])
+def test_numbers_are_those_of_the_whole_batch(forward: Callable[..., Any], remat: Remat) -> None:
+    step = step_of(forward)
+    same(jax.jit(rewriting(step, remat, 4))(*given()), jax.jit(step)(*given()))
+
+
+def test_sums_of_parts_are_kept_in_float32() -> None:
+    step = step_of(in_bfloat16)
+    whole, parts = (jax.jit(s)(*given()) for s in (step, rewriting(step, "", 16)))
+    same(whole, parts, rtol=2e-2)
+    program = str(jax.make_jaxpr(rewriting(step, "", 16))(*given()))
+    assert "scan" in program
+
+
+@models("tied transformer", "recommender", "U-Net", "experts")
+def test_every_model_trains_as_with_the_whole_batch(name: str) -> None:
+    program = PROGRAMS[name]
+
+    def trained(micro: int) -> float:
+        space: dict[str, Any] = {}
+        exec(program.setup, space)
+        return one_step(program, space, "", micro)
+
+    if name in REFUSED:
+        with pytest.raises(PlanError, match=REFUSED[name]):
+            trained(4)
+    else:
+        assert trained(4) == pytest.approx(trained(1), rel=1e-5)
+
+
+def test_what_each_row_has_is_there_in_its_order() -> None:
+    def step(weights: Any, batch: Any) -> Any:
+        rows, labels = batch
+        out = rows @ weights
+        named = jnp.take_along_axis(out, labels[:, None], axis=1)[:, 0]
+        return jnp.sum(named), jnp.stack([named, named**2]), out.argmax(-1)
+
+    rng = np.random.default_rng(2)
+    batch = np.float32(rng.normal(size=(12, 5))), rng.integers(0, 7, 12).astype(np.int32)
+    weights = np.float32(rng.normal(size=(5, 7)))
+    same(jax.jit(rewriting(step, "", 4))(weights, batch), jax.jit(step)(weights, batch))
+
+
+def test_a_table_has_the_gradients_of_all_its_rows() -> None:
+    def step(table: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda table: jnp.mean(jnp.tanh(table[batch]) ** 2))(table)
+        return table - grads, jnp.sqrt(jnp.sum(grads**2))
+
+    table = np.float32(np.random.default_rng(3).normal(size=(9, 4)))
+    batch = np.array([1, 1, 5, 0, 8, 5, 1, 2], np.int32)
+    same(jax.jit(rewriting(step, "", 4))(table, batch), jax.jit(step)(table, batch))
+
+
+def test_fewer_rows_are_gone_through_in_fewer_parts() -> None:
+    step, (params, batch) = step_of(unrolled), given()
+    for rows in (6, 7):
+        few = jax.tree.map(lambda array: array[:rows], batch)  # noqa: B023
+        same(jax.jit(rewriting(step, "", 4))(params, few), jax.jit(step)(params, few))
+
+
+def normalised(x: Any) -> Any:
+    return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (normalised, "sub .*needs the sum over all rows for each of them"),
+        (lambda x: x @ x.T, "rows"),
+        (lambda x: jnp.sort(x, axis=0), "sort .*is not known to keep rows"),
+        (lambda x: x - jax.lax.stop_gradient(x.max(0)), "reduce_max .*is not known to keep rows"),
+        (lambda x: jnp.roll(x, 1, axis=0), "is not known to keep rows"),
+        (lambda x: x.reshape(-1, 2, WIDTH).sum(1), "rows are put together, or taken apart"),
+        (lambda x: jnp.cumsum(x, axis=0), "cumsum .*is not known to keep rows"),
+        (lambda x: x[jnp.argsort(x[:, 0])], "is not known to keep rows"),
+        (lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x), "branch .* depends on"),
+        (lambda x: jax.lax.map(jnp.tanh, x), "a scan goes over the rows"),
+        (lambda x: x[::2], "is not known to keep rows"),
+        (lambda x: jnp.flip(x, 0), "rev .*is not known to keep rows"),
+    ],
+)
+def test_rows_that_depend_on_others_are_refused(function: Callable[..., Any], says: str) -> None:
+    def step(weights: Any, batch: Any) -> Any:
+        return jax.grad(lambda weights: jnp.sum(function(batch @ weights) ** 2))(weights)
+
+    weights = jnp.eye(WIDTH)
+    closed, inputs = traced(step, weights, given()[1][0])
+    with pytest.raises(PlanError, match=says):
+        rewritten(closed, inputs, "", 4)
+
+
+def test_what_takes_too_much_is_gone_through_in_parts() -> None:
+    """Also on CPUs; where it cannot be, the plan that does not fit says why."""
+    closed, inputs = traced(step_of(unrolled), *given())
+    target = engines(1, 1)
+    whole = plan(steps_of(closed, inputs), target, Planning())
+    taken = whole.memory.total - whole.memory.margin
+    tight = plan(
+        steps_of(closed, inputs), target, Planning(budget=taken - whole.memory.activations // 4)
+    )
+    assert whole.micro == 1
+    assert tight.micro > 1
+    assert tight.title == f"one device, {tight.micro} microbatches"
+    assert tight.memory.activations < whole.memory.activations / 1.5
+
+
+def test_why_a_batch_stays_whole_is_said() -> None:
+    closed, inputs = traced(step_of(lambda p, x: normalised(unrolled(p, x))), *given())
+    steps, target = steps_of(closed, inputs), engines(1, 1)
+    whole = plan(steps, target, Planning())
+    with pytest.raises(PlanError, match=r"no microbatches: .* needs the sum over all rows"):
+        plan(steps, target, Planning(fixed={"micro": 4}))
+    budget = whole.memory.total - whole.memory.margin - whole.memory.activations // 4
+    says = r"(?s)the step fits nowhere.*\n\(no microbatches: sub .*needs"
+    with pytest.raises(PlanError, match=says):
+        plan(steps, target, Planning(budget=budget))
+
+
+def rows_of(*shape: int) -> Any:
+    return np.float32(np.random.default_rng(sum(shape)).normal(size=shape))
+
+
+def through_barrier(w: Any, x: Any) -> Any:
+    x, w = jax.lax.optimization_barrier((x, w))
+    return jnp.sum(x @ w)
+
+
+def noise_of_a_branch(w: Any, x: Any) -> Any:
+    noise, other = jax.lax.cond(
+        w[0, 0] > 0,
+        lambda: (jnp.ones((8, 5)), jnp.arange(5.0)),
+        lambda: (jnp.zeros((8, 5)), jnp.ones(5)),
+    )
+    return ((x + noise) @ w).mean(), other.sum()
+
+
+def masked(w: Any, x: Any) -> Any:
+    mask = jnp.arange(8) < x[0, 0] + 6
+
+    def loss_of(w: Any) -> Any:
+        return jnp.mean((x @ w).sum(-1) ** 2, where=mask)
+
+    return jax.value_and_grad(loss_of)(w)
+
+
+def weighted(w: Any, x: Any) -> Any:
+    weights = jnp.abs(x[:, 0])
+    return jax.grad(lambda w: (((x @ w) ** 2).sum(-1) * weights).sum() / weights.sum())(w)
+
+
+def key_of_a_scan(w: Any, x: Any) -> Any:
+    def layer(carry: Any, _: Any) -> Any:
+        key, h = carry
+        return (jax.random.fold_in(key, 1), jnp.tanh(h @ w @ w.T)), None
+
+    (key, h), _ = jax.lax.scan(layer, (jax.random.key(3), x), None, length=3)
+    return (h**2).mean(), jax.random.key_data(key)
+
+
+LATE = rows_of(8, 5)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        through_barrier,
+        noise_of_a_branch,
+        masked,
+        weighted,
+        key_of_a_scan,
+        lambda w, x: (x @ w > 0).sum() // 3,
+        lambda w, x: (x @ w).sum(0).at[jnp.array([0, 7])].get(mode="fill", fill_value=7.0),
+        lambda w, x: ((x + LATE) @ w).sum(),
+        lambda w, x: LATE @ (w @ jnp.mean(x @ w, 0)),
+        lambda w, x: (LATE * jnp.mean(x @ w)).sum(),
+        lambda w, x: w.sum() + x.shape[0],
+        lambda w, x: jnp.mean(((x - x.mean(0)) / x.std(0)) @ w),
+        lambda w, x: jnp.sort(x, axis=0)[0].sum() + jnp.mean(x @ w),
+    ],
+)
+def test_what_looks_like_a_sum_is_right_all_the_same(step: Callable[..., Any]) -> None:
+    """Each of them came out wrong once, or not at all."""
+    w, x = rows_of(5, 3), rows_of(8, 5)
+    same(jax.jit(rewriting(step, "", 4))(w, x), jax.jit(step)(w, x))
+
+
+def all_pairs(w: Any, x: Any) -> Any:
+    h = (x @ w).sum(-1)
+    a, b = jnp.meshgrid(h, h)
+    return jnp.exp(-((a - b) ** 2)).mean()
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (all_pairs, "rows"),
+        (
+            lambda w, x: jax.lax.scan(
+                lambda h, _: (jax.debug.print("{}", h.sum()) or jnp.tanh(h), None), x, None, 2
+            )[0].sum(),
+            "debug_(print|callback) .*has effects in a loop",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused(step: Callable[..., Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        jax.jit(rewriting(step, "", 4))(rows_of(5, 3), rows_of(8, 5))
+
+
+def test_a_loss_is_printed_once_and_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    def step(w: Any, x: Any) -> Any:
+        loss = jnp.sum(x @ w)
+        jax.debug.print("loss {:.3f}", loss)
+        return loss
+
+    w, x = rows_of(5, 3), rows_of(8, 5)
+    loss = float(jax.jit(rewriting(step, "", 4))(w, x))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split("\n")[:2] == [f"loss {loss:.3f}", ""]
+
+
+def test_any_number_of_parts_that_divides_the_batch_is_tried() -> None:
+    params, (x, y) = given()
+    many = np.concatenate([x, x])[:100]
+    closed, inputs = traced(step_of(unrolled), params, (many, np.concatenate([y, y])[:100]))
+    whole = plan(steps_of(closed, inputs), engines(1, 1), Planning()).memory
+    for part in (2, 4):
+        budget = whole.total - whole.margin - whole.activations * part // 10
+        found = plan(steps_of(closed, inputs), engines(1, 1), Planning(budget=budget))
+        assert 100 % found.micro == 0
+        assert found.micro > 1
+
+
+@pytest.mark.full  # eleven seconds; tests/planner has the words
+def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
+    """Where the worst moment is not one of activations, there is nothing to gain of parts."""
+
+    def step(state: Any, batch: Any) -> Any:
+        params, momentum = state
+        loss, grads = jax.value_and_grad(
+            lambda p: jnp.mean((unrolled(p, batch[0]) - batch[1]) ** 2)
+        )(params)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        return loss, (jax.tree.map(lambda p, m: p - 0.1 * m / norm, params, momentum), momentum)
+
+    params, batch = given()
+    closed, inputs = traced(step, (params, params), batch)
+    for budget in range(1_200_000, 2_400_000, 100_000):
+        with contextlib.suppress(PlanError):
+            assert plan(steps_of(closed, inputs), hardware("4xA100"), Planning(budget=budget))
+    found = plan(steps_of(closed, inputs), hardware("4xA100"), Planning(budget=1_800_000))
+    assert found.memory.total <= 1_800_000
+
+
+def test_what_layers_leave_of_their_parameters_is_used_again() -> None:
+    """A scale, with dimensions that rows have, is left by the forward scan for the backward one."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            def layer(h: Any, own: Any) -> Any:
+                scale, up = own
+                return h + jnp.tanh((h * scale) @ up), None
+
+            return (jax.lax.scan(layer, batch, params)[0] ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss_of)(params)
+        return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = np.full((3, WIDTH), 1.5, np.float32), rows_of(3, WIDTH, WIDTH) / 8
+    batch = rows_of(8, 5, WIDTH)
+    same(jax.jit(rewriting(step, "", 4))(params, batch), jax.jit(step)(params, batch))

@@ -1,0 +1,97 @@
+"""What a choice of a place holds for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nbdist.parallel.autoplace.fingerprint import described, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+APART = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 8)
+from nbdist.parallel.autoplace.fingerprint import fingerprint
+mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+@jax.shard_map(mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P())
+def total(x):
+    return jax.lax.psum(x.sum(), "data")
+def f(x):
+    y = jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    return total(x) + y.sum()
+x = jnp.ones((8, 8))
+traced = jax.jit(f).trace(x)
+print(fingerprint(traced.jaxpr, traced.in_tree, [x], mesh))
+"""
+
+
+def printed(function: Callable[..., Any], *args: Any, mesh: Any = None) -> str:
+    leaves, tree = jax.tree_util.tree_flatten((args, {}))
+    return fingerprint(jax.jit(function).trace(*args).jaxpr, tree, leaves, mesh)
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def test_each_thing_that_counts_changes_it() -> None:
+    x = jnp.ones((8, 4))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    cut = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d")))
+    prints = [
+        printed(double, x),
+        printed(lambda x: x * 3, x),
+        printed(double, jnp.ones((4, 8))),
+        printed(double, x.astype(jnp.bfloat16)),
+        printed(double, np.ones((8, 4), "f")),
+        printed(double, jax.device_put(x, jax.devices()[0])),
+        printed(double, jax.device_put(x, jax.devices()[3])),
+        printed(double, cut),
+        printed(double, jax.device_put(x, jax.NamedSharding(mesh, jax.P(None)))),
+        printed(double, x, mesh=mesh),
+        printed(double, 1.0),
+        printed(double, np.float32(1)),
+        printed(lambda x: x["a"] * 2, {"a": x}),
+    ]
+    assert len(set(prints)) == len(prints)
+
+
+def test_what_does_not_count_does_not() -> None:
+    x = jnp.ones((8, 4))
+    assert printed(double, x) == printed(lambda other: other * 2, x + 1)
+    ones, twos = jnp.ones((4, 4)), jnp.full((4, 4), 2.0)
+    assert printed(lambda x: x @ ones, x) == printed(lambda x: x @ twos, x)
+
+
+def test_it_is_the_same_in_every_process() -> None:
+    """Sets of strings are in another order in each, and functions at another address."""
+    command = [sys.executable, "-c", APART]
+    found = {
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 64
+
+
+def test_inputs_in_words() -> None:
+    assert described([]) == "nothing"
+    assert described([np.ones(3, "f"), 1.0, *[jnp.ones(2)] * 4]) == (
+        "float32[3] from the host, float32[]* from the host, float32[2] free on cpu 0, "
+        "float32[2] free on cpu 0, and 2 more"
+    )

@@ -1,0 +1,70 @@
+"""What was measured of devices, in the planner's figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.planner.cost.collectives import all_reduce_s
+from nbdist.planner.cost.measured import benched_chip, benched_links
+from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.lookup import peak
+from nbdist.planner.hardware.topology_live import live
+from nbdist.records import Bench, Link, LocalDevices, Product
+
+CPUS = [LocalDevices(host="a", platform="cpu", kind="cpu", devices=2, memory_bytes=10**9)] * 2
+BENCH = Bench(
+    devices=4,
+    products=(
+        Product(dtype="float32", size=256, flops=10e9),
+        Product(dtype="float32", size=2048, flops=50e9),
+        Product(dtype="bfloat16", size=256, flops=2e9),
+    ),
+    bytes_per_s=8e9,
+    links={
+        "process": Link(latency_s=20e-6, bytes_per_s=3e9),
+        "host": Link(latency_s=100e-6, bytes_per_s=0.4e9),
+    },
+)
+
+
+def test_products_come_out_as_they_were_measured() -> None:
+    chip = benched_chip(BENCH, CPUS[0])
+    reaches = calibration_of(chip)
+    assert peak(chip, "float32") * reaches.matmul_ceiling == pytest.approx(50e9)
+    assert peak(chip, "bfloat16") * reaches.matmul_ceiling == pytest.approx(2e9)
+    assert chip.bytes_per_s * reaches.memory_efficiency == pytest.approx(8e9)
+    assert chip.source.startswith("products and copies measured by %dist_devices --bench; the rest")
+
+
+def test_collectives_come_out_as_they_were_measured() -> None:
+    """Of 4 MB over two processes of two devices: inside, the half of it outside, inside again."""
+    chip = benched_chip(BENCH, CPUS[0])
+    topology = live(CPUS, chip=chip, links=benched_links(BENCH, chip))
+    assert not [text for text in topology.assumed if "not measured" in text]
+    reaches = calibration_of(chip)
+    inside, outside = 20e-6 + 2e6 / 3e9, 100e-6 + 1e6 / 0.4e9
+    assert all_reduce_s(4e6, (2, 2), topology, reaches) == pytest.approx(
+        reaches.collective_s + 2 * (inside + outside)
+    )
+
+
+def test_a_chip_that_nobody_knows_is_what_it_reached() -> None:
+    own = LocalDevices(host="a", platform="zorn", kind="Zorn 1", devices=1, memory_bytes=32 * 10**9)
+    chip = benched_chip(BENCH, own)
+    assert (chip.name, chip.platform, chip.memory_bytes) == ("Zorn 1", "zorn", 32 * 10**9)
+    assert peak(chip, "float32") * calibration_of(chip).matmul_ceiling == pytest.approx(50e9)
+
+
+def test_one_that_does_not_tell_its_memory_cannot_be_planned_for() -> None:
+    own = LocalDevices(host="a", platform="zorn", kind="Zorn 1", devices=1)
+    with pytest.raises(PlanError, match=r"measured nothing .*memory_bytes"):
+        benched_chip(BENCH, own)
+
+
+def test_gpus_have_their_products_of_float32_as_they_are_computed() -> None:
+    own = LocalDevices(host="a", platform="gpu", kind="NVIDIA A100-SXM4-80GB", devices=1)
+    chip = benched_chip(BENCH, own)
+    reaches = calibration_of(chip).matmul_ceiling
+    assert peak(chip, "float32") * reaches == pytest.approx(50e9)
+    assert chip.flops["float32"] > 1e12  # exact: it was not measured

@@ -1,0 +1,190 @@
+"""What products pass on, cut along the sequence: where it can be, what it saves, what it sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.jaxpr.planner_model import model_of
+from nbdist.planner.cost.memory import MARGIN
+from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.optimizer_state import states_of
+from nbdist.planner.graph.sequence import sequence_of
+from nbdist.planner.graph.summed_products import added_up
+from nbdist.planner.search.explain import NO_TENSOR
+from nbdist.planner.search.search import plan
+from nbdist.records import DATA, MODEL, STAGE, Plan, Planning
+from tests import plans
+from tests.plan_models import hardware, model_of_program, tensor, traced
+
+if TYPE_CHECKING:
+    from nbdist.planner.graph.model import Model
+
+ROWS, LENGTH, WIDTH, LAYERS, HEADS = 16, 512, 1024, 8, 16
+PASSED = ROWS * LENGTH * WIDTH * 4
+
+
+def trained(layer: Any, layers: Any, length: int = LENGTH) -> Model:
+    """The model of a step of a scan over layers."""
+
+    def step(params: Any, _: Any, x: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            out, _ = jax.lax.scan(lambda x, own: (layer(own, x), None), x, params)
+            return ((out - x) ** 2).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    return traced(step, layers, (), plans.shape(ROWS, length, WIDTH))
+
+
+def feed_forward(length: int = LENGTH) -> Model:
+    layers = {
+        "up": plans.shape(LAYERS, WIDTH, 4 * WIDTH),
+        "down": plans.shape(LAYERS, 4 * WIDTH, WIDTH),
+    }
+    return trained(lambda own, x: x + jax.nn.relu(x @ own["up"]) @ own["down"], layers, length)
+
+
+def attention() -> Model:
+    layers = {name: plans.shape(LAYERS, WIDTH, HEADS, WIDTH // HEADS) for name in "qkv"}
+    layers["o"] = plans.shape(LAYERS, HEADS, WIDTH // HEADS, WIDTH)
+
+    def layer(own: Any, x: Any) -> Any:
+        y = x / (1 + jnp.square(x).mean(-1, keepdims=True))
+        q, k, v = (jnp.einsum("bsw,whe->bshe", y, own[name]) for name in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bshe,bthe->bhst", q, k))
+        return x + jnp.einsum("bhst,bthe,hew->bsw", weights, v, own["o"])
+
+    return trained(layer, layers)
+
+
+def planned(step: Model, *, sequence: int, data: int = 2) -> Plan:
+    fixed = {DATA: data, MODEL: 8 // data, "sequence": sequence}
+    return plan(step, hardware("8xA100"), Planning(fixed=fixed, remat=""))
+
+
+def sent(found: Plan) -> float:
+    """Bytes along the model's axis."""
+    return sum(traffic.bytes for traffic in found.time.traffic if traffic.axis == MODEL)
+
+
+def test_the_sequence_is_what_is_neither_rows_nor_a_parameters() -> None:
+    for model in (feed_forward(), attention()):
+        (batch,) = (t.value for t in model.tensors if t.role == "batch")
+        laid = plan(model, hardware("8xA100"), Planning(fixed={MODEL: 8}))
+        split = {
+            group
+            for own, found in zip(model.tensors, laid.tensors, strict=True)
+            for group, axes in zip(own.value.groups, found.spec, strict=True)
+            if MODEL in axes and found.role == "parameter"
+        }
+        assert sequence_of(model, frozenset(split), 8) == {batch.groups[1]}
+        assert not sequence_of(model, frozenset(), 8)
+
+
+@pytest.mark.parametrize("name", ["MLP", "CNN", "LSTM", "recommender", "U-Net"])
+def test_without_a_sequence_there_is_nothing_to_cut(name: str) -> None:
+    """Neither what a window slides over is one, nor what is gone through in time."""
+    with pytest.raises(PlanError, match="nothing is cut along a sequence: no product"):
+        planned(model_of_program(name), sequence=1)
+
+
+@pytest.mark.parametrize("fixed", [{MODEL: 1}, {DATA: 8}, {DATA: 4, STAGE: 2}])
+def test_without_an_axis_of_the_model_that_alone_is_said(fixed: dict[str, int]) -> None:
+    model, target = feed_forward(), hardware("8xA100")
+    with pytest.raises(PlanError) as refused:
+        plan(model, target, Planning(fixed={**fixed, "sequence": 1}))
+    assert str(refused.value).endswith(f"sequence is 1: {NO_TENSOR}")
+    edited = msgspec.structs.replace(plan(model, target, Planning(fixed={DATA: 8})), sequence=True)
+    with pytest.raises(PlanError, match=f"sequence is true: {NO_TENSOR}"):
+        plan(model, target, Planning(given=edited))
+
+
+def test_a_sum_that_the_step_leaves_a_term_of_is_sent_apart() -> None:
+    def step(params: Any, x: Any) -> Any:
+        left, right = (x @ w for w in params)
+        return left + right, left
+
+    params = (plans.shape(WIDTH, WIDTH),) * 2
+    closed = jax.make_jaxpr(step)(params, plans.shape(ROWS, WIDTH))
+    model = model_of(closed, [("a", "carried"), ("b", "carried"), ("x", "batch")])
+    assert not model.added
+
+
+def test_a_sequence_that_does_not_divide_stays_whole() -> None:
+    assert planned(feed_forward(length=LENGTH - 2), sequence=1, data=4).sequence
+    with pytest.raises(PlanError, match="nothing is cut along a sequence"):
+        planned(feed_forward(length=LENGTH - 2), sequence=1)
+
+
+def test_what_layers_pass_on_is_kept_once() -> None:
+    model = feed_forward()
+    whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
+    assert cut.memory.arguments == whole.memory.arguments
+    saved = whole.memory.activations - cut.memory.activations
+    assert saved >= LAYERS * PASSED / 2 * (1 - 1 / 4)
+    assert cut.title == "data 2 x tensor 4, sequence parallel"
+    assert msgspec.json.decode(msgspec.json.encode(cut), type=Plan) == cut
+
+
+def test_sums_are_scattered_and_inputs_gathered() -> None:
+    """Two sums a layer, and three gathers: of its input, of its gradient, of its input again."""
+    model = feed_forward()
+    whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
+    assert sent(whole) == LAYERS * 2 * PASSED / 2
+    assert sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
+
+
+def test_parts_of_sums_that_are_added_up_are_summed_once() -> None:
+    """What queries, keys and values leave of a layer's input; XLA adds them up first."""
+    model = attention()
+    whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
+    assert sent(whole) == LAYERS * 2 * PASSED / 2
+    assert sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
+    found = added_up(model.ops, model.results)
+    assert len(found) == 3
+    assert len(set(found.values())) == 1
+
+
+def test_an_operation_has_the_whole_sequence_of_what_it_shares() -> None:
+    model = feed_forward()
+    groups = tensor(model, "['up']").value.groups
+    layout = Layout(2, 4, frozenset({groups[2]}), sequence=True)
+    laid = Laid(model, layout, states_of(model))
+    (loop, *_) = (op for op in model.ops if op.body)
+    up, *_ = (op for op in loop.body if op.kind == "dot")
+    x = up.ins[0]
+    assert laid.parts(x) == 2 * 4
+    assert laid.around(up).parts(x) == 2
+    assert laid.parts(up.outs[0]) == laid.around(up).parts(up.outs[0]) == 2 * 4
+
+
+def test_a_plan_that_is_given_keeps_it() -> None:
+    model, target = feed_forward(), hardware("8xA100")
+    for sequence in (0, 1):
+        given = planned(model, sequence=sequence)
+        again = plan(model, target, Planning(given=given))
+        assert again.sequence == given.sequence == bool(sequence)
+        assert again.memory == given.memory
+    other = planned(plans.stacked(), sequence=0)
+    edited = msgspec.structs.replace(other, sequence=True)
+    with pytest.raises(PlanError, match=r"the plan cannot be had:\n  - sequence is true: no prod"):
+        plan(plans.stacked(), target, Planning(given=edited))
+
+
+def test_it_comes_before_what_computes_more() -> None:
+    """Of a step that does not fit as it is, as tensor parallelism is all that there is."""
+    model, target = feed_forward(), hardware("8xA100")
+    sizes = {DATA: 1, MODEL: 8}
+    whole = plan(model, target, Planning(fixed={**sizes, "sequence": 0}, remat=""))
+    cut = plan(model, target, Planning(fixed={**sizes, "sequence": 1}, remat=""))
+    taken = (one.memory.total - one.memory.margin for one in (whole, cut))
+    budget = int(sum(taken) / 2 / (1 - MARGIN))
+    found = plan(model, target, Planning(fixed=sizes, budget=budget))
+    assert (found.sequence, found.remat) == (True, "")

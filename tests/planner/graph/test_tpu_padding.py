@@ -1,0 +1,69 @@
+"""How much room images take in a TPU's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.optimizer_state import states_of
+from nbdist.planner.graph.tpu_padding import images_of, padded
+from tests.plan_models import traced
+
+KERNELS = [jax.ShapeDtypeStruct((3, 3, 3, 64), jnp.float32)]
+KERNELS += [jax.ShapeDtypeStruct((3, 3, 64, 256), jnp.float32)]
+
+
+def convolved(carried: Any, _: Any, batch: Any) -> Any:
+    x = batch[0]
+    for kernel in carried:
+        numbers = "NHWC", "HWIO", "NHWC"
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        x = jax.nn.relu(x)
+    return carried, x.mean()
+
+
+def laid(rows: int, layout: Layout) -> Laid:
+    images = jax.ShapeDtypeStruct((rows, 32, 32, 3), jnp.float32)
+    model = traced(convolved, KERNELS, batch=(images,))
+    return Laid(model, layout, states_of(model))
+
+
+@pytest.mark.parametrize(
+    ("size", "times"), [(128, 1), (256, 1), (64, 2), (192, 4 / 3), (1, 128), (3, 128 / 3)]
+)
+def test_a_dimension_is_padded_to_whole_lanes(size: int, times: float) -> None:
+    assert padded(size) == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("rows", "layout", "times"),
+    [
+        (128, Layout(1, 1), (1, 1, 1)),  # the batch lies along them
+        (128, Layout(4, 1), (4, 2, 1)),  # 32 images: channels do, but of the first
+        (96, Layout(1, 1), (4 / 3, 4 / 3, 1)),
+        (64, Layout(2, 1), (4, 2, 1)),
+    ],
+    ids=str,
+)
+def test_images_are_padded_as_little_as_can_be(
+    rows: int, layout: Layout, times: tuple[float, ...]
+) -> None:
+    """Of 3, 64 and 256 channels."""
+    plain = laid(rows, layout)
+    made = [op.outs[0] for op in plain.model.every_op if op.kind == "conv"]
+    (given,) = [t.value for t in plain.model.tensors if t.role == "batch"]
+    for value, wanted in zip((given, *made), times, strict=True):
+        assert plain.on_tpus.bytes_of(value) == pytest.approx(wanted * plain.bytes_of(value))
+    kernels = [t.value for t in plain.model.tensors if t.role == "carried"]
+    assert all(plain.on_tpus.bytes_of(k) == plain.bytes_of(k) for k in kernels)
+
+
+def test_what_no_convolution_touches_finds_a_place_that_fits() -> None:
+    shapes = [jax.ShapeDtypeStruct((3, 5), jnp.float32)]
+    batch = (jax.ShapeDtypeStruct((4, 3), jnp.float32),)
+    model = traced(lambda c, _, given: (c, (given[0] @ c[0]).mean()), shapes, batch=batch)
+    assert not images_of(model)

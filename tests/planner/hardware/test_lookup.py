@@ -1,0 +1,211 @@
+"""Chips by what JAX and people call them, their figures, and what they compute types as."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.errors import PlanError
+from nbdist.planner.hardware.catalog import MACHINES, PLAIN_HOST
+from nbdist.planner.hardware.lookup import (
+    EXAMPLE,
+    find,
+    host_of,
+    known,
+    machine_named,
+    peak,
+    probed,
+    unknown,
+)
+from nbdist.planner.hardware.topology_file import from_file
+from nbdist.records import Chip
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = {
+    "Tesla V100-SXM2-16GB": "V100-16GB",
+    "Tesla V100-SXM3-32GB": "V100-32GB",
+    "NVIDIA A100-SXM4-40GB": "A100-40GB",
+    "A100-SXM4-40GB": "A100-40GB",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "NVIDIA H200 141GB HBM3e": "H200",
+    "NVIDIA B200": "B200",
+    "NVIDIA GB200": "GB200",
+    "TPU v4": "TPU v4",
+    "TPU v5 lite": "TPU v5e",
+    "TPU v5e": "TPU v5e",
+    "TPU v5": "TPU v5p",
+    "TPU v5p": "TPU v5p",
+    "TPU v6 lite": "TPU v6e",
+    "cpu": "CPU",
+}
+PEOPLE = {
+    "V100": "V100-16GB",
+    "v100-32": "V100-32GB",
+    "A100": "A100-40GB",
+    "A100 80GB": "A100-80GB",
+    "h100 sxm": "H100",
+    "v5e": "TPU v5e",
+    "v5litepod": "TPU v5e",
+    "Trillium": "TPU v6e",
+}
+OTHERS = (
+    "NVIDIA H100 PCIe",
+    "NVIDIA A100-PCIE-40GB",
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "NVIDIA GH200 480GB",
+    "Tesla V100-PCIE-16GB",
+    "TPU v3",
+    "TPU v4 lite",
+    "",
+)
+
+
+@pytest.mark.parametrize(("kind", "name"), (KINDS | PEOPLE).items())
+def test_a_kind_is_found(kind: str, name: str) -> None:
+    chip = find(kind)
+    assert chip is not None
+    assert chip.name == name
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_only_looks_alike_is_not_found(kind: str) -> None:
+    assert find(kind) is None
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    upper=st.booleans(),
+    gap=st.sampled_from(["", " ", "-", "_", "  "]),
+)
+def test_case_and_spacing_do_not_matter(kind: str, upper: bool, gap: str) -> None:
+    written = re.sub("[ -]", gap, kind.upper() if upper else kind.lower())
+    chip = find(written)
+    assert chip is not None
+    assert chip.name == KINDS[kind]
+
+
+def test_one_chip_only_fits_each_name() -> None:
+    for kind in (*KINDS, *PEOPLE, *known()):
+        squashed = re.sub("[^a-z0-9]", "", kind.lower())
+        assert sum(bool(re.fullmatch(each.names, squashed)) for each in MACHINES) == 1, kind
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.chip.name)
+def test_the_table_is_sound(machine) -> None:
+    chip, host = machine.chip, machine.host
+    assert find(chip.name) is chip
+    assert chip.source
+    assert host.source
+    assert host.usual
+    assert chip.memory_bytes > 0
+    assert 0 < chip.bytes_per_s < chip.flops["float32"]
+    wide = [
+        chip.flops[dtype]
+        for dtype in ("float32", "tensorfloat32", "float16")
+        if dtype in chip.flops
+    ]
+    assert wide == sorted(wide)
+    assert chip.flops.get("float8", chip.flops["float32"]) >= chip.flops["float32"]
+    assert host.nic_bytes_per_s * host.nics / host.devices <= host.bytes_per_s
+    assert (machine.torus is not None) == (chip.platform == "tpu")
+
+
+def test_figures_are_the_published_ones() -> None:
+    chip = find("NVIDIA A100-SXM4-80GB")
+    assert chip is not None
+    assert chip.flops == {
+        "float32": 19.5e12,
+        "tensorfloat32": 156e12,
+        "bfloat16": 312e12,
+        "float16": 312e12,
+        "int8": 624e12,
+    }
+    assert chip.memory_bytes == 85100068864
+    assert chip.bytes_per_s == pytest.approx(2.039e12, rel=1e-4)
+    host = host_of(chip)
+    assert (host.devices, host.bytes_per_s, host.nics, host.nic_bytes_per_s) == (8, 300e9, 8, 25e9)
+
+
+def test_exact_float32_takes_six_passes_on_tpus() -> None:
+    chip = find("v5e")
+    assert chip is not None
+    assert chip.flops["float32"] == pytest.approx(chip.flops["bfloat16"] / 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "teraflops"),
+    [
+        ("V100", "float32", 15.7),
+        ("V100", "bfloat16", 15.7),
+        ("V100", "float16", 125),
+        ("A100", "float32", 156),
+        ("A100", "float8_e4m3fn", 312),
+        ("H100", "float8_e5m2", 1979),
+        ("H100", "uint8", 1979),
+        ("TPU v4", "float32", 275),
+        ("TPU v4", "float16", 275),
+        ("v6e", "int8", 1836),
+    ],
+)
+def test_products_are_computed_as_jax_does(kind: str, dtype: str, teraflops: float) -> None:
+    chip = find(kind)
+    assert chip is not None
+    assert peak(chip, dtype) == pytest.approx(teraflops * 1e12)
+
+
+def test_a_type_without_a_figure_is_refused() -> None:
+    chip = find("V100")
+    assert chip is not None
+    message = (
+        "there is no figure for products of float64 on V100-16GB: it has float16, float32; "
+        "cast to one of them"
+    )
+    with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
+        peak(chip, "float64")
+
+
+def test_unknown_hardware_is_told_nearest_first() -> None:
+    said = unknown("H10O")
+    assert said.startswith("nobody knows the hardware 'H10O': known are H100, ")
+    assert all(name in said for name in known())
+
+
+def test_the_description_that_is_proposed_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(unknown("potato").partition("path:\n")[2])
+    assert path.read_text() == EXAMPLE
+    assert from_file(path).devices == 32
+
+
+def test_a_probed_chip_says_so() -> None:
+    chip = probed("Fake 1", "fake", 2**30, {"float32": 1e9}, 1e8)
+    assert isinstance(chip, Chip)
+    assert (chip.name, chip.platform) == ("Fake 1", "fake")
+    assert chip.source.startswith("probed")
+    assert machine_named(chip.name) is None
+    assert host_of(chip) is PLAIN_HOST
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "flops", "bytes_per_s", "faults"),
+    [
+        (0, {"float32": 1e9}, 1e8, "memory_bytes is 0"),
+        (1, {}, float("nan"), "bytes_per_s is nan, flops is empty"),
+        (1, {"int8": -1.0}, float("inf"), "bytes_per_s is inf, flops['int8'] is -1.0"),
+    ],
+)
+def test_a_probe_that_measured_nothing_is_refused(
+    memory_bytes: int, flops: dict[str, float], bytes_per_s: float, faults: str
+) -> None:
+    message = f"the probe of 'Fake 1' measured nothing to plan with: {faults}"
+    with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
+        probed("Fake 1", "fake", memory_bytes, flops, bytes_per_s)

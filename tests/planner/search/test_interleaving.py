@@ -1,0 +1,180 @@
+"""Stages with several blocks of layers (interleaved): what it takes, when it is had, why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.jaxpr.planner_model import model_of
+from nbdist.planner.graph.pipeline_schedule import bubble
+from nbdist.planner.search.search import plan
+from nbdist.planner.search.step_variants import Steps
+from nbdist.records import DATA, MODEL, STAGE, Planning
+from tests import plans
+from tests.plan_models import hardware, model_of_program
+
+if TYPE_CHECKING:
+    from nbdist.planner.graph.model import Model
+    from nbdist.records import Plan, Schedule
+
+HOST = "8xH100"
+
+
+def around(rounds: int, schedule: Schedule = "gpipe") -> Plan:
+    fixed = {STAGE: 4, DATA: 2, "micro": 8, "rounds": rounds}
+    model = plans.stacked(16, 4096, 2**15)
+    return plan(model, hardware(HOST), Planning(fixed=fixed, schedule=schedule))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_wait_for_a_block_and_no_more(schedule: Schedule) -> None:
+    """(p - 1)/(v m) of the work; what is sent grows."""
+    plain, often = (around(rounds, schedule) for rounds in (1, 4))
+    assert often.title.startswith("data 2 x 4 stages, ")
+    assert "4 rounds, 8 microbatches" in often.title
+    for found, rounds in ((plain, 1), (often, 4)):
+        waits = bubble(4, 8, rounds)
+        assert 0.8 * waits / (1 + waits) < found.time.bubble < waits / (1 + waits)
+    assert often.time.compute < plain.time.compute
+    sent = [next(t.bytes for t in p.time.traffic if t.axis == STAGE) for p in (plain, often)]
+    assert sent[1] > 1.5 * sent[0]
+
+
+def test_what_goes_from_stage_to_stage_is_a_block_and_its_gradients() -> None:
+    """Of few rows nothing else counts."""
+    fixed = {STAGE: 4, DATA: 2, "micro": 4}
+    model = plans.stacked(16, 512, 8)
+    plain, often = (
+        plan(model, hardware(HOST), Planning(fixed=fixed | {"rounds": rounds})) for rounds in (1, 4)
+    )
+    own = sum(t.device_bytes for t in plain.tensors if t.path.startswith("params['layers']"))
+    sent = [next(t.bytes for t in p.time.traffic if t.axis == STAGE) for p in (plain, often)]
+    assert sent[1] - sent[0] == pytest.approx(2 * own, rel=0.1)
+    # All blocks lie there once more, and that of a tick; its gradients are those of one block,
+    # beside what they are added to, and the sum.
+    more = often.memory.gradients - plain.memory.gradients
+    assert more == pytest.approx((1 + 1 / 4) * own + (3 / 4 - 1) * own, rel=0.1)
+
+
+def test_it_is_taken_where_it_is_faster() -> None:
+    """Of few rows what is sent takes longer than what stages wait."""
+    fixed = {STAGE: 4, DATA: 2, "micro": 4}
+    many, few = (
+        plan(plans.stacked(16, 4096, rows), hardware(HOST), Planning(fixed=fixed))
+        for rows in (2**15, 64)
+    )
+    once = Planning(fixed=fixed | {"rounds": 1})
+    one = plan(plans.stacked(16, 4096, 2**15), hardware(HOST), once)
+    assert (many.rounds > 1, one.rounds, many.time.step < one.time.step) == (True, 1, True)
+    assert few.rounds == 1
+    assert any("4 stages, 2 rounds" in runner.title for runner in few.runners_up)
+
+
+def test_it_is_had_where_it_is_asked_for() -> None:
+    found = plan(plans.stacked(), hardware(HOST), Planning(fixed={"rounds": 2}))
+    assert (found.rounds, found.axes[STAGE] > 1) == (2, True)
+    assert not found.micro % found.axes[STAGE]
+    edited = msgspec.structs.replace(around(1), rounds=2)
+    taken = plan(plans.stacked(16, 4096, 2**15), hardware(HOST), Planning(given=edited))
+    assert (taken.memory, taken.time) == (around(2).memory, around(2).time)
+
+
+def refusal(fixed: dict[str, int], steps: Steps | None = None) -> str:
+    with pytest.raises(PlanError) as refused:
+        plan(steps or Steps(plans.stacked()), hardware(HOST), Planning(fixed=fixed))
+    return str(refused.value)
+
+
+def test_why_it_cannot_be_had_is_said() -> None:
+    for fixed, says in (
+        ({STAGE: 4, "rounds": 4}, "4 stages of 4 blocks of layers do not divide them: 2 would do"),
+        ({STAGE: 4, "rounds": 3}, "3 rounds: 8 layers cannot be cut into stages of 3 blocks each"),
+        ({"rounds": 16}, "16 rounds: 8 layers cannot be cut into stages of 16 blocks each"),
+        ({"rounds": 0}, "rounds is 0: microbatches go through stages once or more"),
+        ({STAGE: 3, "rounds": 2}, "the layers cannot be cut into 3 stages: 2, 4 would do"),
+        ({STAGE: 1, "rounds": 2}, "rounds and schedules are of stages: 2, 4 would do, of devi"),
+        ({DATA: 8, "rounds": 2}, "rounds and schedules are of stages: 2, 4 would do, of devi"),
+        ({STAGE: 4, "rounds": 2, "micro": 6}, "micro is 6, and in several rounds microbatches go "),
+        ({STAGE: 4, "rounds": 2, "micro": 6}, "as many as there are stages: 2 would do"),
+        ({STAGE: 8, "rounds": 1, "micro": 1}, "micro is 1: a batch goes through stages in 2"),
+    ):
+        assert says in refusal(fixed), fixed
+    few = Steps(plans.stacked(8, 64, 4))
+    assert "2 rows are on each group, and in several" in refusal(
+        {STAGE: 4, "rounds": 2, DATA: 2}, few
+    )
+    assert "no stages: there is no scan" in refusal({"rounds": 2}, Steps(model_of_program("MLP")))
+    for edited, says in (
+        (msgspec.structs.replace(around(2), micro=6), "micro is 6, and in several rounds"),
+        (msgspec.structs.replace(around(2), rounds=3), "3 rounds: 16 layers cannot be cut"),
+        (msgspec.structs.replace(around(2), rounds=0), "rounds is 0"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            plan(plans.stacked(16, 4096, 2**15), hardware(HOST), Planning(given=edited))
+    whole = plan(plans.stacked(), hardware(HOST), Planning(fixed={DATA: 8}))
+    given = msgspec.structs.replace(whole, rounds=2, schedule="1f1b")
+    both = "schedule is 1f1b: it is the order.*rounds is 2: microbatches go so often"
+    with pytest.raises(PlanError, match=f"(?s){both}"):
+        plan(plans.stacked(), hardware(HOST), Planning(given=given))
+
+
+def test_more_rounds_may_fit_where_two_do_not() -> None:
+    """Of a tick there are a block of layers and its gradients: the more rounds, the smaller."""
+    fixed = {STAGE: 4, DATA: 2, "micro": 4, "zero": 0}
+    model = plans.stacked(16, 4096, 2**12)
+
+    def found(budget: int, **more: int) -> Plan:
+        asked = Planning(budget=budget, fixed=fixed | more, schedule="gpipe", remat="")
+        return plan(model, hardware(HOST), asked)
+
+    room = 79 * 10**9
+    taken = {n: found(room, rounds=n).memory for n in (1, 2, 4)}
+    less = {n: memory.total - memory.margin for n, memory in taken.items()}
+    assert less[1] < less[4] < less[2]
+    assert found(int((less[4] + less[2]) / 2 / 0.96)).rounds == 4
+
+
+def staged(layer: Any, dtype: Any = jnp.float32) -> Model:
+    """A step with layers, of which each has one matrix."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            out, _ = jax.lax.scan(lambda x, p: (layer(x, p), None), batch, params)
+            return jnp.mean(out.astype(jnp.float32) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return loss, params - grads.astype(dtype)
+
+    params = jax.ShapeDtypeStruct((16, 256, 256), dtype)
+    batch = jax.ShapeDtypeStruct((64, 256), jnp.float32)
+    inputs: Any = [("params", "carried"), ("batch", "batch")]
+    return model_of(jax.make_jaxpr(step)(params, batch), inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype"),
+    [
+        (lambda x, p: x + jnp.tanh(x @ p), jnp.float32),
+        (lambda x, p: x + jnp.tanh(x @ p.astype(x.dtype)), jnp.bfloat16),
+        (lambda x, p: x + x @ jnp.tanh(p), jnp.float32),
+        (lambda x, p: x + (x.astype(jnp.bfloat16) @ p.astype(jnp.bfloat16)), jnp.float32),
+    ],
+    ids=["plain", "bfloat16", "of parameters", "cast"],
+)
+def test_parameters_and_gradients_are_sent_once_each(layer: Any, dtype: Any) -> None:
+    """What layers make of parameters alone, and need on the way back, is there already."""
+    model = staged(layer, dtype)
+    fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 4}
+    sent = {}
+    for rounds in (1, 2):
+        wishes = Planning(fixed=fixed | {"rounds": rounds})
+        found = plan(model, hardware("4xH100"), wishes)
+        (sent[rounds],) = (t.bytes for t in found.time.traffic if t.axis == STAGE)
+    own = 16 * 256 * 256 * jnp.dtype(dtype).itemsize / 4
+    rows = 64 / 4 * 256 * 4  # of a microbatch; 7 ticks there and back, 11 in two rounds
+    assert sent[2] - sent[1] == pytest.approx(2 * own + 2 * 4 * rows, rel=0.01)

@@ -1,0 +1,275 @@
+"""Which layout of a step is chosen, and what is said where none can be had."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+
+import msgspec
+import pytest
+
+from nbdist.errors import PlanError
+from nbdist.planner.cost.memory import MARGIN
+from nbdist.planner.search.search import layouts, plan
+from nbdist.records import DATA, MODEL, Plan, PlannedTensor, Planning
+from tests import references
+from tests.plan_models import (
+    engines,
+    frozen_table,
+    hardware,
+    model_of_program,
+    regression,
+    table,
+    transformer,
+)
+from tests.plan_programs import BATCH, PROGRAMS
+
+FAST, SLOW = "4 hosts x 8 A100-80GB", "32 hosts x 1 A100-80GB, 10 Gbps"
+TABLE = 10**9
+"""Rows; with 16 columns of 4 bytes it takes 64 GB."""
+
+wide = cache(transformer)
+
+
+def spec(found: Plan, path: str) -> tuple[tuple[str, ...], ...]:
+    """Of the parameter that the path leads to."""
+    (planned,) = [t for t in found.tensors if path in t.path and t.role == "parameter"]
+    return planned.spec
+
+
+def refusal(planning: Planning, name: str = "MLP", on: str = "8xA100") -> str:
+    with pytest.raises(PlanError) as error:
+        plan(model_of_program(name), hardware(on), planning)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_transformer_is_cut_as_megatron_does(layer: int) -> None:
+    """Columns of what goes into attention and perceptron, rows of what comes out."""
+    found = plan(wide(4096, 2, 64), hardware("8xA100"), Planning(fixed={DATA: 1, MODEL: 8}))
+    columns, rows = ((), (MODEL,)), ((MODEL,), ())
+    for name in ("q", "k", "v", "up"):
+        assert spec(found, f"[{layer}]['{name}']") == columns
+    for name in ("o", "down"):
+        assert spec(found, f"[{layer}]['{name}']") == rows
+    assert spec(found, f"[{layer}]['norm1']") == ((),)
+    assert spec(found, "['head']") == columns
+
+
+def test_an_embedding_is_cut_where_that_pays() -> None:
+    small = plan(model_of_program("transformer"), hardware("8xA100"), Planning(fixed={MODEL: 8}))
+    assert spec(small, "['embedding']") == ((MODEL,), ())
+
+
+@pytest.mark.parametrize("on", ["8xA100", "16 hosts x 1 V100, 10 Gbps", "8 x CPU"])
+def test_a_table_that_does_not_fit_is_never_replicated(on: str) -> None:
+    target = hardware(on)
+    found = plan(table(TABLE), target, Planning(budget=40 * 10**9))
+    assert any(found.tensors[0].spec)
+    assert found.memory.arguments < TABLE * 16 * 4 / 2
+    replicated = Planning(budget=40 * 10**9, fixed={DATA: target.topology.devices, "zero": 0})
+    with pytest.raises(PlanError, match="fits nowhere"):
+        plan(table(TABLE), target, replicated)
+
+
+@pytest.mark.parametrize("on", ["8xH200", "8 x CPU"])
+def test_a_large_table_is_replicated_only_where_that_is_asked_for(on: str) -> None:
+    """It would fit, as 1.6e9 entries take 6.4 GB, and nothing were sent for its rows."""
+    target, budget = hardware(on), 140 * 10**9
+    found = plan(frozen_table(TABLE // 10), target, Planning(budget=budget))
+    assert any(found.tensors[1].spec), "it is cut"
+    asked = {DATA: target.topology.devices, "zero": 0}
+    whole = plan(frozen_table(TABLE // 10), target, Planning(budget=budget, fixed=asked))
+    assert not any(whole.tensors[1].spec)
+
+
+def test_batches_that_no_process_reads_so_fast_are_told_of() -> None:
+    """268 MB of them in less than a millisecond; tokens are no such thing."""
+    said = plan(regression(1 << 16), hardware("8xH100"), Planning()).warnings
+    words = r"each host has to have [\d,.]+ GB/s of batches, .* --prefetch auto"
+    assert any(re.fullmatch(words, line) for line in said)
+    assert not plan(wide(4096, 2, 64), hardware("8xA100"), Planning()).warnings
+
+
+def test_a_large_table_that_cannot_be_cut_is_told_of() -> None:
+    with pytest.raises(PlanError, match=r"over 1,000,000,000 entries, .* --fix tensor=1"):
+        plan(table(100_000_007), hardware("7xH200"), Planning())
+
+
+@pytest.mark.parametrize("on", ["8xA100", "2 x v5e:2x2", "2 hosts x 4 H100"])
+def test_a_step_has_one_plan(on: str) -> None:
+    """Also in another process, where sets have another order."""
+    text = (
+        "import msgspec\n"
+        "from nbdist.planner.search.search import plan\n"
+        "from nbdist.records import Planning\n"
+        "from tests.plan_models import hardware, model_of_program\n"
+        f"found = plan(model_of_program('experts'), hardware({on!r}), Planning())\n"
+        "outcome = msgspec.json.encode(found).decode()\n"
+    )
+    again = references.plainly({"it": text}, PYTHONHASHSEED="7", JAX_PLATFORMS="cpu")["it"]
+    first = plan(model_of_program("experts"), hardware(on), Planning())
+    assert first == plan(model_of_program("experts"), hardware(on), Planning())
+    assert first == msgspec.json.decode(again, type=Plan)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_layout_that_is_asked_for_is_had(name: str) -> None:
+    model, target = model_of_program(name), engines(2, 4)
+    for layout in layouts(model, target, Planning()):
+        fixed = {DATA: layout.data, MODEL: layout.model, "zero": layout.zero}
+        found = plan(model, target, Planning(fixed=fixed))
+        assert found.axes == layout.axes
+        assert found.zero == layout.zero
+        assert found.runners_up == ()
+
+
+@pytest.mark.parametrize("fixed", [{DATA: 3}, {DATA: 4, MODEL: 4}, {MODEL: 5}, {"zero": 2}])
+def test_a_layout_that_cannot_be_had_is_refused(fixed: dict[str, int]) -> None:
+    said = refusal(Planning(fixed=fixed))
+    asked = ", ".join(f"{name}={size}" for name, size in fixed.items())
+    assert f"no layout over 8 devices is as asked for ({asked})" in said
+    assert "the axes' sizes multiply to 8, data divides the batch of 16" in said
+
+
+def test_convolutions_by_groups_leave_one_axis() -> None:
+    """XLA gets their gradients wrong on two."""
+    said = refusal(Planning(fixed={DATA: 2, MODEL: 4}), "depthwise CNN")
+    assert "the batch and the model cannot both be cut: XLA gets the gradient" in said
+    mlp = plan(model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4}))
+    given = msgspec.structs.replace(mlp, tensors=())
+    assert "data 2 x model 4 cuts both the batch and the model" in refusal(
+        Planning(given=given), "depthwise CNN"
+    )
+
+
+def test_a_budget_is_kept_to() -> None:
+    model, target = wide(4096, 2, 64), hardware("8xA100-80GB")
+    free = plan(model, target, Planning())
+    budget = free.memory.total - 1
+    tight = plan(model, target, Planning(budget=budget))
+    assert tight.memory.total <= budget
+    assert tight.time.step >= free.time.step
+    too_much = [other for other in tight.runners_up if other.device_bytes > budget]
+    assert all(other.why.endswith("too much on each device") for other in too_much)
+
+
+def test_a_step_that_fits_nowhere_is_told_by_how_much() -> None:
+    model, target = wide(4096, 2, 64), hardware("8xA100-80GB")
+    memories = [
+        plan(model, target, Planning(fixed={**layout.axes, "zero": layout.zero})).memory
+        for layout in layouts(model, target, Planning())
+    ]
+    least = min(memory.total - memory.margin for memory in memories)
+    budget = target.topology.chip.memory_bytes // 25 + 10**9
+    with pytest.raises(PlanError) as error:
+        plan(model, target, Planning(budget=budget))
+    head, *changes = str(error.value).splitlines()
+    found = re.search(r"\(([\d,]+) bytes\) more than", head)
+    assert found
+    over = least + MARGIN * budget - budget
+    assert int(found[1].replace(",", "")) == pytest.approx(over, rel=0.05)
+    assert changes.pop().startswith("(no stages: there is no scan over layers")
+    assert len(changes) == 3
+    assert re.fullmatch(r"  - about \d+ times as many devices", changes[0])
+
+
+def test_a_plan_is_taken_as_it_is_edited() -> None:
+    model, target = model_of_program("MLP"), hardware("8xA100")
+    first = plan(model, target, Planning(fixed={DATA: 2, MODEL: 4, "zero": 0}))
+    tensors = tuple(
+        msgspec.structs.replace(tensor, spec=((DATA,), (MODEL,)))
+        if tensor.shape == (128, 64)
+        else tensor
+        for tensor in first.tensors
+    )
+    taken = plan(model, target, Planning(given=msgspec.structs.replace(first, tensors=tensors)))
+    assert [tensor.spec for tensor in taken.tensors] == [tensor.spec for tensor in tensors]
+    assert taken.memory.arguments == sum(map(device_bytes, taken.tensors))
+
+
+def device_bytes(tensor: PlannedTensor) -> int:
+    """On 2 x 4 devices."""
+    parts = math.prod({DATA: 2, MODEL: 4}[axis] for axes in tensor.spec for axis in axes)
+    return 4 * math.prod(tensor.shape) // parts
+
+
+def test_every_fault_of_a_plan_is_named() -> None:
+    first = plan(
+        model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4, "zero": 0})
+    )
+    kinds = {tensor.path: tensor for tensor in first.tensors if tensor.role == "parameter"}
+    (w1,) = [tensor for path, tensor in kinds.items() if "['w1']" in path]
+    other = msgspec.structs.replace
+    tensors = (
+        other(w1, path="gone"),
+        other(w1, spec=((),)),
+        other(w1, spec=(("pipe",), ())),
+        other(w1, spec=((DATA,), (DATA,))),
+        *(other(t, spec=((MODEL, DATA),)) for t in kinds.values() if t.shape == (16,)),
+    )
+    said = refusal(Planning(given=other(first, axes={DATA: 3, MODEL: 4}, tensors=tensors)))
+    for fault in (
+        "data 3 x model 4 is 12 devices, and there are 8",
+        "the step has no gone",
+        "has 2 dimensions, and its spec is of 1",
+        "is cut over pipe: the axes are data, model",
+        "is cut twice over data",
+        "dimension 0 is 16, which 12 devices cannot share evenly",
+    ):
+        assert fault in said
+    odd = refusal(Planning(given=other(first, axes={"rows": 8})))
+    assert "its axes are rows: they are to be data and model" in odd
+
+
+def test_a_given_plan_that_does_not_fit_is_refused() -> None:
+    first = plan(model_of_program("MLP"), hardware("8xA100"), Planning())
+    assert "fits nowhere" in refusal(Planning(given=first, budget=1000))
+
+
+def test_fast_and_slow_links_get_different_plans() -> None:
+    """Tensor parallelism pays on NVLink, and is not to be had over 10 Gb/s."""
+    fast, slow = (plan(wide(8192, 2, 32), hardware(on), Planning()) for on in (FAST, SLOW))
+    assert 1 < fast.axes[MODEL] <= 8
+    assert slow.axes[MODEL] == 1
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+@pytest.mark.parametrize("on", [SLOW, FAST, "2 hosts x 2 A100-80GB, 10 Gbps", "2 x v5p:2x2x2"])
+def test_products_are_not_cut_over_slow_links_without_need(on: str, rows: int) -> None:
+    model, target = wide(8192, 2, rows), hardware(on)
+    inside = math.prod(lv.size for lv in target.topology.levels if lv.alone_bytes_per_s is None)
+    assert plan(model, target, Planning()).axes[MODEL] <= inside
+
+
+def test_products_are_cut_over_slow_links_where_nothing_else_fits() -> None:
+    """A vocabulary so large that gathering it for a moment is too much."""
+    model = wide(1024, 1, 4, length=64, vocabulary=2**20)
+    target = hardware("4 hosts x 1 A100-80GB, 10 Gbps")
+    memories = [
+        plan(model, target, Planning(fixed={MODEL: 1, "zero": zero})).memory for zero in (0, 1, 3)
+    ]
+    whole = int(min(m.total - m.margin for m in memories) / (1 - MARGIN))
+    assert plan(model, target, Planning(budget=whole + 10)).axes[MODEL] == 1
+    assert plan(model, target, Planning(budget=whole - 10)).axes[MODEL] > 1
+
+
+def test_tables_may_be_cut_over_slow_links() -> None:
+    """Rows are sent once, and are few beside the table."""
+    found = plan(table(TABLE // 100), hardware("4 hosts x 1 A100, 10 Gbps"), Planning())
+    assert found.axes[MODEL] == 4
+
+
+def test_the_rows_of_a_batch_bound_the_data_axis() -> None:
+    found = layouts(model_of_program("MLP"), hardware("32xA100"), Planning())
+    assert max(layout.data for layout in found) == BATCH
+
+
+def test_microbatches_have_to_divide_the_batch() -> None:
+    model, target = model_of_program("MLP"), hardware("8xA100")
+    with pytest.raises(PlanError, match=r"asked for \(micro=3\).* data times micro divides the"):
+        plan(model, target, Planning(fixed={"micro": 3}))
+    given = msgspec.structs.replace(plan(model, target, Planning()), micro=0)
+    with pytest.raises(PlanError, match="micro is 0: a batch is gone through in 1 part or more"):
+        plan(model, target, Planning(given=given))

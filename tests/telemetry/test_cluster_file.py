@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from nbdist.records import ClusterState
+from nbdist.telemetry.cluster_file import ClusterFile
+from nbdist.utils.files import PLACEMENT_FILE, LateFiles, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OWN_FILES = Path("/proc/self/fd")
+
+
+@pytest.fixture
+def files() -> Iterator[LateFiles]:
+    late = LateFiles()
+    yield late
+    late.close()
+
+
+def written(folder: Path, files: LateFiles) -> ClusterState:
+    files.settle()
+    return msgspec.json.decode((folder / "cluster.json").read_bytes(), type=ClusterState)
+
+
+def test_where_arrays_are_is_told_with_its_time_and_stays(tmp_path: Path, files: LateFiles) -> None:
+    file = ClusterFile(tmp_path, ("jax",), files)
+    file.begin("one", ())
+    assert written(tmp_path, files).placement is None
+    before = time.time()
+    file.show(("params", "state"), "<p>größer</p>")
+    file.begin("two", ())
+    state = written(tmp_path, files)
+    assert state.run == "two"
+    assert state.placement is not None
+    assert state.placement.names == ("params", "state")
+    assert before <= state.placement.at <= time.time()
+    assert (tmp_path / PLACEMENT_FILE).read_text("utf-8") == "<p>größer</p>"
+
+
+def test_what_cannot_be_written_is_not_told_and_stops_nothing(
+    tmp_path: Path, files: LateFiles
+) -> None:
+    file = ClusterFile(tmp_path, ("jax",), files)
+    file.write((), run="")
+    (tmp_path / PLACEMENT_FILE).mkdir()
+    file.show(("params",), "<p>lost</p>")
+    assert written(tmp_path, files).placement is None
+
+
+def test_a_file_is_read_up_to_its_limit_and_through_no_link(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"12345")
+    assert read_file(folder / "file", 5) == b"12345"
+    (folder / "link").symlink_to(folder / "file")
+    (tmp_path / "elsewhere").symlink_to(folder)
+    descriptors = len(list(OWN_FILES.iterdir()))
+    for path in (folder / "link", tmp_path / "elsewhere" / "file", folder / "none", folder):
+        with pytest.raises(OSError, match=r"symbolic|directory|No such"):
+            read_file(path, 5)
+    with pytest.raises(OSError, match="too large"):
+        read_file(folder / "file", 4)
+    assert len(list(OWN_FILES.iterdir())) == descriptors

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from nbdist.records import Columns, Output, Rows, SocketAddress, Speech
+from nbdist.telemetry.output_logs import OutputLogs
+from nbdist.telemetry.receiver import Receiver
+from nbdist.worker.runtime.memory import MemoryGauge
+from nbdist.worker.runtime.reporter import PENDING_LIMIT_BYTES, Probe
+from nbdist.worker.runtime.row_buffer import ROOM_ROWS, Sheets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKERS, RECORDS = 16, 2000
+
+
+class Heard:
+    """Collects records until there are as many as were expected."""
+
+    def __init__(self, expected: int) -> None:
+        self.records: list[Speech] = []
+        self._expected = expected
+        self._all = threading.Event()
+
+    def __call__(self, record: Speech) -> None:
+        self.records.append(record)
+        if len(self.records) >= self._expected:
+            self._all.set()
+
+    def wait(self) -> None:
+        assert self._all.wait(30), f"{len(self.records)} of {self._expected} arrived"
+
+
+def probe_of(rank: int, address: SocketAddress) -> Probe:
+    return Probe(address, Sheets(rank, MemoryGauge()))
+
+
+def text(rank: int, number: int) -> Output:
+    return Output(rank=rank, cell=1, stream="stdout", text=f"{number}\n")
+
+
+def test_every_record_arrives_in_each_ranks_order() -> None:
+    heard = Heard(WORKERS * RECORDS)
+    with Receiver(heard) as receiver:
+        probes = [probe_of(rank, receiver.door.address) for rank in range(WORKERS)]
+        for number in range(RECORDS):
+            for rank, probe in enumerate(probes):
+                probe.say(text(rank, number))
+        heard.wait()
+        for probe in probes:
+            probe.close()
+    for rank in range(WORKERS):
+        own = [r.text for r in heard.records if isinstance(r, Output) and r.rank == rank]
+        assert own == [f"{number}\n" for number in range(RECORDS)]
+
+
+LEAVES = """
+import os, sys
+import msgspec
+from nbdist.records import Output, SocketAddress
+from nbdist.worker.runtime.memory import MemoryGauge
+from nbdist.worker.runtime.reporter import Probe
+from nbdist.worker.runtime.row_buffer import Sheets
+probe = Probe(msgspec.json.decode(sys.argv[1], type=SocketAddress), Sheets(0, MemoryGauge()))
+for number in range(40):
+    probe.say(Output(rank=0, cell=1, stream="stdout", text=f"{number}" + 100_000 * " "))
+probe.close()
+os._exit(0)
+"""
+
+
+def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
+    """ZeroMQ sends on a thread of its own, which ends with the process."""
+    heard = Heard(40)
+    with Receiver(heard) as receiver:
+        address = msgspec.json.encode(receiver.door.address).decode()
+        subprocess.run([sys.executable, "-c", LEAVES, address], check=True, timeout=60)
+        heard.wait()
+
+
+def test_without_the_key_nothing_can_be_said() -> None:
+    heard = Heard(1)
+    with Receiver(heard) as receiver:
+        wrong, _ = zmq.curve_keypair()
+        strangers = [
+            zmq.Context.instance().socket(zmq.PUSH),
+            zmq.Context.instance().socket(zmq.PUSH),
+        ]
+        strangers[1].curve_publickey, strangers[1].curve_secretkey = zmq.curve_keypair()
+        strangers[1].curve_serverkey = wrong
+        for stranger in strangers:
+            stranger.connect(receiver.door.address.url)
+            stranger.send(msgspec.msgpack.encode(text(9, 9)))
+        known = probe_of(0, receiver.door.address)
+        known.say(text(0, 0))
+        heard.wait()
+        known.close()
+        for stranger in strangers:
+            stranger.close(linger=0)
+    assert [r.rank for r in heard.records] == [0]
+
+
+def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
+    heard = Heard(1)
+    with Receiver(heard) as receiver:
+        public, secret = zmq.curve_keypair()
+        socket = zmq.Context.instance().socket(zmq.PUSH)
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+        socket.curve_serverkey = receiver.door.address.server_key
+        socket.connect(receiver.door.address.url)
+        socket.send_multipart([b"\xc1 no record", msgspec.msgpack.encode(text(3, 0))])
+        heard.wait()
+        socket.close()
+    assert [r.rank for r in heard.records] == [3]
+
+
+def test_a_writer_waits_when_nobody_reads() -> None:
+    """Text is never lost: with no receiver, `say` blocks instead of dropping."""
+    public, _ = zmq.curve_keypair()
+    probe = probe_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
+    big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
+    finished = threading.Event()
+
+    def write() -> None:
+        for _ in range(3):
+            probe.say(big)
+        finished.set()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    assert not finished.wait(1)
+    probe.close()
+    assert finished.wait(10), "closing the probe lets writers go"
+    writer.join()
+
+
+def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
+    logs = OutputLogs(tmp_path)
+    for number in range(1000):
+        for rank in range(2):
+            logs.take(text(rank, number))
+    assert logs.read(1) == "".join(f"{number}\n" for number in range(1000))
+    assert logs.read(5) == ""
+    logs.close()
+    logs.take(text(1, 1000))  # heard by a thread that ends later
+    logs.take(text(3, 1000))
+    assert logs.read(1).endswith("\n999\n")
+    assert not logs.path(3).exists()
+
+
+def test_rows_arrive_together_and_with_the_memory() -> None:
+    heard = Heard(2)
+    columns = Columns(measures=("step_s",), own=("loss",))
+    with Receiver(heard) as receiver:
+        probe = probe_of(3, receiver.door.address)
+        for step in range(1, 101):
+            probe.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))
+        heard.wait()
+        probe.close()
+    rows = [r for r in heard.records if isinstance(r, Rows)]
+    reported = [m for r in rows if r.columns == columns for m in r.unpacked()]
+    assert [m.step for m in reported] == list(range(1, 101))
+    assert reported[-1].own == {"loss": 0.01}
+    assert {(m.rank, m.cell, m.epoch) for m in reported} == {(3, 7, 1)}
+    memory = next(r for r in rows if r.columns.measures == ("process_bytes",))
+    values = struct.unpack("<5d", memory.values)
+    assert values[0] == 3
+    assert values[4] > 1e6
+
+
+def test_the_memory_of_the_fullest_device_is_told_where_it_is_known() -> None:
+    gauge = MemoryGauge()
+    gauge.device_bytes = lambda: [3, 5]
+    assert gauge.read()["device_bytes"] == 5
+
+
+def test_rows_that_find_no_room_are_counted_and_wait_for_nobody() -> None:
+    sheets = Sheets(0, MemoryGauge())
+    columns = Columns(own=("loss",))
+    for step in range(ROOM_ROWS + 5):
+        sheets.add(1, columns, (-1, step, 0.0, 1.0))
+    sheets.add(1, Columns(own=("late",)), (-1, 1, 0.0, 1.0))
+    kept, late, memory = sheets.take()
+    assert (kept.dropped, len(kept.values)) == (5, ROOM_ROWS * 5 * 8)
+    assert (late.dropped, late.values) == (1, b"")
+    assert memory.columns.measures == ("process_bytes",)
+    assert not sheets

@@ -1,0 +1,80 @@
+"""Runs that are looked for among others, and where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nbdist.errors import UsageError
+from nbdist.settings import Settings
+from nbdist.telemetry.run_reader import find, kept, prune
+from nbdist.telemetry.run_writer import new_id
+from tests.runs import new_run
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "../../etc", "20260101-000000-ABCDEF", "20260101-000000-abcdef\n", "a/b"]
+)
+def test_what_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no run's id"):
+        find(tmp_path, name)
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run 20260101-000000-abcdef"):
+        find(tmp_path, "20260101-000000-abcdef")
+
+
+def test_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
+    outside = new_run(tmp_path / "outside")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / outside.state.id).symlink_to(outside.path)
+    with pytest.raises(UsageError, match="there is no run"):
+        find(tmp_path / "runs", outside.state.id)
+    assert kept(tmp_path / "runs") == ()
+
+
+def test_runs_are_reached_through_a_root_that_is_a_link(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "runs")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    assert find(tmp_path / "link", run.state.id).state() == run.state
+
+
+def test_newest_first_and_what_is_no_run_is_skipped(tmp_path: Path) -> None:
+    made = [new_run(tmp_path, began=float(began)).state.id for began in (20, 10, 30)]
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / new_id(0)).mkdir()
+    broken = new_run(tmp_path)
+    (broken.path / "run.json").write_text('{"id": 3}')
+    assert [run.id for run in kept(tmp_path)] == [made[2], made[0], made[1]]
+    assert kept(tmp_path / "none") == ()
+
+
+def test_the_oldest_that_are_over_go(tmp_path: Path) -> None:
+    states = {10: "finished", 20: "running", 30: "failed", 40: "finished", 50: "running"}
+    ids = {
+        began: new_run(tmp_path, began=float(began), status=status).state.id
+        for began, status in states.items()
+    }
+    assert prune(tmp_path, 0) == ()
+    assert prune(tmp_path, 2) == (ids[30], ids[10])
+    assert [run.id for run in kept(tmp_path)] == [ids[50], ids[40], ids[20]]
+    assert prune(tmp_path, 2) == ()
+
+
+def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NBDIST_RUNS_FOLDER")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
+    assert Settings.from_environment().runs_path == tmp_path / "nbdist" / "runs"
+    monkeypatch.setenv("NBDIST_RUNS_FOLDER", "~/1234")
+    monkeypatch.setenv("NBDIST_KEPT_RUNS", "7")
+    settings = Settings.from_environment()
+    assert settings.runs_path == Path.home() / "1234"
+    assert settings.kept_runs == 7
+
+
+def test_a_number_of_runs_below_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDIST_KEPT_RUNS", "-1")
+    with pytest.raises(UsageError, match="kept_runs"):
+        Settings.from_environment()

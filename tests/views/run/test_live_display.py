@@ -1,0 +1,157 @@
+"""A run in the cell's output where nothing but text is shown."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+from ipykernel.zmqshell import ZMQInteractiveShell
+from nbclient import NotebookClient
+
+from nbdist.records import RANK_VARIABLE, RUN_MIME
+from nbdist.views import surface
+from nbdist.views.run import live_display as runs
+from nbdist.views.run.live_display import LineSurface, OutputSurface, RunView, run_surface
+from tests.kernels import Kernel
+from tests.runs import heal, losses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbformat import NotebookNode
+
+CELLS = (
+    "%load_ext nbdist\n%dist_start 2 --framework jax",
+    "%%dist_run\nfor step in range(1, 201):\n    report(step=step, loss=1 / step)",
+)
+
+
+def fed(view: RunView, first: int, last: int) -> None:
+    view.add(losses(first, last))
+    view.flush()
+
+
+def nothing_new() -> NothingNew:
+    return NothingNew()
+
+
+class NothingNew:
+    def news(self) -> Iterator[str | bytes]:
+        return iter(())
+
+
+def test_a_terminal_gets_a_line_now_and_then_and_the_last_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    view = RunView(LineSurface())
+    fed(view, 1, 3)
+    assert capsys.readouterr().out == ""
+    now += runs.LINE_INTERVAL_S
+    fed(view, 4, 5)
+    assert capsys.readouterr().out == "step 5 · loss 5 · 100 ms a step · 0.5 s\n"
+    fed(view, 6, 7)
+    assert capsys.readouterr().out == ""
+    view.close(lambda: ({}, {}))
+    assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 0.7 s\n"
+
+
+def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    view = RunView(LineSurface())
+    fed(view, 1, 7)
+    view.healing("rank 1 died in the cell\nand more")
+    line = "healing: rank 1 died in the cell · step 7 · loss 7 · 0.7 s\n"
+    assert capsys.readouterr().out == line
+    view.healed(heal(7, 4, time_s=2.0))
+    now += runs.LINE_INTERVAL_S
+    view.flush()
+    assert capsys.readouterr().out == "going on after step 4\n"
+    now += runs.LINE_INTERVAL_S
+    view.add(losses(5, 5, lost_s=1.6))
+    view.add(losses(6, 6, lost_s=1.6))
+    view.flush()
+    line = "step 6 · loss 6 · 100 ms a step · 2.2 s · healed once\n"
+    assert capsys.readouterr().out == line, "the pace is not that of the heal"
+
+
+def test_outside_of_a_notebook_there_are_lines_only() -> None:
+    assert isinstance(run_surface("a", nothing_new, "auto"), LineSurface)
+    assert isinstance(run_surface("a", nothing_new, "widget"), LineSurface)
+
+
+def test_in_a_notebook_the_front_end_and_the_setting_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "in_notebook", lambda: True)
+    for name in ("VSCODE_PID", "VSCODE_CWD"):
+        monkeypatch.delenv(name, raising=False)
+    assert isinstance(run_surface("a", nothing_new, "auto"), OutputSurface)
+    assert isinstance(run_surface("a", nothing_new, "text"), LineSurface)
+    assert type(run_surface("a", nothing_new, "widget")).__name__ == "WidgetSurface"
+    monkeypatch.setenv("VSCODE_PID", "1")
+    assert type(run_surface("a", nothing_new, "auto")).__name__ == "WidgetSurface"
+    assert isinstance(run_surface("a", nothing_new, "lab"), OutputSurface)
+    assert isinstance(run_surface("", nothing_new, "widget"), OutputSurface)
+
+
+def executed(monkeypatch: pytest.MonkeyPatch, view: str) -> list[NotebookNode]:
+    """The outputs of a run in nbclient, which is what papermill runs."""
+    monkeypatch.setenv("NBDIST_VIEW", view)
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, kernel_name="python3", timeout=300).execute()
+    outputs: list[NotebookNode] = notebook.cells[1].outputs
+    return outputs
+
+
+@pytest.mark.full  # test_notebooks.py has one
+def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = executed(monkeypatch, "auto")
+    (shown,) = (o.data for o in outputs if o.output_type == "display_data")
+    assert set(shown) == {RUN_MIME, "image/png", "text/plain"}
+    assert "200 steps" in shown["text/plain"]
+
+
+@pytest.mark.full  # a terminal's last line is the same
+def test_as_text_its_last_line_is_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = executed(monkeypatch, "text")
+    assert {o.output_type for o in outputs} == {"stream"}
+    text = "".join(o.text for o in outputs)
+    assert any(line.startswith("step 200 · loss 0.005 ·") for line in text.splitlines()), text
+
+
+def test_a_widget_is_fed_and_closed() -> None:
+    """As the kernel says it; `tests/browser/test_widget.py` has the page."""
+    with Kernel() as kernel:
+        kernel.run("import os; os.environ['NBDIST_VIEW'] = 'widget'").check()
+        kernel.run(CELLS[0]).check()
+        request = kernel.send(CELLS[1])
+        opened, rows, closed = set[str](), 0, set[str]()
+        while (message := kernel.client.get_iopub_msg(timeout=60))["msg_type"] != "comm_close":
+            content = message["content"]
+            if message["msg_type"] == "comm_open" and "_esm" in content["data"]["state"]:
+                opened.add(content["comm_id"])
+            elif content.get("data", {}).get("method") == "custom":
+                assert content["data"]["content"]["type"] == "Rows"
+                rows += len(message["buffers"])
+        closed.add(message["content"]["comm_id"])
+        assert opened == closed
+        assert rows
+        kernel.reply(request)
+        kernel.run("%dist_stop").check()
+
+
+def test_a_shell_that_is_made_of_ipykernels_is_a_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Colab's."""
+    shell = object.__new__(type("Shell", (ZMQInteractiveShell,), {}))
+    monkeypatch.setattr(surface, "get_ipython", lambda: shell)
+    assert surface.in_notebook()
+    monkeypatch.setenv(RANK_VARIABLE, "0")
+    assert not surface.in_notebook(), "an engine's shell is one too"

@@ -1,0 +1,162 @@
+"""Numbers that stand for values, and what is made of those of four ranks."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from nbdist.errors import AnotherRankError, StepError
+from nbdist.worker.checkpoint.digest import of_array, of_arrays, of_facts
+from nbdist.worker.training.replica_guard import Compared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.worker.checkpoint.saver import State
+
+RANKS = 4
+
+
+def jax_state(holder: Any) -> State:
+    """Imported here: tests before this one see that the notebook's process does without JAX."""
+    from nbdist.worker.jax.arrays.checkpoint import JaxState
+
+    return JaxState(holder, ())
+
+
+@given(
+    kind=some.sampled_from(["float64", "float32", "float16", ml_dtypes.bfloat16, "int64", "bool"]),
+    shape=some.lists(some.integers(1, 9), max_size=3),
+    place=some.integers(0),
+)
+def test_one_bit_makes_another_number(kind: str, shape: list[int], place: int) -> None:
+    array = np.zeros(shape, kind)
+    before = of_array(array)
+    assert -(2**31) <= before < 2**31
+    octets = array.reshape(-1).view(np.uint8)
+    place %= 8 * octets.size
+    octets[place // 8] ^= 1 << place % 8
+    assert of_array(array) != before
+    assert of_arrays([np.ones(3), array]) != of_arrays([np.ones(3), np.zeros(shape, kind)])
+
+
+@pytest.mark.parametrize("kind", [None, object])
+def test_of_texts(kind: type | None) -> None:
+    assert of_arrays([np.array(["a", "b"], kind)]) == of_arrays([np.array(["a", "b"], kind)])
+    assert of_arrays([np.array(["a", "b"], kind)]) != of_arrays([np.array(["a", "c"], kind)])
+
+
+def test_of_nothing_and_of_what_lies_in_columns() -> None:
+    assert of_array(np.zeros((0, 3))) == of_array(np.zeros(0)) == of_arrays([]) == 0
+    square = np.arange(4.0).reshape(2, 2)
+    assert of_array(square.T) == of_array(square.T.copy())
+
+
+class Facts:
+    """What a rank has."""
+
+    def __init__(self, **facts: object) -> None:
+        self._facts = facts
+
+    def saved(self) -> dict[str, object]:
+        return {}
+
+    def take(self, arrays: dict[str, np.ndarray]) -> None: ...
+
+    def alike(self) -> Iterator[tuple[str, object]]:
+        yield from ()
+
+    def facts(self) -> dict[str, object]:
+        return self._facts
+
+
+def told(every: list[tuple[int, Facts]]) -> list[Exception | None]:
+    """What each rank raises that is at a step and has these."""
+    barrier = threading.Barrier(RANKS)
+    rows: list[np.ndarray] = [np.zeros(0)] * RANKS
+    raised: list[Exception | None] = [None] * RANKS
+
+    def one(rank: int) -> None:
+        def gather(numbers: np.ndarray) -> np.ndarray:
+            rows[rank] = numbers
+            barrier.wait(10)
+            gathered = np.stack(rows)
+            barrier.wait(10)
+            return gathered
+
+        step, facts = every[rank]
+        try:
+            Compared(100, rank, gather).compare(step, lambda: jax_state(facts))
+        except StepError as error:
+            raised[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return raised
+
+
+def test_ranks_that_are_alike_raise_nothing() -> None:
+    assert told([(100, Facts(a=1, b="x"))] * RANKS) == [None] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("every", "first", "says"),
+    [
+        (
+            [(8, Facts(a=1, b=2)), (8, Facts(a=1, b=3)), *[(8, Facts(a=1, b=2))] * 2],
+            1,
+            "rank 1 has another `b` than rank 0 after step 8.",
+        ),
+        (
+            [(8, Facts(a=2, b=3, c=1)), *[(8, Facts(a=1, b=2, c=1))] * 3],
+            0,
+            "rank 0 has another `a` (and 1 more of 3 differ) than rank 1 after step 8.",
+        ),
+        (
+            [(8, Facts(a=1)), (8, Facts(a=2)), (8, Facts(a=1)), (8, Facts(a=2))],
+            1,
+            "ranks 1, 3 have another `a` than rank 0 after step 8.",
+        ),
+        (
+            [(8, Facts(a=1)), (8, Facts(a=1)), (9, Facts(a=1)), (8, Facts(a=1))],
+            2,
+            "rank 2 has another number of steps than rank 0 after step 9.",
+        ),
+        (
+            [*[(8, Facts(a=1))] * 3, (8, Facts(a=1, b=1))],
+            3,
+            "rank 3 has another number of variables than rank 0 after step 8.",
+        ),
+    ],
+)
+def test_who_differs_from_most_is_named(
+    every: list[tuple[int, Facts]], first: int, says: str
+) -> None:
+    raised = told(every)
+    assert {type(raised[rank]) for rank in range(RANKS) if rank != first} == {AnotherRankError}
+    assert type(raised[first]) is StepError
+    assert str(raised[first]).startswith(says)
+
+
+def test_it_is_compared_after_the_first_step_and_then_every_so_many() -> None:
+    guard = Compared(10, 0, lambda numbers: numbers[None])
+    due = []
+    for step in range(31):
+        if guard.due(step):
+            due.append(step)
+            guard.compare(step, lambda: jax_state(Facts(a=1)))
+    assert due == [1, 10, 20, 30]
+
+
+def test_facts_are_told_apart_by_value_and_kind() -> None:
+    numbers = [next(iter(of_facts({"a": value}))).number for value in (1, 1.0, True, "1", None)]
+    assert len(set(numbers)) == 5

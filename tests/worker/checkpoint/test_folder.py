@@ -1,0 +1,101 @@
+"""What has a checkpoint's name is whole, whatever else writes or dies meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from nbdist.worker.checkpoint.folder import (
+    Checkpoint,
+    Draft,
+    Manifest,
+    Position,
+    prune,
+    steps_in,
+    sweep,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWN = msgspec.msgpack.encode({"arrays": {}})
+
+
+def manifest(step: int) -> bytes:
+    position = Position(step=step, epoch=1, batches=step)
+    return msgspec.json.encode(Manifest(position, 2, 8, (), "1", ()))
+
+
+def save(folder: Path, step: int) -> None:
+    draft = Draft(folder, step, 1)
+    draft.write_own(0, OWN)
+    draft.write_own(1, OWN)
+    draft.write_manifest(manifest(step))
+    draft.commit()
+
+
+def test_a_save_that_was_broken_off_does_not_mix_with_the_next_of_the_same_step(
+    tmp_path: Path,
+) -> None:
+    """Its thread may wait for a rank yet, which writes the same step for the next attempt."""
+    broken_off, again = Draft(tmp_path, 14, 1), Draft(tmp_path, 14, 2)
+    broken_off.write_own(0, OWN)
+    broken_off.write_manifest(manifest(14))
+    again.write_own(1, OWN)
+    sweep(tmp_path, 2)
+    again.write_own(0, OWN)
+    assert broken_off.lacks(2)
+    assert not again.lacks(2)
+    again.write_manifest(manifest(14))
+    again.commit()
+    assert Checkpoint(tmp_path, 14).manifest().position.step == 14
+    assert Checkpoint(tmp_path, 14).own(1) == {"arrays": {}}
+
+
+def test_one_that_is_there_stays(tmp_path: Path) -> None:
+    save(tmp_path, 14)
+    before = (tmp_path / "step-00000014").stat().st_ino
+    save(tmp_path, 14)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000014"]
+    assert (tmp_path / "step-00000014").stat().st_ino == before
+
+
+def test_who_dies_while_it_removes_one_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (7, 14, 21):
+        save(tmp_path, step)
+
+    def die(path: Path, **_: object) -> None:
+        (path / "manifest.json").unlink()
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die)
+        with pytest.raises(SystemExit):
+            prune(tmp_path, 2, 1)
+    assert steps_in(tmp_path) == [14, 21]
+    sweep(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000014", "step-00000021"]
+
+
+def test_what_an_attempt_has_not_finished_goes_with_the_next_that_it_has(tmp_path: Path) -> None:
+    """A rank that was late has made the folder again of a save that another gave up."""
+    late, other = Draft(tmp_path, 7, 1), Draft(tmp_path, 7, 2)
+    late.write_own(1, OWN)
+    other.write_own(1, OWN)
+    save(tmp_path, 14)
+    prune(tmp_path, 3, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.path.name, "step-00000014"]
+
+
+def test_a_rank_that_cannot_write_says_so_without_room(tmp_path: Path) -> None:
+    draft = Draft(tmp_path, 7, 1)
+    draft.write_own(0, OWN)
+    assert not draft.given_up()
+    draft.give_up(1)
+    assert draft.given_up()
+    assert draft.lacks(2)

@@ -1,0 +1,352 @@
+"""Keras 3 on JAX over real engines, against Keras on JAX in one plain process."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.telemetry.run_reader import kept
+from tests import clusters
+from tests.keras_programs import (
+    DATASETS,
+    FIT,
+    MODEL,
+    NO_DROPOUT,
+    OUTCOME,
+    SINGLE,
+    TENSORFLOW,
+    WHOLE,
+    one_process,
+    references,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ONE_DEVICE = pytest.param(1, marks=pytest.mark.full, id="one_device")
+BOTH = pytest.mark.parametrize(
+    "cluster", [ONE_DEVICE, pytest.param(2, id="two_devices")], indirect=True
+)
+
+
+@pytest.fixture(scope="module", params=[2], ids=["two_devices"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=request.param) as running:
+        yield running
+
+
+def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
+    cluster.run(code)
+    return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Numbers, lists and dicts of them, in float32."""
+    if isinstance(theirs, dict):
+        assert set(ours) == set(theirs)
+        for name, value in theirs.items():
+            same(ours[name], value)
+    elif theirs and isinstance(theirs, list) and isinstance(theirs[0], list):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            same(mine, other)
+    else:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_keras_is_on_jax_when_jax_is_the_framework(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("import keras\nkeras.backend.backend()")
+    assert set(run.results.values()) == {"'jax'"}
+
+
+@BOTH
+def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None:
+    """Shuffled, with dropout, batch normalisation, and samples that do not divide."""
+    for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
+        same(outcome, references()["arrays"])
+
+
+@pytest.mark.full
+def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
+    head, model = MODEL.split("model = ", 1)
+    scoped = textwrap.indent("model = " + model, "    ")
+    code = (
+        f"{head}import nbdist\nstrategy = nbdist.PjRTStrategy()\nwith strategy.scope():\n{scoped}"
+    )
+    for outcome in outcomes(cluster, code + FIT + OUTCOME):
+        same(outcome, references()["arrays"])
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "generator" else pytest.mark.full) for k in DATASETS]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
+    """961 samples: one rank has one more than the other."""
+    code = NO_DROPOUT + textwrap.dedent(DATASETS[kind])
+    code += "dataset = strategy.distribute_datasets_from_function(own)\n"
+    code += FIT.replace("images, labels, batch_size=96", "dataset", 1)
+    code += OUTCOME.replace(
+        "model.evaluate(images, labels, batch_size=96", "model.evaluate(dataset"
+    )
+    for outcome in outcomes(cluster, code):
+        same(outcome, references()["without dropout"])
+
+
+@pytest.mark.parametrize(
+    "define",
+    [
+        TENSORFLOW,
+        WHOLE + "data = strategy.experimental_distribute_dataset(batches)\n",
+    ],
+    ids=["tf.data", "experimental_distribute_dataset"],
+)
+def test_global_batches_give_the_numbers_of_one_process(
+    cluster: nbdist.Cluster, define: str
+) -> None:
+    fit = FIT.replace("images, labels, batch_size=96", "data, shuffle=False", 1)
+    for outcome in outcomes(cluster, NO_DROPOUT + define + fit + OUTCOME):
+        same(outcome, references()["without dropout"])
+
+
+def test_single_batches(cluster: nbdist.Cluster) -> None:
+    for outcome in outcomes(cluster, MODEL + SINGLE):
+        same(outcome, references()["single batches"])
+
+
+@BOTH
+def test_a_model_that_was_not_seeded_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
+    """Engines are forked, and so begin with the same state of Python's generator."""
+    unlike = "import random\nrandom.seed(rank)\nnp.random.seed(rank)"
+    code = MODEL.replace("keras.utils.set_random_seed(1)", unlike) + FIT + OUTCOME
+    first, second = outcomes(cluster, code)
+    same(second, first)
+
+
+def test_different_data_on_the_ranks_are_refused(cluster: nbdist.Cluster) -> None:
+    code = MODEL + "images = images + rank\n" + FIT
+    with pytest.raises(nbdist.CellError, match="the ranks were given different data"):
+        cluster.run(code)
+    code = "dataset = strategy.distribute_datasets_from_function(lambda ctx: own[rank:])\n"
+    with pytest.raises(nbdist.CellError, match="rank 1 has no batch"):
+        cluster.run("own = [(images[:2], labels[:2])]\n" + code + "list(dataset)")
+    assert set(cluster.run("1").results.values()) == {"1"}
+
+
+def test_epochs_are_shown_with_the_loss_of_all(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster.run(MODEL + FIT.replace(", verbose=0", ""))
+    epochs = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
+    assert [line.split()[1] for line in epochs] == ["1", "2", "3"]
+    assert all(not m.own for m in run.metrics), "no rank's own part is known apart"
+    assert [m.shared["loss"] for m in run.metrics if m.rank == 0] == pytest.approx(
+        references()["arrays"]["history"]["loss"], rel=1e-5
+    )
+
+
+TIMED = """
+import keras, numpy as np, time
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.08)
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0.5)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", steps_per_execution=4)
+model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, epochs=3, callbacks=[Slow()]);
+"""
+
+
+def test_the_time_of_a_step_is_that_of_one_and_of_nothing_else(cluster: nbdist.Cluster) -> None:
+    cluster.run(TIMED, ranks="0")
+    run = kept(cluster.settings.runs_path)[0]
+    table = next(t for t in run.tables() if "step_s" in t.columns.measures)
+    rows = run.array(table)
+    np.testing.assert_array_equal(rows[:, table.columns.names.index("step")], range(4, 25, 4))
+    step_s = rows[1:, table.columns.names.index("step_s")]  # the first was compiled
+    assert (step_s > 0.015).all()
+    assert (step_s < 0.08).all()
+
+
+LOAD = """
+import keras, numpy as np
+from sklearn.datasets import load_digits
+images = (load_digits().data[:961] / 16).astype("float32")
+model = keras.models.load_model(PATH)
+outcome = model.predict(images[:97], verbose=0).tolist()
+"""
+
+
+@pytest.mark.full
+def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    whole, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
+    code = (
+        f"model.save({str(whole)!r})\nmodel.save_weights({str(weights)!r})\n"
+        f"again = keras.models.load_model({str(whole)!r})\n"
+        "outcome = np.asarray(model.predict(images[:97], verbose=0)).tolist()\n"
+        "model.set_weights([0 * w for w in model.get_weights()])\n"
+        f"model.load_weights({str(weights)!r})\n"
+        "third = np.asarray(again.predict(images[:97], verbose=0)).tolist()\n"
+        "second = np.asarray(model.predict(images[:97], verbose=0)).tolist()\n"
+        "alike = np.allclose(outcome, second) and np.allclose(outcome, third)\n"
+    )
+    run = cluster.run(MODEL + FIT + code + "alike")
+    assert set(run.results.values()) == {"True"}
+    plain = one_process({"load": LOAD.replace("PATH", repr(str(whole)))})["load"]
+    same(cluster.pull(["outcome"])[1]["outcome"], plain)
+
+
+@BOTH
+def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    code = (
+        "import pathlib\n"
+        f"model.save(pathlib.Path({str(tmp_path)!r}) / f'{{rank}}.keras')\n"
+        f"if rank == 0:\n    model.save(pathlib.Path({str(tmp_path)!r}) / 'alone.keras')\n"
+    )
+    # Each rank names another file here, and rank 1 waits for one that nobody writes.
+    setup = "from nbdist.worker.jax.keras import saving\nsaving._WAIT_S = 0.5\n"
+    with pytest.raises(nbdist.CellError, match="rank 0 has not saved"):
+        cluster.run(MODEL + setup + code)
+    assert not (tmp_path / "1.keras").exists()
+    alone = str(tmp_path / "alone.keras")
+    cluster.run(f"saving._WAIT_S = 600\nif rank == 0:\n    model.save({alone!r})")
+    assert {path.name for path in tmp_path.iterdir()} == {"0.keras", "alone.keras"}
+
+
+def test_a_checkpoint_is_written_in_fit(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    callback = f"callbacks=[keras.callbacks.ModelCheckpoint({str(tmp_path / 'm.keras')!r})]"
+    run = cluster.run(
+        MODEL
+        + FIT.replace("verbose=0", f"verbose=0, {callback}")
+        + f"kept = keras.models.load_model({str(tmp_path / 'm.keras')!r})\n"
+        "all(np.allclose(a, b) for a, b in zip(kept.get_weights(), model.get_weights()))"
+    )
+    assert set(run.results.values()) == {"True"}
+
+
+def test_a_scope_leaves_what_was_set_before(cluster: nbdist.Cluster) -> None:
+    cluster.run(
+        "import keras, nbdist\n"
+        "now = keras.distribution.distribution\n"
+        "outer = now()\n"
+        "with nbdist.PjRTStrategy().scope():\n"
+        "    inner = now()\n"
+        "after = now()\n"
+        "seen = [outer is not None, inner is not outer, after is outer]"
+    )
+    assert cluster.pull(["seen"])[0]["seen"] == [True, True, True]
+    assert set(cluster.run("now() is None", ranks="0").results.values()) == {"True"}
+
+
+def test_a_rank_by_itself_trains_by_itself(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
+    same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], references()["arrays"])
+    assert not run.results
+
+
+def test_a_cleared_session_still_trains_over_all(cluster: nbdist.Cluster) -> None:
+    for outcome in outcomes(
+        cluster, "import keras\nkeras.utils.clear_session()\n" + MODEL + FIT + OUTCOME
+    ):
+        same(outcome, references()["arrays"])
+    run = cluster.run("model.layers[0].kernel.value.sharding.is_fully_addressable")
+    assert set(run.results.values()) == {"False"}
+
+
+@pytest.mark.full  # `fit` keeps two steps in flight; `test_backend.py` has as many as would hang
+def test_many_steps_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        MODEL + "history = model.fit(images, labels, batch_size=8, epochs=4, verbose=0)\n"
+        "len(history.history['loss'])"
+    )
+    assert set(run.results.values()) == {"4"}
+
+
+def test_an_endless_part_is_taken_by_steps(cluster: nbdist.Cluster) -> None:
+    code = (
+        "import itertools\n"
+        "def own(ctx):\n"
+        "    for i in itertools.count():\n"
+        "        yield images[i % 90 : i % 90 + 8], labels[i % 90 : i % 90 + 8]\n"
+        "dataset = strategy.distribute_datasets_from_function(own)\n"
+        "history = model.fit(dataset, epochs=2, steps_per_epoch=7, verbose=0)\n"
+        "int(model.optimizer.iterations.value)"
+    )
+    assert set(cluster.run(MODEL + code).results.values()) == {"14"}
+
+
+def test_weights_beside_a_distributed_data_set_are_refused(cluster: nbdist.Cluster) -> None:
+    code = "data = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\n"
+    with pytest.raises(nbdist.CellError, match="class_weight beside a distributed data set"):
+        cluster.run(MODEL + code + "model.fit(data, class_weight={0: 2.0})")
+
+
+UNDO = {
+    "p.keras_trainer._distribute_data = p._distribute_data_upstream": (
+        "model.train_on_batch(images[:97], labels[:97])"
+    ),
+    "p.keras_trainer.JAXEpochIterator._get_distributed_iterator = p._iterator_upstream": (
+        "d = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\nmodel.fit(d)"
+    ),
+    "p.data_adapters.get_data_adapter = p._adapter_upstream": (
+        "d = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\nmodel.fit(d)"
+    ),
+    "p.keras_trainer.JAXTrainer.make_predict_function = p._make_predict_upstream": (
+        "model.predict(images[:96])"
+    ),
+    "p.distribution_lib.distribute_tensor = p._distribute_tensor_upstream": (
+        "model.layers[0].bias.assign(np.full(16, rank))\n"
+        "assert not np.asarray(model.layers[0].bias).any()"
+    ),
+    "p.keras_core.JaxVariable._initialize_with_initializer = p._initialize_upstream": (
+        "import random, zlib\nfrom nbdist.worker.jax.runtime import processes\nrandom.seed(rank)\n"
+        "layer = keras.layers.Dense(4)\nlayer.build((None, 3))\n"
+        "sums = processes.agree([zlib.crc32(np.asarray(layer.kernel).tobytes())])\n"
+        "assert sums[0] == sums[1]"
+    ),
+    "keras.utils.clear_session = p._clear_upstream": (
+        "keras.utils.clear_session()\nkeras.distribution.distribution().device_mesh"
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cluster", [2], indirect=True, ids=["two_devices"])
+@pytest.mark.parametrize(("undo", "code"), UNDO.items())
+def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code: str) -> None:
+    """When this fails, Keras has mended it: take that part of the patch out."""
+    cluster.run(f"{MODEL}\nfrom nbdist.worker.jax.keras import patch as p\n{undo}")
+    try:
+        with pytest.raises(nbdist.CellError):
+            cluster.run(code)
+    finally:
+        cluster.run("p.apply.__wrapped__()")
+
+
+@pytest.mark.full
+def test_without_the_patch_every_rank_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """When this fails, Keras has mended it: take `keras_jax_save` out."""
+    run = cluster.run(
+        f"{MODEL}\nfrom keras.src.saving import saving_lib\nours = saving_lib.save_model\n"
+        "saving_lib.save_model = ours.__wrapped__\n"
+        f"model.save({str(tmp_path)!r} + f'/{{rank}}.keras')\nsaving_lib.save_model = ours"
+    )
+    assert not run.results
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        "import keras, nbdist\nfrom nbdist.worker.jax.keras import patch as p\n"
+        "kept, p.PATCHED_SERIES = p.PATCHED_SERIES, '9.9.'\np.apply.cache_clear()\n"
+        "with nbdist.PjRTStrategy().scope():\n    inside = p.current()\n"
+        "p.PATCHED_SERIES = kept\np.apply.cache_clear()\nrepr(inside)",
+        ranks="0",
+    )
+    assert run.results == {0: "'None'"}

@@ -1,0 +1,98 @@
+"""JAX across real engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import nbdist
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    """Two processes of two virtual devices."""
+    with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
+        yield running
+
+
+def test_one_mesh_spans_all_processes(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        "import jax\n"
+        "(jax.process_count(), jax.process_index(), dict(mesh.shape), jax.device_count())"
+    )
+    assert run.results == {rank: f"(2, {rank}, {{'data': 4}}, 4)" for rank in range(2)}
+
+
+def test_a_global_sum_sees_every_ranks_part(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        "import numpy as np, jax.numpy as jnp\n"
+        "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
+        "x = jax.make_array_from_process_local_data(rows, np.full(2, rank + 1.0))\n"
+        "float(jax.jit(jnp.sum, out_shardings=jax.P())(x))"
+    )
+    assert set(run.results.values()) == {"6.0"}
+
+
+def test_the_mesh_is_set_inside_the_cell(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("jax.sharding.get_abstract_mesh().shape_tuple")
+    assert set(run.results.values()) == {"(('data', 4),)"}
+
+
+def test_many_steps_in_flight_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
+    """With as few threads as devices, some hundred all-reduces in flight hang for ever."""
+    run = cluster.run(
+        "f = jax.jit(lambda x: x + jnp.sum(x), out_shardings=rows)\n"
+        "y = x\nfor _ in range(300):\n    y = f(y) / 7\n"
+        "y.block_until_ready().shape"
+    )
+    assert set(run.results.values()) == {"(4,)"}
+
+
+def test_no_rank_hosts_the_coordination_service(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("from jax._src import distributed\ndistributed.global_state.service is None")
+    assert set(run.results.values()) == {"True"}
+    assert any(name.startswith("coordinator") for name in cluster._crew.engines.fleet.home.pids())
+
+
+def test_the_preemption_notifier_does_not_swallow_sigterm(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("jax.config.jax_enable_preemption_service")
+    assert set(run.results.values()) == {"False"}
+
+
+def test_keras_on_jax_reports_its_epochs(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of one rank's own, without the mesh: `fit` is heard all the same."""
+    run = cluster.run(
+        "import keras\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile(optimizer='sgd', loss='mse')\n"
+        "history = model.fit(np.ones((8, 2)), np.full((8, 1), rank), epochs=2)\n"
+        "keras.backend.backend()",
+        ranks="1",
+    )
+    assert set(run.results.values()) == {"'jax'"}
+    assert [m.epoch for m in run.metrics] == [1, 2]
+    assert run.metrics[0].own["loss"] == run.metrics[0].shared["loss"]
+
+
+def test_the_memory_of_devices_that_count_is_measured(cluster: nbdist.Cluster) -> None:
+    """A CPU does not; what a GPU says is made up."""
+    run = cluster.run(
+        "from types import SimpleNamespace\n"
+        "from unittest import mock\n"
+        "from nbdist.worker.runtime import context\n"
+        "said = [None, {'bytes_in_use': 7, 'bytes_limit': 9}]\n"
+        "devices = [SimpleNamespace(memory_stats=lambda stats=stats: stats) for stats in said]\n"
+        "plain = context.current().memory.device_bytes()\n"
+        "with mock.patch('nbdist.worker.jax.backend.jax.local_devices', return_value=devices):\n"
+        "    counted = context.current().memory.device_bytes()\n"
+        "plain, counted"
+    )
+    assert set(run.results.values()) == {"([], [7])"}

@@ -1,0 +1,65 @@
+"""Memory that steps take of TPUs, as it is expected and as their compiler says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.compiled_models import MODELS, stepped, traced
+from nbdist.records import Planning
+from nbdist.worker.planning import compiler_check
+from nbdist.worker.planning.plan_step import named_target, plan_of
+from tests.oracles import there
+
+if TYPE_CHECKING:
+    from nbdist.records import Plan
+
+pytestmark = there("tpu")
+
+LAYERS, SIZE, CHANNELS = 6, 128, 64
+
+
+def convolved(rows: int, **fixed: int) -> Plan:
+    """A plan for four TPUs of convolutions with ReLUs."""
+    kernels = [jax.ShapeDtypeStruct((3, 3, CHANNELS, CHANNELS), jnp.bfloat16)] * LAYERS
+    images = jax.ShapeDtypeStruct((rows, SIZE, SIZE, CHANNELS), jnp.bfloat16)
+    numbers = "NHWC", "HWIO", "NHWC"
+
+    def loss(kernels: Any, x: Any) -> Any:
+        for kernel in kernels:
+            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+            x = jax.nn.relu(x)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    wishes = Planning(verify=True, fixed={"micro": 1, **fixed})
+    return plan_of(*stepped(loss, kernels, images), named_target("v5e:2x2"), wishes, {})
+
+
+@pytest.mark.parametrize(("rows", "zero"), [(512, 0), (512, 1), (128, 0)])
+def test_images_are_kept_once_and_padded(rows: int, zero: int) -> None:
+    """Neither before the ReLU and after it, nor once more for kernels' gradients.
+
+    With 128 of them on each device they lie without padding, with 32 their channels are padded.
+    """
+    plan = convolved(rows, data=4, zero=zero)
+    image = SIZE * SIZE * CHANNELS * 2
+    kept = LAYERS * max(rows // 4, 64) * image
+    assert plan.verified is not None
+    assert kept < plan.verified.temporaries < 1.5 * kept
+    assert 0.9 < plan.memory.needed / plan.verified.total < 1.1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("on", ["v5e:4x4", "v5p:4x4x4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_best_plan_compiles_and_takes_what_was_expected(
+    name: str, on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_check, "MOST", 1)
+    plan = plan_of(*traced(name), named_target(on), Planning(verify=True), {})
+    assert plan.verified is not None
+    assert plan.verified.arguments == pytest.approx(plan.memory.arguments, rel=0.02)
+    assert 0.85 < plan.memory.needed / plan.verified.total < 1.1

@@ -1,0 +1,36 @@
+"""From which size on the way elsewhere is worth it."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from nbdist.records import Way
+from nbdist.worker.profiling.crossover import _crossed
+
+SECONDS = st.floats(1e-6, 1.0)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=8))
+def test_it_lies_between_the_sizes_around_it(seconds: list[tuple[float, float]]) -> None:
+    ways = [Way(2**i, home, there) for i, (home, there) in enumerate(seconds)]
+    crossed = _crossed(ways)
+    if ways[-1].there_s * 1.1 >= ways[-1].home_s:
+        assert crossed is None
+        return
+    slower = [way.size for way in ways if way.there_s * 1.1 >= way.home_s]
+    assert crossed is not None
+    if slower:
+        assert slower[-1] <= crossed <= 2 * slower[-1]
+    else:
+        assert crossed == ways[0].size
+
+
+def test_it_is_where_both_lines_meet() -> None:
+    """At home a product takes n^3, elsewhere all take one second: they meet at one."""
+    ways = [Way(size, home_s=(size / 100) ** 3, there_s=1.0) for size in (10, 64, 200, 800)]
+    crossed = _crossed(ways)
+    assert crossed is not None
+    assert math.isclose(crossed, 100, rel_tol=1e-9)

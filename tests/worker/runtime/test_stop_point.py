@@ -1,0 +1,63 @@
+"""Until when an interrupt of steps is put off, on this process's own signals."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nbdist.records import SOON, StopAfter, Stopping
+from nbdist.worker.runtime import interrupts
+from nbdist.worker.runtime.stop_point import StopPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Rank:
+    """What a stop point takes of a worker."""
+
+    def __init__(self) -> None:
+        self.words: list[Any] = []
+
+    def said(self) -> dict[str, int]:
+        return {"rank": 0, "cell": 1}
+
+    def say(self, record: Any, *, urgent: bool) -> None:
+        assert urgent
+        self.words.append(record)
+
+
+@pytest.fixture
+def installed() -> Iterator[interrupts.Interrupts]:
+    before = signal.getsignal(signal.SIGINT)
+    made = interrupts.Interrupts()
+    made.install()
+    yield made
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupts_are_put_off_until_there_is_hurry(installed: interrupts.Interrupts) -> None:
+    rank = Rank()
+    stop = StopPoint(rank, installed, lambda _seconds: StopAfter(number=1, step=SOON))  # type: ignore[arg-type]
+    with installed.admitted(), installed.put_off():
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.is_before(1)
+        assert [type(word) for word in rank.words] == [Stopping]
+        installed.hurry()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_from_before_the_rank_began_is_noted(
+    installed: interrupts.Interrupts,
+) -> None:
+    rank = Rank()
+    answers = [StopAfter(number=1, step=SOON), StopAfter(number=1, step=2)]
+    stop = StopPoint(rank, installed, lambda _seconds: answers.pop(0))  # type: ignore[arg-type]
+    with installed.admitted(), installed.put_off(noted=True):
+        assert not stop.is_before(1)
+        assert not stop.is_before(2)
+        assert stop.is_before(3)

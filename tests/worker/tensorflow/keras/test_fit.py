@@ -1,0 +1,344 @@
+"""Keras's `fit`, `evaluate` and `predict` on workers give the numbers of one process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+import nbdist
+from nbdist.records import Saving
+from tests import clusters
+from tests.fit_programs import FITS, PLAIN, START, WHOLE
+from tests.references import plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SIZES = [2, pytest.param(4, marks=pytest.mark.full)]
+TOLERANCES = {"float64": 1e-9, "float16": 1e-2}
+"""Where it is another than that of float32."""
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=request.param, framework="tensorflow") as running:
+        yield running
+
+
+@cache
+def references() -> dict[str, Any]:
+    programs = FITS | {name: code for name, (_, code) in WHOLE.items()}
+    return plainly(programs, "tensorflow", "keras")
+
+
+def assert_close(ours: Any, reference: Any, tolerance: float, path: str = "") -> None:
+    """Relative to the largest number of an array."""
+    if isinstance(reference, dict):
+        assert ours.keys() == reference.keys(), path
+        for name, part in reference.items():
+            assert_close(ours[name], part, tolerance, f"{path}/{name}")
+    elif path.endswith("/weights"):
+        for n, (own, one) in enumerate(zip(ours, reference, strict=True)):
+            assert_close(own, one, tolerance, f"{path}/{n}")
+    else:
+        allowed = tolerance * max(1e-2, float(np.abs(np.asarray(reference)).max()))
+        np.testing.assert_allclose(ours, reference, rtol=0, atol=allowed, err_msg=path)
+
+
+def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
+    cluster.run(code)
+    return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
+    run = cluster.run(FITS[name])
+    assert not any("computes all rows" in note.text for note in run.notes)
+    for objects in cluster.pull(["outcome"]).values():
+        assert_close(objects["outcome"], references()[name], TOLERANCES.get(name, 1e-5))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_step_that_cannot_be_shared_is_computed_by_all(
+    cluster: nbdist.Cluster, name: str
+) -> None:
+    said, code = WHOLE[name]
+    run = cluster.run(code)
+    assert any(
+        said in note.text and "every worker computes all rows" in note.text for note in run.notes
+    )
+    for objects in cluster.pull(["outcome"]).values():
+        assert_close(objects["outcome"], references()[name], 1e-5)
+
+
+def test_a_cell_that_was_found_late_computes_all_rows_from_the_start(
+    cluster: nbdist.Cluster,
+) -> None:
+    said, code = WHOLE["a mask that begins in a later batch"]
+    code += "# a cell of its own\n"
+    for text in (said, "was found to need all rows when this cell ran before"):
+        notes = [note.text for note in cluster.run(code).notes]
+        assert [text in note for note in notes if "computes all rows" in note] == [True] * len(
+            cluster.pull(["rank"])
+        )
+
+
+SUMS = """
+import keras, tensorflow as tf
+class Product(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.product = self.add_weight(name="product", initializer="ones", dtype="int32")
+    def update_state(self, numbers):
+        self.product.assign(self.product * tf.reduce_prod(numbers))
+    def result(self):
+        return self.product
+metric = Product()
+outcome = [int(metric.result())]
+metric.update_state([3, 5])
+outcome += [int(metric.result())]
+metric.product.assign(7)
+outcome += [int(metric.result())]
+"""
+
+
+def test_a_plain_cell_gives_metrics_whole_values(cluster: nbdist.Cluster) -> None:
+    for ours in outcomes(cluster, SUMS):
+        assert ours == [1, 15, 7]
+
+
+UNSEEDED = START.replace(
+    "keras.utils.set_random_seed(3)",
+    "from nbdist.worker.remote import setup\nfrom nbdist.worker.runtime import context\n"
+    "setup.seed(context.current().seed)",
+)
+"""As at the start: other tests of this module have set a seed."""
+
+ONES = """
+model = keras.Sequential([
+    keras.Input((512,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+model.compile(keras.optimizers.SGD(0.5), loss=lambda y, p: p)
+"""
+SEEN = """
+seen = model.get_weights()[0][:, 0] / (-0.5 / 32)
+outcome = [seen.min(), seen.max()]
+"""
+SHUFFLED = {
+    "arrays": "model.fit(np.eye(512, dtype='float32'), np.zeros((512, 1)), verbose=0)",
+    "batches": (
+        "model.fit(np.eye(512, dtype='float32'), np.zeros((512, 1)), shuffle='batch', verbose=0)"
+    ),
+    "a data set": (
+        "data = tf.data.Dataset.from_tensor_slices((np.eye(512, dtype='float32'),"
+        " np.zeros((512, 1), 'float32')))\n"
+        "model.fit(data.shuffle(512).batch(32), verbose=0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("data", SHUFFLED)
+def test_each_sample_is_used_once_without_a_seed(cluster: nbdist.Cluster, data: str) -> None:
+    """Draws of one rank alone do not shift the others."""
+    drawn = "np.random.rand(rank + 1)\nif rank == 0:\n    tf.random.normal([1])\n"
+    for ours in outcomes(cluster, UNSEEDED + ONES + drawn + SHUFFLED[data] + SEEN + PLAIN):
+        assert ours == [1, 1]
+
+
+ORDERS = """
+model = keras.Sequential([
+    keras.Input((64,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+optimizer.build(model.trainable_variables)
+model.compile(optimizer, loss=lambda y, p: p)
+orders = []
+class Order(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        orders.append(self.model.get_weights()[0][:, 0].argsort().tolist())
+        self.model.set_weights([np.zeros((64, 1))])
+        optimizer.variables[-1].assign(np.zeros((64, 1)))
+model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=2, verbose=0,
+          callbacks=[Order()])
+orders[0] != orders[1]
+"""
+"""The momentum of a sample's gradient tells when in the epoch it was seen."""
+
+
+@pytest.mark.parametrize(("start", "differ"), [(UNSEEDED, True), (START, False)])
+def test_epochs_without_a_seed_have_orders_of_their_own(
+    cluster: nbdist.Cluster, start: str, differ: bool
+) -> None:
+    """With a seed of the user's it is Keras's order, which each epoch repeats."""
+    run = cluster.run(start + ORDERS)
+    assert set(run.results.values()) == {str(differ)}
+    first, *others = (objects["orders"] for objects in cluster.pull(["orders"]).values())
+    assert all(orders == first for orders in others)
+
+
+WITHIN = ORDERS.replace(
+    "        orders.append",
+    "        if nested:\n"
+    "            inner.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)\n"
+    "        orders.append",
+)
+
+
+def test_a_fit_in_a_callback_leaves_the_order_of_the_outer_fit(cluster: nbdist.Cluster) -> None:
+    orders = []
+    for nested in (False, True):
+        cluster.run(UNSEEDED + f"nested = {nested}\ninner = keras.Sequential([layers.Dense(1)])\n")
+        cluster.run("inner.compile('sgd', 'mse')" + WITHIN)
+        orders.append(cluster.pull(["orders"])[0]["orders"])
+    assert orders[0] == orders[1]
+
+
+def test_losses_in_a_plain_cell_are_those_of_one_device(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("import keras\nfloat(keras.losses.MeanSquaredError()([[1.]], [[0.]]))")
+    assert set(run.results.values()) == {"1.0"}
+
+
+OTHER_INPUTS = {
+    "`x`": "x[0] += rank\nmodel.fit(x, y, verbose=0)",
+    "`y`": "model.fit(x, np.random.default_rng().normal(size=(71, 1)), verbose=0)",
+    "`sample_weight`": "model.evaluate(x, y, sample_weight=np.ones(71) + rank, verbose=0)",
+    "number of batches": (
+        "data = tf.data.Dataset.from_tensor_slices(x).batch(16)\n"
+        "model.predict(data.take(2 + rank), verbose=0)"
+    ),
+    "the batch": "model.train_on_batch(x[:8] + rank, y[:8])",
+    "shuffle": (
+        "if rank == 0:\n    tf.random.normal([1])  # after a seed of the user's\n"
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(71).batch(16)\n"
+        "model.fit(data, verbose=0)"
+    ),
+    "first batch": (
+        "data = tf.data.Dataset.from_tensor_slices((x + rank, y)).batch(16)\n"
+        "model.fit(data, verbose=0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("named", OTHER_INPUTS)
+def test_inputs_that_differ_between_ranks_are_refused(cluster: nbdist.Cluster, named: str) -> None:
+    compiled = "model = dense()\nmodel.compile('sgd', 'mse')\n"
+    with pytest.raises(nbdist.CellError, match="is not the same on all ranks") as refused:
+        cluster.run(START + compiled + OTHER_INPUTS[named])
+    assert named in str(refused.value)
+    assert "np.random.default_rng(0)" in str(refused.value)
+
+
+def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
+    """Parallel calls of a function that draws give each rank other draws; labels are the same."""
+    found = outcomes(
+        cluster,
+        START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).map(\n"
+        "    lambda a, b: (a + tf.random.normal(tf.shape(a), seed=5 + rank), b)).batch(16)\n"
+        "seen = next(iter(data))[0].numpy().tolist()\n"
+        "history = model.fit(data, verbose=0, epochs=2).history\n"
+        "outcome = {'seen': seen, 'history': history,\n"
+        "           'weights': [w.tolist() for w in model.get_weights()]}",
+    )
+    first, *rest = found
+    assert np.isfinite(first["history"]["loss"]).all()
+    for other in rest:
+        assert other["seen"] != first["seen"]
+        assert_close(
+            {n: other[n] for n in ("history", "weights")},
+            {n: first[n] for n in ("history", "weights")},
+            1e-9,
+        )
+
+
+BROKEN_OFF = """
+class Breaks(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if breaks and context.current().step == 22:
+            raise ValueError("in the second epoch")
+model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=3, verbose=0,
+          callbacks=[Breaks()])
+"""
+
+
+def test_a_run_that_continues_keeps_the_order_of_its_samples(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    """Of a shuffle without a seed, which the checkpoint contains."""
+    cluster.run(UNSEEDED + "breaks = True\n" + ONES.replace("512", "64"))
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
+    with pytest.raises(nbdist.CellError, match="in the second epoch"):
+        cluster.run(BROKEN_OFF, saving=saving)
+    cluster.run("breaks = False")
+    cluster.run(BROKEN_OFF, saving=structs.replace(saving, resume=True))
+    for seen in outcomes(cluster, SEEN.replace("32", "4") + PLAIN):
+        assert seen == [3, 3]
+
+
+def test_own_data_are_parts_of_the_global_batches(cluster: nbdist.Cluster) -> None:
+    own = (
+        START
+        + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
+        + "n = world_size\nx, y = x[:64], y[:64]\n"
+    )
+    fit = "history = model.fit({0}, batch_size={1}, epochs=2, shuffle=False, verbose=0)\n"
+    fit += "outcome = [*history.history['mae'], *model.evaluate({0}, verbose=0)]\n"
+    cluster.run(own + fit.format("x[rank::n], y[rank::n]", "32 // n") + PLAIN, own_data=True)
+    together = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+    for reference in outcomes(cluster, own + fit.format("x, y", 32) + PLAIN):
+        for ours in together:
+            np.testing.assert_allclose(ours, reference, rtol=1e-5)
+
+
+def test_own_data_of_other_sizes_are_refused(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match="--own-data: ranks have batches of 16, 17"):
+        cluster.run(
+            START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
+            "model.fit(x[:16 + rank], y[:16 + rank], verbose=0)",
+            own_data=True,
+        )
+
+
+def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> None:
+    """Its parts of the last batch have 4 and 3 rows on 2 replicas; each row weighs the same."""
+    compiled = START + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
+    fit = (
+        "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)\n"
+        "history = model.fit(DATA, epochs=2, verbose=0)\n"
+        "outcome = [history.history['loss'], history.history['mae']]\n" + PLAIN
+    )
+    distributed = fit.replace("DATA", "strategy.experimental_distribute_dataset(data)")
+    for ours in outcomes(cluster, compiled + distributed):
+        for reference in outcomes(cluster, compiled + fit.replace("DATA", "data"))[:1]:
+            np.testing.assert_allclose(ours, reference, rtol=1e-5)
+
+
+def test_rows_that_the_user_has_distributed_have_their_own_random_numbers(
+    cluster: nbdist.Cluster,
+) -> None:
+    """All rows are alike, so that their order is of no account."""
+    fit = """
+keras.utils.set_random_seed(5)
+model = keras.Sequential([
+    keras.Input((64,)), layers.Dropout(0.5), layers.Dense(1, kernel_initializer="ones")])
+model.compile("sgd", "mae")
+data = tf.data.Dataset.from_tensor_slices((np.ones((16, 64), "float32"), np.zeros((16, 1))))
+data = data.batch(16, drop_remainder=DROPS)
+outcome = model.fit(DATA, verbose=0).history["loss"]
+"""
+    for drops in ("True", "False"):
+        code = START + fit.replace("DROPS", drops)
+        distributed = code.replace("DATA", "strategy.experimental_distribute_dataset(data)")
+        ours, one = (outcomes(cluster, c)[0] for c in (distributed, code.replace("DATA", "data")))
+        np.testing.assert_allclose(ours, one, rtol=1e-6)
+
+
+def test_compilation_by_xla_between_cpus_is_refused(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match=r"jit_compile=True: .* leave it out of `compile`"):
+        cluster.run(
+            START + "model = dense()\nmodel.compile('sgd', 'mse', jit_compile=True)\n"
+            "model.fit(x, y, verbose=0)"
+        )

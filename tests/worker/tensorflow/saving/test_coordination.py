@@ -1,0 +1,493 @@
+"""Saves with one path on all ranks, on one rank, and on hosts without a shared file system.
+
+Folders of one machine stand in for hosts that share no files: each rank works in a folder of its
+own, and paths are relative.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from tests import clusters
+from tests.references import plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+MODEL = """
+import json, os, pathlib
+import keras, numpy as np, tensorflow as tf
+x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+def made():
+    model = keras.Sequential([
+        keras.Input((4,)), keras.layers.Dense(3, kernel_initializer="ones"),
+        keras.layers.Dense(1, kernel_initializer="ones"),
+    ])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
+    return model
+def fit(model, epochs=2, callbacks=()):
+    return model.fit(x, y, batch_size=16, epochs=epochs, shuffle=False, verbose=0,
+                     callbacks=[*callbacks])
+def alike(one, other):
+    return all(map(np.array_equal, one.get_weights(), other.get_weights()))
+model = made()
+history = fit(model)
+"""
+REFERENCE = (
+    MODEL
+    + """
+fit(model, epochs=3)
+outcome = [w.tolist() for w in model.get_weights()]
+"""
+)
+LAYOUTS = pytest.mark.parametrize("layout", ["one folder", "a folder for each rank"])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="tensorflow") as running:
+        running.run(MODEL)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return plainly({"one": REFERENCE}, "tensorflow")["one"]
+
+
+def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = "one folder") -> None:
+    """Have the ranks work in `folder`, or in one folder there for each rank."""
+    below = "str(rank)" if layout != "one folder" else "''"
+    cluster.run(
+        "import os\nfolder = os.path.join("
+        f"{str(folder)!r}, {below})\nos.makedirs(folder, exist_ok=True)\nos.chdir(folder)"
+    )
+
+
+def same(results: Mapping[int, str]) -> str:
+    """The one result of all ranks."""
+    (one,) = set(results.values())
+    return one
+
+
+def left_over(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if "nbdist" in path.name]
+
+
+def test_a_loaded_model_goes_on_as_in_one_process(
+    cluster: nbdist.Cluster, tmp_path: Path, reference: Any
+) -> None:
+    """Optimizer and all: its weights after more training are those of one process."""
+    work_in(cluster, tmp_path, "a folder for each rank")
+    cluster.run("model.save('m.keras')")
+    cluster.run("other = keras.models.load_model('m.keras')\nfit(other, epochs=3)")
+    cluster.run("outcome = [w.tolist() for w in other.get_weights()]")
+    for objects in cluster.pull(["outcome"]).values():
+        for ours, theirs in zip(objects["outcome"], reference, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@LAYOUTS
+def test_keras_saves_and_loads_in_one_cell(
+    cluster: nbdist.Cluster, tmp_path: Path, layout: str
+) -> None:
+    work_in(cluster, tmp_path, layout)
+    run = cluster.run("""
+found = []
+for name in ("model.keras", "model.h5"):
+    for _ in range(3):
+        model.save(name)
+        compiled = name == "model.keras"  # Keras 3.15 does not read "mse" from HDF5
+        found.append(alike(model, keras.models.load_model(name, compile=compiled)))
+for name, options in (("m.weights.h5", {}), ("s.weights.json", {"max_shard_size": 1})):
+    model.save_weights(name, **options)
+    other = made()
+    other.load_weights(name)
+    found.append(alike(model, other))
+model.export("exported", verbose=False)
+loaded = tf.saved_model.load("exported")
+found.append(np.allclose(loaded.serve(x), model(x), atol=1e-6))
+class Scaled(tf.Module):
+    def __init__(self):
+        self.factor = tf.Variable(3.0)
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def __call__(self, x):
+        return self.factor * x
+tf.saved_model.save(Scaled(), "saved")
+found.append(tf.saved_model.load("saved")([2.0]).numpy().tolist() == [6.0])
+found
+""")
+    assert same(run.results) == str([True] * 10)
+    names = {"model.keras", "model.h5", "m.weights.h5", "s.weights.json", "exported", "saved"}
+    folders = [tmp_path] if layout == "one folder" else [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        assert names | {"s_00000.weights.h5"} == {path.name for path in folder.iterdir()}
+    assert not left_over(tmp_path)
+
+
+def test_a_save_to_hdf5_leaves_the_optimizer(
+    cluster: nbdist.Cluster, tmp_path: Path, reference: Any
+) -> None:
+    """Keras removes it: a later `.keras` file is loaded with RMSprop, and the loss is NaN."""
+    work_in(cluster, tmp_path)
+    run = cluster.run("""
+for name in ("m.keras", "m.h5") * 3:
+    model.save(name)
+    keras.models.load_model(name, compile=name == "m.keras")
+model.save("m.keras")
+other = keras.models.load_model("m.keras")
+clone = keras.models.clone_model(model)
+clone.compile_from_config(model.get_compile_config())
+fit(other, epochs=3)
+outcome = [w.tolist() for w in other.get_weights()]
+type(other.optimizer).__name__, type(clone.optimizer).__name__
+""")
+    assert same(run.results) == "('SGD', 'SGD')"
+    for objects in cluster.pull(["outcome"]).values():
+        for ours, theirs in zip(objects["outcome"], reference, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@LAYOUTS
+def test_checkpoints_of_tensorflow(cluster: nbdist.Cluster, tmp_path: Path, layout: str) -> None:
+    work_in(cluster, tmp_path, layout)
+    run = cluster.run("""
+checkpoint = tf.train.Checkpoint(model=model)
+path = checkpoint.save("one/c")
+weights = model.get_weights()
+model.set_weights([w + 1 for w in weights])
+checkpoint.restore(tf.train.latest_checkpoint("one"))
+restored = all(map(np.array_equal, weights, model.get_weights()))
+written = checkpoint.write("two/w")
+model.set_weights([w + 1 for w in weights])
+checkpoint.read(written)
+read = all(map(np.array_equal, weights, model.get_weights()))
+manager = tf.train.CheckpointManager(checkpoint, "three", max_to_keep=2)
+for _ in range(4):
+    newest = manager.save()
+model.set_weights([w + 1 for w in weights])
+checkpoint.restore(manager.latest_checkpoint)
+managed = all(map(np.array_equal, weights, model.get_weights()))
+there = sorted(path.name for path in pathlib.Path("three").glob("*.index"))
+path, restored, written, read, newest, managed, manager.checkpoints, there
+""")
+    kept = ["three/ckpt-4", "three/ckpt-5"]
+    expected = ("one/c-1", True, "two/w", True, "three/ckpt-5", True, kept)
+    assert eval(same(run.results)) == (*expected, ["ckpt-4.index", "ckpt-5.index"])
+    folder = tmp_path if layout == "one folder" else tmp_path / "1"
+    assert (folder / "three" / "checkpoint").is_file()
+    assert not left_over(tmp_path)
+
+
+def test_a_manager_goes_on_with_what_it_finds(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    work_in(cluster, tmp_path, "a folder for each rank")
+    cell = """
+checkpoint = tf.train.Checkpoint(model=model)
+manager = tf.train.CheckpointManager(checkpoint, "c", max_to_keep=3)
+status = checkpoint.restore(manager.latest_checkpoint)
+manager.save()
+manager.latest_checkpoint
+"""
+    assert same(cluster.run(cell).results) == "'c/ckpt-1'"
+    assert same(cluster.run(cell).results) == "'c/ckpt-2'"
+
+
+@LAYOUTS
+def test_callbacks_leave_one_file(
+    cluster: nbdist.Cluster, tmp_path: Path, layout: str, reference: Any
+) -> None:
+    work_in(cluster, tmp_path, layout)
+    cluster.run("""
+os.makedirs("c", exist_ok=True)
+K = keras.callbacks
+trained = made()
+fit(trained)
+logged = fit(trained, 3, [
+    K.ModelCheckpoint("c/{epoch}.keras"),
+    K.ModelCheckpoint("c/{epoch}.weights.h5", save_weights_only=True),
+    K.ModelCheckpoint("c/best.keras", save_best_only=True, monitor="loss"),
+    K.CSVLogger("rows.csv"),
+    K.CSVLogger("added.csv", append=True),
+    K.TensorBoard("events"),
+    K.BackupAndRestore("backup"),
+])
+last = keras.models.load_model("c/3.keras")
+same = alike(last, trained)
+outcome = [w.tolist() for w in trained.get_weights()]
+losses = logged.history["loss"]
+""")
+    found = cluster.pull(["same", "outcome", "losses"])
+    for objects in found.values():
+        assert objects["same"]
+        for ours, theirs in zip(objects["outcome"], reference, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    chief = tmp_path if layout == "one folder" else tmp_path / "0"
+    other = tmp_path if layout == "one folder" else tmp_path / "1"
+    names = {f"{epoch}{end}" for epoch in (1, 2, 3) for end in (".keras", ".weights.h5")}
+    for folder in (chief, other):
+        assert {path.name for path in (folder / "c").iterdir()} == names | {"best.keras"}
+        assert not (folder / "backup").exists()
+        for csv in ("rows.csv", "added.csv"):
+            header, *rows = (folder / csv).read_text().splitlines()
+            assert header.startswith("epoch,loss,mae")
+            losses = [float(row.split(",")[1]) for row in rows]
+            assert losses == pytest.approx(found[0]["losses"])
+    assert len([*(chief / "events" / "train").glob("events*")]) == 1
+    assert (other / "events").exists() == (layout == "one folder")
+    assert not left_over(tmp_path)
+
+
+@LAYOUTS
+def test_a_fit_that_failed_goes_on_from_its_backup(
+    cluster: nbdist.Cluster, tmp_path: Path, layout: str
+) -> None:
+    work_in(cluster, tmp_path, layout)
+    cluster.run("""
+class Fails(keras.callbacks.Callback):
+    batches = 0
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.batches == 7: raise ValueError("it fails")
+trained = made()
+""")
+    with pytest.raises(nbdist.CellError, match="it fails"):
+        cluster.run("fit(trained, 4, [keras.callbacks.BackupAndRestore('b'), Fails()])")
+    assert same(cluster.run("sorted(os.listdir('b'))").results) == (
+        "['latest.weights.h5', 'training_metadata.json']"
+    )
+    run = cluster.run("""
+whole, again = made(), made()
+fit(whole, 4)
+epochs = fit(again, 4, [keras.callbacks.BackupAndRestore('b')]).epoch
+epochs, all(map(np.allclose, again.get_weights(), whole.get_weights())), os.path.exists('b')
+""")
+    assert same(run.results) == "([2, 3], True, False)"
+
+
+@pytest.mark.parametrize("saver", [0, 1])
+def test_a_save_on_one_rank_needs_no_other(
+    cluster: nbdist.Cluster, tmp_path: Path, saver: int
+) -> None:
+    """The ranks train on in the same cell; the models stay."""
+    work_in(cluster, tmp_path)
+    run = cluster.run(f"""
+if rank == {saver}:
+    model.save("m.keras")
+    model.save_weights("m.weights.h5")
+    model.export("e", verbose=False)
+    tf.saved_model.save(model, "s")
+    first = tf.train.Checkpoint(model=model)
+    first.save("c/c")
+    first.write("c/w")
+    tf.train.CheckpointManager(first, "m", max_to_keep=1).save()
+before = model.get_weights()
+fit(made())
+True
+""")
+    assert same(run.results) == "True"
+    run = cluster.run("""
+same = [alike(model, keras.models.load_model("m.keras"))]
+for path in (tf.train.latest_checkpoint("c"), "c/w", tf.train.latest_checkpoint("m")):
+    other = made()
+    tf.train.Checkpoint(model=other).read(path).expect_partial()
+    same.append(alike(model, other))
+same, np.allclose(tf.saved_model.load("e").serve(x), model(x), atol=1e-6), len(os.listdir("s"))
+""")
+    assert same(run.results) == "([True, True, True, True], True, 4)"
+    assert not left_over(tmp_path)
+
+
+def test_what_rank_0_alone_has_saved_is_loaded_by_all(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    work_in(cluster, tmp_path, "a folder for each rank")
+    cluster.run("old = made()")
+    cluster.run("if rank == 1:\n    old.save('m.keras')\n    old.save_weights('m.weights.h5')")
+    cluster.run("""
+if rank == 0:
+    model.save("m.keras")
+    model.save_weights("m.weights.h5")
+    model.export("e", verbose=False)
+    tf.train.Checkpoint(model=model).save("c/c")
+""")
+    run = cluster.run("""
+other, third = made(), made()
+other.load_weights("m.weights.h5")
+tf.train.Checkpoint(model=third).restore(tf.train.latest_checkpoint("c")).expect_partial()
+loaded = keras.models.load_model("m.keras"), other, third
+[alike(model, each) for each in loaded], np.allclose(
+    tf.saved_model.load("e").serve(x), model(x), atol=1e-6)
+""")
+    assert same(run.results) == "([True, True, True], True)"
+
+
+def test_each_rank_keeps_a_path_of_its_own(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    work_in(cluster, tmp_path)
+    run = cluster.run("""
+model.save(f"model_{rank}.keras")
+tf.train.Checkpoint(model=model).write(f"worker-{rank}/c")
+fit(made(), callbacks=[keras.callbacks.CSVLogger(f"rows-{rank}.csv")])
+mine = keras.models.load_model(f"model_{rank}.keras")
+alike(mine, model), sorted(os.listdir(f"worker-{rank}"))
+""")
+    assert same(run.results) == "(True, ['c.data-00000-of-00001', 'c.index'])"
+    there = {path.name for path in tmp_path.iterdir()}
+    assert {"model_0.keras", "model_1.keras", "rows-0.csv", "rows-1.csv"} <= there
+    assert not left_over(tmp_path)
+
+
+def test_a_save_that_fails_on_rank_0_fails_on_all(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    work_in(cluster, tmp_path)
+    with pytest.raises(nbdist.CellError, match="FileNotFoundError on rank 0@"):
+        cluster.run("model.save('missing/m.keras')")
+    with pytest.raises(nbdist.CellError, match=r"rank 0 could not save missing/m\.keras") as error:
+        cluster.run("try:\n    model.save('missing/m.keras')\nexcept FileNotFoundError: pass")
+    assert error.value.rank == 1
+    assert same(cluster.run("alike(model, model)").results) == "True"
+
+
+@LAYOUTS
+def test_a_path_is_saved_again_after_a_save_that_failed_on_all(
+    cluster: nbdist.Cluster, tmp_path: Path, layout: str
+) -> None:
+    work_in(cluster, tmp_path, layout)
+    run = cluster.run("""
+class Fussy(keras.layers.Dense):
+    fails = True
+    def get_config(self):
+        if self.fails: raise ValueError("not yet")
+        return super().get_config()
+fussy = keras.Sequential([keras.Input((4,)), Fussy(1)])
+try:
+    fussy.save("f.keras")
+except ValueError:
+    Fussy.fails = False
+fussy.save("f.keras")
+alike(fussy, keras.models.load_model("f.keras", custom_objects={"Fussy": Fussy}))
+""")
+    assert same(run.results) == "True"
+    assert not left_over(tmp_path)
+
+
+def test_exports_to_other_formats(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """Without the package of a format the error is that of one process, on all ranks alike.
+
+    Ranks have other weights on purpose: the file of rank 0 is that of all.
+    """
+    work_in(cluster, tmp_path, "a folder for each rank")
+    run = cluster.run(
+        """
+other = made()
+other(x)
+other.set_weights([w + rank for w in other.get_weights()])
+before = other.get_weights()
+def exported(end, format):
+    try:
+        other.export(f"m.{end}", format=format, verbose=False)
+    except ImportError as error:
+        return error.name
+    return format
+outcome = [exported("onnx", "onnx"), exported("xml", "openvino"), exported("tflite", "litert")]
+fit(made())
+outcome, all(map(np.array_equal, before, other.get_weights()))
+""",
+        guard=0,
+    )
+    assert same(run.results) == "(['onnx', 'openvino', 'litert'], True)"
+    theirs, own = (sorted((tmp_path / rank).iterdir()) for rank in "01")
+    assert "m.tflite" in {path.name for path in own}
+    assert [path.read_bytes() for path in own] == [path.read_bytes() for path in theirs]
+
+
+def test_weights_of_an_exported_model_come_along(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """OpenVINO writes them to a file beside the model's."""
+    work_in(cluster, tmp_path, "a folder for each rank")
+    run = cluster.run("""
+from nbdist.worker.tensorflow.saving import coordination as saving
+def export(model, filepath):
+    for path in (filepath, filepath.replace(".xml", ".bin")):
+        pathlib.Path(path).write_text(f"{os.path.basename(path)} of {rank}")
+saving.by_chief(export)(model, "m.xml")
+[path.read_text() for path in sorted(pathlib.Path().iterdir())]
+""")
+    assert same(run.results) == "['m.bin of 0', 'm.xml of 0']"
+
+
+def test_a_cell_on_one_rank_saves_for_itself(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    work_in(cluster, tmp_path)
+    cluster.run("model.save('alone.keras')", ranks="1")
+    assert (tmp_path / "alone.keras").is_file()
+
+
+@pytest.mark.full
+def test_four_ranks_save_and_load(tmp_path: Path, reference: Any) -> None:
+    """All of them with one path, and one without the others."""
+    with clusters.cluster(hosts=4, framework="tensorflow") as four:
+        four.run(MODEL)
+        work_in(four, tmp_path / "own", "a folder for each rank")
+        four.run("model.save('all.keras')")
+        run = four.run("""
+backup = tf.train.Checkpoint(model=model)
+path = backup.save("c/all")
+other = keras.models.load_model("all.keras")
+same = [alike(model, other)]
+third = made()
+tf.train.Checkpoint(model=third).restore(path).expect_partial()
+same.append(alike(model, third))
+fit(other, epochs=3)
+outcome = [w.tolist() for w in other.get_weights()]
+same
+""")
+        assert same(run.results) == "[True, True]"
+        for objects in four.pull(["outcome"]).values():
+            for ours, theirs in zip(objects["outcome"], reference, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        work_in(four, tmp_path / "shared")
+        four.run("if rank == 2: model.save('one.keras')")
+        run = four.run("alike(model, keras.models.load_model('one.keras'))")
+        assert same(run.results) == "True"
+        assert not left_over(tmp_path)
+
+
+def test_libraries_still_need_the_patch(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """If this fails, Keras or TensorFlow has changed: take out what is not needed any more."""
+    work_in(cluster, tmp_path, "a folder for each rank")
+    run = cluster.run("""
+from keras.src.saving import saving_lib
+from nbdist.worker.tensorflow.saving import tensorflow_patch as t
+saving_lib.save_model.__wrapped__(model, "m.keras")
+from nbdist.worker.keras import hdf5
+other = made()
+hdf5._upstream(other)
+keeps = "optimizer" in other._compile_config.config
+model.export("e", verbose=False)
+t.load_lib._WrapperFunction._call_flat = t._upstream_call
+try:
+    tf.saved_model.load("e").serve(x)
+    serves = True
+except tf.errors.InvalidArgumentError:
+    serves = False
+finally:
+    t.load_lib._WrapperFunction._call_flat = t._call_loaded
+os.path.exists("m.keras"), keeps, serves
+""")
+    assert same(run.results) == "(True, False, False)"
+
+
+def test_other_versions_are_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("""
+from nbdist.worker.tensorflow.saving import keras_patch as k, tensorflow_patch as t
+before = k.saving_lib.save_model, tf.train.Checkpoint.save
+for module in (k, t):
+    module.PATCHED_SERIES, kept = "9.9.", module.PATCHED_SERIES
+    module.apply.__wrapped__()
+    module.PATCHED_SERIES = kept
+before == (k.saving_lib.save_model, tf.train.Checkpoint.save)
+""")
+    assert same(run.results) == "True"

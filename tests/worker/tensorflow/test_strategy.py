@@ -1,0 +1,267 @@
+"""TensorFlow on real engines: wiring, and Keras against one process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zmq
+
+import nbdist
+from nbdist.cluster import tf_config
+from tests import clusters
+from tests.keras_programs import ADAM, FIT, MODEL, OUTCOME
+from tests.references import plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPTIMIZERS = {
+    "sgd": "keras.optimizers.SGD(0.1, momentum=0.9)",
+    "adam": ADAM,
+}
+"""By name."""
+
+
+def training(optimizer: str) -> str:
+    """With normalization, dropout, and a last batch of one sample for three replicas."""
+    return MODEL.replace(ADAM, OPTIMIZERS[optimizer]) + FIT
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=3, framework="tensorflow") as running:
+        yield running
+
+
+OWN_SAMPLES = (10 * 32 + 1, 10 * 32, 10 * 32)
+"""The last batch has one sample, which every replica computes and rank 0 counts."""
+
+
+def close(ours: Any, reference: Any) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(reference), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.full)])
+def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
+    code = training(name) + OUTCOME
+    reference = plainly({name: code}, "tensorflow", "sklearn.datasets")[name]
+    cluster.run(code)
+    outcomes = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
+    for outcome in outcomes:
+        for metric, values in reference["history"].items():
+            close(outcome["history"][metric], values)
+        close(outcome["evaluate"], reference["evaluate"])
+        close(outcome["predict"], reference["predict"])
+        for ours, theirs in zip(outcome["weights"], reference["weights"], strict=True):
+            close(ours, theirs)
+
+
+@pytest.mark.full  # as the notebook of the tour does
+def test_fit_shows_each_epoch_with_each_workers_loss(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = training("sgd").replace("verbose=0, ", "")
+    run = cluster.run(f"{code}\nhistory = history.history")
+    said = capsys.readouterr()
+    shown = [line for line in said.out.splitlines() if "  loss" in line]
+    assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
+    history = cluster.pull(["history"], ranks="0")[0]["history"]
+    for epoch in (1, 2, 3):
+        of_epoch = sorted((m for m in run.metrics if m.epoch == epoch), key=lambda m: m.rank)
+        own = [m.own["loss"] for m in of_epoch]
+        assert len(set(own)) == 3, "each rank saw other samples"
+        close(np.average(own, weights=OWN_SAMPLES), history["loss"][epoch - 1])
+        assert {m.shared["loss"] for m in of_epoch} == {history["loss"][epoch - 1]}
+        assert "val_accuracy" in of_epoch[0].shared
+
+
+@pytest.mark.full
+def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
+    """When this fails, Keras has mended it: take the patch out."""
+    undo = (
+        "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
+        "p.keras_trainer.TFEpochIterator.__init__ = p._init_upstream\n"
+        "p.keras_trainer.TensorFlowTrainer._maybe_symbolic_build = p._build_upstream\n"
+        "for kind, make in p._make_upstream.items():\n"
+        "    setattr(p.keras_trainer.TensorFlowTrainer, f'make_{kind}_function', make)\n"
+    )
+    cluster.run(undo)
+    try:
+        with pytest.raises(nbdist.CellError):
+            cluster.run(training("sgd"))
+    finally:
+        cluster.restart()
+
+
+def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(
+        "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
+        "p.keras_trainer.TFEpochIterator.__init__ = p._init_upstream\n"
+        "p.PATCHED_SERIES, kept = '9.9.', p.PATCHED_SERIES\n"
+        "p.apply()\n"
+        "untouched = p.keras_trainer.TFEpochIterator.__init__ is p._init_upstream\n"
+        "p.PATCHED_SERIES = kept\np.apply()\nuntouched"
+    )
+    assert set(run.results.values()) == {"True"}
+
+
+def test_tf_config_names_every_worker_and_the_chief_is_index_0(cluster: nbdist.Cluster) -> None:
+    cluster.run("import os, json\nconfig = json.loads(os.environ['TF_CONFIG'])")
+    configs = [objects["config"] for objects in cluster.pull(["config"]).values()]
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
+    assert len({json.dumps(config["cluster"]) for config in configs}) == 1
+    assert len(set(configs[0]["cluster"]["worker"])) == 3
+    run = cluster.run("strategy.cluster_resolver.task_id == 0")
+    assert run.results == {0: "True", 1: "False", 2: "False"}
+
+
+def test_a_cell_is_inside_the_scope_of_its_strategy(cluster: nbdist.Cluster) -> None:
+    cell = "import tensorflow as tf\ntf.distribute.get_strategy() is strategy"
+    assert set(cluster.run(cell).results.values()) == {"True"}
+    assert set(cluster.run(cell, ranks="0").results.values()) == {"False"}
+
+
+SCALARS = """
+import tensorflow as tf, keras
+flag, count, rate = tf.Variable(False), tf.Variable(3), keras.optimizers.SGD(0.5).learning_rate
+bool(flag), int(count), float(count), complex(count), float(rate), 1 if flag else 0
+"""
+
+
+def test_variables_convert_to_numbers(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(SCALARS)
+    assert set(run.results.values()) == {"(False, 3, 3.0, (3+0j), 0.5, 0)"}
+
+
+def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
+    """If this fails, TensorFlow converts variables of a strategy itself: take the patch out."""
+    run = cluster.run(
+        "import tensorflow as tf\nfrom tensorflow.python.distribute import values\n"
+        "own = ('__bool__', '__int__', '__float__', '__complex__')\n"
+        "kept = {name: getattr(values.DistributedVariable, name) for name in own}\n"
+        "for name in own:\n    delattr(values.DistributedVariable, name)\n"
+        "needed = bool(tf.Variable(False))\n"
+        "for name in own:\n    setattr(values.DistributedVariable, name, kept[name])\n"
+        "needed"
+    )
+    assert set(run.results.values()) == {"True"}
+
+
+def test_variables_of_another_tensorflow_are_left_alone(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("""
+from tensorflow.python.distribute import values
+from nbdist.worker.tensorflow import variable_scalars as v
+before, values.DistributedVariable.__bool__ = values.DistributedVariable.__bool__, None
+v.PATCHED_SERIES = "9.9."
+v.apply()
+left = values.DistributedVariable.__bool__ is None
+v.PATCHED_SERIES, values.DistributedVariable.__bool__ = "2.21.", before
+left
+""")
+    assert set(run.results.values()) == {"True"}
+
+
+def test_the_memory_of_gpus_is_measured(cluster: nbdist.Cluster) -> None:
+    """TensorFlow does not count a CPU's; what a GPU says is made up."""
+    run = cluster.run(
+        "from unittest import mock\n"
+        "from nbdist.worker.runtime import context as state\n"
+        "plain = state.current().memory.device_bytes()\n"
+        "said = {'GPU:0': {'current': 7, 'peak': 9}, 'GPU:1': {'current': 8, 'peak': 9}}\n"
+        "with mock.patch('tensorflow.config.list_physical_devices', return_value=[*said]), \\\n"
+        "     mock.patch('tensorflow.config.experimental.get_memory_info', said.__getitem__):\n"
+        "    counted = state.current().memory.device_bytes()\n"
+        "plain, counted"
+    )
+    assert set(run.results.values()) == {"([], [7, 8])"}
+
+
+def test_a_reserved_port_cannot_be_taken_by_a_stranger(cluster: nbdist.Cluster) -> None:
+    cluster.run(
+        "from nbdist.worker.tensorflow import strategy as mirrored\nport = mirrored.reserve_port()",
+        ranks="0",
+    )
+    port = cluster.pull(["port"], ranks="0")[0]["port"]
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))
+    cluster.run("mirrored._held_ports.pop().close()", ranks="0")
+
+
+LONE_RANK = """
+import gc, weakref
+import numpy as np
+import tensorflow as tf
+from nbdist.records import MirroredWiring, SocketAddress, WorkerIdentity
+from nbdist.worker.tensorflow import strategy as mirrored
+from nbdist.worker.runtime import context as state
+from tests import clusters
+nowhere = SocketAddress(url="tcp://127.0.0.1:1", server_key=KEY)
+state._worker = state.Worker(
+    WorkerIdentity(rank=0, world_size=1, stream=nowhere, dispatch=nowhere))
+def build():
+    config = CONFIG % mirrored.reserve_port()
+    return mirrored.build(MirroredWiring(tf_config=config, communication="auto"))[0].platform
+"""
+BUILD_AFTER_AN_OP = """
+tf.constant(1) + 1
+outcome = build()
+"""
+REBUILD = """
+from nbdist.worker.tensorflow.rank_gather import gather_over
+build()
+former = weakref.ref(state.current().strategies["mirrored"])
+gathered = gather_over(former())(np.array([3, 4], np.int32)).tolist()
+same = gather_over(former()) is gather_over(former())
+build()
+gc.collect()
+outcome = gathered, same, former() is None
+"""
+
+
+def lone_rank(code: str) -> str:
+    """The program of a process that is the only rank."""
+    key, _ = zmq.curve_keypair()
+    config = json.dumps(
+        {"cluster": {"worker": ["127.0.0.1:%d"]}, "task": {"type": "worker", "index": 0}}
+    )
+    return f"KEY = {key!r}\nCONFIG = {config!r}\n{LONE_RANK}{code}"
+
+
+def test_a_strategy_is_freed_when_another_is_built() -> None:
+    """Also if its ranks have gathered numbers."""
+    outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow")["one"]
+    assert outcome == [[[3, 4]], True, True]
+
+
+@pytest.mark.full
+def test_an_op_before_the_strategy_is_mended() -> None:
+    code = lone_rank(BUILD_AFTER_AN_OP)
+    uncured = code.replace("tf.constant(1) + 1", "mirrored._context_exists = bool; tf.constant(1)")
+    uncured = f"try:\n{textwrap.indent(uncured, '    ')}except RuntimeError as error:\n"
+    outcomes = plainly(
+        {"cured": code, "uncured": f"{uncured}    outcome = str(error)"}, "tensorflow"
+    )
+    assert outcomes["cured"] == "cpu"
+    assert "Collective ops must be configured at program startup" in outcomes["uncured"]
+
+
+def test_wiring_is_the_same_for_all_but_the_index() -> None:
+    wired = tf_config.mirrored(["a:1", "b:2"], "auto")
+    assert json.loads(wired[1].tf_config) == {
+        "cluster": {"worker": ["a:1", "b:2"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+@pytest.mark.full
+def test_communication_is_what_was_asked_for() -> None:
+    with nbdist.Cluster(hosts=2, framework="tensorflow", communication="ring") as cluster:
+        asked = cluster.run("strategy.extended._communication_options.implementation.name")
+        assert set(asked.results.values()) == {"'RING'"}

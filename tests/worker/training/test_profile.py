@@ -1,0 +1,163 @@
+"""`--profile` on real engines of both frameworks: where the time goes, and on which rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nbdist.records import Profiled, StepOptions
+from nbdist.telemetry.run_reader import kept
+from nbdist.worker.training.profile import FIRST_STEP
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import nbdist
+    from nbdist.records import Speech
+
+STEPS = 5
+SLEEP_S = 0.03
+SETUP = f"""
+import time
+import numpy as np
+def data():
+    for number in range(COUNT):
+        yield np.ones((8, 64), "float32")
+def nap(value):
+    time.sleep(SLOW * {SLEEP_S} * (rank == 0))
+    return value
+"""
+MIRRORED = (
+    """
+import tensorflow as tf
+SLOW = strategy.cluster_resolver.task_id == 0
+weights = tf.Variable(tf.ones([64, 64]) / 64)
+""",
+    """
+late = tf.ensure_shape(tf.numpy_function(nap, [batch], tf.float32), batch.shape)
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(tf.tanh(late @ weights) ** 2)
+weights.assign_sub(0.01 * tape.gradient(loss, weights))
+loss
+""",
+)
+PJRT = (
+    "import jax, jax.numpy as jnp\nSLOW = True\nw = jnp.ones((64, 64)) / 64\n",
+    """
+late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), "float32"), w[0, 0])
+loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(batch @ w) ** 2))(w)
+w = w - 0.01 * gradient + 0 * late
+loss
+""",
+)
+CELLS = pytest.mark.parametrize(
+    ("strategy", "cells"), [("mirrored", MIRRORED), ("pjrt", PJRT)], ids=["mirrored", "pjrt"]
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2) as running:
+        yield running
+
+
+@pytest.fixture
+def told(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
+    """What ranks tell of their traces."""
+    found: dict[int, Profiled] = {}
+    onward = cluster._crew.receiver._handle
+
+    def hear(record: Speech) -> None:
+        if isinstance(record, Profiled):
+            found[record.rank] = record
+        onward(record)
+
+    monkeypatch.setattr(cluster._crew.receiver, "_handle", hear)
+    return found
+
+
+def run(
+    cluster: nbdist.Cluster, strategy: Any, cells: tuple[str, str], count: int, **options: Any
+) -> nbdist.Run:
+    setup, step = cells
+    cluster.run(f"COUNT = {count}\n{SETUP}{setup}", strategy=strategy)
+    chosen = StepOptions(data="data", profile=STEPS, **options)
+    return cluster.run(step, step=chosen, strategy=strategy)
+
+
+@CELLS
+def test_the_time_is_attributed_and_the_trace_is_kept(
+    cluster: nbdist.Cluster,
+    told: dict[int, Profiled],
+    capsys: pytest.CaptureFixture[str],
+    strategy: str,
+    cells: tuple[str, str],
+) -> None:
+    run(cluster, strategy, cells, FIRST_STEP + 2 * STEPS)
+    events = kept(cluster.settings.runs_path)[0].path / "events"
+    assert told.keys() == {0, 1}
+    for rank, profiled in told.items():
+        assert profiled.steps == STEPS
+        parts = profiled.compute_s + profiled.collective_s + profiled.other_s
+        assert parts <= profiled.step_s * 1.1
+        assert profiled.step_s > SLEEP_S
+        if strategy == "pjrt":
+            assert profiled.top[0].seconds >= profiled.top[-1].seconds > 0
+            assert profiled.folder == str(events / f"rank-{rank}")
+            assert list((events / f"rank-{rank}").rglob("*.xplane.pb"))
+    assert told[0].compute_s > 0.9 * SLEEP_S  # it sleeps in the midst of its computation
+    assert told[1].collective_s > 0.5 * SLEEP_S  # it waits for rank 0
+    assert told[1].compute_s < 0.5 * SLEEP_S
+    assert told[0].collective_s < told[1].collective_s
+    shown = capsys.readouterr().out
+    assert f"--profile: {STEPS} steps traced; milliseconds of a step" in shown
+    if strategy == "pjrt":
+        assert "longest on rank 0:" in shown
+        assert f"trace of rank 0: {events / 'rank-0'}" in shown
+        assert told[0].top[0].name in shown
+    else:
+        assert "no operations: TensorFlow's profiler does not work here" in shown
+
+
+@CELLS
+def test_a_run_that_ends_meanwhile_tells_what_it_has(
+    cluster: nbdist.Cluster, told: dict[int, Profiled], strategy: str, cells: tuple[str, str]
+) -> None:
+    run(cluster, strategy, cells, FIRST_STEP + 1)
+    assert {profiled.steps for profiled in told.values()} == {2}
+    names = {Path(profiled.folder).name for profiled in told.values()}
+    assert names == ({"rank-0", "rank-1"} if strategy == "pjrt" else {""})
+
+
+def test_a_sample_that_is_under_way_puts_it_off(
+    cluster: nbdist.Cluster, told: dict[int, Profiled]
+) -> None:
+    """As where a step takes longer than the time between samples."""
+    cluster.run(
+        "from nbdist.worker.training import trace_schedule as tracing\n"
+        "usual, tracing.GAP_S = tracing.GAP_S, 1e-6"
+    )
+    run(cluster, "pjrt", PJRT, FIRST_STEP + 3 * STEPS)
+    cluster.run("tracing.GAP_S = usual")
+    assert {profiled.steps for profiled in told.values()} == {STEPS}
+
+
+def test_a_run_that_ends_before_says_so(
+    cluster: nbdist.Cluster, told: dict[int, Profiled], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "pjrt", PJRT, FIRST_STEP - 1)
+    assert {profiled.steps for profiled in told.values()} == {0}
+    assert "--profile: nothing was traced" in capsys.readouterr().out
+
+
+def test_a_trace_of_the_users_own_is_left_alone(
+    cluster: nbdist.Cluster, told: dict[int, Profiled], tmp_path: Path
+) -> None:
+    setup, step = PJRT
+    begin = f"jax.profiler.start_trace({str(tmp_path)!r} + os.environ['NBDIST_RANK'])"
+    run(cluster, "pjrt", (f"import os\n{setup}\n{begin}", step), FIRST_STEP + 2 * STEPS)
+    assert {profiled.steps for profiled in told.values()} == {0}
+    cluster.run("jax.profiler.stop_trace()", strategy="pjrt")
