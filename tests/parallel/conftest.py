@@ -3,10 +3,12 @@
 import jax
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 8)
+from tests import eight_devices
+
+eight_devices.set_up()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def eight_devices() -> None:
-    """Raises where a test of another folder has started JAX with less."""
-    assert jax.device_count() == 8
+def eight_devices_exist() -> None:
+    """Raises if a test of another folder has started JAX with fewer."""
+    assert jax.device_count() == eight_devices.COUNT
