@@ -6,7 +6,6 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.launcher import is_engine
 from nbdist.errors import StartError
 
 if TYPE_CHECKING:
@@ -18,6 +17,23 @@ if TYPE_CHECKING:
 
 HOME = ""
 """The key of this machine among hosts."""
+
+_OF_RANK, _SPARE = "rank-", "spare-"
+
+
+def engine_name(rank: int) -> str:
+    """Name of an engine that was forked for a rank."""
+    return f"{_OF_RANK}{rank}"
+
+
+def spare_name(number: int) -> str:
+    """Name of an engine that was forked before it has a rank."""
+    return f"{_SPARE}{number}"
+
+
+def is_engine(name: str) -> bool:
+    """Return whether a child of this name is an engine."""
+    return name.startswith((_OF_RANK, _SPARE))
 
 
 class Children:

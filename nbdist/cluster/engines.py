@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel
 
 from nbdist.cluster import environment
+from nbdist.cluster.child_registry import engine_name, is_engine, spare_name
 from nbdist.cluster.controller import Controller
 from nbdist.cluster.jax_coordinators import Coordinators
-from nbdist.cluster.launcher import SeedEngineSetLauncher, engine_name, is_engine, spare_name
 from nbdist.cluster.rank_places import Places
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import RANK_VARIABLE, EngineBooks
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.cluster.fleet import Fleet
+    from nbdist.cluster.launcher import SeedEngineSetLauncher
     from nbdist.records import ClusterRequest
 
 ENGINE_ARGS = (

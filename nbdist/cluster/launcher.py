@@ -17,22 +17,6 @@ if TYPE_CHECKING:
     from nbdist.cluster.fleet import Fleet
 
 ENGINE_TARGET = "nbdist.worker.engine:main"
-_OF_RANK, _SPARE = "rank-", "spare-"
-
-
-def engine_name(rank: int) -> str:
-    """How the seed calls an engine that was forked for a rank."""
-    return f"{_OF_RANK}{rank}"
-
-
-def spare_name(number: int) -> str:
-    """How the seed calls an engine that waits for a rank, and that has one, later on."""
-    return f"{_SPARE}{number}"
-
-
-def is_engine(name: str) -> bool:
-    """Whether the seed calls an engine so."""
-    return name.startswith((_OF_RANK, _SPARE))
 
 
 class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
