@@ -21,7 +21,6 @@ from nbdist.records import (
     MOST_SEED,
     CellRequest,
     ClusterRequest,
-    Framework,
     Planning,
     Precision,
     Saving,
@@ -30,9 +29,9 @@ from nbdist.records import (
     StrategyName,
     is_seed,
 )
+from nbdist.records.base import STRATEGY_OF
 
-_STRATEGY_OF: dict[Framework, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
-STRATEGIES = tuple(_STRATEGY_OF.values())
+STRATEGIES = tuple(STRATEGY_OF.values())
 
 
 def parse_cell(
@@ -148,22 +147,17 @@ def _faults_of_step(
     return faults
 
 
-def strategies_of(cluster: ClusterRequest) -> tuple[StrategyName, ...]:
-    """One for each framework that the workers run."""
-    return tuple(_STRATEGY_OF[framework] for framework in cluster.frameworks)
-
-
 def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
     """The strategy of that name, or of the first framework.
 
     Raises:
         UsageError: there is none of that name, or the workers do not run its framework.
     """
-    built = {_STRATEGY_OF[framework]: framework for framework in cluster.frameworks}
+    built = {STRATEGY_OF[framework]: framework for framework in cluster.frameworks}
     for strategy in built:
         if name in (None, strategy):
             return strategy
-    for framework, strategy in _STRATEGY_OF.items():
+    for framework, strategy in STRATEGY_OF.items():
         if name == strategy:
             raise UsageError(
                 f"--strategy {name} needs {framework}, and the workers run "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.cells.parse import strategies_of
 from nbdist.cluster import tf_config
 from nbdist.cluster.variable_pairing import agree
 from nbdist.errors import ClosedError, WorkerError
 from nbdist.records import CollectiveBooks, PjrtWiring
+from nbdist.records.cluster import strategies_of
 from nbdist.views.cluster.restored_collectives import told_of
 from nbdist.worker.remote import setup as engine_setup
 

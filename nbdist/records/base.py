@@ -8,6 +8,7 @@ import msgspec
 
 Framework = Literal["tensorflow", "jax"]
 StrategyName = Literal["mirrored", "pjrt"]
+STRATEGY_OF: dict[Framework, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
 StreamName = Literal["stdout", "stderr"]
 Precision = Literal["bfloat16", "float16"]
 Communication = Literal["auto", "ring", "nccl"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nbdist.records.base import Communication, Framework, Record
+from nbdist.records.base import STRATEGY_OF, Communication, Framework, Record, StrategyName
 from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
@@ -74,6 +74,11 @@ class ClusterRequest(Record, frozen=True):
     def is_local(self) -> bool:
         """Whether all engines are on this machine."""
         return not any(host.name for host in self.hosts)
+
+
+def strategies_of(request: ClusterRequest) -> tuple[StrategyName, ...]:
+    """Return the strategy of each framework that the workers run."""
+    return tuple(STRATEGY_OF[framework] for framework in request.frameworks)
 
 
 class Phase(Record, frozen=True):
