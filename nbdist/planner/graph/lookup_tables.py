@@ -8,24 +8,14 @@ has of all, and their sum is scattered: that is as much as all devices have toge
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from nbdist.planner.graph.model import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nbdist.planner.graph.model import Model, Op
-
-
-class Table(NamedTuple):
-    """An array that rows are looked up in.
-
-    Attributes:
-        rows: groups of the dimensions that are looked up along.
-        is_alone: the batch meets it in nothing else.
-    """
-
-    rows: frozenset[int]
-    is_alone: bool
 
 
 def tables_of(model: Model) -> Mapping[tuple[int, ...], Table]:

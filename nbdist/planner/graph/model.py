@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from nbdist.planner.graph.lookup_tables import Table
 
 Role = Literal["carried", "read", "batch"]
 
 Kind = Literal["dot", "conv", "lookup", "scatter", "reduce", "stream", "loop"]
 """`lookup`: rows taken by index; `scatter`: rows added by index; `stream`: element by element;
 `loop`: its body is run `times` times."""
+
+
+class Table(NamedTuple):
+    """An array that rows are looked up in.
+
+    Attributes:
+        rows: groups of the dimensions that are looked up along.
+        is_alone: the batch meets it in nothing else.
+    """
+
+    rows: frozenset[int]
+    is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
