@@ -27,7 +27,7 @@ from nbdist.errors import (
 if TYPE_CHECKING:
     from nbdist.execution.result import Run
     from nbdist.execution.saved_runs import runs
-    from nbdist.magics.dist import load_ipython_extension, unload_ipython_extension
+    from nbdist.magics.extension import load_ipython_extension, unload_ipython_extension
     from nbdist.parallel.autoplace.decorator import autoplace
     from nbdist.parallel.pipeline.stacked_layers import pipelined
     from nbdist.parallel.pipeline.stages import stages
@@ -88,8 +88,8 @@ _HOME = {
     "where": "nbdist.parallel.placement.where",
     "runs": "nbdist.execution.saved_runs",
     "_jupyter_server_extension_points": "nbdist.server",
-    "load_ipython_extension": "nbdist.magics.dist",
-    "unload_ipython_extension": "nbdist.magics.dist",
+    "load_ipython_extension": "nbdist.magics.extension",
+    "unload_ipython_extension": "nbdist.magics.extension",
 }
 
 

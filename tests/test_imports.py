@@ -28,7 +28,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", ["tensorflow", "jax", "keras", "anywidget", "jupyter_server"])
 def test_the_notebook_side_loads_no_framework_and_no_widgets(name: str) -> None:
-    assert name not in loaded_after("import nbdist.magics.dist, nbdist.session.cluster")
+    assert name not in loaded_after("import nbdist.magics.extension, nbdist.session.cluster")
 
 
 def test_every_public_name_is_there() -> None:

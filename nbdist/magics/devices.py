@@ -23,7 +23,7 @@ from nbdist.views.trace import TracePicture
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbdist.magics.dist import DistMagics
+    from nbdist.magics.base import ClusterMagics
     from nbdist.records import Trace
 
 _PLUGINS = ("xprof", "tensorboard_plugin_profile")
@@ -37,7 +37,7 @@ class PlacingMagics(Magics):
 
     shell: Any
 
-    def __init__(self, shell: InteractiveShell, front: DistMagics) -> None:
+    def __init__(self, shell: InteractiveShell, front: ClusterMagics) -> None:
         super().__init__(shell)
         self._front = front
         self._traces: tempfile.TemporaryDirectory[str] | None = None

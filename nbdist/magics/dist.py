@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
 from nbdist.cells.parse import STRATEGIES, parse_saving, parse_seconds
-from nbdist.errors import NoClusterError, UsageError
-from nbdist.magics.completion import option_matcher
-from nbdist.magics.devices import PlacingMagics
+from nbdist.errors import UsageError
+from nbdist.magics.base import ClusterMagics
 from nbdist.magics.options import check_name, planning_arguments, step_options
-from nbdist.magics.plan import PlanMagics
 from nbdist.magics.start_options import (
     examined,
     examining_arguments,
@@ -26,42 +23,16 @@ from nbdist.magics.start_options import (
     starting_arguments,
 )
 from nbdist.records import GUARD_STEPS
-from nbdist.session.cluster import MOST_HEALS, Cluster
-from nbdist.session.discovery import attach, offer, stop_all
-from nbdist.session.tensorboard import Boards
-from nbdist.session.transfer import fingerprint
+from nbdist.session.cluster import MOST_HEALS
+from nbdist.session.discovery import attach, stop_all
 from nbdist.views.surface import show_once
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
 
 
 @magics_class
-class DistMagics(Magics):
+class DistMagics(ClusterMagics):
     """The `%dist_...` magics; one cluster for each notebook."""
 
     shell: Any
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        super().__init__(shell)
-        self._started: Cluster | None = None
-        self._brought: dict[str, tuple[object, bytes]] = {}
-        self._boards = Boards()
-
-    def _cluster(self, asked: str) -> Cluster:
-        if self._started is None or not self._started.running:
-            raise NoClusterError(asked)
-        return self._started
-
-    def _runs(self) -> bool:
-        return self._started is not None and self._started.running
-
-    def _refuse_running(self) -> None:
-        if self._runs():
-            raise UsageError(
-                f"{self._started!r} is running: type %dist_restart for fresh workers, "
-                "or %dist_stop first"
-            )
 
     @magic_arguments()
     @starting_arguments
@@ -183,27 +154,6 @@ class DistMagics(Magics):
         finally:  # of a run that failed, what it had reported is kept too
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
-
-    def _label(self) -> int:
-        """The number in the prompt of the cell that runs; IPython's own count is ahead of it."""
-        inputs: list[str] = self.shell.history_manager.input_hist_parsed
-        return len(inputs) - 1
-
-    def _bring(self, cluster: Cluster, name: str) -> None:
-        """Move a data set of the notebook to the workers, once, unless they have one."""
-        here = self.shell.user_ns.get(name)
-        if here is None or not (self._has_changed(name, here) or cluster.lacks(name)):
-            return
-        size = cluster.push({name: here})
-        self._brought[name] = here, fingerprint(here)
-        sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
-
-    def _has_changed(self, name: str, here: object) -> bool:
-        """Whether what was moved is another object now, or another in itself."""
-        if name not in self._brought:
-            return False
-        moved, mark = self._brought[name]
-        return moved is not here or mark != fingerprint(here)
 
     @magic_arguments()
     @line_magic
@@ -337,27 +287,3 @@ class DistMagics(Magics):
         if self._started is not None:
             self._started.stop()
             self._started = None
-
-
-_loaded: dict[int, tuple[DistMagics, Any]] = {}
-
-
-def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext nbdist`."""
-    magics = DistMagics(shell)
-    shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
-    matcher = option_matcher(shell)
-    shell.Completer.custom_matchers.append(matcher)
-    atexit.register(magics.end)
-    _loaded[id(shell)] = (magics, matcher)
-    waiting = offer()
-    if waiting:
-        sys.stdout.write(f"{waiting}\n")
-
-
-def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext nbdist`: ends the cluster."""
-    magics, matcher = _loaded.pop(id(shell))
-    magics.end()
-    atexit.unregister(magics.end)
-    shell.Completer.custom_matchers.remove(matcher)

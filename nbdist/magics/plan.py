@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbdist.execution.result import Run
-    from nbdist.magics.dist import DistMagics
+    from nbdist.magics.base import ClusterMagics
     from nbdist.records import Plan
     from nbdist.session.cluster import Cluster
 
@@ -31,7 +31,7 @@ class PlanMagics(Magics):
 
     shell: Any
 
-    def __init__(self, shell: InteractiveShell, front: DistMagics) -> None:
+    def __init__(self, shell: InteractiveShell, front: ClusterMagics) -> None:
         super().__init__(shell)
         self._front = front
         self._shown: tuple[Plan, Run | None] | None = None

@@ -1,0 +1,65 @@
+"""The cluster of a notebook, shared by the classes of magics."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics
+
+from nbdist.errors import NoClusterError, UsageError
+from nbdist.session.tensorboard import Boards
+from nbdist.session.transfer import fingerprint
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from nbdist.session.cluster import Cluster
+
+
+class ClusterMagics(Magics):
+    """Magics of a notebook with one cluster, and with data sets moved to its workers."""
+
+    shell: Any
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._started: Cluster | None = None
+        self._brought: dict[str, tuple[object, bytes]] = {}
+        self._boards = Boards()
+
+    def _cluster(self, asked: str) -> Cluster:
+        if self._started is None or not self._started.running:
+            raise NoClusterError(asked)
+        return self._started
+
+    def _runs(self) -> bool:
+        return self._started is not None and self._started.running
+
+    def _refuse_running(self) -> None:
+        if self._runs():
+            raise UsageError(
+                f"{self._started!r} is running: type %dist_restart for fresh workers, "
+                "or %dist_stop first"
+            )
+
+    def _label(self) -> int:
+        """The number in the prompt of the cell that runs; IPython's own count is ahead of it."""
+        inputs: list[str] = self.shell.history_manager.input_hist_parsed
+        return len(inputs) - 1
+
+    def _bring(self, cluster: Cluster, name: str) -> None:
+        """Move a data set of the notebook to the workers, once, unless they have one."""
+        here = self.shell.user_ns.get(name)
+        if here is None or not (self._has_changed(name, here) or cluster.lacks(name)):
+            return
+        size = cluster.push({name: here})
+        self._brought[name] = here, fingerprint(here)
+        sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
+
+    def _has_changed(self, name: str, here: object) -> bool:
+        """Whether what was moved is another object now, or another in itself."""
+        if name not in self._brought:
+            return False
+        moved, mark = self._brought[name]
+        return moved is not here or mark != fingerprint(here)

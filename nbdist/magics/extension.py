@@ -1,0 +1,39 @@
+"""Loading and unloading of the IPython extension."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nbdist.magics.completion import option_matcher
+from nbdist.magics.devices import PlacingMagics
+from nbdist.magics.dist import DistMagics
+from nbdist.magics.plan import PlanMagics
+from nbdist.session.discovery import offer
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_loaded: dict[int, tuple[DistMagics, Any]] = {}
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext nbdist`."""
+    magics = DistMagics(shell)
+    shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
+    matcher = option_matcher(shell)
+    shell.Completer.custom_matchers.append(matcher)
+    atexit.register(magics.end)
+    _loaded[id(shell)] = (magics, matcher)
+    waiting = offer()
+    if waiting:
+        sys.stdout.write(f"{waiting}\n")
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """`%unload_ext nbdist`: ends the cluster."""
+    magics, matcher = _loaded.pop(id(shell))
+    magics.end()
+    atexit.unregister(magics.end)
+    shell.Completer.custom_matchers.remove(matcher)
