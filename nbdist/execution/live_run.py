@@ -33,7 +33,8 @@ from nbdist.telemetry.worker_table import Roster
 from nbdist.utils.processes import this_process
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
-from nbdist.views.run.live_display import RunView, run_surface
+from nbdist.views.run.display_choice import run_surface
+from nbdist.views.run.live_display import RunView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

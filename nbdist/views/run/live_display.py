@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -13,17 +11,16 @@ from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from nbdist.records import RUN_MIME, RunOutput
 from nbdist.views import formatting
-from nbdist.views.surface import TextSurface, bundle, in_notebook, marimo_notebook
+from nbdist.views.surface import TextSurface, bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import FitBegun, Heal, Metrics, MimeBundle, Rows, RunViewName, StepBegun
+    from nbdist.records import FitBegun, Heal, Metrics, MimeBundle, Rows, StepBegun
 
 INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
@@ -56,36 +53,6 @@ class RunSurface(Protocol):
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
         """The run is over: see `RunView.close`."""
         ...
-
-
-def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:
-    """Where the run is shown.
-
-    Args:
-        run: its id; empty where it is not kept.
-        follow: begins to read it from its first row; only if it is kept.
-        view: see `Settings`.
-    """
-    marimo = marimo_notebook()
-    if view == "text" or not (marimo or in_notebook()):
-        return LineSurface()
-    if run and (marimo or view == "widget" or (view == "auto" and _wants_widget())):
-        from nbdist.views.run.widget import MarimoPlace, OutputPlace, WidgetSurface  # half a second
-
-        return WidgetSurface(MarimoPlace(marimo) if marimo else OutputPlace(run), follow)
-    return OutputSurface(run) if marimo is None else LineSurface()
-
-
-def _wants_widget() -> bool:
-    """Whether the kernel's front end is one that has widgets and cannot have the extension.
-
-    The kernel is not told. VS Code sets these variables where it starts one, and not in its
-    terminals; a kernel that it found running has the name.
-    """
-    shell = get_ipython()
-    names = shell.user_ns if shell is not None else {}
-    in_code = not {"VSCODE_PID", "VSCODE_CWD"}.isdisjoint(os.environ)
-    return in_code or "__vsc_ipynb_file__" in names or "google.colab" in sys.modules
 
 
 class RunView:
