@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from nbdist.worker.jax.rebuild.arrays import Devices, SavedArray
-from nbdist.worker.jax.rebuild.walk import Lost, Walk, keras_is_on_jax
+from nbdist.worker.jax.rebuild.walk import Lost, Walk
+
+if TYPE_CHECKING:
+    from nbdist.worker.jax.rebuild.walk import Renew
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ class Rescued:
         rescued = cls()
         for name, value in _of_the_user(namespace):
             try:
-                Walk(rescued._save)(value)
+                Walk(rescued._save, _renewers())(value)
             except Lost:
                 rescued._lost.append(name)
             except Exception as error:  # noqa: BLE001 - whatever a strange object raises
@@ -58,7 +62,7 @@ class Rescued:
                 rescued._names.append(name)
         for generator in _keras_seeds():
             with contextlib.suppress(Lost):
-                Walk(rescued._save)(generator)
+                Walk(rescued._save, _renewers())(generator)
         return rescued
 
     def put_back(self, namespace: dict[str, Any]) -> tuple[str, ...]:
@@ -72,7 +76,7 @@ class Rescued:
             The names that are lost; they are no longer in the namespace.
         """
         devices = Devices()
-        renew = Walk(lambda leaf: self._renewed(leaf, devices))
+        renew = Walk(lambda leaf: self._renewed(leaf, devices), _renewers())
         for name in self._names:
             if name not in namespace:
                 continue
@@ -111,9 +115,29 @@ def _of_the_user(namespace: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
+def _keras_is_on_jax() -> bool:
+    """Return whether the user's program has imported Keras, on JAX."""
+    keras = sys.modules.get("keras")
+    return keras is not None and keras.backend.backend() == "jax"
+
+
+def _renewers() -> list[Renew]:
+    """Return those of the libraries that the user's program has imported."""
+    renewers: list[Renew] = []
+    if _keras_is_on_jax():
+        from nbdist.worker.jax.rebuild import keras as keras_rebuild
+
+        renewers.append(keras_rebuild.renew)
+    if "flax.nnx" in sys.modules:
+        from nbdist.worker.jax.rebuild import nnx as nnx_rebuild
+
+        renewers.append(nnx_rebuild.renew)
+    return renewers
+
+
 def _keras_seeds() -> list[Any]:
     """What Keras draws from where no seed is given; it is nobody's by name."""
-    if not keras_is_on_jax():
+    if not _keras_is_on_jax():
         return []
     from nbdist.worker.jax.rebuild import keras as keras_rebuild
 

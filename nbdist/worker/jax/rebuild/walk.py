@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import OrderedDict, defaultdict
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from nbdist.worker.jax.arrays.distributed_dataset import (
 from nbdist.worker.jax.arrays.replicas import PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Renew = Callable[[Any, "Walk"], bool]
 
@@ -46,12 +45,13 @@ class Walk:
     objects. What is reached twice is replaced once, so that what was shared still is.
 
     Args:
-        replace: gives what comes in the place of a leaf; itself where nothing is to change.
+        replace: returns the replacement of a leaf, or the leaf itself if nothing changes.
+        renewers: each changes an object of one library in place, and returns whether it was one.
     """
 
-    def __init__(self, replace: Callable[[Any], Any]) -> None:
+    def __init__(self, replace: Callable[[Any], Any], renewers: Sequence[Renew]) -> None:
         self._replace = replace
-        self._renewers = _renewers()
+        self._renewers = renewers
         self._done: dict[int, tuple[Any, Any]] = {}  # with the value, so that no id recurs
         self._open: set[int] = set()
 
@@ -107,23 +107,3 @@ def _is_open(value: Any) -> bool:
     """Whether its attributes are to be changed, as JAX does not know its class."""
     known = type(value).__module__ == _USERS_MODULE or isinstance(value, _OURS)
     return (known or dataclasses.is_dataclass(value)) and type(value).__dictoffset__ != 0
-
-
-def keras_is_on_jax() -> bool:
-    """Whether the user's program has imported Keras, on JAX."""
-    keras = sys.modules.get("keras")
-    return keras is not None and keras.backend.backend() == "jax"
-
-
-def _renewers() -> list[Renew]:
-    """Of the libraries that the user's program has imported."""
-    renewers: list[Renew] = []
-    if keras_is_on_jax():
-        from nbdist.worker.jax.rebuild import keras as keras_rebuild
-
-        renewers.append(keras_rebuild.renew)
-    if "flax.nnx" in sys.modules:
-        from nbdist.worker.jax.rebuild import nnx as nnx_rebuild
-
-        renewers.append(nnx_rebuild.renew)
-    return renewers
