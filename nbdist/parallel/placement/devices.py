@@ -95,7 +95,7 @@ def _measured() -> Bench:
     from nbdist.worker.runtime import context
 
     strategy = context.strategies().get("pjrt") or PjRTStrategy()
-    return measure(strategy, local_devices())
+    return measure(strategy.mesh, local_devices())
 
 
 def _topology() -> tuple[Topology | None, str]:

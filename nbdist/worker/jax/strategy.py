@@ -66,7 +66,7 @@ class PjRTStrategy:
         if self._bench is None and find(said[0].kind) is None:
             from nbdist.worker.profiling.device_bench import measure
 
-            self._bench = measure(self, said)
+            self._bench = measure(self.mesh, said)
         return live_target(said, self._bench)
 
     def take_bench(self, bench: Bench | None) -> None:

@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import msgspec
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from nbdist.planner.graph.model import Model, Role
     from nbdist.records import Bench, Plan, Planning, Remat, Spec
-    from nbdist.worker.jax.strategy import PjRTStrategy
 
 _MB = 2**20
 
@@ -89,7 +88,22 @@ def named_target(text: str) -> Target:
     return Target(topology, calibration_of(topology.chip))
 
 
-def target_of(wishes: Planning, strategy: PjRTStrategy) -> Target:
+class MeshWithTarget(Protocol):
+    """The part of `PjRTStrategy` that planning uses.
+
+    Attributes:
+        mesh: over all devices.
+    """
+
+    mesh: Any
+
+    @property
+    def target(self) -> Target:
+        """The hardware that steps are planned for."""
+        ...
+
+
+def target_of(wishes: Planning, strategy: MeshWithTarget) -> Target:
     """The hardware that is planned for; where it is that which there is, every process has to ask.
 
     Raises:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.records import Level, LocalDevices
-    from nbdist.worker.jax.strategy import PjRTStrategy
 
 _SIZES = tuple(256 << power for power in range(6))
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -42,30 +41,30 @@ _SENT_BYTES = {"cpu": 4 << 20}
 _SENT_USUALLY = 64 << 20
 
 
-def measure(strategy: PjRTStrategy, said: list[LocalDevices]) -> Bench:
-    """What the devices of a strategy reach.
+def measure(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
+    """Measure the devices of a mesh.
 
     Args:
-        strategy: whose devices.
+        mesh: over all devices.
         said: what each process drives of them.
 
     Raises:
         PlanError: they are no topology; see `planner.hardware.topology_live`.
     """
     with ThreadPoolExecutor(1) as apart:  # under no mesh: that of a cell is its thread's
-        return apart.submit(_measured, strategy, said).result()
+        return apart.submit(_measured, mesh, said).result()
 
 
-def _measured(strategy: PjRTStrategy, said: list[LocalDevices]) -> Bench:
+def _measured(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
     products = _products()
     copied = _agreed([_copy()])[0]
-    alone = Bench(devices=strategy.mesh.size, products=products, bytes_per_s=copied, links={})
+    alone = Bench(devices=mesh.size, products=products, bytes_per_s=copied, links={})
     topology = live(said, chip=benched_chip(alone, said[0]))
     return Bench(
-        devices=strategy.mesh.size,
+        devices=mesh.size,
         products=products,
         bytes_per_s=copied,
-        links=_links(strategy.mesh.devices, topology.levels),
+        links=_links(mesh.devices, topology.levels),
         transfers=_transfers(),
         dispatch_s=_slowest([_dispatch_s()])[0],
         crossing=own_crossing(),

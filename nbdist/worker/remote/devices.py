@@ -33,6 +33,6 @@ def bench() -> Bench:
     from nbdist.worker.profiling.device_bench import measure
 
     strategy = context.current().strategies["pjrt"]
-    found = measure(strategy, local_devices())
+    found = measure(strategy.mesh, local_devices())
     strategy.take_bench(found)
     return found

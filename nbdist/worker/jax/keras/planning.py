@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from nbdist.planner.graph.model import Role
     from nbdist.records import Plan, Planning
-    from nbdist.worker.jax.strategy import PjRTStrategy
+    from nbdist.worker.planning.plan_step import MeshWithTarget
     from nbdist.worker.runtime.context import Worker
 
 _NO_FIT = (
@@ -109,7 +109,7 @@ def plan_of_fit(
     carried: tuple[list[Any], ...],
     batch: Any,
     wishes: Planning,
-    strategy: PjRTStrategy,
+    strategy: MeshWithTarget,
 ) -> Plan:
     """How what a model's train function carries is laid out.
 

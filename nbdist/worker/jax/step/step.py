@@ -6,7 +6,7 @@ import functools
 import math
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from nbdist.worker.jax.step.names import check_numbers, check_same, take
 from nbdist.worker.jax.step.parity import PjrtSubject
 from nbdist.worker.planning.compiled_memory import taken
 from nbdist.worker.planning.plan_step import (
+    MeshWithTarget,
     batch_inputs,
     mesh_to_trace,
     outline,
@@ -36,7 +37,7 @@ from nbdist.worker.training.parity import compare
 from nbdist.worker.training.warmup import Factor, learning_rates, rates_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     import numpy as np
 
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from nbdist.records import Plan, Rate, Spec, StepRequest
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.jax.step.carried import Carried
-    from nbdist.worker.jax.strategy import PjRTStrategy
     from nbdist.worker.profiling.trace import Tracer
     from nbdist.worker.training.parity import Findings
 
@@ -52,6 +52,18 @@ _ON_ARRAYS = (
     "In a step, the value of an array is not there for Python's if, while, and, or: "
     "type jnp.where(condition, a, b), jax.lax.cond or jax.lax.while_loop"
 )
+
+
+class PlannedMesh(MeshWithTarget, Protocol):
+    """The part of `PjRTStrategy` that a step uses."""
+
+    def note_laid(self, arrays: Iterable[jax.Array]) -> None:
+        """Note that a plan has laid these arrays out."""
+        ...
+
+    def has_laid(self, array: jax.Array) -> bool:
+        """Return whether a plan, not the user, has laid the array out."""
+        ...
 
 
 class PjrtStep:
@@ -81,7 +93,7 @@ class PjrtStep:
         request: StepRequest,
         define: Callable[[str], Callable[..., Any]],
         namespace: dict[str, Any],
-        strategy: PjRTStrategy,
+        strategy: PlannedMesh,
     ) -> None:
         self.shards: int = strategy.mesh.size
         self.replicas = self.shards
