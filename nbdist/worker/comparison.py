@@ -7,6 +7,7 @@ compares the digests, without a collective.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -35,12 +36,11 @@ def look(worker: Worker, namespace: dict[str, Any]) -> tuple[Replicated, ...]:
     """
     if worker.world_size == 1 or worker.strategy is None:
         return ()
-    if worker.strategy not in worker.compared:
-        worker.compared[worker.strategy] = _compared(worker.strategy)
-    found = worker.compared[worker.strategy].under(worker.names.bound(), namespace)
+    found = _compared(worker.strategy).under(worker.names.bound(), namespace)
     return found if worker.guard else ()
 
 
+@functools.cache
 def _compared(strategy: StrategyName) -> Compared:
     if strategy == "pjrt":
         from nbdist.worker.inspection.replicated import ReplicatedArrays

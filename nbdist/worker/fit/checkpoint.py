@@ -96,7 +96,9 @@ class FitSaver:
         self._worker = worker
         self._model = model
         self._epochs = epochs
-        self._cell = worker.fits = worker.fits or CellCheckpoints(worker)
+        cell = worker.fits
+        self._cell = cell if isinstance(cell, CellCheckpoints) else CellCheckpoints(worker)
+        worker.fits = self._cell
         self._cell.fits += 1
         self._restored = True
         self._order = worker.order

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from nbdist.records import Columns, Metrics, Note, Planning
 from nbdist.worker.runtime.cell_names import NamesOfCell
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
         StrategyName,
         WorkerIdentity,
     )
-    from nbdist.worker.comparison import Compared
-    from nbdist.worker.fit.checkpoint import CellCheckpoints
     from nbdist.worker.runtime.stop_point import StopPoint
 
 
@@ -43,6 +41,12 @@ class ShuffleOrder:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+
+
+class FitCounter(Protocol):
+    """Counter of the fits of a cell."""
+
+    fits: int
 
 
 class Worker:
@@ -69,7 +73,7 @@ class Worker:
         saving: how the state of what the cell fits is saved.
         names: what the cell reads and binds, where something is to be saved of it, or compared.
         replays: the cell is run again for the names that it binds: nothing is trained.
-        fits: the checkpoints of the cell's fits; None before the first.
+        fits: counts the fits of the cell; None before the first.
         passed_rows: of the batches that a `fit` which goes on has passed over; 0 is none.
         planning: what is asked of the layout of what the cell fits.
         seed: of the generators at the start.
@@ -79,7 +83,6 @@ class Worker:
         own_data: what Keras is given is this rank's part of the data.
         collective_keys: digests the keys of this rank's next collectives of TensorFlow.
         guard: steps after which what it trains is compared with the other ranks'; 0 is never.
-        compared: by strategy, the values that ranks compare at the end of plain cells.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -107,11 +110,10 @@ class Worker:
         self.saving: Saving | None = None
         self.names = NamesOfCell()
         self.replays = False
-        self.fits: CellCheckpoints | None = None
+        self.fits: FitCounter | None = None
         self.planning = Planning()
         self.passed_rows = 0
         self.guard = 0
-        self.compared: dict[StrategyName, Compared] = {}
         self._noted: set[str] = set()
         self.memory = MemoryGauge()
         self.collective_keys: Callable[[], int] = int

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.records import StopAfter
-    from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.interrupts import Interrupts
+    from nbdist.worker.runtime.reporter import RankReporter
 
 AHEAD_S = 0.3
 """How long a rank goes on by itself: until then, the signal has met the others too."""
@@ -35,15 +35,18 @@ class StopPoint:
     """The step after which a rank stops, once that is known.
 
     Args:
-        worker: this rank.
+        reporter: of this rank.
         interrupts: where an interrupt is noted.
         answer: waits for the notebook's answer for so many seconds; None when none has come.
     """
 
     def __init__(
-        self, worker: Worker, interrupts: Interrupts, answer: Callable[[float], StopAfter | None]
+        self,
+        reporter: RankReporter,
+        interrupts: Interrupts,
+        answer: Callable[[float], StopAfter | None],
     ) -> None:
-        self._worker = worker
+        self._reporter = reporter
         self._interrupts = interrupts
         self._answer = answer
         self._limit = -1
@@ -59,8 +62,8 @@ class StopPoint:
         if self._limit < 0:
             ahead = max(AHEAD_STEPS, math.ceil(AHEAD_S / max(step_s, 1e-6)))
             self._limit = step - 1 + ahead
-            stopping = Stopping(limit=self._limit, **self._worker.said())
-            self._worker.say(stopping, urgent=True)
+            stopping = Stopping(limit=self._limit, **self._reporter.said())
+            self._reporter.say(stopping, urgent=True)
         self._hear(0)
         while self._last < 0 and step > self._limit:
             self._hear(_POLL_S)
