@@ -1,178 +1,213 @@
-"""Imports run one way: errors, settings, records ← the stages ← session ← magics."""
+"""Imports between packages follow one table, and no file imports itself through others.
+
+All imports count: those of a module, of a function, and under `TYPE_CHECKING`.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nbdist
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
 PACKAGE = Path(nbdist.__file__).parent
-FOUNDATION = {"errors", "settings", "records", "doors"}
-STAGES = {
-    "cells",
-    "plan",
-    "cluster",
-    "worker",
-    "telemetry",
-    "views",
-    "server",
-    "export",
-    "placing",
+MOST_LINES = 600
+MOST_MODULES = 22
+"""Limit for one folder."""
+
+MOST_AT_THE_TOP = 7
+FRAMEWORKS = {"tensorflow", "jax", "jaxlib", "keras"}
+WITH_FRAMEWORKS = {"worker", "jaxpr", "parallel"}
+
+FOUNDATION: dict[str, set[str]] = {
+    "errors": set(),
+    "records": {"errors"},
+    "settings": {"errors", "records"},
+    "utils": {"errors", "records"},
 }
-COMPOSERS = {
-    "session",
-    "run",
-    "result",
-    "objects",
-    "live",
-    "kept",
-    "placement",
-    "plans",
-    "board",
-    "held",
-    "collectives",
-    "pairing",
-    "crew",
-    "checkup",
-    "inspected",
-    "doctor",
-    "healing",
-    "alignment",
-    "drift",
-    "heals",
-    "journal",
-    "recorder",
-    "running",
-    "sights",
-    "escalation",
-    "stopping",
-    "standstill",
-    "lone",
-    "task",
-    "adoption",
-    "takeover",
-    "failure",
-    "former",
-    "holding",
-    "unkept",
-    "tracing_cells",
-}
-FRONT = {
-    "magics",
-    "placing_magics",
-    "planning_magics",
-    "options",
-    "starting",
-    "noticed",
-    "command",
-    "completion",
-    "keeper",
-    "strategies",
-    "__init__",
-}
-MAY_IMPORT = {
-    **dict.fromkeys(FOUNDATION, FOUNDATION),
-    **{name: FOUNDATION | {name} for name in STAGES},
-    "server": FOUNDATION | {"server", "telemetry"},  # another process, which reads what was kept
-    "worker": FOUNDATION | {"worker", "plan"},  # it plans in mid-cell, and where no notebook is
-    "placing": FOUNDATION | {"placing", "worker", "plan", "views"},  # a stage by itself, for users
-    **dict.fromkeys(COMPOSERS, FOUNDATION | STAGES | COMPOSERS),
-    **dict.fromkeys(FRONT, FOUNDATION | STAGES | COMPOSERS | FRONT),
+"""Any package may import these four."""
+
+WORKER = (
+    {"worker.runtime"},
+    {"worker.data", "worker.checkpoint", "worker.keras", "worker.jax.runtime"},
+    {"worker.jax.arrays", "worker.profiling"},
+    {"worker.training", "worker.inspection"},
+    {"worker.planning", "worker.tensorflow", "worker.jax.rebuild"},
+    {"worker.jax.step", "worker.jax.keras"},
+    {"worker.jax", "worker.fit"},
+    {"worker"},
+    {"worker.remote"},
+)
+"""Levels from low to high. A package may import those of lower levels."""
+
+PACKAGES: dict[str, set[str]] = {
+    "cells": set(),
+    "planner": set(),
+    "telemetry": set(),
+    "views": set(),
+    "jaxpr": {"planner"},
+    "parallel": {
+        "jaxpr",
+        "planner",
+        "views",
+        "worker.jax",
+        "worker.jax.runtime",
+        "worker.planning",
+        "worker.profiling",
+        "worker.runtime",
+    },
+    "server": {"telemetry"},
+    # Checks of hosts compare GPUs with the planner's catalog. Functions of `worker.remote` run on
+    # engines, through ipyparallel's `apply`.
+    "cluster": {"planner", "telemetry", "views", "worker.remote"},
+    "execution": {"cells", "cluster", "telemetry", "views", "worker.checkpoint", "worker.remote"},
+    # `%dist_show` reads arrays on engines by functions of `worker.inspection`.
+    "session": {"cells", "cluster", "execution", "telemetry", "views"}
+    | {"worker.inspection", "worker.remote"},
+    # Options of `%dist_start` become hosts and resources, which `cluster` checks.
+    "magics": {"cells", "cluster", "execution", "parallel", "session", "views"},
+    "cli": {"magics"},
+    "strategies": {"views"},
 }
 
 
-def part_of(module: str) -> str:
-    """`cells` for nbdist.cells.parse; `__init__` for nbdist itself."""
-    words = module.split(".")
-    return words[1] if len(words) > 1 else "__init__"
+def allowed() -> dict[str, set[str]]:
+    """Return the whole table: for each package, those that it may import beside itself."""
+    table = {name: set(may) for name, may in FOUNDATION.items()}
+    table |= {name: may | set(FOUNDATION) for name, may in PACKAGES.items()}
+    lower = {"jaxpr", "planner", *FOUNDATION}
+    for level in WORKER:
+        table |= dict.fromkeys(level, lower)
+        lower = lower | level
+    return table
 
 
-def imports() -> list[tuple[Path, str, str]]:
-    """Every import of ours by ours: file, its part, the part it imports."""
-    found = []
-    for path in PACKAGE.rglob("*.py"):
-        own = part_of(".".join(["nbdist", *path.relative_to(PACKAGE).with_suffix("").parts]))
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nbdist"):
-                whole = node.module or ""
-                names = [f"{whole}.{a.name}" for a in node.names] if whole == "nbdist" else [whole]
-            elif isinstance(node, ast.Import):
-                names = [a.name for a in node.names if a.name.startswith("nbdist")]
-            else:
-                continue
-            found += [(path, own, part_of(name)) for name in names]
+@cache
+def modules() -> Mapping[str, Path]:
+    """Return all modules and packages by their dotted names."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        words = ["nbdist", *path.relative_to(PACKAGE).with_suffix("").parts]
+        found[".".join(words).removesuffix(".__init__")] = path
     return found
 
 
-def test_the_walk_finds_imports() -> None:
-    assert ("session", "cluster") in {(own, used) for _, own, used in imports()}
+@cache
+def imports() -> Mapping[str, frozenset[str]]:
+    """Return the modules of ours that each module imports, wherever the import stands."""
+    return {
+        module: frozenset(name for node in nodes(path) for name in imported(node))
+        for module, path in modules().items()
+    }
 
 
-def test_no_import_runs_backwards() -> None:
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def imported(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        names = {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+        inside = {f"{node.module}.{alias.name}" for alias in node.names}
+        names = {name if name in modules() else str(node.module) for name in inside}
+    else:
+        names = set()
+    return {name for name in names if name.partition(".")[0] == "nbdist"}
+
+
+def package_of(module: str) -> str:
+    """Return the longest package of the table that the module is in."""
+    words = module.split(".")[1:]
+    heads = [".".join(words[:n]) for n in range(len(words), 0, -1)]
+    return next((head for head in heads if head in allowed()), module)
+
+
+def test_the_walk_finds_imports_of_functions_and_for_type_checking() -> None:
+    found = imports()
+    assert "nbdist.cluster.fleet" in found["nbdist.cluster.launcher"]  # for type checking
+    assert "nbdist.worker.jax.backend" in found["nbdist.worker.remote.setup"]  # in functions
+    assert package_of("nbdist.worker.jax.step.names") == "worker.jax.step"
+    assert package_of("nbdist.worker.tensorflow.saving.ledger") == "worker.tensorflow"
+
+
+def test_each_module_is_in_a_package_of_the_table() -> None:
+    known = {module for module in modules() if package_of(module) in allowed()}
+    assert modules().keys() - known == {"nbdist"}
+
+
+def test_imports_follow_the_table() -> None:
+    table = allowed()
     wrong = [
-        f"{path.relative_to(PACKAGE)}: {own} imports {used}"
-        for path, own, used in imports()
-        if used not in MAY_IMPORT[own]
+        f"{module} imports {used}"
+        for module, names in imports().items()
+        if module != "nbdist"
+        for used in sorted(names)
+        if package_of(used) not in {package_of(module), *table[package_of(module)]}
     ]
     assert not wrong
 
 
-def test_frameworks_are_imported_only_where_they_are_run() -> None:
-    frameworks = {"tensorflow", "jax", "jaxlib", "keras"}
-    for path in PACKAGE.rglob("*.py"):
-        roots = {
-            name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text()))
-            for name in (
-                [a.name for a in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
-        if roots & frameworks:
-            assert path.parent.name in {"worker", "placing"}, f"{path} imports {roots & frameworks}"
-
-
-def test_files_stay_small() -> None:
-    long = {
-        p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600
-    }
-    assert not long
-
-
-def test_no_import_cycle() -> None:
-    """Between modules, imports for type checking aside."""
-    graph = {module: runtime_imports(path) for module, path in modules().items()}
-    state: dict[str, str] = {}
+def test_no_file_imports_itself_through_others() -> None:
+    graph, done = imports(), set[str]()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert state.get(module) != "open", f"cycle: {' -> '.join((*trail, module))}"
-        if module in state:
-            return
-        state[module] = "open"
-        for used in graph[module] & graph.keys():
-            visit(used, (*trail, module))
-        state[module] = "done"
+        assert module not in trail, f"cycle: {' -> '.join((*trail, module))}"
+        if module not in done:
+            for used in sorted(graph[module]):
+                visit(used, (*trail, module))
+            done.add(module)
 
     for module in graph:
         visit(module, ())
 
 
-def modules() -> dict[str, Path]:
-    return {
-        ".".join(["nbdist", *path.relative_to(PACKAGE).with_suffix("").parts]): path
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py"
+def test_frameworks_are_imported_only_by_code_that_computes() -> None:
+    wrong = [
+        f"{module} imports {', '.join(sorted(found))}"
+        for module, path in modules().items()
+        if module.split(".")[1:2] and module.split(".")[1] not in WITH_FRAMEWORKS
+        if (found := FRAMEWORKS & {root for node in nodes(path) for root in roots(node)})
+    ]
+    assert not wrong
+
+
+def roots(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return {str(node.module).partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+
+
+def test_files_and_folders_stay_small() -> None:
+    files = {path for path in modules().values() if path.name != "__init__.py"}
+    long = {
+        str(path): lines
+        for path in files
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
     }
+    assert not long
+    sizes = Counter(path.parent for path in files)
+    assert sizes[PACKAGE] + 1 <= MOST_AT_THE_TOP  # with `__init__.py`
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
 
 
-def runtime_imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nbdist"):
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+def test_modules_that_strings_name_exist() -> None:
+    """Programs started with `-m`, targets of forks and preloaded modules are named by strings."""
+    named = re.compile(r"nbdist(\.[a-z_0-9]+)+(:\w+)?(\.[A-Z]\w*)?")
+    others = {"nbdist.ipyparallel", "nbdist.options"}  # a logger, and a matcher of completions
+    wrong = [
+        f"{module}: {node.value}"
+        for module, path in modules().items()
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if named.fullmatch(node.value) and node.value not in others
+        if re.split(r":|\.(?=[A-Z])", node.value)[0] not in modules()
+    ]
+    assert not wrong
