@@ -1,4 +1,4 @@
-"""Every type that crosses a stage or the wire.
+"""Types of all messages and files that packages exchange.
 
 Records that travel over ZeroMQ are tagged msgspec structs: encoded as MessagePack, checked when
 decoded. Ranks count from 0; times are seconds, sizes bytes, in the names.

@@ -1,6 +1,6 @@
-"""What the Jupyter server does: lists runs and clusters, and shows runs to browsers as they go.
+"""Jupyter server extension: lists runs and clusters, and sends runs to browsers as they grow.
 
-Only the server imports this.
+Only the Jupyter server imports this package.
 """
 
 from nbdist.server.extension import _jupyter_server_extension_points, _load_jupyter_server_extension
