@@ -377,7 +377,7 @@ class Operator:
             assert outcome in {"ok", "interrupted"}, outcome
 
     def _check_counted(self, operation: Operation, outcome: str) -> None:
-        """What all ranks raise is counted on all: nobody has asked for the end of one."""
+        """Count an error of all ranks on each: no rank was stopped by a request."""
         if operation.bad == self._ranks:
             words = ("the same error", "stopped with it", "waited for it in a collective")
             assert any(word in outcome for word in words), outcome

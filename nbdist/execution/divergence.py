@@ -34,6 +34,7 @@ _ADVICE: dict[StrategyName, str] = {
         "constant seed, as in np.random.default_rng(0), or NumPy's global generator, which nbdist "
         "seeds. Run updates on all ranks. Use BatchNormalization(synchronized=True) in "
         "strategy.run. Keep values of one rank in NumPy, or in tf.Variable(..., trainable=False). "
+        "On GPUs, call tf.config.experimental.enable_op_determinism(). "
         "Use --guard 0 to skip the comparison"
     ),
 }

@@ -29,7 +29,7 @@ if rank == 0:
         for device in keys:
             keys[device] += 1
 """
-"""As a function that is stopped between its call and its collective."""
+"""The keys that a function leaves if it stops between its call and its collective."""
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,13 @@ def test_one_bit_makes_another_number(kind: str, shape: list[int], place: int) -
     assert of_arrays([np.ones(3), array]) != of_arrays([np.ones(3), np.zeros(shape, kind)])
 
 
+def test_addresses_of_objects_are_of_no_account() -> None:
+    first, second = (np.array([object(), "a", 1], object) for _ in range(2))
+    assert of_array(first) == of_array(second)
+    second[1] = "b"
+    assert of_array(first) != of_array(second)
+
+
 @pytest.mark.parametrize("kind", [None, object])
 def test_of_texts(kind: type | None) -> None:
     assert of_arrays([np.array(["a", "b"], kind)]) == of_arrays([np.array(["a", "b"], kind)])

@@ -150,9 +150,16 @@ def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
     gather = gather_over(strategy)
     if context.current().own_data:
         return structs.replace(batch, total=_total_of(gather, batch.total), is_part=True)
-    parts = batch.data if isinstance(batch.data, tuple) else (batch.data,)
-    _require_same("the batch", gather(np.array([_checksum(p) for p in parts], np.int32)), ARGUMENTS)
+    _require_same("the batch", gather(_sums_of_batch(batch.data)), ARGUMENTS)
     return batch
+
+
+def _sums_of_batch(data: Any) -> np.ndarray:
+    """A checksum for each of `ARGUMENTS`: shape (3,), int32; 0 if the batch has none."""
+    parts = data if isinstance(data, tuple) else (data,)
+    sums = np.zeros(len(ARGUMENTS), np.int32)
+    sums[: len(parts)] = [_checksum(part) for part in parts]
+    return sums
 
 
 def _total_of(gather: Gather, rows: int) -> int:
@@ -172,10 +179,8 @@ def _total_of(gather: Gather, rows: int) -> int:
 
 def _check_first(first: Any, gather: Gather, *, draws: bool) -> None:
     """Compare the first batch; of inputs that are augmented at random, only the targets."""
-    parts = first if isinstance(first, tuple) else (first,)
-    own = [_checksum(part) for part in parts]
-    sums = gather(np.array(own + [0] * (len(ARGUMENTS) - len(own)), np.int32))
-    skipped = 1 if draws and len(parts) > 1 else 0
+    sums = gather(_sums_of_batch(first))
+    skipped = 1 if draws and isinstance(first, tuple) and len(first) > 1 else 0
     _require_same("the first batch", sums[:, skipped:], ARGUMENTS[skipped:])
 
 
