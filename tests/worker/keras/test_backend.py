@@ -135,7 +135,8 @@ def test_a_distribution_that_was_unset_is_noted(fresh: nbdist.Cluster) -> None:
 def test_where_the_other_framework_is_not_wired(
     framework: str, backend: str, strategy: str, says: str
 ) -> None:
-    with clusters.cluster(hosts=2, framework=framework) as cluster:
+    # Its own: the preloaded parent of a kept cluster may have imported Keras on JAX.
+    with nbdist.Cluster(hosts=2, framework=framework) as cluster:
         if framework == "jax":  # TensorFlow imports Keras, and does without if that is refused
             run = cluster.run(f"{ASKS.format(backend)}import tensorflow\n{IS_LOADED}")
             assert set(run.results.values()) == {"False"}
