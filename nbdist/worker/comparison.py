@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
 
-class Compared(Protocol):
+class Reported(Protocol):
     """The values of one rank under one strategy."""
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
@@ -36,12 +36,12 @@ def look(worker: Worker, namespace: dict[str, Any]) -> tuple[Replicated, ...]:
     """
     if worker.world_size == 1 or worker.strategy is None:
         return ()
-    found = _compared(worker.strategy).under(worker.names.bound(), namespace)
+    found = _values_under(worker.strategy).under(worker.names.bound(), namespace)
     return found if worker.guard else ()
 
 
 @functools.cache
-def _compared(strategy: StrategyName) -> Compared:
+def _values_under(strategy: StrategyName) -> Reported:
     if strategy == "pjrt":
         from nbdist.worker.inspection.replicated import ReplicatedArrays
 

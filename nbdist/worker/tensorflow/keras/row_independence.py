@@ -78,7 +78,7 @@ class Rows:
         return self._predicts or has_separable_step(model)
 
     def _is_due(self, batch: Batch) -> bool:
-        if self._tried and batch.number and not batch.is_new:
+        if self._tried and (batch.is_part or (batch.number and not batch.is_new)):
             return False
         has_new, self._order = self._kinds.look(batch.data)
         if not self._tried or batch.number & (batch.number - 1) == 0:

@@ -12,8 +12,9 @@ from msgspec import structs
 import nbdist
 from nbdist.records import Saving
 from tests import clusters
-from tests.fit_programs import FITS, PLAIN, START, WHOLE
+from tests.fit_programs import FITS, PLAIN, START
 from tests.references import plainly
+from tests.whole_batch_programs import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
