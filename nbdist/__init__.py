@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nbdist.session.discovery import attach
     from nbdist.worker.jax.strategy import PjRTStrategy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Batch",

@@ -42,8 +42,8 @@ def _section() -> str:
     head = (
         f"Every row is a test that ran on {time.strftime('%Y-%m-%d')} with Python "
         f"{platform.python_version()}, {packages}, two or three workers on one machine "
-        "(`make chaos`). A test passes when the outcome is the one in its name; a heal takes half "
-        "a minute at most."
+        "(`make chaos`). A test passes when the outcome is the one in its name; a recovery takes "
+        "at most 30 s."
     )
     rows = ["| test | where | came out | seconds |", "|---|---|---|---|", *_rows()]
     return f"{head}\n\n" + "\n".join(rows)

@@ -77,7 +77,7 @@ export interface Finding {
  *     lost_s: from the loss on, until steps were made again.
  *     workers: how many went on, where they are fewer than before; else 0.
  */
-export interface Heal {
+export interface RecoveryRecord {
   readonly time_s: number;
   readonly ranks: readonly number[];
   readonly reason: string;
@@ -143,9 +143,9 @@ export interface PlanCheck {
  *     stoppable: whether Stop ends it at the end of a step.
  *     request: id of the front end's request to run the cell; empty where there was none.
  *     cell: the cell's id in its notebook; empty where the front end has not told.
- *     heals: how often ranks were lost; what was reported of later steps before is void. Whoever
- *         watches is told before the rows that stand for these.
- *     healing: what became of ranks that are being replaced; empty where none are.
+ *     recoveries: of lost ranks, `heals` in run.json. Earlier reports of later steps are
+ *         superseded. Whoever watches is told before the rows that stand for these.
+ *     recovering: `healing` in run.json: the reason while ranks are being replaced, else empty.
  *     plan: what was foretold of the steps, and what came of it; None where nothing was planned.
  *     seed: of the cluster's random generators when it started; None in runs of older versions.
  *     cell_seed: of the generators when the cell began (`--seed`); None if not given.
@@ -174,7 +174,7 @@ export interface RunState {
   readonly stoppable: boolean;
   readonly request: string;
   readonly cell: string;
-  readonly heals: readonly Heal[];
+  readonly heals: readonly RecoveryRecord[];
   readonly healing: string;
   readonly plan: PlanCheck | null;
   readonly seed: number | null;

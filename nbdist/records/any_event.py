@@ -22,7 +22,7 @@ from nbdist.records.events import (
     Where,
 )
 
-Speech = (
+AnyEvent = (
     Output
     | Display
     | Metrics

@@ -96,7 +96,7 @@ class SocketAddress(Record, frozen=True):
     server_key: bytes
 
 
-class Door(Record, frozen=True):
+class BoundSocket(Record, frozen=True):
     """A socket of the notebook's that can be opened again: engines come back to it.
 
     Attributes:
@@ -125,7 +125,7 @@ class WorkerIdentity(Record, frozen=True):
     seed: int = 0
 
 
-class Sowing(Record, frozen=True):
+class ForkServerRequest(Record, frozen=True):
     """What a seed is to be like.
 
     Attributes:
@@ -145,7 +145,7 @@ class Sowing(Record, frozen=True):
     grace_s: float
 
 
-class Sown(Record, frozen=True):
+class ForkServerLocation(Record, frozen=True):
     """Where a seed is.
 
     Attributes:
@@ -161,7 +161,7 @@ class Sown(Record, frozen=True):
     from_address: str
 
 
-class EngineBooks(Record, frozen=True):
+class EngineLedger(Record, frozen=True):
     """What the owner of a cluster knows of its engines.
 
     Attributes:
@@ -171,8 +171,8 @@ class EngineBooks(Record, frozen=True):
         spares: how the seed calls each spare, by its place.
         spares_made: how many there have been.
         places: of the ranks, among those that were asked for.
-        sown: where the seed of each other host is, by the key of that.
-        doors: ports of this machine, beside the controller's, that engines there reach.
+        locations: of the fork servers of other hosts, by host.
+        open_ports: ports of this machine, other than the controller's, that engines there use.
     """
 
     names: dict[int, str] = msgspec.field(default_factory=dict)
@@ -181,8 +181,8 @@ class EngineBooks(Record, frozen=True):
     spares: dict[int, str] = msgspec.field(default_factory=dict)
     spares_made: int = 0
     places: tuple[int, ...] = ()
-    sown: dict[str, Sown] = msgspec.field(default_factory=dict)
-    doors: tuple[int, ...] = ()
+    locations: dict[str, ForkServerLocation] = msgspec.field(default_factory=dict)
+    open_ports: tuple[int, ...] = ()
 
 
 class WorkerHello(Record, frozen=True):

@@ -93,7 +93,7 @@ class Saving(Record, frozen=True):
     shrink: bool = False
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a rank is sent of cell number `number`; they count from 1 within the cluster."""
 
     number: int
@@ -103,7 +103,7 @@ SOON = -1
 """In `StopAfter`: the last step is still to be agreed on."""
 
 
-class StopAfter(Order, frozen=True):
+class StopAfter(Command, frozen=True):
     """Steps were interrupted: the last one that ranks make.
 
     Attributes:
@@ -119,7 +119,7 @@ WATCHDOG = "watchdog "
 """What the announcement of an engine's watchdog begins with; its rank follows."""
 
 
-class Diagnose(Order, frozen=True):
+class Diagnose(Command, frozen=True):
     """Say where the main thread is (`Where`): asked of the watchdog.
 
     Attributes:
@@ -129,18 +129,18 @@ class Diagnose(Order, frozen=True):
     waits: bool = False
 
 
-class StillThere(Order, frozen=True):
+class StatusQuery(Command, frozen=True):
     """Say that the rank is in the cell, or how it ended there: asked of the watchdog.
 
     A rank that has not begun the cell says so, and does not begin it any more.
     """
 
 
-class Hurry(Order, frozen=True):
+class ForceInterrupt(Command, frozen=True):
     """No interrupt waits for the end of a step any more: asked of the watchdog."""
 
 
-class BreakOff(Order, frozen=True):
+class AbortCollectives(Command, frozen=True):
     """End the collectives of a strategy that the main thread waits in: asked of the watchdog.
 
     Whoever waits in one gets an error at once. No collective works from then on, on any rank,
@@ -154,7 +154,7 @@ GUARD_STEPS = 200
 """Between two comparisons of the ranks' states, unless something else is asked for."""
 
 
-class CellRequest(Order, frozen=True):
+class CellRequest(Command, frozen=True):
     """A cell to run once on each rank, or, with `step`, once for each batch.
 
     Attributes:
@@ -168,7 +168,7 @@ class CellRequest(Order, frozen=True):
             over ranks.
         makes: those of them that are its own: what they mean before it binds them is not its.
         replays: it is run again for the names that it binds: what it fits is not trained again.
-        seconds: how long the run has gone on before; more than 0 where it is healed.
+        seconds: how long the run has gone on before; more than 0 where it is recovered.
         guard: steps after which the ranks' states are compared again; 0 is never.
         planning: what is asked of the layout of what the cell fits, under pjrt.
         seed: of every random generator when the cell begins; None leaves them as they are.

@@ -25,21 +25,21 @@ known is left out, or NaN: a 0 was measured.
 """
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whatever rank `rank` says of cell number `cell`; 0 is between cells."""
 
     rank: int
     cell: int
 
 
-class Output(Said, frozen=True):
+class Output(Event, frozen=True):
     """Text that the rank wrote: any number of whole or partial lines."""
 
     stream: StreamName
     text: str
 
 
-class Display(Said, frozen=True):
+class Display(Event, frozen=True):
     """A rich display, or (with `result`) the value of the cell's last expression."""
 
     data: MimeBundle
@@ -49,7 +49,7 @@ class Display(Said, frozen=True):
     update: bool = False
 
 
-class Metrics(Said, frozen=True):
+class Metrics(Event, frozen=True):
     """Scalars that the rank reports; -1 where an epoch or a step has no meaning.
 
     `own` are this rank's, `shared` were reduced over all ranks and are the same on each.
@@ -89,7 +89,7 @@ class Columns(Record, frozen=True):
         return bool(self.own or self.shared) and (is_step or not self.measures)
 
 
-class Rows(Said, frozen=True):
+class Rows(Event, frozen=True):
     """Reports of one rank, many at once: a table of float64, little-endian, row by row.
 
     Attributes:
@@ -141,7 +141,7 @@ class Rate(Record, frozen=True):
     warmup_steps: int
 
 
-class StepBegun(Said, frozen=True):
+class StepBegun(Event, frozen=True):
     """A step cell is about to make its first step.
 
     Attributes:
@@ -165,7 +165,7 @@ class StepBegun(Said, frozen=True):
     changes: tuple[str, ...] = ()
 
 
-class Planned(Said, frozen=True):
+class Planned(Event, frozen=True):
     """A step is laid out so; said by rank 0.
 
     Attributes:
@@ -176,7 +176,7 @@ class Planned(Said, frozen=True):
     only: bool = False
 
 
-class Compiled(Said, frozen=True):
+class Compiled(Event, frozen=True):
     """A step was compiled; said by rank 0. Bytes are those of one device, as XLA counts them.
 
     Attributes:
@@ -190,7 +190,7 @@ class Compiled(Said, frozen=True):
     seconds: float
 
 
-class Opened(Said, frozen=True):
+class Opened(Event, frozen=True):
     """The state of a run is saved from here on.
 
     Attributes:
@@ -202,7 +202,7 @@ class Opened(Said, frozen=True):
     step: int = -1
 
 
-class FitBegun(Said, frozen=True):
+class FitBegun(Event, frozen=True):
     """A `fit` of Keras's begins.
 
     Attributes:
@@ -214,7 +214,7 @@ class FitBegun(Said, frozen=True):
     steps: int
 
 
-class Note(Said, frozen=True):
+class Note(Event, frozen=True):
     """Something about a run that is worth a line: said once, by the ranks that see it.
 
     Attributes:
@@ -252,7 +252,7 @@ class Difference(Record, frozen=True):
         return self.largest <= self.tolerance
 
 
-class Checked(Said, frozen=True):
+class Checked(Event, frozen=True):
     """What `--check` found.
 
     Attributes:
@@ -282,7 +282,7 @@ class Operation(Record, frozen=True):
     count: float
 
 
-class Profiled(Said, frozen=True):
+class Profiled(Event, frozen=True):
     """Where the time of a rank's steps went, by a trace of some.
 
     Times are seconds of a step, the mean over steps and devices, and add up to `step_s`: what one
@@ -346,7 +346,7 @@ class Replicated(Record, frozen=True):
     parts: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class CellEnded(Said, frozen=True):
+class CellEnded(Event, frozen=True):
     """The rank is done with the cell: its last record of it.
 
     Attributes:
@@ -370,17 +370,17 @@ class CellEnded(Said, frozen=True):
     generator_states: bytes = b""
 
 
-class Stopping(Said, frozen=True):
+class Stopping(Event, frozen=True):
     """Steps were interrupted: the rank makes none beyond `limit` until it is answered."""
 
     limit: int
 
 
-class Preempted(Said, frozen=True):
+class Preempted(Event, frozen=True):
     """The rank's process was told to end (SIGTERM): it does at the end of the cell."""
 
 
-class Beat(Said, frozen=True):
+class Beat(Event, frozen=True):
     """The rank's process runs and is in the cell; once a second.
 
     Attributes:
@@ -392,7 +392,7 @@ class Beat(Said, frozen=True):
     tested: int
 
 
-class Where(Said, frozen=True):
+class Where(Event, frozen=True):
     """Where a rank is in its cell, asked while its main thread may hang.
 
     Attributes:

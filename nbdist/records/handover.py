@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from nbdist.records.base import Record, StrategyName
-from nbdist.records.cluster import ClusterRequest, Device, Door, EngineBooks, WorkerHello
+from nbdist.records.cluster import BoundSocket, ClusterRequest, Device, EngineLedger, WorkerHello
 from nbdist.records.commands import CellRequest
 from nbdist.records.runs import Writer
 from nbdist.records.topology import Bench
 
+HANDOVER_VERSION = 2
+"""Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0."""
 
-class CellUnderWay(Record, frozen=True):
+
+class RunningCell(Record, frozen=True):
     """A cell that was sent to ranks, or was about to be.
 
     Attributes:
@@ -49,21 +52,21 @@ class CollectiveState(Record, frozen=True):
     keys: int = 0
 
 
-class CollectiveBooks(Record, frozen=True):
+class CollectiveLedger(Record, frozen=True):
     """What the owner of a cluster knows of its collectives.
 
     Attributes:
         devices: of each rank.
         broken: strategies whose collectives were broken off.
         unchecked: strategies whose collectives a cell may have left out of step.
-        heals: how often ranks were replaced among others that stayed.
+        recoveries: how often ranks were replaced among others that stayed.
         bench: what was measured of JAX's devices; None where nothing was.
     """
 
     devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
     broken: tuple[StrategyName, ...] = ()
     unchecked: tuple[StrategyName, ...] = ()
-    heals: int = 0
+    recoveries: int = 0
     bench: Bench | None = None
 
 
@@ -79,40 +82,43 @@ class Loss(Record, frozen=True):
     reason: str
 
 
-class Estate(Record, frozen=True):
+class HandoverState(Record, frozen=True):
     """A cluster, as its owner leaves it.
 
     Attributes:
         id: the cluster's; names its folder.
         request: what was asked for.
         owner: the process that has it.
-        keeper: the owner is no notebook's kernel.
+        detached_runner: the owner is no notebook's kernel.
         stream: where engines speak to.
         dispatch: where their cells come from.
         controllers: ipyparallel's controller, and then its schedulers.
         hellos: of the ranks; none before they are there.
-        books: what is known of the engines.
+        ledger: what is known of the engines.
         collectives: what is known of what is between them.
-        loss: engines and collectives are as whoever began to heal them has left them; else None.
+        loss: engines and collectives are as whoever began to recover them has left them; else None.
         cells: the number of the last cell that was sent.
         ran: their texts, in percent format.
         cell: the one under way; None between cells.
         last: the one that ran last.
+        nbdist: version of nbdist that wrote it; empty before 0.2.0.
+        version: of this format.
     """
 
     id: str
     request: ClusterRequest
     owner: Writer
-    stream: Door
-    dispatch: Door
-    keeper: bool = False
+    stream: BoundSocket
+    dispatch: BoundSocket
+    detached_runner: bool = False
     controllers: tuple[Writer, ...] = ()
     hellos: tuple[WorkerHello, ...] = ()
-    books: EngineBooks = EngineBooks()
-    collectives: CollectiveBooks = CollectiveBooks()
+    ledger: EngineLedger = EngineLedger()
+    collectives: CollectiveLedger = CollectiveLedger()
     loss: Loss | None = None
     cells: int = 0
     ran: tuple[str, ...] = ()
-    cell: CellUnderWay | None = None
-    last: CellUnderWay | None = None
-    version: int = 1
+    cell: RunningCell | None = None
+    last: RunningCell | None = None
+    nbdist: str = ""
+    version: int = HANDOVER_VERSION

@@ -90,7 +90,7 @@ class Writer(Record, frozen=True):
     started: float
 
 
-class Heal(Record, frozen=True):
+class RecoveryRecord(Record, frozen=True):
     """Ranks were lost, and the run went on without the user.
 
     Attributes:
@@ -167,9 +167,9 @@ class RunState(Record, frozen=True):
         stoppable: whether Stop ends it at the end of a step.
         request: id of the front end's request to run the cell; empty where there was none.
         cell: the cell's id in its notebook; empty where the front end has not told.
-        heals: how often ranks were lost; what was reported of later steps before is void. Whoever
-            watches is told before the rows that stand for these.
-        healing: what became of ranks that are being replaced; empty where none are.
+        recoveries: of lost ranks, `heals` in run.json. Earlier reports of later steps are
+            superseded. Whoever watches is told before the rows that stand for these.
+        recovering: `healing` in run.json: the reason while ranks are being replaced, else empty.
         plan: what was foretold of the steps, and what came of it; None where nothing was planned.
         seed: of the cluster's random generators when it started; None in runs of older versions.
         cell_seed: of the generators when the cell began (`--seed`); None if not given.
@@ -198,8 +198,8 @@ class RunState(Record, frozen=True):
     stoppable: bool = False
     request: str = ""
     cell: str = ""
-    heals: tuple[Heal, ...] = ()
-    healing: str = ""
+    recoveries: tuple[RecoveryRecord, ...] = msgspec.field(name="heals", default=())
+    recovering: str = msgspec.field(name="healing", default="")
     plan: PlanCheck | None = None
     seed: int | None = None
     cell_seed: int | None = None

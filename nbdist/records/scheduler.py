@@ -33,7 +33,7 @@ class Batch(Record, frozen=True):
     pod: str = ""
 
 
-class Calling(Record, frozen=True):
+class DialInTicket(Record, frozen=True):
     """How a host calls this machine; whoever has it can run programs for the cluster's user.
 
     Attributes:
@@ -53,7 +53,7 @@ class Calling(Record, frozen=True):
     job: int
 
 
-class Caller(Record, frozen=True):
+class DialedHost(Record, frozen=True):
     """A host that has called.
 
     Attributes:
