@@ -35,8 +35,10 @@ COINED = re.compile(
 )
 """Words that the glossary of this project replaced by terms of the field."""
 
-ALLOWED = re.compile(r"max[-_]heals|\"heals\"|\"healing\"|`heals`|`healing`|03_recovery")
-"""The option and the fields of run.json keep their names."""
+ALLOWED = re.compile(
+    r"estate\.json|max[-_]heals|\"heals\"|\"healing\"|`heals`|`healing`|03_recovery"
+)
+"""The option, the fields of run.json and old files keep their names."""
 
 
 class Finding(NamedTuple):
