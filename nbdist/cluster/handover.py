@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist import __version__
+from nbdist._version import __version__
 from nbdist.errors import VersionError
 from nbdist.records import CLUSTER_ID, HANDOVER_VERSION, HandoverState
 from nbdist.utils.files import read_file

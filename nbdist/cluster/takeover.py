@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from jupyter_core.paths import jupyter_runtime_dir
 
-from nbdist import __version__
+from nbdist._version import __version__
 from nbdist.cluster.handover import read_handover
 from nbdist.errors import StartError
 from nbdist.records import HandoverState
