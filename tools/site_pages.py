@@ -6,6 +6,7 @@ rewritten to pages of the site.
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ FROM_ROOT |= {"CHANGELOG.md": "changelog.md"}
 _DOCS = re.compile(r"\]\(docs/")
 _NOTEBOOK = re.compile(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb")
 _ROOT_PAGE = re.compile(rf"\]\((?:\.\./)?({'|'.join(map(re.escape, FROM_ROOT))})")
+_CODE_WITH_BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+"""Code in a table. GitHub needs a backslash before the bar, and Python-Markdown would show it."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -43,7 +46,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     up = "../" if page.file.src_uri.startswith("notebooks/") else ""
     text = _DOCS.sub(f"]({up}", markdown)
     text = _NOTEBOOK.sub(rf"]({up}notebooks/\1.md", text)
+    text = _CODE_WITH_BAR.sub(_as_html, text)
     return _ROOT_PAGE.sub(lambda found: f"]({up}{FROM_ROOT[found[1]]}", text)
+
+
+def _as_html(code: re.Match[str]) -> str:
+    text = html.escape(code[1]).replace("\\|", "&#124;")
+    return f"<code>{text}</code>"
 
 
 def _as_markdown(path: Path) -> str:
