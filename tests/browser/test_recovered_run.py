@@ -159,7 +159,7 @@ def test_a_run_is_watched_while_it_is_healed(lab: Lab, tab: Page) -> None:
     is_drawn_to(tab, shown, DIED)
     run.lost([2])
     run.recovering(HEAL.reason)
-    shown.locator(".nbdist-pill", has_text="healing").wait_for()
+    shown.locator(".nbdist-pill", has_text="recovering").wait_for()
     shown.get_by_text(HEAL.reason, exact=True).wait_for()
     shown.get_by_role("row", name="4002").get_by_text("dead").wait_for()
     recover(run)
