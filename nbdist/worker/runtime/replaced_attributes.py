@@ -15,11 +15,11 @@ def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
 
     Args:
         owner: the module or class.
-        name: of the attribute, which may be inherited.
+        name: of the attribute, which may be inherited or new.
         ours: its value meanwhile.
     """
     own = name in vars(owner)
-    upstream = getattr(owner, name)
+    upstream = vars(owner).get(name)
     setattr(owner, name, ours)
     try:
         yield

@@ -22,7 +22,7 @@ from nbdist.worker.tensorflow.keras.objects import KerasObjects
 from nbdist.worker.tensorflow.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.tensorflow.parity import HIDDEN, MirroredSubject
 from nbdist.worker.tensorflow.rank_gather import Gather
-from nbdist.worker.tensorflow.replica import nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
 from nbdist.worker.tensorflow.replica.sample_random import Draws
@@ -230,6 +230,7 @@ class MirroredStep:
             self._watch.installed(),
             self._clock.installed(),
             nested_merge.allowed(self._strategy),
+            layer_state.apart(self._strategy),
         ):
             return self._strategy.run(self._replica, args=values)
 

@@ -29,8 +29,9 @@ PROGRAM = textwrap.dedent("""
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="tanh"),
-                                  keras.layers.BatchNormalization(), keras.layers.Dense(3)])
+        model = keras.Sequential([
+            keras.Input((5,)), keras.layers.Dense(4, "tanh", activity_regularizer="l2"),
+            keras.layers.BatchNormalization(), keras.layers.Dense(3, activity_regularizer="l1")])
         optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         seen = keras.metrics.SparseCategoricalAccuracy()
@@ -39,6 +40,7 @@ PROGRAM = textwrap.dedent("""
     with tf.GradientTape() as tape:
         logits = model(x, training=True)
         loss = loss_of(y, logits)
+        loss += sum([tf.cast(part, loss.dtype) for part in model.losses])
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     seen.update_state(y, logits)
     {"loss": loss, "accuracy": seen.result()}

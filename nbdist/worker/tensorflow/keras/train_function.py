@@ -34,7 +34,7 @@ from nbdist.worker.tensorflow.keras.inputs import agreed
 from nbdist.worker.tensorflow.keras.results import Results
 from nbdist.worker.tensorflow.keras.row_independence import Rows, has_separable_step
 from nbdist.worker.tensorflow.keras.step_trial import Recorder, unchanged
-from nbdist.worker.tensorflow.replica import nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
 from nbdist.worker.tensorflow.replica.batch_share import CountedShares, Shares
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch
 from nbdist.worker.tensorflow.replica.sample_random import Draws
@@ -175,6 +175,7 @@ class ReplicatedStep:
             ),
             self._clock.installed(),
             nested_merge.allowed(self._strategy),
+            layer_state.apart(self._strategy),
         ):
             outputs = self._strategy.run(on_replica, args=(data,))
         return first_of(self._strategy, outputs)

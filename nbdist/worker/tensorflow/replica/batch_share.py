@@ -95,7 +95,7 @@ class Shares(msgspec.Struct, frozen=True):
     even: bool = True
 
     def here(self) -> Share:
-        return self.of(_replica())
+        return self.of(replica_id())
 
     def of(self, replica: Count, count: int = 1) -> Share:
         """The share of `count` replicas together, of which `replica` is the first."""
@@ -130,17 +130,17 @@ class CountedShares:
 
     def count(self, rows: Count) -> None:
         """Note the rows of the replica in whose context this is called, after those before it."""
-        replica = _replica()
+        replica = replica_id()
         own = tf.one_hot(replica, self.replicas, rows, 0)
         counts = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
         total, offset = tf.reduce_sum(counts), tf.reduce_sum(counts[:replica])
         self._shares[replica] = Share(total, rows, offset, self.replicas, whole=False, even=False)
 
     def here(self) -> Share:
-        return self._shares[_replica()]
+        return self._shares[replica_id()]
 
 
-def _replica() -> Count:
+def replica_id() -> Count:
     """The id of the replica, an int if it is known while a step is traced."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     known = tf.get_static_value(replica) if tf.is_tensor(replica) else replica

@@ -9,11 +9,12 @@ them is made so too, and its mean over replicas then is on all of them.
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from nbdist.worker.tensorflow.replica.batch_share import replica_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +29,8 @@ _apply_upstream = BaseOptimizer.apply
 class FiniteWatch:
     """Notes, while a step is traced, whether its losses are finite.
 
-    Several replicas of a rank are traced by a thread each.
+    Several replicas of a rank are traced by a thread each; TensorFlow makes new threads for the
+    branches of a condition around an update. So the notes of a replica are found by its id.
 
     Attributes:
         reason: what else may be wrong where a rank's own values are finite.
@@ -39,17 +41,17 @@ class FiniteWatch:
     reason = "a gradient, or another rank's loss, is not finite"
 
     def __init__(self) -> None:
-        self._noted = threading.local()
+        self._flags_of: dict[int, list[tf.Tensor]] = {}
+        self._averaged: set[int] = set()
 
     @property
     def _flags(self) -> list[tf.Tensor]:
-        flags: list[tf.Tensor] = self._noted.__dict__.setdefault("flags", [])
-        return flags
+        return self._flags_of.setdefault(replica_id(), [])
 
     @property
     def has_averaged(self) -> bool:
         """Whether this replica's step has taken gradients through a tape."""
-        return bool(self._noted.__dict__.get("averaged", False))
+        return replica_id() in self._averaged
 
     def variables(self) -> tuple[tf.Variable, ...]:
         """What it keeps from step to step."""
@@ -61,7 +63,7 @@ class FiniteWatch:
 
     def before_mean(self, target: Any, gradients: Sequence[Any]) -> list[Any]:
         """A replica's gradients; one is not finite where the target is not."""
-        self._noted.averaged = True
+        self._averaged.add(replica_id())
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         if not dense:
             return list(gradients)
@@ -87,7 +89,7 @@ class FiniteWatch:
     def begin(self) -> None:
         """Before the step of a replica."""
         self._flags.clear()
-        self._noted.averaged = False
+        self._averaged.discard(replica_id())
 
     def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
         """Whether all is finite, the same on all replicas.

@@ -4,16 +4,20 @@ A replica that is alone in its process meets nobody there: what is called for al
 optimizer's update, an assignment, an all-reduce with other processes) can be placed in any graph.
 TensorFlow refuses it outside of the replica's own graph, for the sake of several local replicas
 (https://github.com/tensorflow/tensorflow/issues/32498). Keras then cannot accumulate gradients or
-overwrite weights by their average. A condition or a loop of the user's is refused as upstream: it
-may depend on the rows of the replica, and then the others wait. TensorFlow 2.21.
+overwrite weights by their average. A condition of an optimizer is the same on all replicas. If a
+process has several, they meet before it: one condition contains the branch of each of them. A
+condition or a loop of the user's is refused as upstream: it may depend on the rows of the replica,
+and then the others wait. TensorFlow 2.21.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from keras.src import ops
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib, mirrored_run
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
@@ -24,8 +28,9 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 from nbdist.worker.runtime.replaced_attributes import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+_cond_upstream = ops.cond
 _optimizer_upstream = BaseOptimizer._backend_apply_gradients
 _merge_upstream = mirrored_run._MirroredReplicaContext._merge_call
 
@@ -34,10 +39,52 @@ _BRANCHES = (CondBranchFuncGraph, WhileBodyFuncGraph)
 
 
 def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
-    """Let replicas meet anywhere while a step is traced, if each process has one."""
-    if strategy.num_replicas_in_sync == 1 or len(strategy.extended.worker_devices) > 1:
+    """Let replicas meet while a step is traced: anywhere, if each process has one."""
+    if strategy.num_replicas_in_sync == 1:
         return contextlib.nullcontext()
+    if len(strategy.extended.worker_devices) > 1:
+        return _joint_conditions()
     return _allowed()
+
+
+@contextlib.contextmanager
+def _joint_conditions() -> Iterator[None]:
+    """Make one condition of an optimizer's conditions on the replicas of a process."""
+    updating: list[int] = []
+
+    def update(self: Any, *args: Any) -> Any:
+        updating.append(threading.get_ident())
+        try:
+            return _optimizer_upstream(self, *args)
+        finally:
+            updating.remove(threading.get_ident())
+
+    def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        replica = tf.distribute.get_replica_context()
+        if replica is None or threading.get_ident() not in updating or tf.executing_eagerly():
+            return _cond_upstream(pred, true_fn, false_fn)
+        return replica.merge_call(_cond_of_all, args=(pred, true_fn, false_fn))
+
+    with (
+        replaced(ops, "cond", cond),
+        replaced(BaseOptimizer, "_backend_apply_gradients", update),
+    ):
+        yield
+
+
+def _cond_of_all(strategy: tf.distribute.Strategy, pred: Any, true_fn: Any, false_fn: Any) -> Any:
+    """A condition outside of the replicas, whose branches contain those of all replicas."""
+
+    def branch(functions: Any) -> Callable[[], Any]:
+        each = strategy.extended.call_for_each_replica
+        return lambda: each(_called, args=(functions,))
+
+    first = strategy.experimental_local_results(pred)[0]
+    return _cond_upstream(first, branch(true_fn), branch(false_fn))
+
+
+def _called(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 @contextlib.contextmanager
