@@ -118,10 +118,10 @@ history = model.fit(x, y, batch_size=33, epochs=2, verbose=0)
                 return self.norm(outputs, training=training), states
         cell = Cell(4, dropout=0.3, recurrent_dropout=0.2)
         model = keras.Sequential([
-            keras.Input((3, 8)), layers.BatchNormalization(), layers.RNN(cell, unroll=True),
+            keras.Input((2, 8)), layers.BatchNormalization(), layers.RNN(cell, unroll=True),
             layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.02), "mse")
-        history = model.fit(x[:, None] * np.ones((3, 1)), y, batch_size=33, epochs=2, verbose=0)
+        history = model.fit(x[:, None] * np.ones((2, 1)), y, batch_size=33, verbose=0)
         """
     ),
     "scaled losses, embeddings and accumulated gradients": program(
