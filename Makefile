@@ -1,8 +1,10 @@
-# Everything runs from .venv, which is made from nothing but Python 3.11 to 3.13.
+# Everything runs from .venv. It needs Python 3.11 to 3.13 and git. Node comes from the path if it
+# is new enough, else from a wheel.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 
 .PHONY: demo test test-full chaos lab bench check docs clean
@@ -11,7 +13,8 @@ $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
 	  { echo "nbdist needs Python 3.11 to 3.13; say which one: make PYTHON=python3.11"; exit 1; }
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
+	@node=$$($(BIN)/python -m hatch_build) && { test -z "$$node" || $(INSTALL) "$$node"; }
 	@touch $@
 
 demo: $(READY)

