@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
+LINTED := build/lint/passed
 
 .PHONY: demo test test-full chaos lab bench check docs clean
 
@@ -29,14 +30,19 @@ test-full: $(READY) check
 chaos: $(READY)
 	@$(BIN)/python -m tools.fault_matrix
 
-check: $(READY)
+check: $(READY) $(LINTED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tools.check_language
 	@test ! -x $(BIN)/mkdocs || $(MAKE) --no-print-directory docs
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+$(LINTED): $(READY) $(EXTENSION) $(wildcard labextension/test/* labextension/bench/*)
+	@$(BIN)/python -m tools.jlpm lint:check
+	@touch $@
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_tour.ipynb

@@ -38,6 +38,8 @@ CONSTANTS = (
     "RUN_IS_GONE",
 )
 UNIONS = {"ServerMessage": records.AnyServerMessage}
+WIDTH = 100
+"""Line length of Prettier in labextension/package.json."""
 HEADER = "// Made by tools/generate_records.py from nbdist/records: change those, not this.\n"
 
 SCALARS = {
@@ -61,19 +63,21 @@ def source() -> str:
 
 
 def constants() -> Iterator[str]:
-    """One line for each of `CONSTANTS`."""
+    """Yield the declaration of each of `CONSTANTS`."""
     for name in CONSTANTS:
         value = getattr(records, name)
-        text = f"{list(value)} as const" if isinstance(value, tuple) else repr(value)
-        yield f"export const {name} = {text};\n"
+        yield (
+            array(name, value)
+            if isinstance(value, tuple)
+            else f"export const {name} = {value!r};\n"
+        )
 
 
 def literals() -> Iterator[str]:
     """The named sets of words that the records use, in the order of their names."""
     used = {LITERALS[words] for struct in structs() for words in words_of(struct)}
     for name in sorted(used):
-        words = " | ".join(f"'{word}'" for word in get_args(getattr(records, name)))
-        yield f"export type {name} = {words};\n"
+        yield union(name, [repr(word) for word in get_args(getattr(records, name))])
 
 
 def interfaces() -> Iterator[str]:
@@ -88,9 +92,27 @@ def interfaces() -> Iterator[str]:
 
 def unions() -> Iterator[str]:
     """The messages by what sends them."""
-    for name, union in UNIONS.items():
-        members = " | ".join(member.__name__ for member in get_args(union))
-        yield f"export type {name} = {members};\n"
+    for name, messages in UNIONS.items():
+        yield union(name, [member.__name__ for member in get_args(messages)])
+
+
+def array(name: str, values: tuple[Any, ...]) -> str:
+    """Return the declaration of a constant array, broken into lines as Prettier does."""
+    text = f"export const {name} = {list(values)} as const;\n"
+    if len(text) <= WIDTH + 1:
+        return text
+    rows = ",\n".join(f"  {value!r}" for value in values)
+    return f"export const {name} = [\n{rows}\n] as const;\n"
+
+
+def union(name: str, members: list[str]) -> str:
+    """Return the declaration of a union type, broken into lines as Prettier does."""
+    text = " | ".join(members)
+    if len(f"export type {name} = {text};") <= WIDTH:
+        return f"export type {name} = {text};\n"
+    if len(f"  {text};") <= WIDTH:
+        return f"export type {name} =\n  {text};\n"
+    return "\n".join([f"export type {name} =", *(f"  | {member}" for member in members)]) + ";\n"
 
 
 def structs() -> list[types.StructType]:

@@ -89,7 +89,7 @@ const panel: JupyterFrontEndPlugin<PanelParts> = {
 
     const sidebar = new Panel(parts);
     sidebar.title.icon = nbdistIcon;
-    sidebar.title.caption = 'nbdist';
+    sidebar.title.caption = trans.__('nbdist');
     app.shell.add(sidebar, 'left', { rank: PANEL_RANK });
     restorer?.add(sidebar, sidebar.id);
     app.commands.addCommand(Commands.openPanel, {
@@ -135,10 +135,11 @@ const palette: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IPanelParts],
   optional: [ICommandPalette],
-  activate: (_: JupyterFrontEnd, __: PanelParts, commandPalette: ICommandPalette | null) => {
+  activate: (_: JupyterFrontEnd, parts: PanelParts, commandPalette: ICommandPalette | null) => {
+    const category = parts.trans.__('nbdist');
     const needsRun: string = Commands.openRun;
     for (const command of Object.values(Commands).filter(name => name !== needsRun)) {
-      commandPalette?.addItem({ command, category: 'nbdist' });
+      commandPalette?.addItem({ command, category });
     }
   }
 };
@@ -168,10 +169,11 @@ const revive: JupyterFrontEndPlugin<void> = {
   description: 'Shows runs again in the cells that run them, after a reload of the page.',
   autoStart: true,
   requires: [IPanelParts, INotebookTracker],
-  activate: (app: JupyterFrontEnd, { server }: PanelParts, tracker: INotebookTracker) => {
+  activate: (app: JupyterFrontEnd, parts: PanelParts, tracker: INotebookTracker) => {
     const { serverSettings } = app.serviceManager;
     const follow = (_: INotebookTracker, panel: NotebookPanel): void => {
-      new RevivedNotebook(panel, tracker, server, serverSettings); // it goes with the panel
+      const revived = new RevivedNotebook(panel, tracker, parts.server, serverSettings);
+      panel.disposed.connect(() => revived.dispose());
     };
     tracker.forEach(panel => follow(tracker, panel));
     tracker.widgetAdded.connect(follow);

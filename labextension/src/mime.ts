@@ -4,6 +4,7 @@ import { Widget } from '@lumino/widgets';
 import type { LiveRuns, Watch } from './live';
 import { RUN_ID, RUN_MIME } from './records';
 import { RunView } from './run/view';
+import { sayWith } from './translate';
 
 const WHOLE_RUN_ID = new RegExp(`^${RUN_ID}$`);
 
@@ -51,9 +52,8 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
   }
 
   private follow(watch: Watch): void {
-    const view = new RunView(this.node, watch.model, { stop: () => void watch.stop() }, text =>
-      this.trans.__(text)
-    );
+    const stop = (): void => void watch.stop();
+    const view = new RunView(this.node, watch.model, { stop }, sayWith(this.trans));
     const look = (): void => {
       if (watch.model.connection === 'gone') {
         this.leave();

@@ -2,7 +2,13 @@
 
 export const PLACE = ['rank', 'epoch', 'step', 'time_s'] as const;
 
-export const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'] as const;
+export const MEASURES = [
+  'step_s',
+  'input_s',
+  'collective_s',
+  'process_bytes',
+  'device_bytes'
+] as const;
 
 export const RUN_MIME = 'application/vnd.nbdist.run.v1+json';
 
@@ -12,11 +18,22 @@ export const NO_SUCH_RUN = 4404;
 
 export const RUN_IS_GONE = 4410;
 
-export type FindingTopic = 'network' | 'straggler' | 'starved' | 'dropped' | 'disk' | 'batch' | 'checkpoint' | 'compiled' | 'nan' | 'strategy';
+export type FindingTopic =
+  | 'network'
+  | 'straggler'
+  | 'starved'
+  | 'dropped'
+  | 'disk'
+  | 'batch'
+  | 'checkpoint'
+  | 'compiled'
+  | 'nan'
+  | 'strategy';
 
 export type RankStatus = 'running' | 'finished' | 'failed' | 'interrupted' | 'dead';
 
-export type RunStatus = 'running' | 'stopping' | 'finished' | 'stopped' | 'failed' | 'interrupted' | 'lost';
+export type RunStatus =
+  'running' | 'stopping' | 'finished' | 'stopped' | 'failed' | 'interrupted' | 'lost';
 
 export type StrategyName = 'mirrored' | 'pjrt';
 

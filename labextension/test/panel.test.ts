@@ -7,10 +7,10 @@ import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
 import { runState } from './states';
 
-const TRANS = nullTranslator.load('nbdist');
+const trans = nullTranslator.load('nbdist');
 
 function line(model: RunModel): string {
-  return progress(figures(model, 0), TRANS);
+  return progress(figures(model, 0), trans);
 }
 
 test('the line of a run in the panel says what is above its charts', () => {

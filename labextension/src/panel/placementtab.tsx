@@ -110,6 +110,9 @@ class PlacementHead extends ReactWidget {
   }
 }
 
+/** An example of names, in Python. */
+const NAMES = 'params model.optimizer';
+
 interface NamesProps {
   /** What was shown last, until something else is typed. */
   readonly shown: string;
@@ -136,7 +139,7 @@ function NamesForm({ shown, refusal, trans, onShow }: NamesProps): React.JSX.Ele
           required
           pattern=".*\S.*"
           spellCheck={false}
-          placeholder="params model.optimizer"
+          placeholder={NAMES}
           value={names}
           onChange={event => setTyped(event.target.value)}
         />

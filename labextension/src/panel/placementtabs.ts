@@ -26,7 +26,9 @@ export class PlacementTabs {
     const description = 'Which cluster; that of the notebook, else the first, if left out';
     commands.addCommand(Commands.openPlacement, {
       label: trans.__('Show where arrays are'),
-      describedBy: { args: { type: 'object', properties: { id: { type: 'string', description } } } },
+      describedBy: {
+        args: { type: 'object', properties: { id: { type: 'string', description } } }
+      },
       isEnabled: args => this.cluster(args) !== '',
       execute: args => this.tabs.open(this.cluster(args))
     });

@@ -23,7 +23,6 @@ export class RevivedNotebook implements IDisposable {
     private readonly server: ServerModel,
     private readonly settings: ServerConnection.ISettings
   ) {
-    panel.disposed.connect(this.dispose, this);
     panel.sessionContext.kernelChanged.connect(this.begin, this);
     panel.sessionContext.iopubMessage.connect(this.hear, this);
     server.changed.connect(this.look, this);
@@ -35,7 +34,6 @@ export class RevivedNotebook implements IDisposable {
   dispose(): void {
     this.isDisposed = true;
     this.leave();
-    this.panel.disposed.disconnect(this.dispose, this);
     this.panel.sessionContext.kernelChanged.disconnect(this.begin, this);
     this.panel.sessionContext.iopubMessage.disconnect(this.hear, this);
     this.server.changed.disconnect(this.look, this);
@@ -95,7 +93,8 @@ export class RevivedNotebook implements IDisposable {
 
   /** Whether this page began it: in this notebook, or in another view of it. */
   private isOurs(run: RunState): boolean {
-    const asks = (cell: CodeCell): boolean => cell.outputArea.future?.msg.header.msg_id === run.request;
+    const asks = (cell: CodeCell): boolean =>
+      cell.outputArea.future?.msg.header.msg_id === run.request;
     return this.tracker.find(panel => codeCells(panel).some(asks)) !== undefined;
   }
 

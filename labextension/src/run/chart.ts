@@ -149,18 +149,9 @@ export class Chart {
   }
 
   private listen(): void {
-    const chart = this;
     const host = this.image.parentElement ?? this.image;
     const gestures = new Gestures(host, {
-      get all() {
-        return chart.picture.all;
-      },
-      get shown() {
-        return chart.picture.shown;
-      },
-      get over() {
-        return chart.plot.over;
-      },
+      now: () => ({ all: this.picture.all, shown: this.picture.shown, over: this.plot.over }),
       show: span => this.show(span),
       valueAt: left => this.plot.valueAt(left)
     });

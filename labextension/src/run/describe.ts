@@ -112,7 +112,9 @@ export function describe(
   parts.push(...extremes(picture, say), ...holes(picture, at, say));
   if (recoveries.length > 0) {
     const times = counted(recoveries.length, say('Recovered once'), say('Recovered {0} times'));
-    parts.push(`${times}; ${say('latest')}: ${recovered(recoveries[recoveries.length - 1]!, say)}.`);
+    parts.push(
+      `${times}; ${say('latest')}: ${recovered(recoveries[recoveries.length - 1]!, say)}.`
+    );
   }
   return parts.join(' ');
 }

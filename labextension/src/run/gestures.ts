@@ -8,13 +8,17 @@ const KEY_PAN = 0.2;
 
 /** What gestures act on. */
 export interface Stretch {
-  readonly all: Span;
-  readonly shown: Span;
+  now(): Shown;
   /** Show a stretch; null is all. */
   show(span: Span | null): void;
   /** The value at so many pixels from the left of the plot. */
   valueAt(left: number): number;
-  /** What the lines are drawn on. */
+}
+
+/** The span that is shown, the span of all data, and the element with the lines. */
+export interface Shown {
+  readonly all: Span;
+  readonly shown: Span;
   readonly over: HTMLElement;
 }
 
@@ -46,7 +50,7 @@ export class Gestures {
   }
 
   private wheel(event: WheelEvent): void {
-    const { shown, all, over } = this.stretch;
+    const { shown, all, over } = this.stretch.now();
     const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
     if (event.ctrlKey || event.metaKey) {
       const left = event.clientX - over.getBoundingClientRect().left;
@@ -63,20 +67,21 @@ export class Gestures {
 
   private down(event: MouseEvent): void {
     if (event.shiftKey && event.button === 0) {
-      this.drag = { x: event.clientX, span: this.stretch.shown };
+      this.drag = { x: event.clientX, span: this.stretch.now().shown };
       event.preventDefault();
     }
   }
 
   private move(event: MouseEvent): void {
     if (this.drag !== null) {
-      const by = (this.drag.x - event.clientX) / this.stretch.over.clientWidth;
-      this.stretch.show(panned(this.drag.span, this.stretch.all, by));
+      const { all, over } = this.stretch.now();
+      const by = (this.drag.x - event.clientX) / over.clientWidth;
+      this.stretch.show(panned(this.drag.span, all, by));
     }
   }
 
   private key(event: KeyboardEvent): void {
-    const { shown, all } = this.stretch;
+    const { shown, all } = this.stretch.now();
     const middle = (shown.min + shown.max) / 2;
     const acts: Readonly<Record<string, () => Span | null>> = {
       ArrowLeft: () => panned(shown, all, -KEY_PAN),

@@ -29,7 +29,11 @@ export class Marks {
    * Args:
    *   partOf: where in the frame a recovery is, from 0 to 1; elsewhere it is not seen.
    */
-  draw(recoveries: readonly RecoveryRecord[], frame: Frame, partOf: (recovery: RecoveryRecord) => number): void {
+  draw(
+    recoveries: readonly RecoveryRecord[],
+    frame: Frame,
+    partOf: (recovery: RecoveryRecord) => number
+  ): void {
     for (const recovery of recoveries.slice(this.marks.length)) {
       this.add(recovered(recovery, this.say));
     }

@@ -318,12 +318,7 @@ export function binsFor(ranks: number): number {
 }
 
 /** Note where a row is; says what it is counted by. */
-function advance(
-  progress: Progress,
-  rows: Float64Array,
-  at: number,
-  isMeasured: boolean
-): Axis {
+function advance(progress: Progress, rows: Float64Array, at: number, isMeasured: boolean): Axis {
   const step = rows[at + STEP!]!;
   const epoch = rows[at + EPOCH!]!;
   const seconds = rows[at + TIME!]!;

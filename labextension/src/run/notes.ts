@@ -23,7 +23,10 @@ export class Notes {
     }
     this.shown = content;
     const parts: HTMLElement[] = error === '' ? [] : [this.failure(error)];
-    const lines = [...this.recovered(recoveries), ...findings.map(finding => this.finding(finding))];
+    const lines = [
+      ...this.recovered(recoveries),
+      ...findings.map(finding => this.finding(finding))
+    ];
     if (lines.length > 0) {
       const name = this.say('What was found');
       parts.push(make('ul', 'findings', { 'aria-label': name }, ...lines));
@@ -34,7 +37,10 @@ export class Notes {
   private recovered(recoveries: readonly RecoveryRecord[]): HTMLElement[] {
     const told = recoveries.slice(-MAX_RECOVERIES).map(recovery => recovered(recovery, this.say));
     const before = recoveries.length - told.length;
-    const [once, often] = [this.say('recovered once before'), this.say('recovered {0} times before')];
+    const [once, often] = [
+      this.say('recovered once before'),
+      this.say('recovered {0} times before')
+    ];
     const all = before > 0 ? [counted(before, once, often), ...told] : told;
     return all.map(text => this.line('✚', text, 'recovery'));
   }
@@ -45,7 +51,12 @@ export class Notes {
 
   private line(symbol: string, text: string, kind: 'recovery' | 'note' | 'warning'): HTMLElement {
     const sign = make('span', 'sign', { 'aria-hidden': 'true' }, symbol);
-    const word = make('span', 'hidden', {}, this.say(kind === 'warning' ? 'warning:' : 'note:') + ' ');
+    const word = make(
+      'span',
+      'hidden',
+      {},
+      this.say(kind === 'warning' ? 'warning:' : 'note:') + ' '
+    );
     const words = make('span', '', {}, word, ...withCode(text));
     const line = make('li', 'finding', {}, sign, words);
     line.dataset['kind'] = kind;

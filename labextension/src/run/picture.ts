@@ -113,7 +113,10 @@ export class Picture {
     const { grid } = this.source;
     let place = x === 'time' ? time : Math.max(step, grid.first);
     if (x === 'place' && grid.axis !== 'step') {
-      const after = grid.seconds().subarray(0, grid.length).findIndex(began => began >= time);
+      const after = grid
+        .seconds()
+        .subarray(0, grid.length)
+        .findIndex(began => began >= time);
       place = after < 0 ? grid.last : grid.at(after);
     }
     return (place - this.shown.min) / (this.shown.max - this.shown.min);

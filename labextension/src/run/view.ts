@@ -42,23 +42,31 @@ interface Page {
   readonly empty: string;
 }
 
-const PAGES: readonly Page[] = [
-  {
-    key: 'metrics',
-    title: 'Metrics',
-    sources: metricSources,
-    empty: 'No metric yet: `report(loss=…)` in the cell, or the last line of a step.'
-  },
-  { key: 'time', title: 'Step time', sources: stepTimeSources, empty: 'No step yet.' },
-  { key: 'rate', title: 'Throughput', sources: throughputSources, empty: 'No step yet.' },
-  { key: 'memory', title: 'Memory', sources: memorySources, empty: 'No memory was measured yet.' },
-  {
-    key: 'share',
-    title: 'Network & input',
-    sources: shareSources,
-    empty: 'Nothing was measured yet.'
-  }
-];
+function pagesIn(say: Say): readonly Page[] {
+  const noStep = say('No step yet.');
+  return [
+    {
+      key: 'metrics',
+      title: say('Metrics'),
+      sources: metricSources,
+      empty: say('No metric yet: `report(loss=…)` in the cell, or the last line of a step.')
+    },
+    { key: 'time', title: say('Step time'), sources: stepTimeSources, empty: noStep },
+    { key: 'rate', title: say('Throughput'), sources: throughputSources, empty: noStep },
+    {
+      key: 'memory',
+      title: say('Memory'),
+      sources: memorySources,
+      empty: say('No memory was measured yet.')
+    },
+    {
+      key: 'share',
+      title: say('Network & input'),
+      sources: shareSources,
+      empty: say('Nothing was measured yet.')
+    }
+  ];
+}
 
 /** A run, live or as it was: plain elements in `host`, drawn when the model changes. */
 export class RunView {
@@ -67,6 +75,7 @@ export class RunView {
   /** Keys that are pressed in it are its own: JupyterLab has commands for arrows and Enter. */
   private readonly root = make('div', 'run', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly frames: Frames;
+  private readonly pages: readonly Page[];
   private readonly header: Header;
   private readonly notes: Notes;
   private readonly planned: Planned;
@@ -85,7 +94,7 @@ export class RunView {
     host: HTMLElement,
     private readonly model: RunModel,
     actions: RunActions,
-    private readonly say: Say = text => text
+    say: Say = text => text
   ) {
     host.append(this.root);
     const theme = new Theme(this.root);
@@ -93,8 +102,8 @@ export class RunView {
     this.notes = new Notes(say);
     this.planned = new Planned(say);
     this.toolbar = new Toolbar(this.settings, say, () => this.drawAll());
-    const tabs = PAGES.map(({ key, title }) => ({ key, title: say(title) }));
-    this.tabs = new Tabs(tabs, say('Charts'), () => this.drawAll());
+    this.pages = pagesIn(say);
+    this.tabs = new Tabs(this.pages, say('Charts'), () => this.drawAll());
     this.workers = new Workers(model, say);
     this.context = {
       settings: this.settings,
@@ -185,7 +194,7 @@ export class RunView {
   }
 
   private chooseCharts(): void {
-    const page = PAGES[this.tabs.chosen]!;
+    const page = this.pages[this.tabs.chosen]!;
     const all = page.sources(this.model);
     const isChoice = page.key === 'metrics';
     if (isChoice) {
@@ -202,7 +211,7 @@ export class RunView {
     this.sourceKeys = keys;
     this.dropCharts();
     this.shown = sources.map(source => new Chart(source, this.context));
-    const empty = make('p', 'empty', {}, this.say(page.empty));
+    const empty = make('p', 'empty', {}, page.empty);
     this.toolbar.root.hidden = sources.length === 0;
     this.charts.replaceChildren(
       ...(sources.length === 0 ? [empty] : this.shown.map(one => one.root))
