@@ -83,7 +83,7 @@ def literals() -> Iterator[str]:
 def interfaces() -> Iterator[str]:
     """An interface for each record, with its docstring."""
     for struct in structs():
-        lines = [comment(struct.cls), f"export interface {struct.cls.__name__} {{"]
+        lines = [comment(struct.cls), f"export interface {interface(struct.cls)} {{"]
         if struct.tag is not None:
             lines.append(f"  readonly {struct.tag_field}: '{struct.tag}';")
         lines += [f"  readonly {f.encode_name}: {typescript(f.type)};" for f in struct.fields]
@@ -93,7 +93,7 @@ def interfaces() -> Iterator[str]:
 def unions() -> Iterator[str]:
     """The messages by what sends them."""
     for name, messages in UNIONS.items():
-        yield union(name, [member.__name__ for member in get_args(messages)])
+        yield union(name, [interface(member) for member in get_args(messages)])
 
 
 def array(name: str, values: tuple[Any, ...]) -> str:
@@ -160,7 +160,7 @@ def typescript(kind: types.Type) -> str:
     """
     match kind:
         case types.StructType(cls=cls):
-            return cls.__name__
+            return interface(cls)
         case types.LiteralType(values=values):
             return LITERALS[frozenset(values)]
         case types.VarTupleType(item_type=item) | types.ListType(item_type=item):
@@ -172,6 +172,11 @@ def typescript(kind: types.Type) -> str:
     if type(kind) not in SCALARS:
         raise TypeError(f"records.ts: no TypeScript for {kind}")
     return SCALARS[type(kind)]
+
+
+def interface(record: type) -> str:
+    """Return the name of the interface of a record, with the prefix that JupyterLab requires."""
+    return f"I{record.__name__}"
 
 
 def comment(record: type) -> str:

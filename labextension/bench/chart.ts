@@ -1,6 +1,6 @@
 /** How many frames a second the run view draws while rows come in; for `benchmarks/chart`. */
 
-import type { RunState } from '../src/records';
+import type { IRunState } from '../src/records';
 import { RunModel } from '../src/run/model';
 import { RunView } from '../src/run/view';
 import { runState } from '../test/states';
@@ -12,7 +12,7 @@ const WARM_UP_FRAMES = 20;
 /** Numbers in a message, as the server sends them: 1 MiB. */
 const MESSAGE_LENGTH = 2 ** 17;
 
-export interface ChartLoad {
+export interface IChartLoad {
   readonly ranks: number;
   /** Of each rank, before the clock starts. */
   readonly points: number;
@@ -20,7 +20,7 @@ export interface ChartLoad {
   readonly seconds: number;
 }
 
-export interface ChartSpeed {
+export interface IChartSpeed {
   readonly framesPerSecond: number;
   /** The longest time between two frames. */
   readonly longestMs: number;
@@ -31,7 +31,7 @@ export interface ChartSpeed {
 }
 
 /** Show a run of `load.ranks` in `host`; in each frame every rank makes a step. */
-export async function measure(host: HTMLElement, load: ChartLoad): Promise<ChartSpeed> {
+export async function measure(host: HTMLElement, load: IChartLoad): Promise<IChartSpeed> {
   const model = new RunModel();
   const view = new RunView(host, model, { stop: () => undefined });
   const run = new SyntheticRun(model, load.ranks);
@@ -127,7 +127,7 @@ class SyntheticRun {
   }
 }
 
-function stateOf(ranks: number): RunState {
+function stateOf(ranks: number): IRunState {
   const workers = Array.from({ length: ranks }, (_, rank) => ({
     rank,
     host: `host-${rank >> 3}`,

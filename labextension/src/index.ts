@@ -18,7 +18,7 @@ import { Commands } from './panel/commands';
 import { RunningFigures } from './panel/figures';
 import { ServerModel } from './panel/model';
 import { CurrentNotebook } from './panel/notebook';
-import type { PanelParts } from './panel/panel';
+import type { IPanelParts } from './panel/panel';
 import { Panel } from './panel/panel';
 import { PlacementTabs } from './panel/placementtabs';
 import { Preferences } from './panel/preferences';
@@ -34,7 +34,7 @@ const MIME_RANK = -20;
 const PANEL_RANK = 600;
 
 const ILiveRuns = new Token<LiveRuns>('nbdist:ILiveRuns', 'The runs that the page watches.');
-const IPanelParts = new Token<PanelParts>('nbdist:IPanelParts', 'What the panel shows.');
+const IPanelParts = new Token<IPanelParts>('nbdist:IPanelParts', 'What the panel shows.');
 
 const live: JupyterFrontEndPlugin<LiveRuns> = {
   id: 'nbdist:live',
@@ -61,7 +61,7 @@ const mime: JupyterFrontEndPlugin<void> = {
   }
 };
 
-const panel: JupyterFrontEndPlugin<PanelParts> = {
+const panel: JupyterFrontEndPlugin<IPanelParts> = {
   id: PANEL_PLUGIN,
   description: 'Clusters and runs in the sidebar, and the commands for them.',
   autoStart: true,
@@ -116,7 +116,7 @@ const placement: JupyterFrontEndPlugin<void> = {
   optional: [ILabShell, ILayoutRestorer],
   activate: (
     app: JupyterFrontEnd,
-    parts: PanelParts,
+    parts: IPanelParts,
     registry: IRenderMimeRegistry,
     labShell: ILabShell | null,
     restorer: ILayoutRestorer | null
@@ -135,7 +135,7 @@ const palette: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IPanelParts],
   optional: [ICommandPalette],
-  activate: (_: JupyterFrontEnd, parts: PanelParts, commandPalette: ICommandPalette | null) => {
+  activate: (_: JupyterFrontEnd, parts: IPanelParts, commandPalette: ICommandPalette | null) => {
     const category = parts.trans.__('nbdist');
     const needsRun: string = Commands.openRun;
     for (const command of Object.values(Commands).filter(name => name !== needsRun)) {
@@ -150,7 +150,7 @@ const status: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IPanelParts],
   optional: [IStatusBar],
-  activate: (app: JupyterFrontEnd, parts: PanelParts, statusBar: IStatusBar | null) => {
+  activate: (app: JupyterFrontEnd, parts: IPanelParts, statusBar: IStatusBar | null) => {
     if (statusBar === null) {
       return; // Notebook 7 has none
     }
@@ -169,7 +169,7 @@ const revive: JupyterFrontEndPlugin<void> = {
   description: 'Shows runs again in the cells that run them, after a reload of the page.',
   autoStart: true,
   requires: [IPanelParts, INotebookTracker],
-  activate: (app: JupyterFrontEnd, parts: PanelParts, tracker: INotebookTracker) => {
+  activate: (app: JupyterFrontEnd, parts: IPanelParts, tracker: INotebookTracker) => {
     const { serverSettings } = app.serviceManager;
     const follow = (_: INotebookTracker, panel: NotebookPanel): void => {
       const revived = new RevivedNotebook(panel, tracker, parts.server, serverSettings);

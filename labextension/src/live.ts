@@ -1,14 +1,14 @@
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import type { ServerMessage, StopRun } from './records';
+import type { ServerMessage, IStopRun } from './records';
 import { RunModel } from './run/model';
 import type { Ending } from './socket';
 import { RunSocket } from './socket';
 
-const STOP: StopRun = { type: 'StopRun' };
+const STOP: IStopRun = { type: 'StopRun' };
 
 /** Somebody's look at a run; disposed of when they look away. */
-export interface Watch extends IDisposable {
+export interface IWatch extends IDisposable {
   readonly model: RunModel;
   /** End the run at the end of a step; settles when that was said, or is of no use any more. */
   stop(): Promise<void>;
@@ -18,7 +18,7 @@ export interface Watch extends IDisposable {
 export class LiveRuns {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
-  watch(id: string): Watch {
+  watch(id: string): IWatch {
     let live = this.open.get(id);
     if (live === undefined) {
       live = new LiveRun(id, this.settings);
@@ -48,7 +48,7 @@ export class LiveRuns {
   private readonly open = new Map<string, LiveRun>();
 }
 
-class Look implements Watch {
+class Look implements IWatch {
   constructor(
     private readonly live: LiveRun,
     private readonly leave: () => void

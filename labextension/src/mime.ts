@@ -1,7 +1,7 @@
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
-import type { LiveRuns, Watch } from './live';
+import type { LiveRuns, IWatch } from './live';
 import { RUN_ID, RUN_MIME } from './records';
 import { RunView } from './run/view';
 import { sayWith } from './translate';
@@ -51,7 +51,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     super.dispose();
   }
 
-  private follow(watch: Watch): void {
+  private follow(watch: IWatch): void {
     const stop = (): void => void watch.stop();
     const view = new RunView(this.node, watch.model, { stop }, sayWith(this.trans));
     const look = (): void => {

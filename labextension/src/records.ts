@@ -44,7 +44,7 @@ export type StrategyName = 'mirrored' | 'pjrt';
  *     devices: description, such as `2 x cpu`.
  *     said: error of a failed rank; else empty.
  */
-export interface RunWorker {
+export interface IRunWorker {
   readonly rank: number;
   readonly host: string;
   readonly pid: number;
@@ -59,7 +59,7 @@ export interface RunWorker {
  * Attributes:
  *     started: seconds from the boot of the machine. Changes of the clock do not affect it.
  */
-export interface Writer {
+export interface IWriter {
   readonly host: string;
   readonly pid: number;
   readonly started: number;
@@ -75,7 +75,7 @@ export interface Writer {
  *     value: observed share or ratio; 0 if there is none.
  *     warning: the user should act.
  */
-export interface Finding {
+export interface IFinding {
   readonly topic: FindingTopic;
   readonly text: string;
   readonly ranks: readonly number[];
@@ -94,7 +94,7 @@ export interface Finding {
  *     lost_s: seconds from the loss to the next step.
  *     workers: remaining workers if they are fewer than before; else 0.
  */
-export interface RecoveryRecord {
+export interface IRecoveryRecord {
   readonly time_s: number;
   readonly ranks: readonly number[];
   readonly reason: string;
@@ -112,7 +112,7 @@ export interface RecoveryRecord {
  *     arguments: bytes of the arguments on each device.
  *     memory: bytes of arguments and temporaries on each device.
  */
-export interface StepFigures {
+export interface IStepFigures {
   readonly step_s: number | null;
   readonly collectives: number | null;
   readonly arguments: number | null;
@@ -127,10 +127,10 @@ export interface StepFigures {
  *     planned: prediction without the memory margin.
  *     measured: measurement over the last steps. Bytes are XLA's, after compilation.
  */
-export interface PlanCheck {
+export interface IPlanCheck {
   readonly title: string;
-  readonly planned: StepFigures;
-  readonly measured: StepFigures;
+  readonly planned: IStepFigures;
+  readonly measured: IStepFigures;
 }
 
 /**
@@ -167,7 +167,7 @@ export interface PlanCheck {
  *     seed: seed of the cluster's random generators; None in runs of older versions.
  *     cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
  */
-export interface RunState {
+export interface IRunState {
   readonly id: string;
   readonly number: number;
   readonly label: number;
@@ -176,9 +176,9 @@ export interface RunState {
   readonly framework: string;
   readonly status: RunStatus;
   readonly began: number;
-  readonly workers: readonly RunWorker[];
+  readonly workers: readonly IRunWorker[];
   readonly versions: Readonly<Record<string, string>>;
-  readonly writer: Writer;
+  readonly writer: IWriter;
   readonly ended: number;
   readonly replicas: number;
   readonly batch: number;
@@ -186,14 +186,14 @@ export interface RunState {
   readonly epochs: number;
   readonly steps: number;
   readonly split: string;
-  readonly findings: readonly Finding[];
+  readonly findings: readonly IFinding[];
   readonly error: string;
   readonly stoppable: boolean;
   readonly request: string;
   readonly cell: string;
-  readonly heals: readonly RecoveryRecord[];
+  readonly heals: readonly IRecoveryRecord[];
   readonly healing: string;
-  readonly plan: PlanCheck | null;
+  readonly plan: IPlanCheck | null;
   readonly seed: number | null;
   readonly cell_seed: number | null;
   readonly version: number;
@@ -207,7 +207,7 @@ export interface RunState {
  *     text: summary in one line, for front ends without the extension.
  *     over: the run has ended and the output is final.
  */
-export interface RunOutput {
+export interface IRunOutput {
   readonly id: string;
   readonly text: string;
   readonly over: boolean;
@@ -216,7 +216,7 @@ export interface RunOutput {
 /**
  * A device of a rank, with the framework's name for it.
  */
-export interface Device {
+export interface IDevice {
   readonly platform: string;
   readonly kind: string;
   readonly name: string;
@@ -226,12 +226,12 @@ export interface Device {
 /**
  * A rank in `%dist_status`.
  */
-export interface WorkerState {
+export interface IWorkerState {
   readonly rank: number;
   readonly host: string;
   readonly pid: number;
   readonly versions: Readonly<Record<string, string>>;
-  readonly devices: readonly Device[];
+  readonly devices: readonly IDevice[];
   readonly state: string;
   readonly memory_bytes: number;
 }
@@ -243,7 +243,7 @@ export interface WorkerState {
  *     names: names in the request.
  *     at: time in seconds since 1970.
  */
-export interface ShownPlacement {
+export interface IShownPlacement {
   readonly names: readonly string[];
   readonly at: number;
 }
@@ -260,22 +260,22 @@ export interface ShownPlacement {
  *     kernel: id of the kernel in its Jupyter server; empty without a server.
  *     placement: last output of `%dist_show`; None before the first.
  */
-export interface ClusterState {
+export interface IClusterState {
   readonly id: string;
   readonly frameworks: readonly string[];
-  readonly workers: readonly WorkerState[];
+  readonly workers: readonly IWorkerState[];
   readonly run: string;
-  readonly writer: Writer;
+  readonly writer: IWriter;
   readonly kernel: string;
-  readonly placement: ShownPlacement | null;
+  readonly placement: IShownPlacement | null;
 }
 
 /**
  * State of the run, sent first and at each change.
  */
-export interface StateMessage {
+export interface IStateMessage {
   readonly type: 'StateMessage';
-  readonly state: RunState;
+  readonly state: IRunState;
 }
 
 /**
@@ -286,7 +286,7 @@ export interface StateMessage {
  *     own: metrics of the rank.
  *     shared: metrics reduced over all ranks, equal on each.
  */
-export interface Columns {
+export interface IColumns {
   readonly measures: readonly string[];
   readonly own: readonly string[];
   readonly shared: readonly string[];
@@ -295,23 +295,23 @@ export interface Columns {
 /**
  * An append-only file of rows. Reports with equal columns share a table.
  */
-export interface Table {
+export interface ITable {
   readonly number: number;
-  readonly columns: Columns;
+  readonly columns: IColumns;
 }
 
 /**
  * Columns of a table, sent before its rows.
  */
-export interface TableMessage {
+export interface ITableMessage {
   readonly type: 'TableMessage';
-  readonly table: Table;
+  readonly table: ITable;
 }
 
 /**
  * Next part of the cell's text output, both streams in order.
  */
-export interface TextMessage {
+export interface ITextMessage {
   readonly type: 'TextMessage';
   readonly text: string;
 }
@@ -319,15 +319,15 @@ export interface TextMessage {
 /**
  * End of the stored content. The following messages are new.
  */
-export interface CaughtUp {
+export interface ICaughtUp {
   readonly type: 'CaughtUp';
 }
 
 /**
  * Request of a browser to end the run at the end of a step.
  */
-export interface StopRun {
+export interface IStopRun {
   readonly type: 'StopRun';
 }
 
-export type ServerMessage = StateMessage | TableMessage | TextMessage | CaughtUp;
+export type ServerMessage = IStateMessage | ITableMessage | ITextMessage | ICaughtUp;

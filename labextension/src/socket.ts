@@ -2,7 +2,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { NO_SUCH_RUN, RUN_IS_GONE } from './records';
-import type { ServerMessage, StopRun } from './records';
+import type { ServerMessage, IStopRun } from './records';
 import { isOpen } from './run/status';
 
 const FIRST_WAIT_MS = 250;
@@ -15,7 +15,7 @@ const QUIET_MS = 2_500;
 export type Ending = 'gone' | 'saved';
 
 /** What is told of a run; nothing once its socket is disposed of. */
-export interface SocketListener {
+export interface ISocketListener {
   /** The server is there, and begins at the run's beginning, again if it was there before. */
   onOpen(): void;
   onMessage(message: ServerMessage): void;
@@ -35,7 +35,7 @@ export class RunSocket implements IDisposable {
     private readonly run: string,
     private readonly what: 'rows' | 'text',
     private readonly settings: ServerConnection.ISettings,
-    private readonly listener: SocketListener
+    private readonly listener: ISocketListener
   ) {
     this.connect();
   }
@@ -43,7 +43,7 @@ export class RunSocket implements IDisposable {
   isDisposed = false;
 
   /** Whether it could be said: there is a connection. */
-  send(message: StopRun): boolean {
+  send(message: IStopRun): boolean {
     const isConnected = this.socket?.readyState === WebSocket.OPEN;
     if (isConnected) {
       this.socket?.send(JSON.stringify(message));

@@ -1,21 +1,21 @@
 import type { AnyModel, AnyWidget } from '@anywidget/types';
 import plotStyle from 'uplot/dist/uPlot.min.css';
 import runStyle from '../style/run.css';
-import type { RunState, Table } from './records';
+import type { IRunState, ITable } from './records';
 import { make } from './run/dom';
 import { RunModel } from './run/model';
 import { isOpen } from './run/status';
 import { RunView } from './run/view';
 
 /** The traits of the widget in Python. */
-interface Traits {
+interface ITraits {
   /** Null until the run has begun. */
-  state: RunState | null;
-  tables: readonly Table[];
+  state: IRunState | null;
+  tables: readonly ITable[];
 }
 
 /** What comes with buffers of rows: float64, little-endian, `[table number, row, row, ...]`. */
-interface RowsMessage {
+interface IRowsMessage {
   readonly type: 'Rows';
   /** All rows of the run from its first: what was sent before is forgotten. */
   readonly from_start: boolean;
@@ -25,7 +25,7 @@ interface RowsMessage {
 const HOW_TO_STOP = 'To stop the run, interrupt the kernel.';
 
 /** For front ends without the extension: the same view, fed by the kernel's messages. */
-function widget(): AnyWidget<Traits> {
+function widget(): AnyWidget<ITraits> {
   // anywidget gives every call another proxy of its model, so what they share is kept here.
   const run = new RunModel();
   return {
@@ -52,7 +52,7 @@ function widget(): AnyWidget<Traits> {
 }
 
 /** Hand on what the kernel says until the returned function is called. */
-function feed(run: RunModel, model: AnyModel<Traits>): () => void {
+function feed(run: RunModel, model: AnyModel<ITraits>): () => void {
   let known = 0;
   const takeState = (): void => {
     const state = model.get('state');
@@ -65,7 +65,7 @@ function feed(run: RunModel, model: AnyModel<Traits>): () => void {
     tables.slice(known).forEach(table => run.onTable(table));
     known = tables.length;
   };
-  const takeRows = (message: RowsMessage, buffers: readonly DataView[]): void => {
+  const takeRows = (message: IRowsMessage, buffers: readonly DataView[]): void => {
     if (message.from_start) {
       run.reset();
       known = 0;

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import type { Table } from '../src/records';
+import type { ITable } from '../src/records';
 import { PLACE } from '../src/records';
 import { binsFor, RunModel } from '../src/run/model';
 import { Random } from './random';
 import { recovery, runState } from './states';
 
-function table(own: string[], shared: string[] = [], measures: string[] = [], number = 0): Table {
+function table(own: string[], shared: string[] = [], measures: string[] = [], number = 0): ITable {
   return { number, columns: { measures, own, shared } };
 }
 

@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import type { Finding, RunState } from '../src/records';
+import type { IFinding, IRunState } from '../src/records';
 import { Bands } from '../src/run/bands';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
 import { Picture } from '../src/run/picture';
-import type { Source } from '../src/run/sources';
+import type { ISource } from '../src/run/sources';
 import {
   memorySources,
   metricSources,
@@ -22,7 +22,7 @@ import { recovery, runState } from './states';
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
 const NOW = 1_000_000;
 
-function state(change: Partial<RunState>): RunState {
+function state(change: Partial<IRunState>): IRunState {
   return runState({ began: NOW - 60, ...change });
 }
 
@@ -39,7 +39,7 @@ function measured(times: readonly (readonly [number, number, number])[], batch =
   return model;
 }
 
-function means(source: Source): number[] {
+function means(source: ISource): number[] {
   return source.lines().map(({ trace }) => Number(trace.mean[0]!.toFixed(5)));
 }
 
@@ -153,7 +153,7 @@ test('of many ranks those far from the others are named, the farthest first', ()
 });
 
 test('stragglers are those of the findings', () => {
-  const finding = (topic: Finding['topic'], ...found: number[]): Finding => ({
+  const finding = (topic: IFinding['topic'], ...found: number[]): IFinding => ({
     topic,
     text: '',
     ranks: found,

@@ -31,7 +31,7 @@ def test_records_ts_is_not_stale(generator: ModuleType) -> None:
 
 
 def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:
-    block = generator.source().split("export interface RunState {")[1].split("}\n")[0]
+    block = generator.source().split("export interface IRunState {")[1].split("}\n")[0]
     fields = [line.split(":")[0].removeprefix("  readonly ") for line in block.splitlines() if line]
     assert fields == list(records.RunState.__struct_encode_fields__)
 
@@ -39,7 +39,7 @@ def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:
 def test_messages_carry_the_tag_that_is_sent(generator: ModuleType) -> None:
     assert records.StopRun.__struct_config__.tag == "StopRun"
     assert "readonly type: 'StopRun';" in generator.source()
-    messages = "StateMessage | TableMessage | TextMessage | CaughtUp"
+    messages = "IStateMessage | ITableMessage | ITextMessage | ICaughtUp"
     assert f"export type ServerMessage = {messages};" in generator.source()
 
 

@@ -2,10 +2,10 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { InputDialog } from '@jupyterlab/apputils';
 import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { LiveRuns } from '../live';
-import type { ClusterState, RunState } from '../records';
+import type { IClusterState, IRunState } from '../records';
 import { STOP_CLUSTER, filled, resizeCode, startCode } from './code';
 import { Commands } from './commands';
-import type { PanelParts } from './panel';
+import type { IPanelParts } from './panel';
 
 type Args = ReadonlyPartialJSONObject;
 
@@ -19,7 +19,7 @@ const LABEL = {
 /** The commands that act on a notebook, a cluster or a run. */
 export class Actions {
   constructor(
-    private readonly parts: PanelParts,
+    private readonly parts: IPanelParts,
     private readonly runs: LiveRuns
   ) {}
 
@@ -113,7 +113,7 @@ export class Actions {
   }
 
   /** The cluster that is named, else that of the notebook. */
-  private cluster(args: Args): ClusterState | undefined {
+  private cluster(args: Args): IClusterState | undefined {
     const { server, notebook } = this.parts;
     return args['id'] === undefined
       ? server.clusterOf(notebook.kernel)
@@ -121,7 +121,7 @@ export class Actions {
   }
 
   /** The run that is named, else that of the notebook, else the newest under way. */
-  private run(args: Args): RunState | undefined {
+  private run(args: Args): IRunState | undefined {
     const { server, notebook } = this.parts;
     return args['id'] === undefined
       ? (server.runOf(notebook.kernel) ?? server.running[0])

@@ -1,21 +1,21 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import type { ClusterState, WorkerState } from '../records';
-import type { Framework, Wish } from './code';
+import type { IClusterState, IWorkerState } from '../records';
+import type { Framework, IWish } from './code';
 import { FRAMEWORKS } from './code';
 import { clusterTitle, devicesOf, frameworkName, gigabytes } from './words';
 
 const MOST_HOSTS = 1024;
 
-interface StartProps {
-  readonly wish: Wish;
+interface IStartProps {
+  readonly wish: IWish;
   readonly trans: TranslationBundle;
-  readonly onWish: (wish: Wish) => void;
-  readonly onStart: (wish: Wish) => void;
+  readonly onWish: (wish: IWish) => void;
+  readonly onStart: (wish: IWish) => void;
 }
 
 /** Asks for a cluster for the notebook that the user is in. */
-export function StartForm({ wish, trans, onWish, onStart }: StartProps): React.JSX.Element {
+export function StartForm({ wish, trans, onWish, onStart }: IStartProps): React.JSX.Element {
   return (
     <form
       className="nbdist-Form"
@@ -48,8 +48,8 @@ export function StartForm({ wish, trans, onWish, onStart }: StartProps): React.J
   );
 }
 
-interface ClusterProps {
-  readonly cluster: ClusterState;
+interface IClusterProps {
+  readonly cluster: IClusterState;
   /** The open notebook whose cluster it is; '' where it is not open here. */
   readonly notebook: string;
   readonly trans: TranslationBundle;
@@ -59,7 +59,7 @@ interface ClusterProps {
 }
 
 /** A cluster: its workers, and what can be done with it from its notebook. */
-export function Cluster(props: ClusterProps): React.JSX.Element {
+export function Cluster(props: IClusterProps): React.JSX.Element {
   const { cluster, notebook, trans, onArrays, onResize, onStop } = props;
   const title = clusterTitle(cluster, trans);
   const [hosts, setHosts] = React.useState(cluster.workers.length);
@@ -103,12 +103,12 @@ export function Cluster(props: ClusterProps): React.JSX.Element {
   );
 }
 
-interface WorkersProps {
-  readonly workers: readonly WorkerState[];
+interface IWorkersProps {
+  readonly workers: readonly IWorkerState[];
   readonly trans: TranslationBundle;
 }
 
-function Workers({ workers, trans }: WorkersProps): React.JSX.Element {
+function Workers({ workers, trans }: IWorkersProps): React.JSX.Element {
   return (
     <div className="nbdist-Scroll" tabIndex={0} role="group" aria-label={trans.__('Workers')}>
       <table>
@@ -137,13 +137,13 @@ function Workers({ workers, trans }: WorkersProps): React.JSX.Element {
   );
 }
 
-interface HostsProps {
+interface IHostsProps {
   readonly label: string;
   readonly hosts: number;
   readonly onHosts: (hosts: number) => void;
 }
 
-function HostsInput({ label, hosts, onHosts }: HostsProps): React.JSX.Element {
+function HostsInput({ label, hosts, onHosts }: IHostsProps): React.JSX.Element {
   return (
     <label>
       {label}

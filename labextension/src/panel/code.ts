@@ -1,5 +1,5 @@
 /** What a cluster is to be made of; every framework that is installed where none is named. */
-export interface Wish {
+export interface IWish {
   readonly hosts: number;
   readonly framework: Framework;
 }
@@ -9,7 +9,7 @@ export type Framework = '' | 'tensorflow' | 'jax';
 export const FRAMEWORKS: readonly Framework[] = ['', 'tensorflow', 'jax'];
 
 /** A piece of code to put into a notebook; `{hosts}` in it becomes a number. */
-export interface Snippet {
+export interface ISnippet {
   readonly label: string;
   readonly code: string;
 }
@@ -17,7 +17,7 @@ export interface Snippet {
 export const STOP_CLUSTER = '%dist_stop';
 
 /** The cell that starts a cluster, in a notebook that may not have loaded nbdist. */
-export function startCode(wish: Wish): string {
+export function startCode(wish: IWish): string {
   return `%load_ext nbdist\n${startLine(wish)}`;
 }
 
@@ -32,11 +32,11 @@ export function showCode(names: string): string {
 }
 
 /** A snippet for so many hosts. */
-export function filled(snippet: Snippet, hosts: number): string {
+export function filled(snippet: ISnippet, hosts: number): string {
   return snippet.code.replaceAll('{hosts}', String(hosts));
 }
 
-function startLine(wish: Wish): string {
+function startLine(wish: IWish): string {
   const framework = wish.framework === '' ? '' : ` --framework ${wish.framework}`;
   return `%dist_start ${counted(wish.hosts)}${framework}`;
 }

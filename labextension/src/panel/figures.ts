@@ -2,8 +2,8 @@ import type { IDisposable } from '@lumino/disposable';
 import { Throttler } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import type { LiveRuns, Watch } from '../live';
-import type { Figures } from '../run/figures';
+import type { LiveRuns, IWatch } from '../live';
+import type { IFigures } from '../run/figures';
 import { figures } from '../run/figures';
 import { RunModel } from '../run/model';
 import type { ServerModel } from './model';
@@ -13,8 +13,8 @@ const SHOWN_EVERY_MS = 500;
 
 const SILENT = new RunModel();
 
-interface Followed {
-  readonly watch: Watch;
+interface IFollowed {
+  readonly watch: IWatch;
   readonly stopListening: () => void;
 }
 
@@ -35,7 +35,7 @@ export class RunningFigures implements IDisposable {
   }
 
   /** What a run is at now; of one that is not under way nothing is known. */
-  of(id: string): Figures {
+  of(id: string): IFigures {
     return figures(this.followed.get(id)?.watch.model ?? SILENT, Date.now() / 1000);
   }
 
@@ -65,7 +65,7 @@ export class RunningFigures implements IDisposable {
     this.followed.delete(id);
   }
 
-  private readonly followed = new Map<string, Followed>();
+  private readonly followed = new Map<string, IFollowed>();
   private readonly signal = new Signal<this, void>(this);
   private readonly throttler = new Throttler(() => this.signal.emit(), {
     limit: SHOWN_EVERY_MS,

@@ -4,7 +4,7 @@ import type { IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import type { ClusterState, RunState } from '../records';
+import type { IClusterState, IRunState } from '../records';
 import { isOpen } from '../run/status';
 
 const LONGEST_WAIT_MS = 60_000;
@@ -23,9 +23,9 @@ export class ServerModel implements IDisposable {
     });
   }
 
-  clusters: readonly ClusterState[] = [];
+  clusters: readonly IClusterState[] = [];
   /** Newest first. */
-  runs: readonly RunState[] = [];
+  runs: readonly IRunState[] = [];
   trouble: Trouble = 'none';
 
   /** Emitted when any of it changed. */
@@ -37,17 +37,17 @@ export class ServerModel implements IDisposable {
     return this.poll.isDisposed;
   }
 
-  get running(): readonly RunState[] {
+  get running(): readonly IRunState[] {
     return this.runs.filter(run => isOpen(run.status));
   }
 
   /** The cluster of a notebook's kernel. */
-  clusterOf(kernel: string): ClusterState | undefined {
+  clusterOf(kernel: string): IClusterState | undefined {
     return this.clusters.find(cluster => kernel !== '' && cluster.kernel === kernel);
   }
 
   /** The run that is under way on the cluster of a notebook's kernel. */
-  runOf(kernel: string): RunState | undefined {
+  runOf(kernel: string): IRunState | undefined {
     const id = this.clusterOf(kernel)?.run ?? '';
     return this.running.find(run => run.id === id);
   }
@@ -75,8 +75,8 @@ export class ServerModel implements IDisposable {
   private async ask(): Promise<void> {
     try {
       const [clusters, runs] = await Promise.all([
-        this.get<readonly ClusterState[]>('nbdist/clusters'),
-        this.get<readonly RunState[]>('nbdist/runs')
+        this.get<readonly IClusterState[]>('nbdist/clusters'),
+        this.get<readonly IRunState[]>('nbdist/runs')
       ]);
       this.set(clusters, runs, 'none');
     } catch (error) {
@@ -101,8 +101,8 @@ export class ServerModel implements IDisposable {
   }
 
   private set(
-    clusters: readonly ClusterState[],
-    runs: readonly RunState[],
+    clusters: readonly IClusterState[],
+    runs: readonly IRunState[],
     trouble: Trouble
   ): void {
     const now = JSON.stringify([clusters, runs, trouble]);

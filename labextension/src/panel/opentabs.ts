@@ -3,13 +3,13 @@ import { WidgetTracker } from '@jupyterlab/apputils';
 import type { Widget } from '@lumino/widgets';
 
 /** A tab that shows one thing. */
-export interface Tab extends Widget {
+export interface ITab extends Widget {
   /** The id of what it shows. */
   readonly subject: string;
 }
 
 /** The open tabs of one kind: one for each thing, and back after a reload of the page. */
-export class OpenTabs<T extends Tab> {
+export class OpenTabs<T extends ITab> {
   /**
    * @param area where the shell has room for them: Notebook 7 has none beside the notebook.
    * @param namespace what the page's saved state has them under.

@@ -3,7 +3,7 @@ import { ReactWidget } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { Cluster, StartForm } from './clusters';
-import type { Snippet } from './code';
+import type { ISnippet } from './code';
 import { Commands } from './commands';
 import type { RunningFigures } from './figures';
 import type { ServerModel } from './model';
@@ -12,7 +12,7 @@ import type { Preferences } from './preferences';
 import { Runs } from './runs';
 
 /** What the panel shows, and what carries out what is asked of it. */
-export interface PanelParts {
+export interface IPanelParts {
   readonly server: ServerModel;
   readonly figures: RunningFigures;
   readonly notebook: CurrentNotebook;
@@ -23,7 +23,7 @@ export interface PanelParts {
 
 /** The sidebar: clusters, runs and snippets. Whatever it does, a command or a magic does as well. */
 export class Panel extends ReactWidget {
-  constructor(private readonly parts: PanelParts) {
+  constructor(private readonly parts: IPanelParts) {
     super();
     this.id = 'nbdist-panel';
     this.addClass('nbdist-Panel');
@@ -110,7 +110,7 @@ export class Panel extends ReactWidget {
     );
   }
 
-  private snippet(snippet: Snippet): React.JSX.Element {
+  private snippet(snippet: ISnippet): React.JSX.Element {
     const { notebook, trans } = this.parts;
     return (
       <li key={snippet.label}>
@@ -136,12 +136,12 @@ export class Panel extends ReactWidget {
   }
 }
 
-interface SectionProps {
+interface ISectionProps {
   readonly title: string;
   readonly children: React.ReactNode;
 }
 
-function Section({ title, children }: SectionProps): React.JSX.Element {
+function Section({ title, children }: ISectionProps): React.JSX.Element {
   return (
     <details className="nbdist-Section" open>
       <summary>

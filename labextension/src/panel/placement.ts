@@ -1,7 +1,7 @@
 import type { IDisposable } from '@lumino/disposable';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import type { ClusterState, ShownPlacement } from '../records';
+import type { IClusterState, IShownPlacement } from '../records';
 import type { ServerModel } from './model';
 
 /** What `%dist_show` showed last on a cluster, fetched whenever there is something new. */
@@ -18,7 +18,7 @@ export class LastPlacement implements IDisposable {
   /** Untrusted. */
   html = '';
   /** What `html` is of; null while there is none. It outlives the cluster. */
-  shown: ShownPlacement | null = null;
+  shown: IShownPlacement | null = null;
   /** Whether the newest one could not be fetched. */
   failed = false;
 
@@ -27,7 +27,7 @@ export class LastPlacement implements IDisposable {
     return this.signal;
   }
 
-  get cluster(): ClusterState | undefined {
+  get cluster(): IClusterState | undefined {
     return this.server.clusters.find(cluster => cluster.id === this.id);
   }
 
@@ -45,7 +45,7 @@ export class LastPlacement implements IDisposable {
     this.signal.emit();
   }
 
-  private async fetch(newest: ShownPlacement): Promise<void> {
+  private async fetch(newest: IShownPlacement): Promise<void> {
     const html = await this.server.placement(this.id).catch(() => null);
     if (this.isDisposed || this.asked !== newest.at) {
       return; // a newer one is on its way

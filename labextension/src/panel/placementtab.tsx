@@ -7,10 +7,10 @@ import type { LabIcon } from '@jupyterlab/ui-components';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { PanelLayout, Widget } from '@lumino/widgets';
 import * as React from 'react';
-import type { ShownPlacement } from '../records';
+import type { IShownPlacement } from '../records';
 import { submitted } from './clusters';
 import { showCode } from './code';
-import type { PanelParts } from './panel';
+import type { IPanelParts } from './panel';
 import { LastPlacement } from './placement';
 import { moment } from './words';
 
@@ -20,7 +20,7 @@ const HTML = 'text/html';
 export class PlacementTab extends MainAreaWidget<PlacementContent> {
   constructor(
     readonly subject: string,
-    parts: PanelParts,
+    parts: IPanelParts,
     registry: IRenderMimeRegistry,
     icon: LabIcon
   ) {
@@ -38,7 +38,7 @@ export class PlacementTab extends MainAreaWidget<PlacementContent> {
 class PlacementContent extends Widget {
   constructor(
     private readonly placement: LastPlacement,
-    parts: PanelParts,
+    parts: IPanelParts,
     private readonly picture: IRenderMime.IRenderer
   ) {
     super();
@@ -66,13 +66,13 @@ class PlacementContent extends Widget {
     }
   }
 
-  private drawn: ShownPlacement | null = null;
+  private drawn: IShownPlacement | null = null;
 }
 
 class PlacementHead extends ReactWidget {
   constructor(
     private readonly placement: LastPlacement,
-    private readonly parts: PanelParts
+    private readonly parts: IPanelParts
   ) {
     super();
     placement.changed.connect(this.draw, this);
@@ -113,7 +113,7 @@ class PlacementHead extends ReactWidget {
 /** An example of names, in Python. */
 const NAMES = 'params model.optimizer';
 
-interface NamesProps {
+interface INamesProps {
   /** What was shown last, until something else is typed. */
   readonly shown: string;
   /** Why nothing can be asked for; '' where it can. */
@@ -122,7 +122,7 @@ interface NamesProps {
   readonly onShow: (names: string) => void;
 }
 
-function NamesForm({ shown, refusal, trans, onShow }: NamesProps): React.JSX.Element {
+function NamesForm({ shown, refusal, trans, onShow }: INamesProps): React.JSX.Element {
   const [typed, setTyped] = React.useState<string | null>(null);
   const names = typed ?? shown;
   return (
@@ -164,7 +164,7 @@ function refusal(isThere: boolean, isOpen: boolean, trans: TranslationBundle): s
   return isOpen ? '' : trans.__('Open the notebook of the cluster here to ask from it.');
 }
 
-function told(shown: ShownPlacement | null, trans: TranslationBundle): string {
+function told(shown: IShownPlacement | null, trans: TranslationBundle): string {
   if (shown === null) {
     return trans.__(
       'Nothing was shown yet. Type names of arrays, variables, pytrees, models or optimizers.'

@@ -4,14 +4,14 @@ import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { nbdistIcon } from '../icon';
 import { Commands } from './commands';
 import { OpenTabs } from './opentabs';
-import type { PanelParts } from './panel';
+import type { IPanelParts } from './panel';
 import { PlacementTab } from './placementtab';
 
 /** The tabs that show where arrays are, one for each cluster, and the command that opens them. */
 export class PlacementTabs {
   constructor(
     private readonly app: JupyterFrontEnd,
-    private readonly parts: PanelParts,
+    private readonly parts: IPanelParts,
     registry: IRenderMimeRegistry,
     area: 'main' | 'right'
   ) {

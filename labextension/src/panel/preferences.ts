@@ -2,25 +2,25 @@ import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { IStateDB } from '@jupyterlab/statedb';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import type { Framework, Snippet, Wish } from './code';
+import type { Framework, ISnippet, IWish } from './code';
 import { FRAMEWORKS } from './code';
 
 const KEY = 'nbdist:wish';
-const FIRST_WISH: Wish = { hosts: 4, framework: '' };
+const FIRST_WISH: IWish = { hosts: 4, framework: '' };
 
 /** What the user set, and what they last asked for, which a reload of the page brings back. */
 export class Preferences {
   constructor(private readonly states: IStateDB | null) {}
 
   wish = FIRST_WISH;
-  snippets: readonly Snippet[] = [];
+  snippets: readonly ISnippet[] = [];
   poll_s = 2;
 
   get changed(): ISignal<this, void> {
     return this.signal;
   }
 
-  setWish(wish: Wish): void {
+  setWish(wish: IWish): void {
     this.wish = wish;
     this.signal.emit();
     void this.states?.save(KEY, { ...wish });
@@ -40,7 +40,7 @@ export class Preferences {
 
   private take(settings: ISettingRegistry.ISettings): void {
     this.poll_s = settings.get('pollSeconds').composite as number;
-    this.snippets = settings.get('snippets').composite as unknown as readonly Snippet[];
+    this.snippets = settings.get('snippets').composite as unknown as readonly ISnippet[];
     this.signal.emit();
   }
 
@@ -48,7 +48,7 @@ export class Preferences {
 }
 
 /** What was saved, if it is a wish. */
-function asWish(saved: unknown): Wish | null {
+function asWish(saved: unknown): IWish | null {
   if (typeof saved !== 'object' || saved === null || !('hosts' in saved && 'framework' in saved)) {
     return null;
   }

@@ -1,20 +1,20 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import type { RunState } from '../records';
-import type { Figures } from '../run/figures';
+import type { IRunState } from '../records';
+import type { IFigures } from '../run/figures';
 import { isOpen } from '../run/status';
 import { progress, runTitle, statusName, when } from './words';
 
-interface RunsProps {
-  readonly runs: readonly RunState[];
-  readonly figuresOf: (id: string) => Figures;
+interface IRunsProps {
+  readonly runs: readonly IRunState[];
+  readonly figuresOf: (id: string) => IFigures;
   readonly trans: TranslationBundle;
   readonly onOpen: (id: string) => void;
   readonly onStop: (id: string) => void;
 }
 
 /** The runs that are kept, newest first. */
-export function Runs(props: RunsProps): React.JSX.Element {
+export function Runs(props: IRunsProps): React.JSX.Element {
   const { runs, trans } = props;
   if (runs.length === 0) {
     return <p>{trans.__('No run has been kept yet.')}</p>;
@@ -28,7 +28,7 @@ export function Runs(props: RunsProps): React.JSX.Element {
   );
 }
 
-function Run(props: RunsProps & { readonly run: RunState }): React.JSX.Element {
+function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element {
   const { run, figuresOf, trans, onOpen, onStop } = props;
   const title = runTitle(run, trans);
   const workers = trans._n('%1 worker', '%1 workers', run.workers.length);

@@ -2,7 +2,7 @@ import { MainAreaWidget } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 import { Widget } from '@lumino/widgets';
-import type { LiveRuns, Watch } from '../live';
+import type { LiveRuns, IWatch } from '../live';
 import { RunView } from '../run/view';
 import { sayWith } from '../translate';
 import { runTitle } from './words';
@@ -24,7 +24,7 @@ export class RunTab extends MainAreaWidget<RunContent> {
 
 class RunContent extends Widget {
   constructor(
-    private readonly watch: Watch,
+    private readonly watch: IWatch,
     private readonly trans: TranslationBundle
   ) {
     super();

@@ -1,6 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { ClusterState, Device, RunState, WorkerState } from '../records';
-import type { Figures } from '../run/figures';
+import type { IClusterState, IDevice, IRunState, IWorkerState } from '../records';
+import type { IFigures } from '../run/figures';
 import { count, plain } from '../run/words';
 
 const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
@@ -14,14 +14,14 @@ export function frameworkName(name: string): string {
   return NAMES[name] ?? name;
 }
 
-export function clusterTitle(cluster: ClusterState, trans: TranslationBundle): string {
+export function clusterTitle(cluster: IClusterState, trans: TranslationBundle): string {
   const workers = cluster.workers.length;
   const count = trans._n('%1 worker', '%1 workers', workers);
   return [count, ...cluster.frameworks.map(frameworkName)].join(' · ');
 }
 
 /** As in `2 × cpu`; a worker may drive devices of several kinds. */
-export function devicesOf(worker: WorkerState): string {
+export function devicesOf(worker: IWorkerState): string {
   const counts = new Map<string, number>();
   worker.devices.forEach(device =>
     counts.set(nameOf(device), (counts.get(nameOf(device)) ?? 0) + 1)
@@ -30,13 +30,13 @@ export function devicesOf(worker: WorkerState): string {
 }
 
 /** The magic's line without the magic, else the number of the cell. */
-export function runTitle(run: RunState, trans: TranslationBundle): string {
+export function runTitle(run: IRunState, trans: TranslationBundle): string {
   const options = run.header.replace(/^%%\w+\s*/, '').trim();
   return options === '' ? trans.__('Cell %1', run.label) : options;
 }
 
-export function statusName(run: RunState, trans: TranslationBundle): string {
-  const names: Record<RunState['status'], string> = {
+export function statusName(run: IRunState, trans: TranslationBundle): string {
+  const names: Record<IRunState['status'], string> = {
     running: trans.__('running'),
     stopping: trans.__('stopping'),
     finished: trans.__('finished'),
@@ -58,13 +58,13 @@ export function moment(seconds: number): string {
 }
 
 /** When it began and how long it took, as in `14:02 · 1 m 20 s`. */
-export function when(run: RunState): string {
+export function when(run: IRunState): string {
   const start = moment(run.began);
   return run.ended > 0 ? `${start} · ${duration(run.ended - run.began)}` : start;
 }
 
 /** What is known of a run under way, as in `step 120 of 400 · loss 0.21 · 1,204 samples/s`. */
-export function progress(figures: Figures, trans: TranslationBundle): string {
+export function progress(figures: IFigures, trans: TranslationBundle): string {
   const parts = [
     Number.isNaN(figures.step) ? '' : stepText(figures, trans),
     figures.name === '' ? '' : `${figures.name} ${plain(figures.value)}`,
@@ -74,12 +74,12 @@ export function progress(figures: Figures, trans: TranslationBundle): string {
 }
 
 /** Samples per second; '' where they are not known. */
-export function rate(figures: Figures, trans: TranslationBundle): string {
+export function rate(figures: IFigures, trans: TranslationBundle): string {
   const known = Number.isFinite(figures.samplesPerSecond);
   return known ? trans.__('%1 samples/s', plain(figures.samplesPerSecond)) : '';
 }
 
-function stepText({ step, steps }: Figures, trans: TranslationBundle): string {
+function stepText({ step, steps }: IFigures, trans: TranslationBundle): string {
   return Number.isNaN(steps)
     ? trans.__('step %1', count(step))
     : trans.__('step %1 of %2', count(step), count(steps));
@@ -95,6 +95,6 @@ function duration(seconds: number): string {
     : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-function nameOf(device: Device): string {
+function nameOf(device: IDevice): string {
   return device.kind === '' ? device.platform : device.kind;
 }

@@ -5,7 +5,7 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { ServerConnection } from '@jupyterlab/services';
 import { KernelMessage } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import type { RunState } from '../records';
+import type { IRunState } from '../records';
 import { RevivedOutputs } from './outputs';
 import { RunText } from './text';
 
@@ -14,7 +14,7 @@ export class RevivedCell implements IDisposable {
   constructor(
     private readonly panel: NotebookPanel,
     private readonly cell: CodeCell,
-    private state: RunState,
+    private state: IRunState,
     settings: ServerConnection.ISettings
   ) {
     this.outputs = new RevivedOutputs(cell.model, state.id);
@@ -58,7 +58,7 @@ export class RevivedCell implements IDisposable {
     }
   }
 
-  private onState(state: RunState): void {
+  private onState(state: IRunState): void {
     this.state = state;
     if (reports(state)) {
       this.write(() => this.outputs.addChart(state.status));
@@ -102,12 +102,12 @@ export class RevivedCell implements IDisposable {
 }
 
 /** Whether the kernel says it of the cell that is the run. */
-export function isAnswer(message: KernelMessage.IMessage, { request }: RunState): boolean {
+export function isAnswer(message: KernelMessage.IMessage, { request }: IRunState): boolean {
   const { msg_id } = message.parent_header as Partial<KernelMessage.IHeader>;
   return msg_id === request;
 }
 
 /** Whether a run is about to report; many a cell only prints. */
-function reports(state: RunState): boolean {
+function reports(state: IRunState): boolean {
   return state.replicas > 0 || state.epochs > 0 || state.steps >= 0;
 }

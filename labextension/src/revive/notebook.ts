@@ -4,7 +4,7 @@ import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { KernelMessage, ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import type { ServerModel } from '../panel/model';
-import type { RunState } from '../records';
+import type { IRunState } from '../records';
 import { RevivedCell, isAnswer } from './cell';
 
 /** From this on, cells have ids that stay the same when a notebook is opened again. */
@@ -60,13 +60,13 @@ export class RevivedNotebook implements IDisposable {
   }
 
   /** What the kernel is in, be it over: its picture is still to come. And what spoke meanwhile. */
-  private runs(): readonly RunState[] {
+  private runs(): readonly IRunState[] {
     const id = this.server.clusterOf(this.kernel)?.run ?? '';
-    const spoke = (run: RunState): boolean => this.early.some(message => isAnswer(message, run));
+    const spoke = (run: IRunState): boolean => this.early.some(message => isAnswer(message, run));
     return this.server.runs.filter(run => run.id === id || spoke(run));
   }
 
-  private revive(run: RunState): void {
+  private revive(run: IRunState): void {
     const cell = this.cells.has(run.id) ? undefined : this.cellOf(run);
     if (cell !== undefined && !cell.outputArea.future && !this.isOurs(run)) {
       const revived = new RevivedCell(this.panel, cell, run, this.settings);
@@ -92,14 +92,14 @@ export class RevivedNotebook implements IDisposable {
   }
 
   /** Whether this page began it: in this notebook, or in another view of it. */
-  private isOurs(run: RunState): boolean {
+  private isOurs(run: IRunState): boolean {
     const asks = (cell: CodeCell): boolean =>
       cell.outputArea.future?.msg.header.msg_id === run.request;
     return this.tracker.find(panel => codeCells(panel).some(asks)) !== undefined;
   }
 
   /** The cell that runs; by its first line where cells have no ids of their own. */
-  private cellOf(run: RunState): CodeCell | undefined {
+  private cellOf(run: IRunState): CodeCell | undefined {
     const { model } = this.panel;
     if (run.request === '' || model === null || model.collaborative) {
       return undefined; // whoever shares a notebook is given its outputs by the others

@@ -8,7 +8,7 @@ import type {
 } from '@jupyterlab/nbformat';
 import type { IOutputModel } from '@jupyterlab/rendermime';
 import type { KernelMessage } from '@jupyterlab/services';
-import type { RunOutput } from '../records';
+import type { IRunOutput } from '../records';
 import { RUN_MIME } from '../records';
 
 type DisplayMessage = KernelMessage.IDisplayDataMsg | KernelMessage.IUpdateDisplayDataMsg;
@@ -33,7 +33,7 @@ export class RevivedOutputs {
   addChart(text: string): void {
     if (!this.hasChart) {
       this.hasChart = true;
-      const output: RunOutput = { id: this.run, text, over: false };
+      const output: IRunOutput = { id: this.run, text, over: false };
       this.add(displayed({ [RUN_MIME]: { ...output }, 'text/plain': text }, {}));
     }
   }
@@ -50,7 +50,7 @@ export class RevivedOutputs {
   /** Take in a display: the run as it is now, or what a rank shows. */
   display(message: DisplayMessage): void {
     const { data, metadata, transient } = message.content;
-    const run = data[RUN_MIME] as Partial<RunOutput> | undefined;
+    const run = data[RUN_MIME] as Partial<IRunOutput> | undefined;
     const id = transient?.display_id;
     const output = displayed(data, metadata);
     const shown = id === undefined ? undefined : this.displays.get(id);
@@ -79,7 +79,7 @@ export class RevivedOutputs {
 
   private chartAt(): number {
     const isChart = ({ type, data }: IOutputModel): boolean =>
-      type !== 'stream' && (data[RUN_MIME] as Partial<RunOutput>)?.id === this.run;
+      type !== 'stream' && (data[RUN_MIME] as Partial<IRunOutput>)?.id === this.run;
     return this.find(isChart);
   }
 

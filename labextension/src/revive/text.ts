@@ -1,11 +1,11 @@
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import type { Columns, RunState, ServerMessage } from '../records';
+import type { IColumns, IRunState, ServerMessage } from '../records';
 import { RunSocket } from '../socket';
 
 /** What is told of a run's text. */
-export interface TextListener {
-  onState(state: RunState): void;
+export interface ITextListener {
+  onState(state: IRunState): void;
   /** There is something for a chart; called before text that came after it. */
   onReports(): void;
   /** More text, on from the last. */
@@ -19,7 +19,7 @@ export class RunText implements IDisposable {
   constructor(
     run: string,
     settings: ServerConnection.ISettings,
-    private readonly listener: TextListener
+    private readonly listener: ITextListener
   ) {
     this.socket = new RunSocket(run, 'text', settings, {
       onOpen: () => (this.repeated = this.heard),
@@ -49,7 +49,7 @@ export class RunText implements IDisposable {
     }
   }
 
-  private hearTable({ own, shared }: Columns): void {
+  private hearTable({ own, shared }: IColumns): void {
     if (own.length + shared.length > 0) {
       this.listener.onReports();
     }

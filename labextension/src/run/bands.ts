@@ -1,7 +1,7 @@
-import type { Cut } from './decimate';
+import type { ICut } from './decimate';
 import { Strip } from './decimate';
-import type { Grid, Mark } from './grid';
-import type { Line } from './sources';
+import type { Grid, IMark } from './grid';
+import type { ILine } from './sources';
 
 /** Which quantiles of the ranks are kept: the whole, 80 % of them, half of them, the middle. */
 export const QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1] as const;
@@ -18,7 +18,7 @@ const MOST_OUTLIERS = 4;
 export class Bands {
   readonly strips = QUANTILES.map(() => new Strip());
   private readonly values: readonly Float32Array[];
-  private readonly mark: Mark;
+  private readonly mark: IMark;
   private scratch = new Float32Array(0);
 
   constructor(private readonly grid: Grid) {
@@ -30,7 +30,7 @@ export class Bands {
     this.grid.unmark(this.mark);
   }
 
-  update(lines: readonly Line[]): void {
+  update(lines: readonly ILine[]): void {
     if (this.scratch.length < lines.length) {
       this.scratch = new Float32Array(lines.length);
     }
@@ -41,12 +41,12 @@ export class Bands {
   }
 
   /** Cut the bands into the columns of a picture. */
-  fill(cut: Cut): void {
+  fill(cut: ICut): void {
     this.strips.forEach((strip, i) => strip.fillPlain(this.values[i]!, this.grid.length, cut));
   }
 
   /** The ranks that are far from the others at the end of their lines, the farthest first. */
-  outliers(lines: readonly Line[]): number[] {
+  outliers(lines: readonly ILine[]): number[] {
     const recent = Math.max(FEWEST_RECENT, Math.floor(this.grid.length * RECENT));
     const means = lines.map(line => ({ rank: line.rank, mean: meanOfLast(line, recent) }));
     const known = means.filter(({ mean }) => !Number.isNaN(mean));
@@ -61,7 +61,7 @@ export class Bands {
       .map(({ rank }) => rank);
   }
 
-  private updateBin(lines: readonly Line[], bin: number): void {
+  private updateBin(lines: readonly ILine[], bin: number): void {
     let known = 0;
     for (const { trace } of lines) {
       if (bin < trace.length && trace.n[bin]! > 0) {
@@ -73,7 +73,7 @@ export class Bands {
   }
 }
 
-function meanOfLast({ trace }: Line, bins: number): number {
+function meanOfLast({ trace }: ILine, bins: number): number {
   let sum = 0;
   let count = 0;
   for (let i = Math.max(0, trace.length - bins); i < trace.length; i++) {

@@ -1,4 +1,4 @@
-import type { RecoveryRecord } from '../records';
+import type { IRecoveryRecord } from '../records';
 import { MEDIAN } from './bands';
 import { DataTable } from './datatable';
 import { describe, entries, place, valueOf } from './describe';
@@ -7,13 +7,13 @@ import { Gestures } from './gestures';
 import { HeatMap } from './heat';
 import { Legend } from './legend';
 import { Marks } from './marks';
-import type { Area } from './paint';
+import type { IArea } from './paint';
 import { Painter } from './paint';
-import type { Settings } from './picture';
+import type { ISettings } from './picture';
 import { Picture } from './picture';
 import { Plot } from './plot';
-import type { Source } from './sources';
-import type { Span } from './span';
+import type { ISource } from './sources';
+import type { ISpan } from './span';
 import type { Theme } from './theme';
 import { lineColour } from './theme';
 import type { Say } from './words';
@@ -25,8 +25,8 @@ const NEAR_PIXELS = 24;
 const FEW_LINES = 8;
 
 /** What a chart shares with the view it is in. */
-export interface ChartContext {
-  readonly settings: Settings;
+export interface IChartContext {
+  readonly settings: ISettings;
   readonly theme: Theme;
   readonly say: Say;
   /** Ranks whose lines are hidden. */
@@ -34,7 +34,7 @@ export interface ChartContext {
   /** Ranks that are always shown by name. */
   stragglers(): readonly number[];
   /** How often the run was recovered. */
-  recoveries(): readonly RecoveryRecord[];
+  recoveries(): readonly IRecoveryRecord[];
   /** Draw again in the next frame. */
   request(): void;
   /** Draw again, the words too. */
@@ -54,8 +54,8 @@ export class Chart {
   private readonly image: HTMLElement;
   private readonly readout: HTMLElement;
   private readonly reset: HTMLButtonElement;
-  private span: Span | null = null;
-  private axis: Settings['x'] = 'place';
+  private span: ISpan | null = null;
+  private axis: ISettings['x'] = 'place';
   private pointer: { readonly x: number; readonly y: number } | null = null;
   private near = -1;
   /** What the mark says that is looked at. */
@@ -63,8 +63,8 @@ export class Chart {
   private painter: Painter | null = null;
 
   constructor(
-    readonly source: Source,
-    private readonly context: ChartContext
+    readonly source: ISource,
+    private readonly context: IChartContext
   ) {
     const { say, hidden, theme } = context;
     const request = (): void => context.requestAll();
@@ -164,7 +164,7 @@ export class Chart {
     this.disposables.add(() => gestures.dispose());
   }
 
-  private show(span: Span | null): void {
+  private show(span: ISpan | null): void {
     this.span = span;
     this.reset.hidden = span === null;
     this.context.request();
@@ -220,7 +220,7 @@ export class Chart {
     }
   }
 
-  private paint(canvas: CanvasRenderingContext2D, area: Area, ratio: number): void {
+  private paint(canvas: CanvasRenderingContext2D, area: IArea, ratio: number): void {
     const { x, columns, shown, y, isLog } = this.picture;
     const painter = new Painter(canvas, area, x, columns, shown, y, isLog, ratio);
     this.painter = painter;

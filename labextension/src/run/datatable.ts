@@ -2,14 +2,14 @@ import { QUANTILES } from './bands';
 import { place, valueOf } from './describe';
 import { make } from './dom';
 import type { Strip } from './decimate';
-import type { Picture, Settings } from './picture';
+import type { Picture, ISettings } from './picture';
 import type { Say } from './words';
 import { amount, fill } from './words';
 
 const MOST_ROWS = 50;
 const MOST_RANKS = 16;
 
-interface DataColumn {
+interface IDataColumn {
   readonly name: string;
   readonly strip: Strip;
 }
@@ -38,7 +38,7 @@ export class DataTable {
   }
 
   /** Fill it anew, if it is open. */
-  draw(picture: Picture, settings: Settings): void {
+  draw(picture: Picture, settings: ISettings): void {
     if (!this.root.open) {
       return;
     }
@@ -57,8 +57,8 @@ export class DataTable {
 
   private row(
     picture: Picture,
-    settings: Settings,
-    columns: readonly DataColumn[],
+    settings: ISettings,
+    columns: readonly IDataColumn[],
     at: number
   ): HTMLElement {
     const { unit, grid } = picture.source;
@@ -79,9 +79,9 @@ function rowsOf(columns: number): number[] {
   return Array.from({ length: rows }, (_, i) => Math.round(i * apart));
 }
 
-function columnsOf(picture: Picture, say: Say): DataColumn[] {
+function columnsOf(picture: Picture, say: Say): IDataColumn[] {
   const { whole, bands, source } = picture;
-  const columns: DataColumn[] =
+  const columns: IDataColumn[] =
     whole === null ? [] : [{ name: say(source.wholeName), strip: whole }];
   if (bands !== null) {
     const names = [say('least'), '10 %', '25 %', say('median'), '75 %', '90 %', say('greatest')];

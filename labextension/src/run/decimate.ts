@@ -1,7 +1,7 @@
-import type { Trace } from './series';
+import type { ITrace } from './series';
 
 /** The bins that are seen, and how many of them make a column of the picture. */
-export interface Cut {
+export interface ICut {
   readonly from: number;
   /** Beyond the last. */
   readonly to: number;
@@ -14,7 +14,7 @@ export interface Cut {
  *
  * Columns begin at multiples of their width, so that a line does not shimmer while it grows.
  */
-export function cut(from: number, to: number, most: number): Cut {
+export function cut(from: number, to: number, most: number): ICut {
   const per = Math.max(1, Math.ceil((to - from) / Math.max(1, most)));
   const first = Math.floor(from / per) * per;
   return { from: first, to, per, columns: Math.max(0, Math.ceil((to - first) / per)) };
@@ -40,7 +40,7 @@ export class Strip {
   }
 
   /** Take the bins of `cut`; nothing of a line is lost that would be seen. */
-  fill(trace: Trace, { from, to, per, columns }: Cut): this {
+  fill(trace: ITrace, { from, to, per, columns }: ICut): this {
     this.clear(columns);
     const { min, max, mean, n, bad } = trace;
     const end = Math.min(to, trace.length);
@@ -69,7 +69,7 @@ export class Strip {
   }
 
   /** Take one value for each bin; nan where there is none. */
-  fillPlain(values: Float32Array, length: number, { from, to, per, columns }: Cut): void {
+  fillPlain(values: Float32Array, length: number, { from, to, per, columns }: ICut): void {
     this.clear(columns);
     const end = Math.min(to, length);
     for (let column = 0, bin = from; column < columns; column++) {
@@ -94,7 +94,7 @@ export class Strip {
   }
 
   /** Take from the bins of `cut` only which values were none. */
-  takeBad({ bad, length }: Trace, { from, to, per, columns }: Cut): void {
+  takeBad({ bad, length }: ITrace, { from, to, per, columns }: ICut): void {
     const end = Math.min(to, length);
     for (let column = 0, bin = from; column < columns; column++) {
       for (const stop = Math.min(end, bin + per); bin < stop; bin++) {

@@ -1,16 +1,16 @@
-import type { RecoveryRecord } from '../records';
+import type { IRecoveryRecord } from '../records';
 import { MEDIAN, QUANTILES } from './bands';
 import type { Strip } from './decimate';
 import type { Axis } from './grid';
-import type { Entry } from './legend';
-import type { Picture, Settings } from './picture';
+import type { IEntry } from './legend';
+import type { Picture, ISettings } from './picture';
 import type { Say } from './words';
 import { amount, clock, count, counted, fill, recovered, ranks as spans } from './words';
 
 const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
 
 /** `step 1,234`, `1:05`: a place of the x axis. */
-export function place(x: number, axis: Axis, settings: Settings, say: Say): string {
+export function place(x: number, axis: Axis, settings: ISettings, say: Say): string {
   return settings.x === 'time' ? clock(x) : `${say(AXES[axis])} ${count(x)}`;
 }
 
@@ -28,13 +28,13 @@ export function valueOf(strip: Strip, column: number): number {
 }
 
 /** What the legend says of a picture where the pointer is, or (with -1) of the latest values. */
-export function entries(picture: Picture, column: number, say: Say): Entry[] {
+export function entries(picture: Picture, column: number, say: Say): IEntry[] {
   const { source, whole, lines, bands } = picture;
   const write = (strip: Strip): string => {
     const value = valueOf(strip, column);
     return Number.isNaN(value) && !hasBad(strip, column) ? '–' : amount(value, source.unit);
   };
-  const all: Entry[] = [];
+  const all: IEntry[] = [];
   if (whole !== null) {
     all.push({ rank: null, label: say(source.wholeName), value: write(whole), kind: 'whole' });
   }
@@ -66,7 +66,7 @@ function hasBad(strip: Strip, column: number): boolean {
   return (strip.bad[at] ?? 0) !== 0;
 }
 
-function bandEntries(values: readonly string[], say: Say): Entry[] {
+function bandEntries(values: readonly string[], say: Say): IEntry[] {
   const span = (low: number, high: number): string =>
     `${values[low] ?? ''} – ${values[high] ?? ''}`;
   const last = QUANTILES.length - 1;
@@ -87,8 +87,8 @@ function bandEntries(values: readonly string[], say: Say): Entry[] {
 /** In words what a chart shows, for those who do not see it. */
 export function describe(
   picture: Picture,
-  settings: Settings,
-  recoveries: readonly RecoveryRecord[],
+  settings: ISettings,
+  recoveries: readonly IRecoveryRecord[],
   say: Say
 ): string {
   const { source, ranks, all } = picture;

@@ -1,10 +1,10 @@
 /** What can be ended, and gives back what it holds. */
-export interface Disposable {
+export interface IDisposable {
   dispose(): void;
 }
 
 /** Ends all that was added to it, the latest first. */
-export class Disposables implements Disposable {
+export class Disposables implements IDisposable {
   private readonly ends: (() => void)[] = [];
 
   add(end: () => void): void {

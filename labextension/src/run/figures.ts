@@ -1,4 +1,4 @@
-import type { RunState } from '../records';
+import type { IRunState } from '../records';
 import type { RunModel } from './model';
 import { isOpen } from './status';
 
@@ -8,7 +8,7 @@ const RECENT_STEPS = 20;
 const CLOCKS_DIFFER_S = 3600;
 
 /** The numbers above the charts; nan where one is not known. */
-export interface Figures {
+export interface IFigures {
   readonly step: number;
   readonly steps: number;
   readonly epoch: number;
@@ -24,7 +24,7 @@ export interface Figures {
 }
 
 /** What a run is at now. */
-export function figures(model: RunModel, now: number): Figures {
+export function figures(model: RunModel, now: number): IFigures {
   const { state } = model;
   const far = model.farthest();
   const metric = model.metrics()[0];
@@ -65,7 +65,7 @@ function meanStep(model: RunModel): number {
   return known > 0 ? sum / known : NaN;
 }
 
-function elapsedOf(state: RunState | null, said: number, now: number): number {
+function elapsedOf(state: IRunState | null, said: number, now: number): number {
   if (state === null) {
     return said;
   }

@@ -1,5 +1,5 @@
 import { Disposables } from './dom';
-import type { Span } from './span';
+import type { ISpan } from './span';
 import { panned, zoomed } from './span';
 
 const WHEEL_STEP = 1.0015;
@@ -7,18 +7,18 @@ const KEY_ZOOM = 1.5;
 const KEY_PAN = 0.2;
 
 /** What gestures act on. */
-export interface Stretch {
-  now(): Shown;
+export interface IStretch {
+  now(): IShown;
   /** Show a stretch; null is all. */
-  show(span: Span | null): void;
+  show(span: ISpan | null): void;
   /** The value at so many pixels from the left of the plot. */
   valueAt(left: number): number;
 }
 
 /** The span that is shown, the span of all data, and the element with the lines. */
-export interface Shown {
-  readonly all: Span;
-  readonly shown: Span;
+export interface IShown {
+  readonly all: ISpan;
+  readonly shown: ISpan;
   readonly over: HTMLElement;
 }
 
@@ -30,11 +30,11 @@ export interface Shown {
  */
 export class Gestures {
   private readonly disposables = new Disposables();
-  private drag: { readonly x: number; readonly span: Span } | null = null;
+  private drag: { readonly x: number; readonly span: ISpan } | null = null;
 
   constructor(
     host: HTMLElement,
-    private readonly stretch: Stretch
+    private readonly stretch: IStretch
   ) {
     const listen = this.disposables.listen.bind(this.disposables);
     listen<WheelEvent>(host, 'wheel', event => this.wheel(event), { passive: false });
@@ -83,7 +83,7 @@ export class Gestures {
   private key(event: KeyboardEvent): void {
     const { shown, all } = this.stretch.now();
     const middle = (shown.min + shown.max) / 2;
-    const acts: Readonly<Record<string, () => Span | null>> = {
+    const acts: Readonly<Record<string, () => ISpan | null>> = {
       ArrowLeft: () => panned(shown, all, -KEY_PAN),
       ArrowRight: () => panned(shown, all, KEY_PAN),
       '+': () => zoomed(shown, all, 1 / KEY_ZOOM, middle),

@@ -2,19 +2,19 @@
 export type Axis = 'step' | 'epoch' | 'report';
 
 /** How the bins of a grid changed: bin `i` became bin `to(i)`. */
-export interface Move {
+export interface IMove {
   readonly to: (bin: number) => number;
 }
 
 /** Whatever keeps values in the bins of a grid. */
-export interface Binned {
-  move(move: Move): void;
+export interface IBinned {
+  move(move: IMove): void;
   /** The bins from `length` on are empty again: there is nothing beyond `place`. */
   cut(length: number, place: number): void;
 }
 
 /** From which bin on a reader has to look again. */
-export interface Mark {
+export interface IMark {
   from: number;
 }
 
@@ -41,8 +41,8 @@ export class Grid {
   first = Infinity;
   last = -Infinity;
 
-  private readonly members = new Set<Binned>();
-  private readonly marks = new Set<Mark>();
+  private readonly members = new Set<IBinned>();
+  private readonly marks = new Set<IMark>();
   /** When each bin was begun, seconds; infinite where nobody said. */
   private times: Float64Array;
   private readonly unwrapped: Float64Array;
@@ -55,18 +55,18 @@ export class Grid {
     this.unwrapped = new Float64Array(capacity);
   }
 
-  join(member: Binned): void {
+  join(member: IBinned): void {
     this.members.add(member);
   }
 
   /** A mark that goes down to each bin that changes. */
-  mark(): Mark {
+  mark(): IMark {
     const mark = { from: 0 };
     this.marks.add(mark);
     return mark;
   }
 
-  unmark(mark: Mark): void {
+  unmark(mark: IMark): void {
     this.marks.delete(mark);
   }
 

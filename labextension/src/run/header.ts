@@ -1,6 +1,6 @@
-import type { RunState } from '../records';
+import type { IRunState } from '../records';
 import { Disposables, make, setAttribute, setText } from './dom';
-import type { Figures } from './figures';
+import type { IFigures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
 import { RECOVERING, isOpen, RUN_LOOKS } from './status';
@@ -13,7 +13,7 @@ const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
   gone: 'the run was deleted; what was seen of it stays here'
 };
 
-interface Figure {
+interface IFigure {
   readonly root: HTMLElement;
   readonly name: HTMLElement;
   readonly value: HTMLElement;
@@ -42,7 +42,7 @@ export class Header {
   private canBreak = false;
   private readonly bar: HTMLElement;
   private readonly done = make('span', 'done');
-  private readonly figures = new Map<string, Figure>();
+  private readonly figures = new Map<string, IFigure>();
   private readonly numbers = make('dl', 'figures');
   private readonly spoken = make('span', 'hidden', { role: 'status' });
   private isAsked = false;
@@ -110,7 +110,7 @@ export class Header {
     }
   }
 
-  private drawState(state: RunState): void {
+  private drawState(state: IRunState): void {
     const isStopping = this.isAsked && state.status === 'running';
     const isRecovering = state.healing !== '' && state.status === 'running' && !isStopping;
     const look = RUN_LOOKS[isStopping ? 'stopping' : state.status];
@@ -127,7 +127,7 @@ export class Header {
   }
 
   /** It stays where the focus is while the run stops; only then it goes. */
-  private drawStop(state: RunState, isStopping: boolean): void {
+  private drawStop(state: IRunState, isStopping: boolean): void {
     const isBusy = (isStopping || state.status === 'stopping') && !this.canBreak;
     this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
@@ -136,7 +136,7 @@ export class Header {
     setAttribute(this.stop, 'title', this.say(how));
   }
 
-  private drawBar({ step, steps }: Figures): void {
+  private drawBar({ step, steps }: IFigures): void {
     const part = Math.min(1, step / steps);
     const isKnown = !Number.isNaN(part);
     this.bar.hidden = !isKnown;
@@ -148,7 +148,7 @@ export class Header {
     }
   }
 
-  private drawNumbers(known: Figures): void {
+  private drawNumbers(known: IFigures): void {
     const of = (part: number, whole: number): string =>
       Number.isNaN(whole) ? count(part) : fill(this.say('{0} of {1}'), count(part), count(whole));
     this.number('epoch', this.say('epoch'), known.epoch, part => of(part, known.epochs));
@@ -188,7 +188,7 @@ export class Header {
   }
 }
 
-function aboutOf(state: RunState, say: Say): string {
+function aboutOf(state: IRunState, say: Say): string {
   const ranks = state.workers.length;
   const who = fill(ranks === 1 ? say('{0} rank') : say('{0} ranks'), count(ranks));
   const batch = state.batch > 0 ? fill(say('batch {0}'), count(state.batch)) : '';

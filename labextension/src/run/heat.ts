@@ -1,7 +1,7 @@
 import { Strip } from './decimate';
 import { make, setAttribute } from './dom';
 import type { Picture } from './picture';
-import type { Line } from './sources';
+import type { ILine } from './sources';
 import type { Say } from './words';
 import { amount, fill } from './words';
 
@@ -27,7 +27,7 @@ const FARTHEST = 4;
 const [LOWER, MIDDLE, UPPER] = [2, 3, 4] as const;
 
 /** Where the plot above has its lines, in pixels of the page. */
-export interface Inset {
+export interface IInset {
   readonly left: number;
   readonly width: number;
 }
@@ -51,7 +51,7 @@ export class HeatMap {
     this.root = make('div', 'heat', { dir: 'ltr' }, this.labels, this.canvas, this.scale);
   }
 
-  draw(picture: Picture, inset: Inset): void {
+  draw(picture: Picture, inset: IInset): void {
     const image = this.imageOf(Math.max(1, picture.columns), Math.max(1, picture.ranks.length));
     const shades = new Shades(picture);
     shades.paint(new Uint32Array(image.data.buffer));
@@ -118,7 +118,7 @@ class Shades {
     }
   }
 
-  private addLine({ source, bins, bands }: Picture, { trace }: Line, at: number): void {
+  private addLine({ source, bins, bands }: Picture, { trace }: ILine, at: number): void {
     const { mean } = this.strip.fill(trace, bins);
     const strips = source.isAmount ? undefined : bands?.strips;
     for (let column = 0; column < bins.columns; column++) {

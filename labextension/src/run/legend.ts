@@ -4,7 +4,7 @@ import type { Say } from './words';
 import { fill } from './words';
 
 /** An entry: a line that may be switched off, or (with `rank` null) one that is always there. */
-export interface Entry {
+export interface IEntry {
   readonly rank: number | null;
   readonly label: string;
   readonly value: string;
@@ -16,7 +16,7 @@ export interface Entry {
 /** Longer labels need wider columns. */
 const SHORT_LABEL = 10;
 
-interface Chip {
+interface IChip {
   readonly root: HTMLElement;
   readonly value: HTMLElement;
 }
@@ -24,7 +24,7 @@ interface Chip {
 /** The lines of a chart by name, each with its value; a click on a rank shows or hides its line. */
 export class Legend {
   readonly root: HTMLElement;
-  private chips: Chip[] = [];
+  private chips: IChip[] = [];
   private shape = '';
 
   constructor(
@@ -35,7 +35,7 @@ export class Legend {
     this.root = make('div', 'legend', { role: 'group', 'aria-label': say('lines') });
   }
 
-  show(entries: readonly Entry[], near: number): void {
+  show(entries: readonly IEntry[], near: number): void {
     const shape = entries.map(({ rank, label }) => `${rank} ${label}`).join('|');
     if (shape !== this.shape) {
       const focused = this.chips.findIndex(({ root }) => root === document.activeElement);
@@ -47,14 +47,14 @@ export class Legend {
     entries.forEach((entry, i) => this.refresh(this.chips[i]!, entry, near));
   }
 
-  private build(entries: readonly Entry[]): void {
+  private build(entries: readonly IEntry[]): void {
     this.chips = entries.map(entry => this.chip(entry));
     const isWide = entries.some(({ label }) => label.length > SHORT_LABEL);
     this.root.classList.toggle('nbdist-wide', isWide);
     this.root.replaceChildren(...this.chips.map(chip => chip.root));
   }
 
-  private refresh(chip: Chip, { rank, value }: Entry, near: number): void {
+  private refresh(chip: IChip, { rank, value }: IEntry, near: number): void {
     setText(chip.value, value);
     if (rank !== null) {
       setAttribute(chip.root, 'aria-pressed', String(!this.hidden.has(rank)));
@@ -62,7 +62,7 @@ export class Legend {
     }
   }
 
-  private chip({ rank, label, kind, strength }: Entry): Chip {
+  private chip({ rank, label, kind, strength }: IEntry): IChip {
     const swatch = make('span', `swatch nbdist-swatch-${kind}`, { 'aria-hidden': 'true' });
     if (rank !== null) {
       swatch.style.setProperty('--nbdist-rank', lineColour(rank));

@@ -1,10 +1,10 @@
-import type { RecoveryRecord } from '../records';
+import type { IRecoveryRecord } from '../records';
 import { make } from './dom';
 import type { Say } from './words';
 import { recovered } from './words';
 
 /** Where lines are drawn, in pixels of the page, from the corner of what it is in. */
-export interface Frame {
+export interface IFrame {
   readonly left: number;
   readonly top: number;
   readonly width: number;
@@ -30,9 +30,9 @@ export class Marks {
    *   partOf: where in the frame a recovery is, from 0 to 1; elsewhere it is not seen.
    */
   draw(
-    recoveries: readonly RecoveryRecord[],
-    frame: Frame,
-    partOf: (recovery: RecoveryRecord) => number
+    recoveries: readonly IRecoveryRecord[],
+    frame: IFrame,
+    partOf: (recovery: IRecoveryRecord) => number
   ): void {
     for (const recovery of recoveries.slice(this.marks.length)) {
       this.add(recovered(recovery, this.say));

@@ -1,4 +1,4 @@
-import type { RecoveryRecord, RunState, Table } from '../records';
+import type { IRecoveryRecord, IRunState, ITable } from '../records';
 import { PLACE } from '../records';
 import type { Axis } from './grid';
 import { Grid } from './grid';
@@ -68,7 +68,7 @@ export class Metric {
 }
 
 /** How far a rank is. */
-export interface Progress {
+export interface IProgress {
   readonly rank: number;
   step: number;
   epoch: number;
@@ -77,23 +77,23 @@ export interface Progress {
   reports: number;
 }
 
-interface Column {
+interface IColumn {
   readonly name: string;
   readonly kind: 'measure' | 'own' | 'shared';
 }
 
-interface TableReader {
-  readonly columns: readonly Column[];
+interface ITableReader {
+  readonly columns: readonly IColumn[];
   readonly width: number;
   /** Nothing but what nbdist measured, which may be of earlier steps. */
   readonly isMeasured: boolean;
   /** What was left of the last message: the beginning of a row. */
   rest: Float64Array;
-  readonly sinks: Map<Axis, Sink>;
+  readonly sinks: Map<Axis, ISink>;
 }
 
 /** Where the values of a table's columns go, of rows of one axis. */
-interface Sink {
+interface ISink {
   readonly grid: Grid;
   readonly metrics: readonly Metric[];
   /** Of each rank the line of each column; null for what all ranks share. */
@@ -106,7 +106,7 @@ interface Sink {
  * Of a run that was recovered steps come twice; the state that says so comes before they do again.
  */
 export class RunModel {
-  state: RunState | null = null;
+  state: IRunState | null = null;
   connection: Connection = 'connecting';
   /** All that the run had when it was opened is here. */
   isCaughtUp = false;
@@ -116,11 +116,11 @@ export class RunModel {
   private grids = new Map<Axis, Grid>();
   private metricsByKey = new Map<string, Metric>();
   private measuresByName = new Map<string, Metric>();
-  private progressByRank = new Map<number, Progress>();
-  private tables = new Map<number, TableReader>();
+  private progressByRank = new Map<number, IProgress>();
+  private tables = new Map<number, ITableReader>();
   private readonly listeners = new Set<() => void>();
 
-  onState(state: RunState): void {
+  onState(state: IRunState): void {
     const recoveries = state.heals.slice(this.state?.heals.length ?? 0);
     this.state = state;
     for (const recovery of recoveries) {
@@ -129,9 +129,9 @@ export class RunModel {
     this.changed();
   }
 
-  onTable(table: Table): void {
+  onTable(table: ITable): void {
     const { measures, own, shared } = table.columns;
-    const columns: Column[] = [
+    const columns: IColumn[] = [
       ...measures.map(name => ({ name, kind: 'measure' as const })),
       ...own.map(name => ({ name, kind: 'own' as const })),
       ...shared.map(name => ({ name, kind: 'shared' as const }))
@@ -202,13 +202,13 @@ export class RunModel {
   }
 
   /** How far a rank is; undefined where it has said nothing. */
-  progress(rank: number): Progress | undefined {
+  progress(rank: number): IProgress | undefined {
     return this.progressByRank.get(rank);
   }
 
   /** How far the rank is that is farthest. */
-  farthest(): Progress {
-    const far: Progress = { rank: -1, step: -1, epoch: -1, seconds: 0, reports: 0 };
+  farthest(): IProgress {
+    const far: IProgress = { rank: -1, step: -1, epoch: -1, seconds: 0, reports: 0 };
     for (const one of this.progressByRank.values()) {
       far.step = Math.max(far.step, one.step);
       far.epoch = Math.max(far.epoch, one.epoch);
@@ -219,7 +219,7 @@ export class RunModel {
   }
 
   /** What came of steps that are made again: their rows follow, and are later than the recovery. */
-  private forget({ step }: RecoveryRecord): void {
+  private forget({ step }: IRecoveryRecord): void {
     this.grids.get('step')?.cut(step);
     for (const progress of this.progressByRank.values()) {
       progress.step = Math.min(progress.step, step);
@@ -238,7 +238,7 @@ export class RunModel {
     }
   }
 
-  private addRow(table: TableReader, rows: Float64Array, at: number): void {
+  private addRow(table: ITableReader, rows: Float64Array, at: number): void {
     const rank = rows[at + RANK!]!;
     if (!(Number.isInteger(rank) && rank >= 0 && rank < MOST_RANKS)) {
       return;
@@ -270,7 +270,7 @@ export class RunModel {
     this.rows++;
   }
 
-  private progressOf(rank: number): Progress {
+  private progressOf(rank: number): IProgress {
     let progress = this.progressByRank.get(rank);
     if (progress === undefined) {
       progress = { rank, step: -1, epoch: -1, seconds: 0, reports: 0 };
@@ -279,7 +279,7 @@ export class RunModel {
     return progress;
   }
 
-  private sinkOf(table: TableReader, axis: Axis): Sink {
+  private sinkOf(table: ITableReader, axis: Axis): ISink {
     let sink = table.sinks.get(axis);
     if (sink === undefined) {
       const metrics = table.columns.map(column => this.metricOf(column, axis));
@@ -289,7 +289,7 @@ export class RunModel {
     return sink;
   }
 
-  private metricOf({ name, kind }: Column, axis: Axis): Metric {
+  private metricOf({ name, kind }: IColumn, axis: Axis): Metric {
     const isMeasure = kind === 'measure';
     const all = isMeasure ? this.measuresByName : this.metricsByKey;
     const key = isMeasure && axis === 'step' ? name : `${axis} ${name}`;
@@ -318,7 +318,7 @@ export function binsFor(ranks: number): number {
 }
 
 /** Note where a row is; says what it is counted by. */
-function advance(progress: Progress, rows: Float64Array, at: number, isMeasured: boolean): Axis {
+function advance(progress: IProgress, rows: Float64Array, at: number, isMeasured: boolean): Axis {
   const step = rows[at + STEP!]!;
   const epoch = rows[at + EPOCH!]!;
   const seconds = rows[at + TIME!]!;
@@ -344,7 +344,7 @@ function advance(progress: Progress, rows: Float64Array, at: number, isMeasured:
 }
 
 function linesOf(
-  { columns }: TableReader,
+  { columns }: ITableReader,
   metrics: readonly Metric[],
   rank: number
 ): (Series | null)[] {

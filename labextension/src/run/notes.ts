@@ -1,4 +1,4 @@
-import type { Finding, RecoveryRecord, RunState } from '../records';
+import type { IFinding, IRecoveryRecord, IRunState } from '../records';
 import { make } from './dom';
 import type { Say } from './words';
 import { counted, recovered } from './words';
@@ -13,7 +13,7 @@ export class Notes {
 
   constructor(private readonly say: Say) {}
 
-  draw(state: RunState | null): void {
+  draw(state: IRunState | null): void {
     const findings = state?.findings ?? [];
     const recoveries = state?.heals ?? [];
     const error = state?.error ?? '';
@@ -34,7 +34,7 @@ export class Notes {
     this.root.replaceChildren(...parts);
   }
 
-  private recovered(recoveries: readonly RecoveryRecord[]): HTMLElement[] {
+  private recovered(recoveries: readonly IRecoveryRecord[]): HTMLElement[] {
     const told = recoveries.slice(-MAX_RECOVERIES).map(recovery => recovered(recovery, this.say));
     const before = recoveries.length - told.length;
     const [once, often] = [
@@ -45,7 +45,7 @@ export class Notes {
     return all.map(text => this.line('✚', text, 'recovery'));
   }
 
-  private finding({ text, warning }: Finding): HTMLElement {
+  private finding({ text, warning }: IFinding): HTMLElement {
     return warning ? this.line('▲', text, 'warning') : this.line('i', text, 'note');
   }
 

@@ -1,16 +1,16 @@
 import type { Strip } from './decimate';
 import { TOO_HIGH } from './series';
-import type { Span } from './span';
+import type { ISpan } from './span';
 
 /** The part of a canvas that is drawn on, in its own pixels. */
-export interface Area {
+export interface IArea {
   readonly left: number;
   readonly top: number;
   readonly width: number;
   readonly height: number;
 }
 
-export interface Pen {
+export interface IPen {
   readonly colour: string;
   readonly width: number;
   readonly alpha: number;
@@ -34,11 +34,11 @@ export class Painter {
    */
   constructor(
     private readonly context: CanvasRenderingContext2D,
-    private readonly area: Area,
+    private readonly area: IArea,
     x: Float64Array,
     private readonly columns: number,
-    shown: Span,
-    y: Span,
+    shown: ISpan,
+    y: ISpan,
     isLog: boolean,
     private readonly ratio: number
   ) {
@@ -67,7 +67,7 @@ export class Painter {
    * A line through the means: a column without a value is passed over, one whose values are no
    * numbers breaks it.
    */
-  line(strip: Strip, pen: Pen): void {
+  line(strip: Strip, pen: IPen): void {
     this.take(pen);
     this.context.beginPath();
     const points = this.trace(strip);
@@ -135,7 +135,7 @@ export class Painter {
     return Math.abs(this.scale(strip.mean[column]!) - this.area.top - y);
   }
 
-  private take({ colour, width, alpha, dash }: Pen): void {
+  private take({ colour, width, alpha, dash }: IPen): void {
     this.context.strokeStyle = colour;
     this.context.lineWidth = width * this.ratio;
     this.context.globalAlpha = alpha;
@@ -208,7 +208,7 @@ function isBroken({ mean, bad }: Strip, column: number): boolean {
 }
 
 /** From values to heights; nan for what has no place on a logarithmic scale. */
-function scaleOf(area: Area, y: Span, isLog: boolean): (value: number) => number {
+function scaleOf(area: IArea, y: ISpan, isLog: boolean): (value: number) => number {
   const bottom = area.top + area.height;
   if (!isLog) {
     const per = area.height / (y.max - y.min);

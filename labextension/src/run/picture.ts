@@ -1,11 +1,11 @@
-import type { RecoveryRecord } from '../records';
+import type { IRecoveryRecord } from '../records';
 import { Bands } from './bands';
-import type { Cut } from './decimate';
+import type { ICut } from './decimate';
 import { cut, Strip } from './decimate';
-import type { Span } from './span';
+import type { ISpan } from './span';
 import { padded } from './span';
 import { smooth } from './smooth';
-import type { Line, Source } from './sources';
+import type { ILine, ISource } from './sources';
 
 /** More lines than this are shown as bands. */
 export const MOST_LINES = 64;
@@ -17,7 +17,7 @@ const FEW_LINES = 8;
 const MOST_NAMED = 8;
 
 /** How all charts of a view are shown. */
-export interface Settings {
+export interface ISettings {
   x: 'place' | 'time';
   isLog: boolean;
   /** The weight of what was before, in 0..1. */
@@ -25,7 +25,7 @@ export interface Settings {
 }
 
 /** The line of a rank as it is drawn. */
-export interface DrawnLine {
+export interface IDrawnLine {
   readonly rank: number;
   readonly strip: Strip;
   /** As it was said, where `strip` is smoothed. */
@@ -34,9 +34,9 @@ export interface DrawnLine {
 
 /** What is drawn of a source, for one width and one stretch of the axis. */
 export class Picture {
-  lines: DrawnLine[] = [];
+  lines: IDrawnLine[] = [];
   /** The lines of all ranks as the source has them. */
-  ranks: readonly Line[] = [];
+  ranks: readonly ILine[] = [];
   /** Of all ranks; null where there is only one line. */
   whole: Strip | null = null;
   /** Of more ranks than lines can be told apart. */
@@ -45,11 +45,11 @@ export class Picture {
   x = new Float64Array(0);
   columns = 0;
   /** The bins that are seen. */
-  bins: Cut = { from: 0, to: 0, per: 1, columns: 0 };
+  bins: ICut = { from: 0, to: 0, per: 1, columns: 0 };
   /** The stretch of the axis that there is. */
-  all: Span = { min: 0, max: 1 };
-  shown: Span = { min: 0, max: 1 };
-  y: Span = { min: 0, max: 1 };
+  all: ISpan = { min: 0, max: 1 };
+  shown: ISpan = { min: 0, max: 1 };
+  y: ISpan = { min: 0, max: 1 };
   /** The scale is logarithmic. */
   isLog = false;
   isSmoothed = false;
@@ -59,12 +59,12 @@ export class Picture {
   /** From the least to the greatest value of many lines, which are drawn without their own. */
   readonly envelope = new Strip();
 
-  private readonly pool = new Map<number, DrawnLine>();
+  private readonly pool = new Map<number, IDrawnLine>();
   private readonly wholeStrip = new Strip();
   private smoothed = new Float32Array(0);
 
   constructor(
-    readonly source: Source,
+    readonly source: ISource,
     readonly hidden: ReadonlySet<number>
   ) {}
 
@@ -79,7 +79,7 @@ export class Picture {
    *   span: what is to be seen; null for all.
    *   width: of the plot in pixels.
    */
-  update(settings: Settings, span: Span | null, width: number): void {
+  update(settings: ISettings, span: ISpan | null, width: number): void {
     const lines = this.source.lines();
     const places = this.places(settings);
     this.all = places.all;
@@ -109,7 +109,7 @@ export class Picture {
   }
 
   /** Where a recovery is in what is seen: from 0, at its left, to 1. */
-  partOf({ step, time_s: time }: RecoveryRecord, { x }: Settings): number {
+  partOf({ step, time_s: time }: IRecoveryRecord, { x }: ISettings): number {
     const { grid } = this.source;
     let place = x === 'time' ? time : Math.max(step, grid.first);
     if (x === 'place' && grid.axis !== 'step') {
@@ -122,7 +122,7 @@ export class Picture {
     return (place - this.shown.min) / (this.shown.max - this.shown.min);
   }
 
-  private places({ x }: Settings): Places {
+  private places({ x }: ISettings): IPlaces {
     const { grid } = this.source;
     if (x === 'time') {
       return inTime(grid.seconds(), grid.length, grid.binOf(grid.first));
@@ -137,7 +137,7 @@ export class Picture {
     };
   }
 
-  private setX(bins: Cut, at: (bin: number) => number): void {
+  private setX(bins: ICut, at: (bin: number) => number): void {
     if (this.x.length < bins.columns) {
       this.x = new Float64Array(2 * bins.columns);
     }
@@ -146,7 +146,7 @@ export class Picture {
     }
   }
 
-  private setLines(lines: readonly Line[], bins: Cut, weight: number): void {
+  private setLines(lines: readonly ILine[], bins: ICut, weight: number): void {
     if (lines.length <= MOST_LINES) {
       this.bands?.dispose();
       this.bands = null;
@@ -161,7 +161,7 @@ export class Picture {
     this.lines = chosen.map(line => this.drawn(line, bins, weight));
   }
 
-  private drawn(line: Line, bins: Cut, weight: number): DrawnLine {
+  private drawn(line: ILine, bins: ICut, weight: number): IDrawnLine {
     let drawn = this.pool.get(line.rank);
     if (drawn === undefined) {
       drawn = { rank: line.rank, strip: new Strip(), raw: new Strip() };
@@ -179,7 +179,7 @@ export class Picture {
     return this.isSmoothed && this.lines.length <= FEW_LINES && this.bands === null;
   }
 
-  private fillStrip(strip: Strip, trace: Line['trace'], bins: Cut, weight: number): void {
+  private fillStrip(strip: Strip, trace: ILine['trace'], bins: ICut, weight: number): void {
     if (weight === 0) {
       strip.fill(trace, bins);
       return;
@@ -198,7 +198,7 @@ export class Picture {
     this.named = [...new Set([...others, ...far])].slice(0, MOST_NAMED);
   }
 
-  private setWhole(lines: readonly Line[], bins: Cut, weight: number): void {
+  private setWhole(lines: readonly ILine[], bins: ICut, weight: number): void {
     const trace = this.source.whole();
     this.whole = null;
     if (trace !== null) {
@@ -213,7 +213,7 @@ export class Picture {
     }
   }
 
-  private setRange({ isLog }: Settings): void {
+  private setRange({ isLog }: ISettings): void {
     const range = new Range(this.columns);
     for (const line of this.lines) {
       if (!this.hidden.has(line.rank)) {
@@ -230,20 +230,20 @@ export class Picture {
   }
 }
 
-interface Places {
-  readonly all: Span;
+interface IPlaces {
+  readonly all: ISpan;
   readonly at: (bin: number) => number;
-  readonly bins: (shown: Span) => [number, number];
+  readonly bins: (shown: ISpan) => [number, number];
 }
 
-function spanOf(min: number, max: number): Span {
+function spanOf(min: number, max: number): ISpan {
   if (!(min <= max)) {
     return { min: 0, max: 1 };
   }
   return min < max ? { min, max } : { min: min - 0.5, max: max + 0.5 };
 }
 
-function inTime(seconds: Float64Array, length: number, first: number): Places {
+function inTime(seconds: Float64Array, length: number, first: number): IPlaces {
   const at = (bin: number): number => seconds[Math.min(length - 1, bin)]!;
   const from = (time: number): number => {
     let [low, high] = [0, length];
@@ -283,11 +283,11 @@ class Range {
     }
   }
 
-  log(): Span {
+  log(): ISpan {
     return padded(this.leastPositive, this.high, true);
   }
 
-  linear(isAmount: boolean): Span {
+  linear(isAmount: boolean): ISpan {
     if (this.low > this.high) {
       return { min: 0, max: 1 };
     }

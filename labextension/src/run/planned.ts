@@ -1,10 +1,10 @@
-import type { PlanCheck, RunState, StepFigures } from '../records';
+import type { IPlanCheck, IRunState, IStepFigures } from '../records';
 import { make } from './dom';
 import type { Say, Unit } from './words';
 import { amount, fill } from './words';
 
 /** What is compared, and its words. */
-const ROWS: readonly (readonly [keyof StepFigures, Unit, string])[] = [
+const ROWS: readonly (readonly [keyof IStepFigures, Unit, string])[] = [
   ['step_s', 'seconds', 'step time'],
   ['collectives', 'share', 'in collectives'],
   ['arguments', 'bytes', 'arguments of a device'],
@@ -18,7 +18,7 @@ export class Planned {
 
   constructor(private readonly say: Say) {}
 
-  draw(state: RunState | null): void {
+  draw(state: IRunState | null): void {
     const plan = state?.plan ?? null; // there was none in what older versions have kept
     const content = JSON.stringify(plan);
     if (content === this.shown) {
@@ -29,10 +29,10 @@ export class Planned {
     this.root.replaceChildren(...(plan === null ? [] : [this.table(plan)]));
   }
 
-  private table({ title, planned, measured }: PlanCheck): HTMLElement {
+  private table({ title, planned, measured }: IPlanCheck): HTMLElement {
     const head = make('tr', '', {}, this.cell('th', fill(this.say('Plan: {0}'), title)));
     head.append(...ROWS.map(([, , name]) => this.cell('th', this.say(name), 'col')));
-    const rows: readonly (readonly [string, StepFigures])[] = [
+    const rows: readonly (readonly [string, IStepFigures])[] = [
       [this.say('planned'), planned],
       [this.say('measured'), measured]
     ];
@@ -41,7 +41,7 @@ export class Planned {
     return make('table', '', label, make('thead', '', {}, head), make('tbody', '', {}, ...body));
   }
 
-  private row(name: string, figures: StepFigures): HTMLElement {
+  private row(name: string, figures: IStepFigures): HTMLElement {
     const cells = ROWS.map(([key, unit]) => {
       const value = figures[key];
       return this.cell('td', value === null ? '–' : amount(value, unit));

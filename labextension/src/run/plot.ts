@@ -1,10 +1,10 @@
 import uPlot from 'uplot';
 
 import { Disposables } from './dom';
-import type { Frame } from './marks';
+import type { IFrame } from './marks';
 import type { Picture } from './picture';
-import type { Area } from './paint';
-import type { Span } from './span';
+import type { IArea } from './paint';
+import type { ISpan } from './span';
 import type { Theme } from './theme';
 import type { Unit } from './words';
 import { clock, ticks } from './words';
@@ -18,11 +18,11 @@ const PIXELS_PER_LETTER = 6.3;
 const LEAST_DRAG = 5;
 
 /** What a plot tells whoever made it. */
-export interface PlotEvents {
+export interface IPlotEvents {
   /** Draw the lines: the axes are there. */
-  paint(context: CanvasRenderingContext2D, area: Area, ratio: number): void;
+  paint(context: CanvasRenderingContext2D, area: IArea, ratio: number): void;
   /** A stretch of the axis was chosen. */
-  select(span: Span): void;
+  select(span: ISpan): void;
   /** The pointer is above a place, at a height in pixels of the canvas; null: it is gone. */
   hover(at: { readonly x: number; readonly y: number } | null): void;
   /** There is another width to draw for. */
@@ -42,7 +42,7 @@ export class Plot {
     private readonly host: HTMLElement,
     private readonly unit: Unit,
     private readonly theme: Theme,
-    private readonly events: PlotEvents
+    private readonly events: IPlotEvents
   ) {
     this.chart = this.create();
     const observer = new ResizeObserver(() => this.resize());
@@ -57,7 +57,7 @@ export class Plot {
   }
 
   /** Where the lines are drawn. */
-  get inset(): Frame {
+  get inset(): IFrame {
     const { left, top, width, height } = this.chart.bbox;
     const ratio = uPlot.pxRatio;
     return {

@@ -1,4 +1,4 @@
-import type { Binned, Grid, Move } from './grid';
+import type { IBinned, Grid, IMove } from './grid';
 
 /** Not a number, of a value that was none. */
 export const NOT_A_NUMBER = 1;
@@ -14,7 +14,7 @@ const FIRST_SIZE = 64;
  * A line over the bins of a grid. Of each bin: the least, the greatest and the mean of the finite
  * values in it, how many they are (0: nothing was said), and which others there were, as bits.
  */
-export interface Trace {
+export interface ITrace {
   readonly min: Float32Array;
   readonly max: Float32Array;
   readonly mean: Float32Array;
@@ -25,7 +25,7 @@ export interface Trace {
 }
 
 /** The values of one metric of one rank, in at most `grid.capacity` bins. */
-export class Series implements Trace, Binned {
+export class Series implements ITrace, IBinned {
   min = new Float32Array(0);
   max = new Float32Array(0);
   mean = new Float32Array(0);
@@ -67,7 +67,7 @@ export class Series implements Trace, Binned {
     this.mean[bin]! += (value - this.mean[bin]!) / count;
   }
 
-  move({ to }: Move): void {
+  move({ to }: IMove): void {
     const { min, max, mean, n, bad, length } = this;
     if (to(0) > 0) {
       this.allocate(n.length); // bins would go where others still are

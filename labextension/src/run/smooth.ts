@@ -1,4 +1,4 @@
-import type { Trace } from './series';
+import type { ITrace } from './series';
 
 /**
  * An exponential mean along a line, without the bias of its first values.
@@ -9,7 +9,7 @@ import type { Trace } from './series';
  *   weight: of what was before, in 0..1; 0 leaves the line as it is.
  *   out: at least `trace.length` long.
  */
-export function smooth(trace: Trace, weight: number, out: Float32Array): void {
+export function smooth(trace: ITrace, weight: number, out: Float32Array): void {
   let sum = 0;
   let total = 0;
   let keep = weight;

@@ -1,6 +1,6 @@
 import type { Axis, Grid } from './grid';
 import type { Metric, RunModel } from './model';
-import type { Trace } from './series';
+import type { ITrace } from './series';
 import type { Unit } from './words';
 
 /** Above this share of a step the network is worth a word (and a finding). */
@@ -9,13 +9,13 @@ const NETWORK_LIMIT = 0.2;
 const INPUT_LIMIT = 0.1;
 
 /** The line of one rank. */
-export interface Line {
+export interface ILine {
   readonly rank: number;
-  readonly trace: Trace;
+  readonly trace: ITrace;
 }
 
 /** What one chart shows. */
-export interface Source {
+export interface ISource {
   readonly key: string;
   readonly title: string;
   readonly unit: Unit;
@@ -29,18 +29,18 @@ export interface Source {
   /** A value that is marked; 0 for none. */
   readonly limit: number;
   /** In the order of the ranks. */
-  lines(): readonly Line[];
+  lines(): readonly ILine[];
   /** The line of all ranks; null where it is the mean of theirs. */
-  whole(): Trace | null;
+  whole(): ITrace | null;
 }
 
 /** The traces of a metric's ranks, in their order. */
 class Lines {
-  private lines: Line[] = [];
+  private lines: ILine[] = [];
 
   constructor(private readonly metric: Metric) {}
 
-  get(): readonly Line[] {
+  get(): readonly ILine[] {
     if (this.lines.length !== this.metric.own.size) {
       this.lines = [...this.metric.own].map(([rank, trace]) => ({ rank, trace }));
       this.lines.sort((a, b) => a.rank - b.rank);
@@ -50,7 +50,7 @@ class Lines {
 }
 
 /** A metric as the ranks said it. */
-class MetricSource implements Source {
+class MetricSource implements ISource {
   readonly key: string;
   readonly grid: Grid;
   readonly lineName = '';
@@ -72,17 +72,17 @@ class MetricSource implements Source {
     return this.metric.shared === null ? 'mean' : 'all ranks';
   }
 
-  lines(): readonly Line[] {
+  lines(): readonly ILine[] {
     return this.ranks.get();
   }
 
-  whole(): Trace | null {
+  whole(): ITrace | null {
     return this.metric.shared;
   }
 }
 
 /** A line that is computed from others, bin by bin. */
-class Computed implements Trace {
+class Computed implements ITrace {
   mean = new Float32Array(0);
   n = new Uint32Array(0);
   length = 0;
@@ -115,7 +115,7 @@ class Computed implements Trace {
   }
 
   /** `batch` samples in each of the steps whose seconds `step` holds. */
-  setRate(step: Trace, batch: number): void {
+  setRate(step: ITrace, batch: number): void {
     this.reach(step.length);
     for (let i = 0; i < step.length; i++) {
       this.set(i, step.n[i]! > 0 ? batch / step.mean[i]! : NaN);
@@ -123,7 +123,7 @@ class Computed implements Trace {
   }
 
   /** What part of `step` is `part`, less what `base` holds for all. */
-  setShare(part: Trace, step: Trace, base: Float32Array | null): void {
+  setShare(part: ITrace, step: ITrace, base: Float32Array | null): void {
     this.reach(Math.min(part.length, step.length));
     for (let i = 0; i < this.length; i++) {
       const isThere = part.n[i]! > 0 && step.n[i]! > 0;
@@ -134,16 +134,16 @@ class Computed implements Trace {
 }
 
 /** Computes a rank's line of one that it said. */
-type Compute = (line: Line, out: Computed) => void;
+type Compute = (line: ILine, out: Computed) => void;
 
 /** Computed lines for the ranks of a metric. */
 class ComputedLines {
   private readonly byRank = new Map<number, Computed>();
-  private lines: Line[] = [];
+  private lines: ILine[] = [];
 
   constructor(private readonly grid: Grid) {}
 
-  get(ranks: readonly Line[], compute: Compute): readonly Line[] {
+  get(ranks: readonly ILine[], compute: Compute): readonly ILine[] {
     for (const line of ranks) {
       compute(line, this.of(line.rank));
     }
@@ -164,7 +164,7 @@ class ComputedLines {
 }
 
 /** Lines that are computed rank by rank; that of all ranks is their mean. */
-class ComputedSource implements Source {
+class ComputedSource implements ISource {
   readonly isAmount = true;
   readonly wholeName = 'mean';
   readonly lineName = '';
@@ -189,7 +189,7 @@ class ComputedSource implements Source {
     return this.name();
   }
 
-  lines(): readonly Line[] {
+  lines(): readonly ILine[] {
     return this.computed.get(this.ranks.get(), this.compute);
   }
 
@@ -199,7 +199,7 @@ class ComputedSource implements Source {
 }
 
 /** Samples a second; where no batch is known, steps a second. */
-function throughputSource(model: RunModel, step: Metric): Source {
+function throughputSource(model: RunModel, step: Metric): ISource {
   const batch = (): number => model.state?.batch ?? 0;
   const name = (): string => (batch() > 0 ? 'samples/s' : 'steps/s');
   return new ComputedSource('throughput', name, 'number', 0, step, ({ trace }, out) =>
@@ -208,7 +208,7 @@ function throughputSource(model: RunModel, step: Metric): Source {
 }
 
 /** Which part of each step the ranks waited for their batch. */
-function inputSource(input: Metric, step: Metric): Source {
+function inputSource(input: Metric, step: Metric): ISource {
   const name = (): string => 'input share of the step';
   return new ComputedSource('input', name, 'share', INPUT_LIMIT, input, ({ rank, trace }, out) =>
     out.setShare(trace, step.of(rank), null)
@@ -219,7 +219,7 @@ function inputSource(input: Metric, step: Metric): Source {
  * The network's share of the steps: the least time that any rank spent in collectives. What a rank
  * spent there beyond it, it waited for the slower ones.
  */
-class NetworkSource implements Source {
+class NetworkSource implements ISource {
   readonly key = 'network';
   readonly title = 'network share of the step';
   readonly unit = 'share';
@@ -245,14 +245,14 @@ class NetworkSource implements Source {
     this.network = new Computed(step.grid);
   }
 
-  lines(): readonly Line[] {
+  lines(): readonly ILine[] {
     this.findLeast();
     return this.computed.get(this.parts.get(), ({ rank, trace }, out) =>
       out.setShare(trace, this.step.of(rank), this.least)
     );
   }
 
-  whole(): Trace {
+  whole(): ITrace {
     const seconds = new Float64Array(this.grid.length);
     const ranks = new Uint32Array(this.grid.length);
     for (const { trace } of this.steps.get()) {
@@ -287,7 +287,7 @@ class NetworkSource implements Source {
 const PLACES: Record<Axis, string> = { step: 'by step', epoch: 'by epoch', report: 'by report' };
 
 /** A chart for each metric; one that comes both by step and by epoch is told apart. */
-export function metricSources(model: RunModel): Source[] {
+export function metricSources(model: RunModel): ISource[] {
   const metrics = model.metrics();
   return metrics.map(metric => {
     const isTwice = metrics.some(other => other !== metric && other.name === metric.name);
@@ -296,20 +296,20 @@ export function metricSources(model: RunModel): Source[] {
   });
 }
 
-export function stepTimeSources(model: RunModel): Source[] {
+export function stepTimeSources(model: RunModel): ISource[] {
   const step = model.measure('step_s');
   return step === undefined ? [] : [new MetricSource(step, 'step time', 'seconds', true)];
 }
 
-export function throughputSources(model: RunModel): Source[] {
+export function throughputSources(model: RunModel): ISource[] {
   const step = model.measure('step_s');
   return step === undefined ? [] : [throughputSource(model, step)];
 }
 
 /** Memory of the processes, and of their devices where these have any of their own. */
-export function memorySources(model: RunModel): Source[] {
+export function memorySources(model: RunModel): ISource[] {
   const titles = { process_bytes: 'process memory', device_bytes: 'device memory' };
-  const sources: Source[] = [];
+  const sources: ISource[] = [];
   for (const [name, title] of Object.entries(titles)) {
     const metric = model.measure(name);
     if (metric !== undefined && isUsed(metric)) {
@@ -319,11 +319,11 @@ export function memorySources(model: RunModel): Source[] {
   return sources;
 }
 
-export function shareSources(model: RunModel): Source[] {
+export function shareSources(model: RunModel): ISource[] {
   const step = model.measure('step_s');
   const collective = model.measure('collective_s');
   const input = model.measure('input_s');
-  const sources: Source[] = [];
+  const sources: ISource[] = [];
   if (step !== undefined && collective !== undefined) {
     sources.push(new NetworkSource(collective, step));
   }

@@ -1,13 +1,13 @@
 import type { RankStatus, RunStatus } from '../records';
 
 /** How a status looks: a sign and a word, so that colour is not all there is. */
-export interface Look {
+export interface ILook {
   readonly sign: string;
   readonly word: string;
   readonly tone: 'live' | 'good' | 'bad' | 'calm';
 }
 
-export const RUN_LOOKS: Readonly<Record<RunStatus, Look>> = {
+export const RUN_LOOKS: Readonly<Record<RunStatus, ILook>> = {
   running: { sign: '▶', word: 'running', tone: 'live' },
   stopping: { sign: '◼', word: 'stopping', tone: 'calm' },
   finished: { sign: '✓', word: 'finished', tone: 'good' },
@@ -18,9 +18,9 @@ export const RUN_LOOKS: Readonly<Record<RunStatus, Look>> = {
 };
 
 /** A run of which ranks are being replaced. */
-export const RECOVERING: Look = { sign: '✚', word: 'recovering', tone: 'calm' };
+export const RECOVERING: ILook = { sign: '✚', word: 'recovering', tone: 'calm' };
 
-export const RANK_LOOKS: Readonly<Record<RankStatus, Look>> = {
+export const RANK_LOOKS: Readonly<Record<RankStatus, ILook>> = {
   running: { sign: '▶', word: 'running', tone: 'live' },
   finished: { sign: '✓', word: 'finished', tone: 'good' },
   failed: { sign: '✕', word: 'failed', tone: 'bad' },
@@ -29,9 +29,9 @@ export const RANK_LOOKS: Readonly<Record<RankStatus, Look>> = {
 };
 
 /** A rank that ran when the kernel went: nobody knows what became of it. */
-export const RANK_UNKNOWN: Look = { sign: '?', word: 'unknown', tone: 'bad' };
+export const RANK_UNKNOWN: ILook = { sign: '?', word: 'unknown', tone: 'bad' };
 
-export const STRAGGLER: Look = { sign: '▲', word: 'straggler', tone: 'bad' };
+export const STRAGGLER: ILook = { sign: '▲', word: 'straggler', tone: 'bad' };
 
 /** The run may still change. */
 export function isOpen(status: RunStatus): boolean {

@@ -1,6 +1,6 @@
 import { make, newId } from './dom';
 
-export interface Tab {
+export interface ITab {
   readonly key: string;
   readonly title: string;
 }
@@ -14,7 +14,7 @@ export class Tabs {
   private readonly buttons: HTMLButtonElement[];
 
   constructor(
-    private readonly tabs: readonly Tab[],
+    private readonly tabs: readonly ITab[],
     label: string,
     private readonly changed: () => void
   ) {
@@ -26,7 +26,7 @@ export class Tabs {
     this.mark();
   }
 
-  private button({ title }: Tab, i: number, panel: string): HTMLButtonElement {
+  private button({ title }: ITab, i: number, panel: string): HTMLButtonElement {
     const id = newId('tab');
     const attributes = { type: 'button', role: 'tab', id, 'aria-controls': panel };
     const button = make('button', 'tab', attributes, title);

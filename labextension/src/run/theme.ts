@@ -28,7 +28,7 @@ const QUERIES = [
 ] as const;
 
 /** The colours of a chart as the page has them now. */
-export interface Colours {
+export interface IColours {
   readonly text: string;
   readonly faint: string;
   readonly grid: string;
@@ -40,7 +40,7 @@ export interface Colours {
 
 /** Follows the theme of the page: of Jupyter, or else of the system. */
 export class Theme {
-  colours: Colours;
+  colours: IColours;
   private readonly disposables = new Disposables();
   private readonly listeners = new Set<() => void>();
 
@@ -79,7 +79,7 @@ export class Theme {
 }
 
 /** Colours may be mixed of others, of forced ones too: an element has them as they come out. */
-function read(host: HTMLElement): Colours {
+function read(host: HTMLElement): IColours {
   const probe = make('span', '', { hidden: '', style: 'forced-color-adjust: none' });
   host.append(probe);
   const style = getComputedStyle(probe);

@@ -1,5 +1,5 @@
 import { Disposables, make, newId, setText } from './dom';
-import type { Settings } from './picture';
+import type { ISettings } from './picture';
 import type { Say } from './words';
 
 /** At its end the slider keeps all but this part of what was before. */
@@ -15,7 +15,7 @@ export class Toolbar {
   private keys = '';
 
   constructor(
-    private readonly settings: Settings,
+    private readonly settings: ISettings,
     private readonly say: Say,
     private readonly changed: () => void
   ) {
@@ -63,7 +63,7 @@ export class Toolbar {
 
   private axis(): HTMLElement {
     const name = newId('axis');
-    const choice = (value: Settings['x'], text: string): HTMLElement => {
+    const choice = (value: ISettings['x'], text: string): HTMLElement => {
       const input = make('input', '', { type: 'radio', name, value });
       input.checked = this.settings.x === value;
       this.disposables.listen(input, 'change', () => {

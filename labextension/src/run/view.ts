@@ -1,13 +1,13 @@
 import { Chart } from './chart';
-import type { ChartContext } from './chart';
+import type { IChartContext } from './chart';
 import { Disposables, make } from './dom';
 import { Frames } from './frames';
 import { Header } from './header';
 import type { RunModel } from './model';
 import { Notes } from './notes';
-import type { Settings } from './picture';
+import type { ISettings } from './picture';
 import { Planned } from './planned';
-import type { Source } from './sources';
+import type { ISource } from './sources';
 import {
   memorySources,
   metricSources,
@@ -30,19 +30,19 @@ const TABLE_MS = 1000;
 const CLOCK_MS = 1000;
 
 /** What a reader may have done about the run. */
-export interface RunActions {
+export interface IRunActions {
   stop(): void;
 }
 
-interface Page {
+interface IPage {
   readonly key: string;
   readonly title: string;
-  readonly sources: (model: RunModel) => Source[];
+  readonly sources: (model: RunModel) => ISource[];
   /** What is said while there is nothing to draw. */
   readonly empty: string;
 }
 
-function pagesIn(say: Say): readonly Page[] {
+function pagesIn(say: Say): readonly IPage[] {
   const noStep = say('No step yet.');
   return [
     {
@@ -71,18 +71,18 @@ function pagesIn(say: Say): readonly Page[] {
 /** A run, live or as it was: plain elements in `host`, drawn when the model changes. */
 export class RunView {
   private readonly disposables = new Disposables();
-  private readonly settings: Settings = { x: 'place', isLog: false, smoothing: 0 };
+  private readonly settings: ISettings = { x: 'place', isLog: false, smoothing: 0 };
   /** Keys that are pressed in it are its own: JupyterLab has commands for arrows and Enter. */
   private readonly root = make('div', 'run', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly frames: Frames;
-  private readonly pages: readonly Page[];
+  private readonly pages: readonly IPage[];
   private readonly header: Header;
   private readonly notes: Notes;
   private readonly planned: Planned;
   private readonly toolbar: Toolbar;
   private readonly tabs: Tabs;
   private readonly workers: Workers;
-  private readonly context: ChartContext;
+  private readonly context: IChartContext;
   private readonly charts = make('div', 'charts');
   private shown: Chart[] = [];
   private sourceKeys = '';
@@ -93,7 +93,7 @@ export class RunView {
   constructor(
     host: HTMLElement,
     private readonly model: RunModel,
-    actions: RunActions,
+    actions: IRunActions,
     say: Say = text => text
   ) {
     host.append(this.root);
@@ -219,7 +219,7 @@ export class RunView {
   }
 
   /** After a reset what was seen stays until all of it has come again. */
-  private isComingAgain(page: Page, sources: readonly Source[]): boolean {
+  private isComingAgain(page: IPage, sources: readonly ISource[]): boolean {
     const [shown] = this.shown;
     const isOfBefore = shown !== undefined && shown.source.grid !== sources[0]?.grid;
     return isOfBefore && !this.model.isCaughtUp && this.sourceKeys.startsWith(`${page.key}|`);

@@ -1,4 +1,4 @@
-import type { RecoveryRecord } from '../records';
+import type { IRecoveryRecord } from '../records';
 
 /** Puts a text of the view into the language of the reader. */
 export type Say = (text: string) => string;
@@ -48,32 +48,32 @@ export function plain(value: number): string {
   return (Number.isInteger(value) ? WHOLE : PLAIN).format(value);
 }
 
-interface Scale {
+interface IScale {
   readonly factor: number;
   readonly suffix: string;
 }
 
-const SECONDS: readonly Scale[] = [
+const SECONDS: readonly IScale[] = [
   { factor: 1, suffix: ' s' },
   { factor: 1e3, suffix: ' ms' },
   { factor: 1e6, suffix: ' µs' }
 ];
-const BYTES: readonly Scale[] = [
+const BYTES: readonly IScale[] = [
   { factor: 1e-12, suffix: ' TB' },
   { factor: 1e-9, suffix: ' GB' },
   { factor: 1e-6, suffix: ' MB' },
   { factor: 1e-3, suffix: ' kB' },
   { factor: 1, suffix: ' B' }
 ];
-const LARGE: readonly Scale[] = [
+const LARGE: readonly IScale[] = [
   { factor: 1e-9, suffix: 'G' },
   { factor: 1e-6, suffix: 'M' },
   { factor: 1e-3, suffix: 'k' }
 ];
-const NO_SCALE: Scale = { factor: 1, suffix: '' };
+const NO_SCALE: IScale = { factor: 1, suffix: '' };
 
 /** In which scale a value of this size is written. */
-function scaleOf(unit: Unit, size: number): Scale {
+function scaleOf(unit: Unit, size: number): IScale {
   if (unit === 'share') {
     return { factor: 100, suffix: ' %' };
   }
@@ -139,7 +139,7 @@ export function clock(seconds: number): string {
 
 /** `recovered: rank 2 died after step 73, went on after step 50, 1.4 s lost`. */
 export function recovered(
-  { reason, step, lost_s: lost, workers }: RecoveryRecord,
+  { reason, step, lost_s: lost, workers }: IRecoveryRecord,
   say: Say
 ): string {
   const [what] = reason.split('\n', 1);

@@ -1,27 +1,27 @@
-import type { RunState, RunWorker } from '../records';
+import type { IRunState, IRunWorker } from '../records';
 import { Disposables, make, setAttribute, setText } from './dom';
 import { stepSecondsOf } from './figures';
 import type { RunModel } from './model';
-import type { Look } from './status';
+import type { ILook } from './status';
 import { RANK_LOOKS, RANK_UNKNOWN, STRAGGLER } from './status';
 import { lineColour } from './theme';
 import type { Say } from './words';
 import { amount, count, fill, plain } from './words';
 
 /** A cell: what is written, and what it is sorted by. */
-interface Cell {
+interface ICell {
   readonly text: string;
   readonly order: number | string;
 }
 
-interface Column {
+interface IColumn {
   readonly key: string;
   readonly name: string;
   readonly isNumber: boolean;
-  readonly cell: (worker: RunWorker) => Cell;
+  readonly cell: (worker: IRunWorker) => ICell;
 }
 
-interface Row {
+interface IRow {
   readonly root: HTMLTableRowElement;
   readonly cells: readonly HTMLElement[];
   readonly sign: HTMLElement;
@@ -33,7 +33,7 @@ const UNKNOWN = '–';
 const METRIC = 'metric';
 
 /** By state, those that need a look come first. */
-const TONES: readonly Look['tone'][] = ['bad', 'calm', 'live', 'good'];
+const TONES: readonly ILook['tone'][] = ['bad', 'calm', 'live', 'good'];
 
 /** The ranks as a table: who is where, and how far; sorted by a click on a column's name. */
 export class Workers {
@@ -41,9 +41,9 @@ export class Workers {
   private readonly disposables = new Disposables();
   private readonly body = make('tbody', '');
   private readonly heading = make('div', 'heading');
-  private readonly columns: readonly Column[];
+  private readonly columns: readonly IColumn[];
   private readonly heads: readonly HTMLElement[];
-  private readonly rows = new Map<number, Row>();
+  private readonly rows = new Map<number, IRow>();
   private sortBy = 0;
   private isFalling = false;
   private stragglers: ReadonlySet<number> = new Set();
@@ -65,7 +65,7 @@ export class Workers {
   draw(): void {
     const { state } = this.model;
     const workers = state?.workers ?? [];
-    const looks = new Map<Look, number>();
+    const looks = new Map<ILook, number>();
     this.stragglers = stragglersOf(state);
     for (const worker of workers) {
       const look = this.lookOf(worker);
@@ -84,7 +84,7 @@ export class Workers {
   }
 
   /** How many there are, and how many of them are not well. */
-  private drawHeading(workers: number, looks: ReadonlyMap<Look, number>): void {
+  private drawHeading(workers: number, looks: ReadonlyMap<ILook, number>): void {
     const parts = [fill(this.say('Workers ({0})'), count(workers))];
     for (const [{ word, tone }, number] of looks) {
       if (tone === 'bad') {
@@ -94,16 +94,21 @@ export class Workers {
     setText(this.heading, parts.join(' · '));
   }
 
-  private lookOf({ rank, status }: RunWorker): Look {
+  private lookOf({ rank, status }: IRunWorker): ILook {
     if (status === 'running' && this.model.state?.status === 'lost') {
       return RANK_UNKNOWN;
     }
     return status === 'running' && this.stragglers.has(rank) ? STRAGGLER : RANK_LOOKS[status];
   }
 
-  private allColumns(): Column[] {
+  private allColumns(): IColumn[] {
     const { say, model } = this;
-    const column = (name: string, isNumber: boolean, cell: Column['cell'], key = name): Column => {
+    const column = (
+      name: string,
+      isNumber: boolean,
+      cell: IColumn['cell'],
+      key = name
+    ): IColumn => {
       return { key, name: say(name), isNumber, cell };
     };
     return [
@@ -123,12 +128,12 @@ export class Workers {
     ];
   }
 
-  private stateCell(worker: RunWorker): Cell {
+  private stateCell(worker: IRunWorker): ICell {
     const { word, tone } = this.lookOf(worker);
     return { text: this.say(word), order: TONES.indexOf(tone) };
   }
 
-  private head({ name, isNumber }: Column, i: number): HTMLElement {
+  private head({ name, isNumber }: IColumn, i: number): HTMLElement {
     const button = make('button', 'sort', { type: 'button' }, name);
     this.disposables.listen(button, 'click', () => this.choose(i));
     return make('th', isNumber ? 'number' : '', { scope: 'col' }, button);
@@ -148,7 +153,7 @@ export class Workers {
     });
   }
 
-  private refresh(worker: RunWorker, look: Look): void {
+  private refresh(worker: IRunWorker, look: ILook): void {
     const row = this.rowOf(worker.rank);
     this.columns.forEach((column, i) => {
       if (column.key !== 'state') {
@@ -162,7 +167,7 @@ export class Workers {
     setAttribute(row.root, 'data-tone', look.tone);
   }
 
-  private rowOf(rank: number): Row {
+  private rowOf(rank: number): IRow {
     let row = this.rows.get(rank);
     if (row === undefined) {
       row = this.newRow(rank);
@@ -172,7 +177,7 @@ export class Workers {
     return row;
   }
 
-  private newRow(rank: number): Row {
+  private newRow(rank: number): IRow {
     const sign = make('span', 'sign', { 'aria-hidden': 'true' });
     const state = make('span', '');
     const swatch = make('span', 'swatch', { 'aria-hidden': 'true' });
@@ -189,7 +194,7 @@ export class Workers {
   }
 
   /** Put the rows in order; they are moved only where it is another. */
-  private order(workers: readonly RunWorker[]): void {
+  private order(workers: readonly IRunWorker[]): void {
     const column = this.columns[this.sortBy]!;
     const keyed = workers.map(worker => ({ rank: worker.rank, order: column.cell(worker).order }));
     const sign = this.isFalling ? -1 : 1;
@@ -203,21 +208,21 @@ export class Workers {
 }
 
 /** Which ranks were found to be slower than the others. */
-export function stragglersOf(state: RunState | null): Set<number> {
+export function stragglersOf(state: IRunState | null): Set<number> {
   const found = state?.findings.filter(finding => finding.topic === 'straggler') ?? [];
   return new Set(found.flatMap(finding => finding.ranks));
 }
 
-function textCell(text: string): Cell {
+function textCell(text: string): ICell {
   return { text, order: text };
 }
 
-function numberCell(value: number, write: (value: number) => string): Cell {
+function numberCell(value: number, write: (value: number) => string): ICell {
   return { text: Number.isNaN(value) ? UNKNOWN : write(value), order: value };
 }
 
 /** The latest value of the first metric; one that is no number is said, too. */
-function metricCell(model: RunModel, rank: number): Cell {
+function metricCell(model: RunModel, rank: number): ICell {
   const [metric] = model.metrics();
   const isKnown = metric !== undefined && (metric.own.has(rank) || metric.shared !== null);
   const value = metric?.latest(rank) ?? NaN;
