@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,9 @@ from typing import Any
 
 from hatch_jupyter_builder.utils import is_stale, should_skip
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("labextension")
+BUILT = Path("nbdist/labextension")
 
 NEEDED = "20.19 or later of the 20s, or 22.12 or later"
 """Versions of Node that @rspack/core 2 supports."""
@@ -39,11 +43,15 @@ class NodeHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Put Node on the path if hatch-jupyter-builder is about to run it.
 
+        An extension of another version is removed, so that hatch-jupyter-builder replaces it.
+
         Raises:
             SystemExit: no Node is available, or it is too old. pip shows only this text.
         """
         if not self._builds(version):
             return
+        if is_of_another_version():
+            shutil.rmtree(BUILT)
         found = node_version()
         os.environ["PATH"] = path_with_node()
         if not is_new_enough(node_version()):
@@ -51,10 +59,21 @@ class NodeHook(BuildHookInterface[Any]):
 
     def _builds(self, version: str) -> bool:
         builder = self.build_config.build_config["hooks"]["jupyter-builder"]
+        if is_of_another_version():
+            return True
         if version != "editable":
             return not should_skip(builder["skip-if-exists"])
-        editable = builder["editable-build-kwargs"]
-        return bool(is_stale(Path(editable["build_dir"]), Path(editable["source_dir"])))
+        return bool(is_stale(BUILT, SOURCE))
+
+
+def is_of_another_version() -> bool:
+    """Return True if an extension was built, but not from this version of its sources."""
+    built, source = BUILT / "package.json", SOURCE / "package.json"
+    return built.exists() and _version(built) != _version(source)
+
+
+def _version(package: Path) -> str:
+    return str(json.loads(package.read_text(encoding="utf-8")).get("version"))
 
 
 def path_with_node() -> str:

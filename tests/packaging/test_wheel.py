@@ -13,7 +13,7 @@ import nbdist
 if TYPE_CHECKING:
     import zipfile
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_module_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
@@ -27,6 +27,8 @@ def test_the_metadata_is_true(wheel: zipfile.ZipFile) -> None:
     name = next(name for name in wheel.namelist() if name.endswith("METADATA"))
     metadata = Parser().parsestr(wheel.read(name).decode())
     assert metadata["Version"] == nbdist.__version__
+    package = json.loads((ROOT / "labextension" / "package.json").read_text())
+    assert package["version"] == nbdist.__version__
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert {"tensorflow", "jax", "all", "lab"} <= set(metadata.get_all("Provides-Extra", []))
     assert metadata["Requires-Python"] in (">=3.11,<3.14", "<3.14,>=3.11")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import nbdist
 from nbdist.records import RUN_MIME
 
 ROOT = Path(__file__).parents[2]
@@ -84,15 +86,36 @@ def test_build_requires_the_wheel_of_node_only_without_node(checkout: Path, tool
 
 @pytest.mark.full
 def test_pip_builds_the_extension_without_node(checkout: Path, tools: Path, tmp_path: Path) -> None:
-    """pip brings Node into the build environment, jlpm the packages of the extension."""
+    """pip brings Node into the build environment. The outputs of an older build are replaced."""
+    leave_older_extension(checkout)
     home = tmp_path / "home"
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path / "wheels")]
     ended = run([*command, "."], checkout, tools, limit_s=600, HOME=str(home), PYTHONPATH="")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     with zipfile.ZipFile(next((tmp_path / "wheels").glob("nbdist-*.whl"))) as built:
         names = built.namelist()
-    assert "nbdist/static/widget.js" in names
+        package = next(name for name in names if name.endswith("labextensions/nbdist/package.json"))
+        assert json.loads(built.read(package))["version"] == nbdist.__version__
+        assert built.read("nbdist/static/widget.js") != b"older"
     assert [name for name in names if "labextensions/nbdist/static/remoteEntry" in name]
+
+
+def leave_older_extension(checkout: Path) -> None:
+    """Write the outputs of a build of an older version into a checkout."""
+    for name, text in (
+        ("labextension/package.json", json.dumps({"name": "nbdist", "version": "0.0.1"})),
+        ("static/widget.js", "older"),
+    ):
+        output = checkout / "nbdist" / name
+        output.parent.mkdir(exist_ok=True)
+        output.write_text(text)
+
+
+def test_build_does_not_pack_an_older_extension(checkout: Path, tools: Path) -> None:
+    leave_older_extension(checkout)
+    ended = build(checkout, tools)
+    assert ended.returncode != 0
+    assert "nbdist: there is no Node.js to build the JupyterLab extension" in ended.stderr
 
 
 def test_sdist_installs_without_node_and_jlpm(tools: Path, tmp_path: Path) -> None:
@@ -156,3 +179,22 @@ def test_the_mime_type_is_the_records(wheel: zipfile.ZipFile) -> None:
 def test_no_file_of_the_build_holds_an_address() -> None:
     for name in ("yarn.lock", ".yarnrc.yml"):
         assert "://" not in (ROOT / "labextension" / name).read_text(), name
+
+
+def test_stale_bytecode_is_neither_imported_nor_packed(checkout: Path, tools: Path) -> None:
+    """Bytecode remains in `__pycache__` when a module moves; Python needs the source beside it."""
+    moved = checkout / "nbdist" / "former" / "engine.py"
+    moved.parent.mkdir()
+    moved.write_text("raise SystemExit('stale bytecode was imported')\n")
+    bytecode = Path(py_compile.compile(str(moved), doraise=True))
+    moved.unlink()
+    assert bytecode.is_file()
+    command = [sys.executable, "-c", "import nbdist.former.engine"]
+    ended = run(command, checkout, tools, PYTHONPATH=str(checkout))
+    assert "ModuleNotFoundError: No module named 'nbdist.former.engine'" in ended.stderr
+    shutil.copytree(ROOT / "nbdist" / "labextension", checkout / "nbdist" / "labextension")
+    shutil.copytree(ROOT / "nbdist" / "static", checkout / "nbdist" / "static")
+    assert build(checkout, tools).returncode == 0
+    with zipfile.ZipFile(next((checkout / "dist").glob("nbdist-*.whl"))) as built:
+        names = built.namelist()
+    assert not [name for name in names if name.startswith("nbdist/former") or ".pyc" in name]
