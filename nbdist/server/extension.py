@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_core.paths import jupyter_runtime_dir
+from jupyter_core.paths import jupyter_path, jupyter_runtime_dir
 from jupyter_server.utils import url_path_join
 
+from nbdist._version import __version__
 from nbdist.server.handlers import ClustersHandler, PlacementHandler, RunsHandler
 from nbdist.server.run_socket import LiveRunHandler
 from nbdist.settings import Settings
@@ -22,6 +24,7 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(app: ServerApp) -> None:
     """Add our addresses; the server takes care of who may use them."""
+    _check_labextension(app)
     base = url_path_join(app.web_app.settings["base_url"], "nbdist")
     runs = {"root": Settings.from_environment().runs_path}
     clusters = {"folder": Path(jupyter_runtime_dir()) / "nbdist"}
@@ -34,3 +37,23 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
             (url_path_join(base, "runs", "([^/]+)", "live"), LiveRunHandler, runs),
         ],
     )
+
+
+def _check_labextension(app: ServerApp) -> None:
+    """Log a warning if JupyterLab loads an extension of another version than this package."""
+    for folder in jupyter_path("labextensions"):
+        package = Path(folder) / "nbdist" / "package.json"
+        try:
+            found = json.loads(package.read_text(encoding="utf-8")).get("version")
+        except (OSError, ValueError):
+            continue
+        if found != __version__:
+            app.log.warning(
+                "nbdist: the JupyterLab extension in %s has version %s, but the Python package has "
+                "version %s. Remove that folder, install nbdist again in the environment of the "
+                "Jupyter server, and reload the page.",
+                package.parent,
+                found,
+                __version__,
+            )
+        return  # JupyterLab uses the first extension of a name

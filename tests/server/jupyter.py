@@ -44,6 +44,7 @@ class JupyterServer:
         clusters: where clusters keep their files.
         home: the folder of the notebooks.
         process: the server's.
+        log: file with the output of the server.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class JupyterServer:
             free.bind(("127.0.0.1", 0))
             self.at = f"127.0.0.1:{free.getsockname()[1]}"
         self.home.mkdir(parents=True)
-        self._log = folder / "server.log"
+        self.log = folder / "server.log"
         arguments = {
             "ip": "127.0.0.1",
             "port": self.at.split(":")[1],
@@ -90,7 +91,7 @@ class JupyterServer:
 
     def start(self) -> None:
         """Start it, again at the same address, and wait until it answers."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, env={**os.environ, **self._environment}, stdout=log, stderr=log
             )
@@ -103,7 +104,7 @@ class JupyterServer:
             else:
                 return
         self.stop()
-        raise AssertionError(self._log.read_text())
+        raise AssertionError(self.log.read_text())
 
     def stop(self) -> None:
         """End it, and with it the kernels."""
