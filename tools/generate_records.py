@@ -133,7 +133,7 @@ def structs() -> list[types.StructType]:
 
 
 def parts(kind: types.Type) -> tuple[types.Type, ...]:
-    """What a container holds."""
+    """Return the types of the items of a container."""
     match kind:
         case types.VarTupleType(item_type=item) | types.ListType(item_type=item):
             return (item,)

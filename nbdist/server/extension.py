@@ -1,4 +1,4 @@
-"""How the Jupyter server takes us in."""
+"""Entry points of the Jupyter server extension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(app: ServerApp) -> None:
-    """Add our addresses; the server takes care of who may use them."""
+    """Add the handlers of nbdist. The server checks who may use them."""
     _check_labextension(app)
     base = url_path_join(app.web_app.settings["base_url"], "nbdist")
     runs = {"root": Settings.from_environment().runs_path}

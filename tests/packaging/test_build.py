@@ -165,7 +165,7 @@ def test_the_extension_ships_once_and_the_widget_with_it(wheel: zipfile.ZipFile)
 def test_the_browser_has_little_to_load(
     wheel: zipfile.ZipFile, scripts: str, most_bytes: int
 ) -> None:
-    """Of the extension all chunks together, of which a page may want each; as gzip sends them."""
+    """All chunks of the extension together, because a page may need each, in the size of gzip."""
     loaded = [name for name in wheel.namelist() if scripts in name and name.endswith(".js")]
     sizes = {name: len(gzip.compress(wheel.read(name))) for name in loaded}
     assert 0 < sum(sizes.values()) <= most_bytes, sizes
