@@ -129,7 +129,7 @@ class Pipelined:
         check_layers(params, self.stages, self.rounds)
         spread = jax.tree.unflatten(
             jax.tree.structure(params),
-            spread_of(params, specs, lambda spec, _: self._sharding(spec)),
+            spread_of(params, specs, lambda spec, _: self._sharding(spec), ("specs", "params")),
         )
         if self.rounds > 1:
             params = jax.tree.map(lambda leaf: jnp.reshape(leaf, self._cut(leaf.shape)), params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from nbdist.errors import UsageError
 from nbdist.parallel.placement.meshes import current_mesh
 from nbdist.parallel.placement.named_layouts import LAYOUTS, named
+from nbdist.views import formatting
 from nbdist.worker.jax.runtime import platforms, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jax import Device
     from jax.sharding import AbstractMesh
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from nbdist.parallel.placement.leaves import Leaf
 
 AUTO = "auto"
+USE_A_LIST = "a tuple is a PartitionSpec: use a list for a place for each entry of the tree"
 
 
 class Target(ABC):
@@ -129,16 +132,48 @@ def laid_out(leaf: Leaf, name: str, mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def checked(leaf: Leaf, wanted: Sharding) -> Sharding:
-    """The sharding, where such an array can have it.
+    """Return the sharding if the array can have it.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: It cannot; each entry of the spec that does not fit is reported.
     """
+    if isinstance(wanted, NamedSharding):
+        wrong = list(_faults(leaf.shape, wanted))
+        if wrong:
+            raise UsageError(f"{leaf.name}: {'; '.join(wrong)}")
+        return wanted
     try:
         wanted.shard_shape(leaf.shape)
     except (ValueError, IndexError) as error:  # an axis of what has none
-        raise UsageError(f"{leaf.name} cannot lie so: {str(error).splitlines()[0]}") from None
+        raise UsageError(
+            f"{leaf.name} does not fit {wanted}: {str(error).splitlines()[0]}"
+        ) from None
     return wanted
+
+
+def _faults(shape: tuple[int, ...], wanted: NamedSharding) -> Iterator[str]:
+    """Report entries of the spec that do not fit the shape."""
+    entries, sizes = tuple(wanted.spec), wanted.mesh.shape
+    if len(entries) > len(shape):
+        yield (
+            f"the spec has {len(entries)} entries, and the array has "
+            f"{formatting.count(len(shape), 'dimension')}: use at most one entry for each"
+        )
+        return
+    for dimension, (size, entry) in enumerate(zip(shape, entries, strict=False)):
+        axes = () if entry in {None, PartitionSpec.UNCONSTRAINED} else entry
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        parts = math.prod(sizes[name] for name in names)
+        if size % parts:
+            below, above = size // parts * parts, (size // parts + 1) * parts
+            fitting = f"{below:,} or {above:,}" if below else f"{above:,}"
+            one = len(names) == 1
+            yield (
+                f"dimension {dimension} has {formatting.count(size, 'element')}, and mesh "
+                f"{'axis' if one else 'axes'} {' and '.join(map(repr, names))} "
+                f"{'divides' if one else 'divide'} it by {parts}: use {fitting} elements, or None "
+                "for this dimension"
+            )
 
 
 def is_there(leaf: Leaf, wanted: Sharding) -> bool:
@@ -184,14 +219,17 @@ def spec_over(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> NamedSharding:
         UsageError: the mesh has no such axes, or the spec has one twice or leaves one open.
     """
     if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED in tuple(spec):
-        raise UsageError(f"{spec!r} does not say how to cut: give a PartitionSpec of axes and None")
-    used = [a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ())]
-    wrong = [f"no axis {axis!r}" for axis in dict.fromkeys(used) if axis not in mesh.axis_names]
-    wrong += [f"{axis!r} {count} times" for axis, count in Counter(used).items() if count > 1]
+        raise UsageError(f"{spec!r} does not say how to cut: use a PartitionSpec of axes and None")
+    used = Counter(a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ()))
+    unknown = [axis for axis in used if axis not in mesh.axis_names]
+    wrong = [f"the mesh has no axis {axis!r}{_near(axis, mesh.axis_names)}" for axis in unknown] + [
+        f"the spec has axis {axis!r} {count} times" for axis, count in used.items() if count > 1
+    ]
     if wrong:
+        hint = f"; {USE_A_LIST}" if any(map(names_place, unknown)) else ""
         raise UsageError(
-            f"{spec} has {' and '.join(wrong)} in the mesh, whose axes are "
-            f"{', '.join(f'{axis} ({size})' for axis, size in mesh.shape.items())}"
+            f"spec {tuple(spec)}: {' and '.join(wrong)}: its axes are "
+            f"{', '.join(f'{axis} ({size})' for axis, size in mesh.shape.items())}{hint}"
         )
     return NamedSharding(mesh, spec)
 
@@ -209,11 +247,19 @@ def _called(word: str) -> Target:
     there = [device for device in default if hosts[device.process_index] == word]
     if there:  # of this process's, where it is on that host
         return OneOf([device for device in there if platforms.is_own(device)] or there)
-    raise UsageError(f"where={word!r} is no place{_near(word)}: there are {_choices()}")
+    near = _near(word, [*_names(), AUTO, *LAYOUTS])
+    raise UsageError(f"where={word!r} is no place{near}: there are {_choices()}")
 
 
-def _near(word: str) -> str:
-    near = difflib.get_close_matches(word, [*_names(), AUTO, *LAYOUTS], n=1)
+def names_place(word: str) -> bool:
+    """Return True if `where=word` is a place."""
+    if word == AUTO or word in LAYOUTS or word in _names():
+        return True
+    return any(platforms.is_called(platform, word) for platform in platforms.all_devices())
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
