@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nbdist.errors import UsageError
 from nbdist.records import Rows
 from nbdist.views import formatting
+from nbdist.views.result_table import require_pandas
 from nbdist.views.run.metrics import MetricTable
 
 if TYPE_CHECKING:
@@ -221,9 +220,3 @@ class Run:
 
         recovered = marks(self._arrays.recovered_after(), self.recoveries)
         return run_bundle(self.history, repr(self), str(self.summary), recovered)
-
-
-def require_pandas() -> None:
-    """Raises: UsageError, where it is not installed."""
-    if importlib.util.find_spec("pandas") is None:
-        raise UsageError("to_dataframe needs pandas: type %pip install pandas")

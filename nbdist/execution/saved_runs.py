@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.execution.result import Run, require_pandas
+from nbdist.execution.result import Run
 from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun
 from nbdist.settings import Settings
 from nbdist.telemetry import run_reader
 from nbdist.views import formatting
+from nbdist.views.result_table import ResultTable, require_pandas
 from nbdist.views.run.runs_table import RunLine, RunsPicture
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy as np
     import pandas as pd
 
@@ -25,12 +27,29 @@ if TYPE_CHECKING:
     from nbdist.telemetry.history import Reports
 
 SHOWN_RUNS = 30
+_COLUMNS = (
+    "id",
+    "began",
+    "ended",
+    "seconds",
+    "status",
+    "cell",
+    "strategy",
+    "framework",
+    "workers",
+    "replicas",
+    "batch",
+    "steps",
+    "loss",
+    "seed",
+)
 _ROWS_OF_THE_END = 4096
 
 
 def runs() -> Runs:
     """The runs that were kept, newest first; also those that are under way."""
-    return Runs([SavedRun(run) for run in run_reader.kept(Settings.from_environment().runs_path)])
+    found = run_reader.search(Settings.from_environment().runs_path)
+    return Runs([SavedRun(run) for run in found.runs], found.refused)
 
 
 def step_begun(state: RunState) -> StepBegun | None:
@@ -121,6 +140,15 @@ class SavedRun:
         """The cells as they were run, in percent format."""
         return self._kept.cells
 
+    def __eq__(self, other: object) -> bool:
+        """Return True for the same folder."""
+        return (
+            self._kept.path == other._kept.path if isinstance(other, SavedRun) else NotImplemented
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._kept.path)
+
     def line(self, position: int) -> RunLine:
         """The run in a line, of its last rows only."""
         end = Run(0, self._metrics(_ROWS_OF_THE_END), recoveries=self.state.recoveries)
@@ -166,34 +194,81 @@ class SavedRun:
         return {RUN_MIME: msgspec.to_builtins(output), **bundle}, metadata
 
 
-class Runs(Sequence[SavedRun]):
-    """Runs, newest first; one is had by its position or by its id."""
+class Runs(ResultTable[SavedRun]):
+    """Saved runs, newest first. Index them by position, slice or id.
 
-    def __init__(self, items: Sequence[SavedRun]) -> None:
+    Args:
+        items: The runs.
+        refused: Reasons by id of runs that cannot be read.
+    """
+
+    def __init__(self, items: Sequence[SavedRun], refused: Mapping[str, str] | None = None) -> None:
         self._items = tuple(items)
+        self._refused = dict(refused or {})
 
-    def __len__(self) -> int:
-        return len(self._items)
+    @property
+    def rows(self) -> tuple[SavedRun, ...]:
+        return self._items
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for the same runs in the same order."""
+        return self._items == other._items if isinstance(other, Runs) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._items)
 
     @overload
     def __getitem__(self, chosen: int | str) -> SavedRun: ...
     @overload
     def __getitem__(self, chosen: slice) -> Runs: ...
     def __getitem__(self, chosen: int | str | slice) -> SavedRun | Runs:
-        """One run; of a slice, its runs.
+        """Return one run, or the runs of a slice.
 
         Raises:
-            UsageError: none has this id.
-            IndexError: there are fewer.
+            UsageError: No run has this id, or it cannot be read.
+            IndexError: No run is at this position.
         """
         if isinstance(chosen, slice):
             return Runs(self._items[chosen])
-        if isinstance(chosen, int):
+        if not isinstance(chosen, str):
             return self._items[chosen]
+        if chosen in self._refused:
+            raise UsageError(
+                f"run {chosen} cannot be read: {self._refused[chosen]}: open it with that version"
+            )
         found = [run for run in self._items if run.id == chosen]
         if not found:
             raise UsageError(f"there is no run {chosen!r} among these {len(self)}")
         return found[0]
+
+    def _key(self, index: int, row: SavedRun) -> str:
+        return row.id
+
+    def _fields(self, row: SavedRun) -> dict[str, object]:
+        import pandas as pd
+
+        line = row.line(0)
+        state = line.state
+        ended = pd.to_datetime(state.ended, unit="s", utc=True) if state.ended else pd.NaT
+        return {
+            "id": state.id,
+            "began": pd.to_datetime(state.began, unit="s", utc=True),
+            "ended": ended,
+            "seconds": state.ended - state.began if state.ended else float("nan"),
+            "status": state.status,
+            "cell": state.header,
+            "strategy": state.strategy,
+            "framework": state.framework,
+            "workers": len(state.workers),
+            "replicas": state.replicas,
+            "batch": state.batch,
+            "steps": line.steps,
+            "loss": line.loss,
+            "seed": state.seed,
+        }
+
+    def _columns(self) -> list[str]:
+        return list(_COLUMNS)
 
     def compare(self, *chosen: int | str, metric: str = "loss") -> Comparison:
         """One metric of several runs in one picture.
@@ -217,12 +292,12 @@ class Runs(Sequence[SavedRun]):
             with contextlib.suppress(OSError):  # deleted since it was listed
                 lines.append(run.line(position))
         title = formatting.count(len(self), "run") if self._items else "no run was kept"
-        return RunsPicture(title, lines, max(0, len(self) - SHOWN_RUNS))
+        return RunsPicture(title, lines, max(0, len(self) - SHOWN_RUNS), self._refused)
 
-    def __repr__(self) -> str:
-        return "\n".join(self._picture().lines())
+    def lines(self) -> list[str]:
+        return self._picture().lines()
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
         return self._picture().html()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.magic import Magics
+from IPython.display import display
 
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.session.tensorboard import Boards
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbdist.session.cluster import Cluster
+    from nbdist.views.result_table import ResultTable
+
+    ShownT = TypeVar("ShownT", bound=ResultTable[Any])
 
 
 class ClusterMagics(Magics):
@@ -27,11 +31,34 @@ class ClusterMagics(Magics):
         self._started: Cluster | None = None
         self._brought: dict[str, tuple[object, bytes]] = {}
         self._boards = Boards()
+        self._shown: object = None
 
     def _cluster(self, asked: str) -> Cluster:
         if self._started is None or not self._started.running:
             raise NoClusterError(asked)
         return self._started
+
+    def shown(self, result: ShownT) -> ShownT:
+        """Show a result at once, and return it for assignment.
+
+        IPython does not show it a second time if the magic is the last line of its cell.
+        """
+        display(result)
+        self._shown = result
+        return result
+
+    def skip_shown(self, result: ResultTable[Any]) -> None:
+        """Let IPython show a result, unless this cell has shown it.
+
+        Raises:
+            NotImplementedError: IPython is to show it. Its formatters expect this error.
+        """
+        if result is not self._shown:
+            raise NotImplementedError
+
+    def forget_shown(self) -> None:
+        """Let IPython show all results in the cell that begins."""
+        self._shown = None
 
     def _runs(self) -> bool:
         return self._started is not None and self._started.running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from nbdist.magics.options import unquoted
 from nbdist.parallel.placement.devices import devices_apart
 from nbdist.records import StepOptions
 from nbdist.session.tracing import trace_here, trace_on
-from nbdist.views.surface import show_once
 from nbdist.views.trace import TracePicture
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from nbdist.magics.base import ClusterMagics
     from nbdist.records import Trace
+    from nbdist.views.cluster.devices import DevicesPicture
 
 _PLUGINS = ("xprof", "tensorboard_plugin_profile")
 _INSTALL = "%pip install tensorboard xprof"
@@ -49,13 +48,12 @@ class PlacingMagics(Magics):
         help="Measure products, memory, transfers and links; steps are planned with that.",
     )
     @line_magic
-    def dist_devices(self, line: str) -> None:
+    def dist_devices(self, line: str) -> DevicesPicture:
         """Show the devices of all workers, or without any this machine's, and their links."""
         bench = parse_argstring(self.dist_devices, line).bench
         if self._front._runs():
-            show_once(self._front._cluster("%dist_devices").devices(bench=bench))
-        else:
-            show_once(devices_apart(bench=bench))
+            return self._front.shown(self._front._cluster("%dist_devices").devices(bench=bench))
+        return self._front.shown(devices_apart(bench=bench))
 
     @magic_arguments()
     @argument("-t", "--ranks", help="Ranks to run on, as in 0,2:4, for cells without collectives.")
@@ -66,7 +64,7 @@ class PlacingMagics(Magics):
     @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
     @argument("--steps", type=int, metavar="N", help="Steps that are traced; 20 if left out.")
     @cell_magic
-    def dist_trace(self, line: str, cell: str) -> None:
+    def dist_trace(self, line: str, cell: str) -> TracePicture:
         """Run the cell under JAX's profiler, and show which operation, device and line took long.
 
         On every worker, or on those that are named; in this kernel where no workers run.
@@ -75,11 +73,15 @@ class PlacingMagics(Magics):
         _check(args)
         keep = str(Path(unquoted(args.keep)).resolve()) if args.keep else self._folder()
         header = f"%%dist_trace {line}"
-        show = partial(self._show, output=args.output)
+        pictures: list[TracePicture] = []
+
+        def show(trace: Trace) -> None:
+            pictures.append(self._show(trace, args.output))
+
         if not self._front._runs():
             _refuse_alone(args)
             trace_here(self.shell, cell, keep=keep, show=show, header=header)
-            return
+            return pictures[0]
         cluster, step = self._front._cluster("%%dist_trace"), _step(args)
         if step is not None:
             self._front._bring(cluster, step.data)
@@ -94,6 +96,7 @@ class PlacingMagics(Magics):
             label=self._front._label(),
             header=header,
         )
+        return pictures[0]
 
     def _folder(self) -> str:
         """One for all traces of this kernel, that TensorBoard can show; empty where it cannot."""
@@ -103,10 +106,10 @@ class PlacingMagics(Magics):
             self._traces = tempfile.TemporaryDirectory(prefix="nbdist-traces-")
         return self._traces.name
 
-    def _show(self, trace: Trace, output: str | None) -> None:
+    def _show(self, trace: Trace, output: str | None) -> TracePicture:
         if output:
             self.shell.user_ns[output] = trace
-        show_once(TracePicture(trace, self._viewer(trace)))
+        return self._front.shown(TracePicture(trace, self._viewer(trace)))
 
     def _viewer(self, trace: Trace) -> str:
         """Where the profiler's files can be seen, or what that takes."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
-from IPython.display import display
 
 from nbdist.cells.parse import STRATEGIES, parse_saving, parse_seconds
 from nbdist.errors import UsageError
@@ -26,6 +25,11 @@ from nbdist.records import GUARD_STEPS
 from nbdist.session.cluster import MAX_RECOVERIES
 from nbdist.session.discovery import attach, stop_all
 from nbdist.views.surface import show_once
+
+if TYPE_CHECKING:
+    from nbdist.views.cluster.hosts import DoctorPicture, HostsPicture
+    from nbdist.views.cluster.workers import StatusPicture
+    from nbdist.views.placement.picture import PlacementPicture
 
 
 @magics_class
@@ -159,10 +163,10 @@ class DistMagics(ClusterMagics):
 
     @magic_arguments()
     @line_magic
-    def dist_status(self, line: str) -> None:
+    def dist_status(self, line: str) -> StatusPicture:
         """Show every worker: where it runs, its devices, its memory, what it does."""
         parse_argstring(self.dist_status, line)
-        show_once(self._cluster("%dist_status").status())
+        return self.shown(self._cluster("%dist_status").status())
 
     @magic_arguments()
     @argument("cluster", nargs="?", default="", help="Its id; left out, the one that there is.")
@@ -184,22 +188,21 @@ class DistMagics(ClusterMagics):
 
     @magic_arguments()
     @line_magic
-    def dist_hosts(self, line: str) -> None:
+    def dist_hosts(self, line: str) -> HostsPicture:
         """Show the host of each worker: address, devices, Python, folder, how it is reached."""
         parse_argstring(self.dist_hosts, line)
-        show_once(self._cluster("%dist_hosts").hosts())
+        return self.shown(self._cluster("%dist_hosts").hosts())
 
     @magic_arguments()
     @examining_arguments
     @line_magic
-    def dist_doctor(self, line: str) -> None:
+    def dist_doctor(self, line: str) -> DoctorPicture:
         """Look for what would go wrong: on the hosts of the workers, or on those that are named."""
         args = parse_argstring(self.dist_doctor, line)
         if names_hosts(args):
-            show_once(examined(args))
-        else:
-            cluster = self._cluster("%dist_doctor")
-            show_once(cluster.examine(data=args.data, checkpoint=args.checkpoint))
+            return self.shown(examined(args))
+        cluster = self._cluster("%dist_doctor")
+        return self.shown(cluster.examine(data=args.data, checkpoint=args.checkpoint))
 
     @magic_arguments()
     @argument("--all", action="store_true", help="Also what earlier notebooks have left.")
@@ -271,10 +274,10 @@ class DistMagics(ClusterMagics):
     @magic_arguments()
     @argument("names", nargs="+", help="Names on the workers, such as params or model.optimizer.")
     @line_magic
-    def dist_show(self, line: str) -> None:
+    def dist_show(self, line: str) -> PlacementPicture:
         """Show where arrays are: their shards, the devices that hold them, bytes on each."""
         args = parse_argstring(self.dist_show, line)
-        display(self._cluster("%dist_show").show(*args.names))
+        return self.shown(self._cluster("%dist_show").show(*args.names))
 
     @magic_arguments()
     @argument("run", nargs="?", help="The run's id; all runs if left out.")

@@ -11,6 +11,7 @@ from nbdist.magics.devices import PlacingMagics
 from nbdist.magics.dist import DistMagics
 from nbdist.magics.plan import PlanMagics
 from nbdist.session.discovery import offer
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -24,6 +25,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
     matcher = option_matcher(shell)
     shell.Completer.custom_matchers.append(matcher)
+    _printers(shell).for_type(ResultTable, magics.skip_shown)
+    shell.events.register("pre_execute", magics.forget_shown)
     atexit.register(magics.end)
     _loaded[id(shell)] = (magics, matcher)
     waiting = offer()
@@ -37,3 +40,10 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     magics.end()
     atexit.unregister(magics.end)
     shell.Completer.custom_matchers.remove(matcher)
+    shell.events.unregister("pre_execute", magics.forget_shown)
+    _printers(shell).pop(ResultTable, None)
+
+
+def _printers(shell: Any) -> Any:
+    """Return the formatter that calls functions by the type of what a cell shows."""
+    return shell.display_formatter.ipython_display_formatter

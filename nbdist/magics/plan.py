@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
-from IPython.display import display
 
 from nbdist.errors import UsageError
 from nbdist.magics.options import check_name, plan_options, planning_arguments
@@ -52,7 +51,7 @@ class PlanMagics(Magics):
     @argument("-o", "--output", metavar="NAME", help="Keep the plan under this name.")
     @planning_arguments
     @line_cell_magic
-    def dist_plan(self, line: str, cell: str | None = None) -> None:
+    def dist_plan(self, line: str, cell: str | None = None) -> PlanPicture:
         """Show how the step would be laid out over devices, and what it would cost; train nothing.
 
         Without `--data`, the cell is run up to its first `fit`, and that is planned. `%dist_plan
@@ -63,8 +62,7 @@ class PlanMagics(Magics):
         cluster = self._front._cluster("%%dist_plan")
         check_name(args.output)
         if cell is None and not args.data:
-            self._show_names(cluster, args)
-            return
+            return self._show_names(cluster, args)
         header = f"{'%' if cell is None else '%%'}dist_plan {line}"
         model = "" if cell is not None else _model(args)
         if cell is not None and args.names:
@@ -78,9 +76,9 @@ class PlanMagics(Magics):
         plan = planned(cluster, cell or "", step, label=self._front._label(), header=header)
         self._keep(args, plan)
         self._shown = plan, cluster.last_run
-        display(PlanPicture(plan))
+        return self._front.shown(PlanPicture(plan))
 
-    def _show_names(self, cluster: Cluster, args: Any) -> None:
+    def _show_names(self, cluster: Cluster, args: Any) -> NamesPicture:
         if not args.names:
             raise UsageError(
                 "write the step below %%dist_plan --data NAME, or name a Keras model and its data, "
@@ -94,7 +92,7 @@ class PlanMagics(Magics):
             )
         picture = NamesPicture(plan, args.names)
         self._keep(args, picture.plan)
-        display(picture)
+        return self._front.shown(picture)
 
     def _newest(self, cluster: Cluster) -> Plan | None:
         """Of the step that ran last, if that was after the plan that was shown last."""

@@ -39,3 +39,21 @@ def is_seed(number: object) -> bool:
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen record. Messages contain records; a record is not a message."""
+
+
+class ResultRow(Record, frozen=True):
+    """A record that users receive as a row: `dict(row)` contains its fields."""
+
+    def keys(self) -> tuple[str, ...]:
+        return self.__struct_fields__
+
+    def __getitem__(self, name: str) -> object:
+        """Return the value of a field.
+
+        Raises:
+            KeyError: The row has no such field; its fields are listed.
+        """
+        if name not in self.__struct_fields__:
+            raise KeyError(f"{name!r} is no field: fields are {', '.join(self.__struct_fields__)}")
+        value: object = getattr(self, name)
+        return value

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from nbdist.records.base import STRATEGY_OF, Communication, Framework, Record, StrategyName
+from nbdist.records.base import (
+    STRATEGY_OF,
+    Communication,
+    Framework,
+    Record,
+    ResultRow,
+    StrategyName,
+)
 from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
@@ -201,7 +208,7 @@ class Device(Record, frozen=True):
     memory_bytes: int | None = None
 
 
-class WorkerState(Record, frozen=True):
+class WorkerState(ResultRow, frozen=True):
     """A rank in `%dist_status`."""
 
     rank: int

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from nbdist.records.base import Record
+from nbdist.records.base import Record, ResultRow
 
 LayoutKind = Literal[
     "sharded",
@@ -137,3 +137,45 @@ class PlacementReport(Record, frozen=True):
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     empty: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class ArrayPlace(ResultRow, frozen=True):
+    """An array and the devices that hold it.
+
+    Attributes:
+        path: Expression that leads to the array, such as `params['w']`; empty for one array.
+        shape: Elements along each dimension of the whole array.
+        dtype: Type of the elements.
+        nbytes: Bytes of the whole array, once.
+        kind: Kind of layout, such as `sharded` or `replicated`.
+        spec: `PartitionSpec` as Python writes it; empty if there is none.
+        shard_shape: Elements along each dimension on each device.
+        devices: Names of the devices; empty if no device holds the array.
+        ranks: Ranks that hold the array so; empty if all do.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    kind: LayoutKind
+    spec: str
+    shard_shape: tuple[int, ...]
+    devices: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+
+
+class AxisLinks(ResultRow, frozen=True):
+    """An axis of a mesh and the links that its collectives use.
+
+    Attributes:
+        axis: Name of the axis.
+        size: Number of devices along the axis.
+        links: Slowest links between these devices.
+        sends: Use of an axis of this name.
+    """
+
+    axis: str
+    size: int
+    links: str
+    sends: str

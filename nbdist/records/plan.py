@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from nbdist.records.base import Record
+from nbdist.records.base import Record, ResultRow
 
 Spec = tuple[tuple[str, ...], ...]
 """Mesh axes of each dimension of an array, outermost first."""
@@ -26,7 +26,7 @@ Empty: none. `selective`: all but the results of matrix products and convolution
 `full`: all but the inputs of each segment of layers."""
 
 
-class PlannedTensor(Record, frozen=True):
+class PlannedTensor(ResultRow, frozen=True):
     """An argument array of the step.
 
     Attributes:

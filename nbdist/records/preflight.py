@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nbdist.records.base import Record
+from nbdist.records.base import Record, ResultRow
 
 
 class Gpu(Record, frozen=True):
@@ -64,7 +64,7 @@ class Reach(Record, frozen=True):
     bytes_per_s: float = 0.0
 
 
-class Trouble(Record, frozen=True):
+class Trouble(ResultRow, frozen=True):
     """A problem.
 
     Attributes:

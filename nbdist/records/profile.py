@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nbdist.records.base import Record
+from nbdist.records.base import Record, ResultRow
 
 SpentKind = Literal["compute", "collective", "to_device", "to_host"]
 """Activity of a device. Copies `to_device` read the host's memory, copies `to_host` write it."""
@@ -17,7 +17,7 @@ HOST_COPIES = -1
 """Device number of copies that only the host observes, such as those of CPUs."""
 
 
-class OperationTime(Record, frozen=True):
+class OperationTime(ResultRow, frozen=True):
     """Operations of one name on all devices.
 
     Attributes:

@@ -13,6 +13,9 @@ from nbdist.records.events import Columns
 RUN_MIME = "application/vnd.nbdist.run.v1+json"
 """MIME type of an output that shows a run."""
 
+RUN_VERSION = 1
+"""Version of the format of `run.json`. Fields with a default are no new version."""
+
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 """Pattern of run ids."""
 
@@ -203,7 +206,7 @@ class RunState(Record, frozen=True):
     plan: PlanCheck | None = None
     seed: int | None = None
     cell_seed: int | None = None
-    version: int = 1
+    version: int = RUN_VERSION
 
     @property
     def is_over(self) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from nbdist.records.base import Record
+from nbdist.records.base import Record, ResultRow
 
 Extent = tuple[int, ...]
 """Factors of a mesh axis at each level of a topology, innermost first.
@@ -159,7 +159,7 @@ class Bench(Record, frozen=True):
     crossing: Crossing | None = None
 
 
-class DeviceState(Record, frozen=True):
+class DeviceState(ResultRow, frozen=True):
     """A device and its memory use.
 
     Attributes:

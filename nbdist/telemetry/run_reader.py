@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import RUN_ID, RunState, Table
+from nbdist.records import RUN_ID, RUN_VERSION, RunState, Table
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.run_writer import (
     CELLS_FILE,
@@ -45,8 +46,17 @@ class StoredRun:
         return (self.path / RUN_FILE).read_bytes()
 
     def written_state(self) -> RunState:
-        """What `run.json` says, whether or not its writer is still there."""
-        return msgspec.json.decode(self.written(), type=RunState)
+        """Return the state in `run.json`, also if its writer is gone.
+
+        Raises:
+            msgspec.DecodeError: Another version of nbdist wrote the file.
+        """
+        state = msgspec.json.decode(self.written(), type=RunState)
+        if state.version != RUN_VERSION:
+            raise msgspec.ValidationError(
+                f"it has version {state.version}, and this nbdist reads version {RUN_VERSION}"
+            )
+        return state
 
     def state(self) -> RunState:
         """How the run is: `lost`, and ended when it last wrote, if its writer is gone."""
@@ -147,16 +157,37 @@ def find(root: Path, name: str) -> StoredRun:
     return StoredRun(path)
 
 
-def kept(root: Path) -> tuple[StoredRun, ...]:
-    """The runs in `root`, newest first; what is none is skipped."""
+@dataclass(frozen=True)
+class Found:
+    """Runs of a folder.
+
+    Attributes:
+        runs: Runs that this version reads, newest first.
+        refused: Reasons by id of runs that it does not read, in the order of ids.
+    """
+
+    runs: tuple[StoredRun, ...]
+    refused: dict[str, str]
+
+
+def search(root: Path) -> Found:
+    """Find the runs in a folder; other files and folders are skipped."""
     began: dict[StoredRun, float] = {}
-    for path in root.iterdir() if root.is_dir() else ():
+    refused: dict[str, str] = {}
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
         try:
             run = find(root, path.name)
             began[run] = run.written_state().began
-        except (UsageError, OSError, msgspec.DecodeError):
+        except msgspec.DecodeError as error:
+            refused[path.name] = f"another version of nbdist wrote its run.json: {error}"
+        except (UsageError, OSError):
             continue
-    return tuple(sorted(began, key=began.__getitem__, reverse=True))
+    return Found(tuple(sorted(began, key=began.__getitem__, reverse=True)), refused)
+
+
+def kept(root: Path) -> tuple[StoredRun, ...]:
+    """Return the runs in `root` that this version reads, newest first."""
+    return search(root).runs
 
 
 def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.records import HOST_COPIES
+from nbdist.records import HOST_COPIES, OperationTime
 from nbdist.views import formatting, html
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +24,38 @@ _LINES = ("line", "", "compute", "collectives", "transfers")
 _HOST_NOTE = "host: copies that are seen on the host only, and not by device"
 
 
-class TracePicture:
-    """Three tables that add up to the same milliseconds.
+class TracePicture(ResultTable[OperationTime]):
+    """Operations of a traced cell, one row each, as `%%dist_trace` shows them.
+
+    It shows three tables that add up to the same milliseconds.
 
     Args:
-        trace: of one rank or of several.
-        viewer: what there is to say of the profiler's own files; empty is nothing.
+        trace: Trace of one rank or of several.
+        viewer: Sentence about the profiler's own files; may be empty.
     """
 
     def __init__(self, trace: Trace, viewer: str = "") -> None:
         self._trace = trace
         self._viewer = viewer
+
+    @property
+    def trace(self) -> Trace:
+        """The trace, with times by operation, device and line."""
+        return self._trace
+
+    def __eq__(self, other: object) -> bool:
+        """Return True if the other picture shows an equal trace."""
+        return self.trace == other.trace if isinstance(other, TracePicture) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._trace)
+
+    @property
+    def rows(self) -> tuple[OperationTime, ...]:
+        return self._trace.by_operation
+
+    def _columns(self) -> list[str]:
+        return list(OperationTime.__struct_fields__)
 
     def html(self) -> str:
         parts = []

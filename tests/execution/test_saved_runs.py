@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import struct
 import time
 from typing import TYPE_CHECKING
 
@@ -150,7 +152,7 @@ def test_runs_are_listed_as_text_and_as_a_page(root: Path) -> None:
     done = trained(root, header="%%dist_run " + "--scale-lr linear " * 9)
     text = repr(nbdist.runs())
     assert re.search(rf"\n0 +{done.state.id} .* finished +%%dist_run .*… +2 +3 +3\.05 +3 min", text)
-    assert done.state.id in nbdist.runs()._repr_html_()
+    assert done.state.id in nbdist.runs()._repr_mimebundle_()["text/html"]
 
 
 def test_a_long_list_is_cut_and_says_so(root: Path) -> None:
@@ -203,3 +205,90 @@ def test_a_run_whose_kernel_died_says_so(root: Path) -> None:
     assert run.state.status == "lost"
     assert 0 < run.state.ended <= time.time()
     np.testing.assert_array_equal(run.loss, [1, 2])
+
+
+OLDEST = {
+    "id": "20260101-120000-abcdef",
+    "number": 1,
+    "label": 3,
+    "header": "%%dist_run --data train",
+    "strategy": "mirrored",
+    "framework": "TensorFlow 2.21",
+    "status": "finished",
+    "began": 100.0,
+    "ended": 103.0,
+    "workers": [{"rank": 0, "host": "a", "pid": 1, "devices": "1 x cpu", "status": "finished"}],
+    "versions": {"tensorflow": "2.21"},
+    "writer": {"host": "a", "pid": 1, "started": 5.0},
+    "replicas": 1,
+    "findings": [{"topic": "network", "text": "slow"}],
+    "version": 1,
+}
+"""Content of `run.json` as the first version of the format contains it."""
+
+
+def old_run(root: Path, **changes: object) -> str:
+    """Write a run as an older version has written it, and return its id."""
+    content = OLDEST | changes
+    name = str(OLDEST["id"])
+    (root / name).mkdir()
+    (root / name / "run.json").write_text(json.dumps(content))
+    tables = root / name / "tables"
+    tables.mkdir()
+    (tables / "0.json").write_text('{"number": 0, "columns": {"own": ["loss"]}}')
+    (tables / "0.f64").write_bytes(struct.pack("<5d", 0, 1, 1, 0.1, 2.5))
+    return name
+
+
+def test_a_run_of_the_first_version_is_read(root: Path) -> None:
+    name = old_run(root)
+    run = nbdist.runs()[name]
+    assert run.loss.tolist() == [2.5]
+    assert run.state.recoveries == ()
+    assert nbdist.runs().to_dataframe()["seconds"].tolist() == [3.0]
+    assert "loss 2.5" in repr(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 2}, "it has version 2, and this nbdist reads version 1"),
+        ({"workers": 4}, r"Expected `array`, got `int` - at `\$.workers`"),
+        ({"status": "resting"}, "Invalid enum value 'resting'"),
+    ],
+)
+def test_a_run_of_another_version_is_refused(
+    root: Path, changes: dict[str, object], reason: str
+) -> None:
+    readable = trained(root)
+    name = old_run(root, **changes)
+    runs = nbdist.runs()
+    assert [run.id for run in runs] == [readable.state.id]
+    said = rf"run {name}: another version of nbdist wrote its run.json: {reason}"
+    assert re.search(f"not listed: {said}", repr(runs))
+    with pytest.raises(nbdist.UsageError, match=rf"run {name} cannot be read: .*{reason}.*open it"):
+        _ = runs[name]
+
+
+def test_runs_behave_as_a_sequence(root: Path) -> None:
+    old, new = (trained(root, began=float(began)) for began in (10, 20))
+    runs = nbdist.runs()
+    assert runs == nbdist.runs() != runs[1:]
+    assert runs[0] in nbdist.runs()
+    assert runs.index(runs[1]) == 1
+    assert list(dict(runs)) == [new.state.id, old.state.id]
+    assert dict(runs)[old.state.id] == runs[1]
+    assert len({runs[0], nbdist.runs()[0]}) == 1
+
+
+def test_runs_become_a_data_frame(root: Path) -> None:
+    trained(root, began=0.0)
+    trained(root, steps=5, began=60.0)
+    frame = nbdist.runs().to_dataframe()
+    assert frame["loss"].tolist() == [pytest.approx(5.05), pytest.approx(3.05)]
+    assert frame["steps"].tolist() == [5, 3]
+    assert frame["seconds"].tolist() == [185, 185]
+    assert str(frame["began"].dtype).startswith("datetime64")
+    assert frame.sort_values("loss")["id"].tolist() == [run.id for run in reversed(nbdist.runs())]
+    empty = nbdist.runs()[:0].to_dataframe()
+    assert list(empty.columns) == list(frame.columns)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from nbdist.parallel.placement.axes import role_of
 from nbdist.parallel.placement.capacity import part_bytes
 from nbdist.parallel.placement.leaves import leaves_of
-from nbdist.parallel.placement.target_tree import targets_of
+from nbdist.parallel.placement.target_tree import PLACES, targets_of
+from nbdist.records import ArrayPlace, AxisLinks
 from nbdist.views import formatting, html
-from nbdist.views.surface import bundle
+from nbdist.views.result_table import ResultTable
 from nbdist.worker.jax.runtime import platforms, processes
 
 if TYPE_CHECKING:
     from nbdist.parallel.placement.leaves import Leaf
-    from nbdist.records import MimeBundle
+    from nbdist.records import LayoutKind
 
 _SHOWN = 4
 """Names of devices in a line; of more, the first and the last."""
@@ -28,13 +31,16 @@ _COLUMNS = ("array", "shape", "bytes", "cut", "devices")
 _HOST_MEMORY = "this process's memory (NumPy)"
 
 
-@dataclass(frozen=True, eq=False)
-class Where:
-    """Where the arrays of a tree are; equal to what `nbdist.place` takes, if they are there.
+@dataclass(frozen=True, eq=False, repr=False)
+class Where(ResultTable[ArrayPlace]):
+    """Places of the arrays of a tree, one row each; equal to any place that holds all of them.
+
+    The key of an array is its path in the tree, such as `['w'][0]`; empty if the tree is an array.
 
     Attributes:
-        leaves: each array; its bytes are those of the whole.
-        bytes_on: that each device of all processes holds, by its name.
+        leaves: Arrays of the tree with their paths.
+        bytes_on: Bytes on each device of all processes, by the name of the device.
+        tree: The tree.
     """
 
     leaves: tuple[Leaf, ...]
@@ -42,34 +48,44 @@ class Where:
     tree: Any
 
     def __eq__(self, where: object) -> bool:
-        """Whether every array is there: `where(tree) == "batch"`, or a device, or a sharding.
+        """Return True if every array is there: `where(tree) == "batch"`, or a device, or a spec.
 
-        Layouts and specs are taken over the mesh that an array lies on.
+        Layouts and specs are taken over the mesh that an array is on. Another `Where` is equal if
+        its arrays have the same paths, shapes, types and places.
+
+        Raises:
+            UsageError: A name is no place, or a tree of places has another structure.
         """
-        if where is None:
-            return False
+        if isinstance(where, Where):
+            return self.rows == where.rows
+        if where is None or (jax.tree_util.all_leaves([where]) and not isinstance(where, PLACES)):
+            return NotImplemented
         targets = targets_of(self.tree, len(self.leaves), where, None)
         return all(target.holds(leaf) for target, leaf in zip(targets, self.leaves, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # equal to places of several kinds
 
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
+    @cached_property
+    def rows(self) -> tuple[ArrayPlace, ...]:
+        return tuple(map(_row, self.leaves))
 
-    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
-        return bundle(self)
+    def _key(self, index: int, row: ArrayPlace) -> str:
+        return row.path
+
+    def _columns(self) -> list[str]:
+        return [name for name in ArrayPlace.__struct_fields__ if name != "ranks"]
 
     def html(self) -> str:
-        return html.box(self._title(), html.table(_COLUMNS, self._rows(), (2,)), self._foot())
+        return html.box(self._title(), html.table(_COLUMNS, self._cells(), (2,)), self._foot())
 
     def lines(self) -> list[str]:
-        return [self._title(), *html.text_table(_COLUMNS, self._rows(), (2,)), self._held()]
+        return [self._title(), *html.text_table(_COLUMNS, self._cells(), (2,)), self._held()]
 
     def _title(self) -> str:
         total = sum(leaf.nbytes for leaf in self.leaves)
         return f"{formatting.count(len(self.leaves), 'array')}, {formatting.size(total)}"
 
-    def _rows(self) -> list[list[str]]:
+    def _cells(self) -> list[list[str]]:
         return [
             [leaf.path or "-", _shape(leaf), formatting.size(leaf.nbytes), *_place(leaf)]
             for leaf in self.leaves
@@ -87,27 +103,37 @@ class Where:
         return html.faint(self._held())
 
 
-@dataclass(frozen=True)
-class MeshOrder:
-    """A mesh, and over which links each of its axes goes.
+@dataclass(frozen=True, repr=False)
+class MeshOrder(ResultTable[AxisLinks]):
+    """Axes of a mesh, one row each, with the links between the devices of an axis.
+
+    The key of a row is the name of the axis.
 
     Attributes:
-        axes: in words, by axis.
-        grid: the devices' names, in the mesh's order.
+        links: The axes in the order of the mesh.
+        grid: Names of the devices in the order of the mesh, one line for each row of devices.
     """
 
-    axes: dict[str, str]
+    links: tuple[AxisLinks, ...]
     grid: str
 
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
+    @property
+    def rows(self) -> tuple[AxisLinks, ...]:
+        return self.links
 
-    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
-        return bundle(self)
+    @property
+    def axes(self) -> dict[str, str]:
+        """Size, links and use of each axis, in words."""
+        return {row.axis: f"({row.size}): {row.links}; {row.sends}" for row in self.rows}
+
+    def _key(self, index: int, row: AxisLinks) -> str:
+        return row.axis
+
+    def _columns(self) -> list[str]:
+        return list(AxisLinks.__struct_fields__)
 
     def html(self) -> str:
-        said = ((axis, *words.split(": ", 1)) for axis, words in self.axes.items())
-        rows = [[axis, size.strip("()"), links] for axis, size, links in said]
+        rows = [[row.axis, str(row.size), f"{row.links}; {row.sends}"] for row in self.rows]
         table = html.table(("axis", "size", "goes over"), rows, (1,))
         return html.box("mesh", table, html.faint(self.grid, "pre"))
 
@@ -134,6 +160,36 @@ def where(tree: Any) -> Where | MeshOrder:
     for leaf in leaves:
         held.update(_held_by(leaf))
     return Where(leaves=tuple(leaves), bytes_on=dict(held), tree=tree)
+
+
+def _row(leaf: Leaf) -> ArrayPlace:
+    array = leaf.value
+    own: dict[str, Any] = {"path": leaf.path, "shape": leaf.shape, "nbytes": leaf.nbytes}
+    if not isinstance(array, jax.Array):
+        return ArrayPlace(
+            **own,
+            dtype=str(np.asarray(array).dtype),
+            kind="host",
+            spec="",
+            shard_shape=leaf.shape,
+            devices=(),
+        )
+    sharding = array.sharding
+    devices = sorted(sharding.device_set, key=lambda device: device.id)
+    return ArrayPlace(
+        **own,
+        dtype=str(array.dtype),
+        kind=_kind(sharding),
+        spec=str(sharding.spec) if isinstance(sharding, NamedSharding) else "",
+        shard_shape=sharding.shard_shape(leaf.shape),
+        devices=tuple(map(platforms.name_of, devices)),
+    )
+
+
+def _kind(sharding: Sharding) -> LayoutKind:
+    if len(sharding.device_set) == 1:
+        return "one device"
+    return "replicated" if sharding.is_fully_replicated else "sharded"
 
 
 def _held_by(leaf: Leaf) -> dict[str, int]:
@@ -175,15 +231,15 @@ def _kind_of_memory(sharding: Sharding) -> str:
 
 def _order(mesh: Mesh) -> MeshOrder:
     if mesh.empty:
-        return MeshOrder({}, "no devices")
-    axes = {
-        axis: f"({size}): {_links(mesh, index)}; {role_of(axis).sends}"
+        return MeshOrder((), "no devices")
+    rows = tuple(
+        AxisLinks(axis=axis, size=size, links=_links(mesh, index), sends=role_of(axis).sends)
         for index, (axis, size) in enumerate(mesh.shape.items())
-    }
+    )
     names = [platforms.name_of(device) for device in mesh.devices.flat]
     width = mesh.devices.shape[-1] if mesh.devices.ndim else 1
     lines = (" ".join(names[i : i + width]) for i in range(0, len(names), width))
-    return MeshOrder(axes, "\n".join(lines))
+    return MeshOrder(rows, "\n".join(lines))
 
 
 def _links(mesh: Mesh, axis: int) -> str:

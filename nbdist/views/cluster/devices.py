@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbdist.records import DeviceState
 from nbdist.views import formatting, html
 from nbdist.views.cluster.roofline import roofline
-from nbdist.views.surface import bundle
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.records import Bench, Crossing, DeviceState, Link, MimeBundle, Topology
+    from nbdist.records import Bench, Crossing, Link, Topology
 
 _DEVICES = ("rank", "host", "device", "kind", "memory", "used", "brought by")
 _LINKS = ("links", "joins", "latency", "one way, when all send", "figures")
@@ -27,9 +28,11 @@ _UNTOLD = "the runtime of these devices does not tell how much of their memory i
 Table = tuple[tuple[str, ...], list[list[str]], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class DevicesPicture:
-    """What `%dist_devices` shows.
+@dataclass(frozen=True, repr=False)
+class DevicesPicture(ResultTable[DeviceState]):
+    """Devices, one row each, as `%dist_devices` shows them.
+
+    The key of a device is its name, or `rank/name` if devices of several ranks have one name.
 
     Attributes:
         devices: of all processes.
@@ -45,11 +48,16 @@ class DevicesPicture:
     bench: Bench | None
     of_cluster: bool = True
 
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
+    @property
+    def rows(self) -> tuple[DeviceState, ...]:
+        return self.devices
 
-    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
-        return bundle(self)
+    def _key(self, index: int, row: DeviceState) -> str:
+        is_unique = sum(device.name == row.name for device in self.devices) == 1
+        return row.name if is_unique else f"{row.process}/{row.name}"
+
+    def _columns(self) -> list[str]:
+        return list(DeviceState.__struct_fields__)
 
     def html(self) -> str:
         tables = (html.table(*table) for table in self._tables())

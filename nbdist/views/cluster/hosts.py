@@ -7,12 +7,14 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING
 
+from nbdist.records import ResultRow, Trouble
 from nbdist.views import formatting, html
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nbdist.records import Examination, HostFacts, Trouble
+    from nbdist.records import Examination, HostFacts
 
 _HOSTS = ("rank", "host", "address", "devices", "Python", "folder", "environment", "connection")
 _LOOKED_AT = ("rank", "host", "memory free", "disk free", "clock", "to the others", "to the next")
@@ -22,9 +24,37 @@ _WELL = ("✓", "var(--jp-success-color1,#388e3c)")
 _UNKNOWN = "-"
 
 
-@dataclass(frozen=True)
-class HostsPicture:
-    """What `%dist_hosts` shows.
+class HostRow(ResultRow, frozen=True):
+    """The host of one rank.
+
+    Attributes:
+        rank: The rank.
+        host: Its name for itself.
+        address: Address to which the other ranks connect.
+        devices: GPUs, or cores if it has none, in words.
+        cpus: Cores that the rank may use.
+        python: Path of its Python.
+        version: Version of its Python.
+        folder: Working directory.
+        environment: Names of the host's own variables.
+        connection: Connection from this machine.
+    """
+
+    rank: int
+    host: str
+    address: str
+    devices: str
+    cpus: int
+    python: str
+    version: str
+    folder: str
+    environment: tuple[str, ...]
+    connection: str
+
+
+@dataclass(frozen=True, repr=False)
+class HostsPicture(ResultTable[HostRow]):
+    """Hosts, one row for each rank, as `%dist_hosts` shows them.
 
     Attributes:
         facts: of each rank.
@@ -38,38 +68,71 @@ class HostsPicture:
     environments: tuple[tuple[str, ...], ...]
     connections: tuple[str, ...]
 
+    @property
+    def rows(self) -> tuple[HostRow, ...]:
+        own = zip(self.facts, self.addresses, self.environments, self.connections, strict=True)
+        return tuple(
+            HostRow(
+                rank=one.rank,
+                host=one.host,
+                address=address,
+                devices=_devices(one),
+                cpus=one.cpus,
+                python=one.python,
+                version=one.versions["python"],
+                folder=one.folder,
+                environment=environment,
+                connection=connection,
+            )
+            for one, address, environment, connection in own
+        )
+
+    def _columns(self) -> list[str]:
+        return list(HostRow.__struct_fields__)
+
     def html(self) -> str:
-        return html.box(self._title, html.table(_HOSTS, list(self._rows()), (0,)))
+        return html.box(self._title, html.table(_HOSTS, self._cells(), (0,)))
 
     def lines(self) -> list[str]:
-        return [self._title, *html.text_table(_HOSTS, list(self._rows()), (0,))]
+        return [self._title, *html.text_table(_HOSTS, self._cells(), (0,))]
 
     @property
     def _title(self) -> str:
         workers = formatting.count(len(self.facts), "worker")
         return f"nbdist: {workers} on {_hosts(self.facts)}"
 
-    def _rows(self) -> Iterator[list[str]]:
-        own = zip(self.facts, self.addresses, self.environments, self.connections, strict=True)
-        for one, address, environment, connection in own:
-            python = f"{one.python} ({one.versions['python']})"
-            yield [
-                str(one.rank),
-                one.host,
-                address,
-                _devices(one),
-                python,
-                one.folder,
-                " ".join(environment) or _UNKNOWN,
-                connection,
+    def _cells(self) -> list[list[str]]:
+        return [
+            [
+                str(row.rank),
+                row.host,
+                row.address,
+                row.devices,
+                f"{row.python} ({row.version})",
+                row.folder,
+                " ".join(row.environment) or _UNKNOWN,
+                row.connection,
             ]
+            for row in self.rows
+        ]
 
 
-@dataclass(frozen=True)
-class DoctorPicture:
-    """What `%dist_doctor` shows."""
+@dataclass(frozen=True, repr=False)
+class DoctorPicture(ResultTable[Trouble]):
+    """Troubles that `%dist_doctor` found, one row each; empty if there are none.
+
+    Attributes:
+        examination: Facts, network measurements and troubles.
+    """
 
     examination: Examination
+
+    @property
+    def rows(self) -> tuple[Trouble, ...]:
+        return self.examination.troubles
+
+    def _columns(self) -> list[str]:
+        return list(Trouble.__struct_fields__)
 
     def html(self) -> str:
         table = html.table(_LOOKED_AT, list(self._rows()), (0, 2, 3, 4, 5, 6))

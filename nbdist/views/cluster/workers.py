@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
+from nbdist.records import WorkerState
 from nbdist.views import formatting, html
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
-    from nbdist.records import Phase, WorkerState
+    from nbdist.records import Phase
 
 _HEADER = ("rank", "host", "pid", "devices", "memory", "state")
 _NUMBERS = (0, 2, 4)
@@ -19,12 +21,26 @@ _UNDER_WAY = ("…", "var(--jp-info-color1,#0288d1)")
 _FAILED = ("✗", "var(--jp-error-color1,#d32f2f)")
 
 
-@dataclass(frozen=True)
-class StatusPicture:
-    """What `%dist_status` shows."""
+@dataclass(frozen=True, repr=False)
+class StatusPicture(ResultTable[WorkerState]):
+    """Workers, one row each in the order of ranks, as `%dist_status` shows them."""
 
     title: str
     workers: tuple[WorkerState, ...]
+
+    @property
+    def rows(self) -> tuple[WorkerState, ...]:
+        return self.workers
+
+    def _fields(self, row: WorkerState) -> dict[str, object]:
+        """Devices in words, and a column for the version of each package."""
+        fields = dict(row) | {"devices": formatting.devices(row.devices)} | row.versions
+        del fields["versions"]
+        return fields
+
+    def _columns(self) -> list[str]:
+        fields = [name for name in WorkerState.__struct_fields__ if name != "versions"]
+        return fields + list(dict.fromkeys(name for w in self.workers for name in w.versions))
 
     def html(self) -> str:
         table = html.table(_HEADER, [_row(worker) for worker in self.workers], _NUMBERS)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from nbdist.records import ArrayPlace
 from nbdist.views import formatting, html
 from nbdist.views.placement import html as placement_html
 from nbdist.views.placement import text as words
 from nbdist.views.placement.tree import Leaf, on_devices, rows, tree
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +27,10 @@ _HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "co
 _NUMBERS = (5, 6)
 
 
-class PlacementPicture:
-    """A placement in a notebook, as text and as a picture.
+class PlacementPicture(ResultTable[ArrayPlace]):
+    """Arrays of a placement, one row each, as `%dist_show` shows them.
+
+    The key of an array is the expression that leads to it, such as `params['w']`.
 
     Attributes:
         placement: what is shown.
@@ -34,6 +38,39 @@ class PlacementPicture:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+
+    def __eq__(self, other: object) -> bool:
+        """Return True if the other picture shows an equal placement."""
+        if not isinstance(other, PlacementPicture):
+            return NotImplemented
+        return self.placement == other.placement
+
+    __hash__ = None  # type: ignore[assignment]  # a placement contains a dict
+
+    @cached_property
+    def rows(self) -> tuple[ArrayPlace, ...]:
+        return tuple(map(self._row, self.placement.arrays))
+
+    def _row(self, array: PlacedArray) -> ArrayPlace:
+        layout = self.placement.layouts[array.layout]
+        parts = layout.parts or (1,) * len(array.shape)
+        return ArrayPlace(
+            path=array.name,
+            shape=array.shape,
+            dtype=array.dtype,
+            nbytes=array.nbytes,
+            kind=layout.kind,
+            spec=layout.spec,
+            shard_shape=tuple(n // count for n, count in zip(array.shape, parts, strict=True)),
+            devices=tuple(words.device(self.placement, device) for device in layout.devices),
+            ranks=array.ranks,
+        )
+
+    def _key(self, index: int, row: ArrayPlace) -> str:
+        return f"{row.path} (rank {formatting.ranks(row.ranks)})" if row.ranks else row.path
+
+    def _columns(self) -> list[str]:
+        return list(ArrayPlace.__struct_fields__)
 
     @cached_property
     def _tree(self) -> Branch:
@@ -70,10 +107,7 @@ class PlacementPicture:
             lines=self._tree_lines(PICTURE_ROWS),
         )
 
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
+    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, dict[str, dict[str, object]]]:
         from nbdist.views.placement.png import WIDTH
 
         bundle: MimeBundle = {

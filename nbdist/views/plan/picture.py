@@ -6,17 +6,19 @@ import textwrap
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from nbdist.records import PlannedTensor
 from nbdist.views import formatting, html
 from nbdist.views.placement import text as placed
 from nbdist.views.placement.tree import rows
 from nbdist.views.plan import html as plan_html
 from nbdist.views.plan import text as words
 from nbdist.views.plan.tensors import folded, largest, placement_of
+from nbdist.views.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nbdist.records import MimeBundle, Placement, Plan
+    from nbdist.records import Placement, Plan
     from nbdist.views.placement.tree import Branch
     from nbdist.views.plan.text import Part
 
@@ -32,15 +34,33 @@ _LAST = 44
 """Letters of a last column that goes on in the lines below."""
 
 
-class PlanPicture:
-    """A plan in a notebook, as text and as a page without scripts.
+class PlanPicture(ResultTable[PlannedTensor]):
+    """Arrays of a plan, one row each, as `%dist_plan` shows them.
+
+    The key of an array is the expression that leads to it, such as `params['w']`.
 
     Attributes:
-        plan: what is shown.
+        plan: The plan.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+
+    def __eq__(self, other: object) -> bool:
+        """Return True if the other picture shows an equal plan."""
+        return self.plan == other.plan if isinstance(other, PlanPicture) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # a plan contains dicts
+
+    @property
+    def rows(self) -> tuple[PlannedTensor, ...]:
+        return self.plan.tensors
+
+    def _key(self, index: int, row: PlannedTensor) -> str:
+        return row.path
+
+    def _columns(self) -> list[str]:
+        return list(PlannedTensor.__struct_fields__)
 
     @cached_property
     def _placement(self) -> Placement:
@@ -59,12 +79,6 @@ class PlanPicture:
 
     def lines(self) -> list[str]:
         return [*self._lines()]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
-        return {"text/html": self.html(), "text/plain": repr(self)}
 
     def _lines(self) -> Iterator[str]:
         plan = self.plan

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nbdist.views import formatting, html
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nbdist.records import RunState
 
@@ -54,11 +54,13 @@ class RunsPicture:
         title: above the table.
         runs: in their order.
         more: how many follow that are not shown.
+        refused: Reasons by id of runs that cannot be read.
     """
 
     title: str
     runs: Sequence[RunLine]
     more: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def html(self) -> str:
         parts = [html.table(_HEADER, self._rows(), _NUMBERS)] if self.runs else []
@@ -72,7 +74,8 @@ class RunsPicture:
         return [_row(run) for run in self.runs]
 
     def _rest(self) -> list[str]:
-        return [f"and {formatting.count(self.more, 'older run')}"] if self.more else []
+        older = [f"and {formatting.count(self.more, 'older run')}"] if self.more else []
+        return older + [f"not listed: run {name}: {why}" for name, why in self.refused.items()]
 
 
 def _row(run: RunLine) -> list[str]:
