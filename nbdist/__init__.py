@@ -28,7 +28,8 @@ from nbdist.errors import (
 if TYPE_CHECKING:
     from nbdist.execution.result import Run
     from nbdist.execution.saved_runs import runs
-    from nbdist.magics.extension import load_ipython_extension, unload_ipython_extension
+    from nbdist.magics.extension import load_ipython_extension as load_ipython_extension
+    from nbdist.magics.extension import unload_ipython_extension as unload_ipython_extension
     from nbdist.parallel.autoplace.decorator import autoplace
     from nbdist.parallel.pipeline.stacked_layers import pipelined
     from nbdist.parallel.pipeline.stages import stages
@@ -62,17 +63,15 @@ __all__ = [
     "attach",
     "autoplace",
     "devices",
-    "load_ipython_extension",
     "meshes",
     "pipelined",
     "place",
     "runs",
     "stages",
-    "unload_ipython_extension",
     "where",
 ]
 
-_HOME = {
+_HOME = {  # with the hooks of IPython and Jupyter, which are no part of the API
     "PjRTStrategy": "nbdist.strategies",
     "Batch": "nbdist.records",
     "Cluster": "nbdist.session.cluster",
@@ -91,6 +90,11 @@ _HOME = {
     "load_ipython_extension": "nbdist.magics.extension",
     "unload_ipython_extension": "nbdist.magics.extension",
 }
+
+
+def __dir__() -> list[str]:
+    """List names that are not loaded yet too, for completion."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,33 @@ _ROWS_OF_THE_END = 4096
 
 
 def runs() -> Runs:
-    """The runs that were kept, newest first; also those that are under way."""
+    """Return the saved runs, newest first, including those under way.
+
+    Environment variables set their folder (`NBDIST_RUNS_FOLDER`) and number (`NBDIST_KEPT_RUNS`).
+
+    Returns:
+        A sequence of `SavedRun`. Index it by position, by slice or by id. `to_dataframe()` has one
+        line for each run, with times in seconds and UTC. A run of another version of nbdist is
+        listed below the table with the reason, and is no row.
+
+    Examples:
+        >>> runs = nbdist.runs()
+        >>> len(runs)
+        2
+        >>> runs[0].loss  # mean over ranks, shape (steps,)
+        array([1.05, 2.05, 3.05])
+        >>> runs[0].history["loss"].shape  # (ranks, steps)
+        (2, 3)
+        >>> runs[runs[0].id] == runs[0]
+        True
+        >>> runs.to_dataframe()[["status", "workers", "steps", "loss"]]
+             status  workers  steps  loss
+        0  finished        2      3  3.05
+        1  finished        2      5  5.05
+        >>> runs.compare(0, 1)  # a picture in a notebook
+        2026... loss 3.05 after 3 steps
+        2026... loss 5.05 after 5 steps
+    """
     found = run_reader.search(Settings.from_environment().runs_path)
     return Runs([SavedRun(run) for run in found.runs], found.refused)
 

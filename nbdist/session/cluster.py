@@ -47,30 +47,37 @@ MAX_RECOVERIES = 10
 
 
 class Cluster(ClusterInspection):
-    """Engines, one for each host, wired for the frameworks.
+    """Workers on one or more hosts, ready to run cells.
+
+    One engine runs on each host. Engines of one cluster share the collectives of its frameworks.
 
     Args:
-        hosts: their number, all of them on this machine or with `batch`; or hosts that `ssh`
-            reaches, as `gpu1`, `gpu2:8` (devices), `me@gpu3:2222` (a port), or as `Host` records.
-        batch: how a scheduler is asked for them.
-        framework: `tensorflow`, `jax` or `both`; left out, all that are installed.
-        devices_per_host: virtual CPU devices under JAX, or GPUs of each engine.
-        cpus_per_worker: cores that each engine stays on.
-        env: further environment of the engines.
-        communication: TensorFlow's collectives: `auto`, `ring` or `nccl`.
-        spares: engines beside those, which take the place of one that is lost at once.
-        min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
-        seed: of Python's, NumPy's, TensorFlow's and Keras's random generators, the same on all
-            ranks; left out, it is drawn at random.
-        settings: left out, they are read from the environment.
+        hosts: Number of hosts, on this machine or from a scheduler (`batch`). Or a list of hosts
+            for `ssh`: `"gpu1"`, `"gpu2:8"` (8 devices), `"me@gpu3:2222"` (a port), `nbdist.Host`.
+        batch: Request for a scheduler, such as Slurm or Kubernetes.
+        framework: `tensorflow`, `jax` or `both`. Default: all that are installed.
+        devices_per_host: Virtual CPU devices under JAX, or GPUs, of each engine. Default: all.
+        cpus_per_worker: Cores of each engine. Default: no limit.
+        env: Environment variables of the engines.
+        communication: Collectives of TensorFlow: `auto`, `ring` or `nccl`.
+        spares: Engines that wait to replace a lost one.
+        min_hosts: Start with this number of hosts if others do not respond. 0 requires all.
+        seed: Seed of the generators of Python, NumPy, TensorFlow and Keras on all ranks, from 0 to
+            2**32 - 1. Default: a random seed.
+        settings: Limits and folders. Default: environment variables.
 
     Attributes:
-        running: whether cells can be run; not after `stop`, or a restart that failed.
-        last_run: the cell that ran last, also when it failed.
+        running: True if cells can run. False after `stop`, or a restart that failed.
+        last_run: `Run` of the newest cell, also if the cell failed.
 
     Raises:
-        UsageError: what was asked for cannot be had; nothing was started.
-        StartError: the start failed; whatever had been started is gone.
+        UsageError: The request is invalid; nothing started.
+        StartError: The start failed; nothing is left of it.
+
+    Examples:
+        >>> with nbdist.Cluster(hosts=2, framework="jax") as cluster:  # doctest: +SKIP
+        ...     run = cluster.run("for step in range(3): report(loss=1 / (1 + step))")
+        ...     print(run.loss, cluster.status().to_dataframe())
     """
 
     def __init__(

@@ -138,21 +138,34 @@ def autoplace(
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Any:
-    """Jit a function, and run it where it is fastest.
+    """Compile a function, and run it where it is fastest.
 
-    Its first call with inputs of a kind (shapes, dtypes, places) tries the places there are: each
-    platform, one device, and layouts over all devices. What was found is kept in a file for later
-    processes. It stays where `jax.jit` would run it unless another place is faster beyond the
-    noise. Results lie where they were computed. Sums may be added up in another order.
+    The first call with inputs of a kind (shapes, dtypes, places) tries each platform, one device,
+    and layouts over all devices. A file keeps the choice for later processes. The function stays
+    where `jax.jit` runs it, unless another place is faster beyond the noise. Results stay where
+    they are computed. Sums may be added in another order.
 
     Args:
-        function: of trees of arrays, by itself or from `jax.jit`; as a decorator it is left out
-            where there are options.
-        static_argnums: as of `jax.jit`.
-        static_argnames: as of `jax.jit`.
+        function: Function of trees of arrays, plain or from `jax.jit`. With options, use
+            `@nbdist.autoplace(static_argnames=...)`.
+        static_argnums: As in `jax.jit`.
+        static_argnames: As in `jax.jit`.
+
+    Returns:
+        `Autoplaced`: call it as the function. `.report()` shows measured times in seconds, and
+        `.forget()` measures again.
 
     Raises:
-        UsageError: it is no function, or is jitted already and options were given.
+        UsageError: `function` is no function, or options were given for a compiled one.
+
+    Examples:
+        >>> @nbdist.autoplace
+        ... def total(x):
+        ...     return (x @ x).sum()
+        >>> float(total(np.ones((8, 8), np.float32)))
+        512.0
+        >>> len(total.report().decisions)
+        1
     """
     statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     chosen = {name: value for name, value in statics.items() if value is not None}

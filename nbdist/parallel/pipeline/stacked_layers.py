@@ -48,28 +48,38 @@ def pipelined(
     rounds: int = 1,
     remat: bool = False,
 ) -> Pipelined:
-    """A function that applies layers one after another, cut over an axis of a mesh.
+    """Return a pipeline of equal layers over an axis of a mesh.
 
-    It is one program: it runs within `jax.jit` and under `jax.grad`, on one process and on several,
-    and goes together with other axes of the mesh, over which rows and weights may be cut.
+    The pipeline is one program. It runs within `jax.jit` and under `jax.grad`, on one process and
+    on several. Other axes of the mesh may cut rows and weights.
 
     Args:
-        layer: `(params of one layer, x) -> x`; x is an array or a tree of them, with rows first,
-            and comes out with the shapes and types it went in with. What it does with a row must
-            not depend on which other rows are there: it is called with a microbatch.
-        mesh: with automatic axes, as `nbdist.meshes` makes it.
-        axis: of the mesh; each of its places is a stage.
-        micro: into how many microbatches the rows are cut. Microbatch m has the rows m, m + micro,
-            m + 2 micro and so on, so that rows which are cut over another axis stay where they are.
-        rounds: how often a microbatch goes around, each stage then having as many blocks of layers:
-            the bubble gets smaller by so much, and more is sent. It takes `micro` >= stages.
-        remat: compute each layer's insides anew for its gradient, and keep only what goes in.
+        layer: `(params of one layer, x) -> x`. x is an array, or a tree of them, of shape
+            [rows, ...], and keeps its shape and type. The layer receives a microbatch: the result
+            for a row must not depend on other rows.
+        mesh: Mesh with automatic axes, such as `nbdist.meshes` returns.
+        axis: Name of the axis whose positions are the stages.
+        micro: Number of microbatches. Microbatch m contains rows m, m + micro, m + 2 micro, ..., so
+            that rows which another axis cuts stay on their devices.
+        rounds: Number of times that a microbatch passes all stages. Each stage has this number of
+            blocks of layers: the bubble is smaller by this factor, and more is sent. Needs
+            `micro` >= stages if above 1.
+        remat: Compute activations within a layer again for its gradient, and keep its input only.
 
     Returns:
-        `apply(params, x)`; see `Pipelined`.
+        `Pipelined`: call it as `apply(params, x)`, with leaves of params of shape [layers, ...].
 
     Raises:
-        UsageError: options that do not fit each other or the mesh, all of them.
+        UsageError: Options do not fit each other or the mesh; each fault is named.
+
+    Examples:
+        >>> mesh = nbdist.meshes({"stage": 4, "data": 2})
+        >>> apply = nbdist.pipelined(lambda w, x: jnp.tanh(x @ w), mesh=mesh, micro=4)
+        >>> params = apply.place(jnp.ones((8, 16, 16)))  # 8 layers, 2 on each stage
+        >>> jax.jit(apply)(params, jnp.ones((8, 16))).shape
+        (8, 16)
+        >>> round(apply.bubble, 3)  # idle share of ticks: (4 - 1) / (4 + 4 - 1)
+        0.429
     """
     check_options(mesh, axis, micro=micro, rounds=rounds)
     return Pipelined(layer, mesh, axis, micro, rounds, remat)

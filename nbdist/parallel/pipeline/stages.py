@@ -36,26 +36,42 @@ def stages(
     devices: Sequence[Device | Mesh] | None = None,
     micro: int = 1,
 ) -> Stages:
-    """Functions that run one after another, each on devices of its own.
+    """Return functions as a pipeline in which each has devices of its own.
 
-    They may differ in all but this: what one makes is what the next one takes. Each is compiled by
-    itself, for its devices. For many layers that are alike, and for several processes, take
+    The functions may differ, but each must take what the function before it returns. Each is
+    compiled separately, for its devices. For many equal layers, and for several processes, use
     `nbdist.pipelined`.
 
     Args:
-        functions: `(params, x) -> y` each; x and y are arrays, or trees of them, with rows first.
-        devices: for each function a device, or a mesh of this process's: rows are cut over its
-            first axis where they divide. If left out, this process's devices in order, as many for
-            each, in meshes of one axis, `data`, over which rows are cut (those that are left over
-            stay idle); or, where functions are more, in blocks of as many functions for each.
-        micro: into how many microbatches rows are cut; a stage works on one while the stage before
-            it works on the next.
+        functions: `(params, x) -> y` each. x and y are arrays, or trees of them, of shape
+            [rows, ...].
+        devices: One device for each function, or one mesh of this process. Rows are cut over the
+            first axis of a mesh if they divide. Default: the devices of this process in order, an
+            equal number for each function, in meshes with one axis `data` (spare devices are
+            idle). If functions outnumber devices, each device has a block of functions.
+        micro: Number of microbatches. A stage works on one while the stage before it works on the
+            next.
 
     Returns:
-        `stages(params, x)`; see `Stages`.
+        `Stages`: call it as `stages(params, x)`, with a tuple of parameters, one entry for each
+        function.
 
     Raises:
-        UsageError: there are no functions, or devices do not fit; each fault is named.
+        UsageError: No function was given, or devices do not fit; each fault is named.
+
+    Examples:
+        >>> def hidden(w, x):
+        ...     return jnp.tanh(x @ w)
+        >>> def head(w, x):
+        ...     return x @ w
+        >>> model = nbdist.stages(hidden, head, devices=jax.devices()[:2], micro=2)
+        >>> params = model.place([jnp.ones((4, 8)), jnp.ones((8, 1))])
+        >>> model(params, jnp.ones((6, 4))).shape  # 6 rows
+        (6, 1)
+        >>> step = model.value_and_grad(lambda y, target: ((y - target) ** 2).mean())
+        >>> loss, gradients = step(params, jnp.ones((6, 4)), jnp.zeros((6, 1)))
+        >>> [gradient.shape for gradient in gradients]
+        [(4, 8), (8, 1)]
     """
     stage_checks.check_options(functions, micro)
     return Stages(functions, stage_places_of(functions, devices), micro)

@@ -27,18 +27,27 @@ _BENCH_S = 300.0
 
 
 def devices(*, bench: bool = False) -> DevicesPicture:
-    """Every device that JAX knows in this process, of every platform and host.
+    """Return the devices that JAX knows in this process, of all platforms and hosts.
 
-    Of other processes' devices it is not known here how much of their memory is used, nor are
-    links, unless they are measured: `%dist_devices` and `Cluster.devices` ask every worker.
+    Memory in use of devices of other processes is unknown here, and so are links unless they are
+    measured. `%dist_devices` and `Cluster.devices` ask each worker.
 
     Args:
-        bench: products by size and type, copies, transfers and links are measured first, with
-            warm-ups, medians of runs that are waited for. Over several processes each has to call
-            it; what was measured is shown from then on.
+        bench: Measure products by size and type, copies, transfers and links first (medians after
+            warm-ups). With several processes, each must call it. Later calls show the result.
 
     Returns:
-        What notebooks show as tables and a roofline, with `.devices`, `.topology` and `.bench`.
+        A sequence with one row (`DeviceState`) for each device, memory in bytes. Its keys are the
+        names of the devices. `.topology` and `.bench` contain links and measurements.
+
+    Examples:
+        >>> found = nbdist.devices()
+        >>> len(found), found[0].name, found["cpu:3"].platform
+        (8, 'cpu:0', 'cpu')
+        >>> found.to_dataframe().groupby("kind").size()
+        kind
+        cpu    8
+        dtype: int64
     """
     return _picture(_see(bench=bench))
 

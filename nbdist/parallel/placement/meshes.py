@@ -25,22 +25,30 @@ if TYPE_CHECKING:
 
 
 def meshes(axes: Mapping[str, int], devices: Sequence[Device] | None = None) -> Mesh:
-    """A mesh whose axes lie on links as fast as what they carry: `where(mesh)` says which.
+    """Return a mesh in which axes that send the most use the fastest links.
 
-    An axis called `model`, `tensor`, `tp` or `mp` lies innermost, on devices of one process or
-    host; then `sequence`, `fsdp`, `expert`, others, `data`, and outermost `stage` or `pipeline`. On
-    TPUs the devices are laid along the torus by `jax.experimental.mesh_utils`, and slices are
-    crossed by the outermost axes. The mesh has the axes as they are given.
+    An axis called `model`, `tensor`, `tp` or `mp` is innermost, on devices of one process or host.
+    Then follow `sequence`, `fsdp`, `expert`, other names and `data`; `stage` or `pipeline` is
+    outermost. On TPUs, `jax.experimental.mesh_utils` assigns devices along the torus, and outermost
+    axes cross slices. `nbdist.where(mesh)` shows the links.
 
     Args:
-        axes: the size of each axis; one of them may be -1, for what is left.
-        devices: all of the default platform, of all processes, if left out.
+        axes: Number of devices along each axis, by name. One of them may be -1: the rest.
+        devices: The devices. Default: all of the default platform, of all processes.
 
     Returns:
-        `jax.sharding.Mesh` with automatic axes, for `jax.set_mesh` and `NamedSharding`.
+        `jax.sharding.Mesh` with the axes in the given order and automatic axis types, for
+        `jax.set_mesh` and `NamedSharding`.
 
     Raises:
-        UsageError: the sizes do not multiply out to the number of devices; each fault is named.
+        UsageError: The product of the sizes is not the number of devices; each fault is named.
+
+    Examples:
+        >>> mesh = nbdist.meshes({"data": -1, "model": 2})
+        >>> mesh.shape["data"], mesh.shape["model"]
+        (4, 2)
+        >>> nbdist.where(mesh)["model"].links
+        "inside each process: memory, or the host's own links between devices"
     """
     chosen = _chosen(devices)
     sizes = _sizes(axes, len(chosen))

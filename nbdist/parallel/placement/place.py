@@ -46,33 +46,51 @@ def place(
 
 
 def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bool = False) -> Any:
-    """Put the arrays of a tree somewhere; what is there already is not copied.
+    """Put the arrays of a tree on devices.
 
-    Values stay as they are, bit for bit; NumPy arrays and numbers become arrays of JAX, whose types
-    have 32 bits unless `jax_enable_x64` is set: floating-point numbers are rounded to that, and
-    integers that do not fit are refused. `nbdist.where` tells where they are.
+    Arrays that are in place already are not copied. Values stay the same, bit for bit. NumPy arrays
+    and numbers become JAX arrays of 32 bits, unless `jax_enable_x64` is set: floating-point numbers
+    are rounded, and integers that do not fit are refused.
+
+    With several processes, each must call `place` with the same values. Within `jax.jit` and in
+    step cells, `where` is a layout, a spec or a `NamedSharding`.
 
     Args:
-        tree: of arrays and numbers.
-        where: one of these, or a tree of them with the tree's structure or its beginning:
+        tree: Arrays of any shape, and numbers.
+        where: One place for all arrays, or a tree of places with the structure of `tree` or its
+            beginning:
 
-            - `"auto"`: this process's devices, by size, free memory and the size from which on the
-              way to them is worth it, which is measured (a second, once).
-            - a `jax.Device`, or its name, `"cuda:0"`.
-            - a platform, `"gpu"`, or the name of a host: the device there with most memory free.
-            - a layout over the mesh: `"replicated"`, `"batch"`, `"model"`, `"full"`; see
-              `nbdist.parallel.placement.named_layouts.named`.
-            - a `PartitionSpec` over the mesh, or a `Sharding`.
-        mesh: for layouts and specs; that of `jax.set_mesh`, else the strategy's, else one axis over
-            all devices, if left out.
-        explain: return the reason as well, as `Placed(tree, reason)`.
+            - `"auto"`: a device of this process, chosen by size, free memory and measured transfer
+              times (the measurement takes a second, once).
+            - A `jax.Device` or its name, such as `"cuda:0"`.
+            - A platform (`"gpu"`) or the name of a host: its device with the most free memory.
+            - A layout over the mesh: `"replicated"`, `"batch"`, `"model"` or `"full"`.
+            - A `PartitionSpec` over the mesh, or the same as a tuple: one entry for each dimension,
+              which is the name of an axis, a tuple of names, or None. If `tree` is a tuple of the
+              same length and each entry is a place, the tuple is a tree of places.
+            - A `Sharding`.
+        mesh: Mesh for layouts and specs. Default: the mesh of `jax.set_mesh`, else the strategy's,
+            else one axis `data` over all devices.
+        explain: Return the reason too.
 
-    Over several processes each has to call it, with the same values. Within `jax.jit`, and in step
-    cells, it takes layouts, specs and `NamedSharding`s, and has the program lay out what it makes.
+    Returns:
+        The tree with its arrays in place. With `explain`, `Placed(tree, reason)`.
 
     Raises:
-        UsageError: there is no such place, leaves are no arrays or were donated, sizes do not
-            divide, or it does not fit: then it says how much is missing.
+        UsageError: The place does not exist, a leaf is no array or was donated, a dimension does
+            not divide, or memory is insufficient (with the number of bytes that are missing).
+
+    Examples:
+        >>> mesh = nbdist.meshes({"data": 4, "model": 2})
+        >>> w = nbdist.place(np.ones((8, 6), np.float32), ("data", "model"), mesh=mesh)
+        >>> w.sharding.shard_shape(w.shape)
+        (2, 3)
+        >>> params = nbdist.place({"w": w, "b": np.zeros(6)}, {"w": "full", "b": ()}, mesh=mesh)
+        >>> nbdist.where(params["b"]) == "replicated"
+        True
+        >>> nbdist.place(np.ones((8, 6)), ("data", "modle"), mesh=mesh)
+        Traceback (most recent call last):
+        nbdist.errors.UsageError: spec ('data', 'modle'): the mesh has no axis 'modle' ...
     """
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
         raise UsageError(f"mesh={mesh!r} is no mesh: give one of nbdist.meshes(...)")

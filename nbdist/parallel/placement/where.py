@@ -142,16 +142,36 @@ class MeshOrder(ResultTable[AxisLinks]):
 
 
 def where(tree: Any) -> Where | MeshOrder:
-    """Where each array of a tree is; of a mesh, over which links its axes go.
+    """Return the places of the arrays of a tree, or the links of the axes of a mesh.
 
-    The answer equals whatever `nbdist.place` takes and would leave everything where it is:
-    `nbdist.where(x) == "batch"`, `== jax.devices()[3]`, `== "cpu"`.
+    The result is a sequence with one row for each array (`ArrayPlace`) or axis (`AxisLinks`).
+    Places of arrays are equal to each place that holds all of them:
+    `nbdist.where(x) == "batch"`, `== jax.devices()[3]`, `== ("data", None)`.
 
     Args:
-        tree: of arrays, or a `jax.sharding.Mesh`.
+        tree: Arrays of any shape, or a `jax.sharding.Mesh`.
+
+    Returns:
+        For arrays a `Where`, with the key `"['w'][0]"` for `tree["w"][0]`. For a mesh a
+        `MeshOrder`, with the name of each axis as the key. Sizes are in bytes.
 
     Raises:
-        UsageError: leaves are no arrays, or were donated; each is named.
+        UsageError: A leaf is no array, or was donated; each is named.
+
+    Examples:
+        >>> mesh = nbdist.meshes({"data": 4, "model": 2})
+        >>> params = nbdist.place({"w": np.ones((8, 6), np.float32)}, "full", mesh=mesh)
+        >>> found = nbdist.where(params)
+        >>> found == "full", found == "replicated"
+        (True, False)
+        >>> row = found["['w']"]
+        >>> row.nbytes, row.shard_shape, row.devices[0]
+        (192, (2, 3), 'cpu:0')
+        >>> found.to_dataframe()[["path", "kind", "spec"]]
+            path     kind                 spec
+        0  ['w']  sharded  P('data', 'model')
+        >>> [(axis.axis, axis.size) for axis in nbdist.where(mesh)]
+        [('data', 4), ('model', 2)]
     """
     if isinstance(tree, Mesh):
         return _order(tree)

@@ -1,0 +1,112 @@
+"""Docstrings of public names have the sections of the API reference, and their examples run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nbdist
+from tests.runs import losses, new_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parent.parent
+SECTIONS = {
+    "Cluster": ("Args", "Attributes", "Raises", "Examples"),
+    "PjRTStrategy": ("Args", "Attributes", "Raises", "Examples"),
+    "autoplace": ("Args", "Returns", "Raises", "Examples"),
+    "devices": ("Args", "Returns", "Examples"),
+    "meshes": ("Args", "Returns", "Raises", "Examples"),
+    "pipelined": ("Args", "Returns", "Raises", "Examples"),
+    "place": ("Args", "Returns", "Raises", "Examples"),
+    "runs": ("Returns", "Examples"),
+    "stages": ("Args", "Returns", "Raises", "Examples"),
+    "where": ("Args", "Returns", "Raises", "Examples"),
+}
+NEEDS_WORKERS = {"Cluster"}
+PROGRAM = """
+import doctest, json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import jax.numpy as jnp, numpy as np
+import nbdist
+names = {"__name__": "__main__", "jax": jax, "jnp": jnp, "np": np, "nbdist": nbdist}
+runner = doctest.DocTestRunner(
+    optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False
+)
+found = {}
+for name in sys.argv[1:]:
+    text, said = getattr(nbdist, name).__doc__, []
+    test = doctest.DocTestParser().get_doctest(text, dict(names), name, name, 0)
+    outcome = runner.run(test, out=said.append)
+    found[name] = outcome.attempted, outcome.failed, "".join(said)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Run all examples in a fresh process with eight devices and two saved runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    for steps, began in ((5, 1767225600.0), (3, 1767229200.0)):
+        run = new_run(folder, status="finished", began=began, ended=began + 1)
+        for rank in (0, 1):
+            run.take(losses(1, steps, rank))
+        run.close()
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *SECTIONS],
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "NBDIST_RUNS_FOLDER": str(folder),
+            "NBDIST_PLACEMENTS": str(folder / "placements.sqlite"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS.keys() - NEEDS_WORKERS))
+def test_examples_run(name: str, outcomes: Mapping[str, Any]) -> None:
+    attempted, failed, said = outcomes[name]
+    assert attempted
+    assert not failed, said
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_docstring_has_its_sections(name: str) -> None:
+    text = inspect.getdoc(getattr(nbdist, name)) or ""
+    lines = text.splitlines()
+    assert lines[0].endswith(".")
+    assert [f"{section}:" for section in SECTIONS[name] if f"{section}:" not in lines] == []
+    for argument in arguments(getattr(nbdist, name)):
+        assert f"    {argument}: " in text
+
+
+def arguments(public: Any) -> list[str]:
+    """Return the names of all parameters."""
+    return [name for name in inspect.signature(public).parameters if name != "self"]
+
+
+def test_the_page_of_the_api_lists_each_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `nbdist\.(\w+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(nbdist.__all__)
+    assert len(nbdist.__all__) <= 25
+
+
+def test_names_are_listed_before_they_are_loaded() -> None:
+    assert set(nbdist.__all__) <= set(dir(nbdist))
