@@ -2,6 +2,7 @@
 
     NbdistError
     ├── UsageError          what was typed cannot be done; nothing was started
+    │   └── RowKeyError         a result has no row with the key (also a KeyError)
     ├── NoClusterError      a cell or a question came before %dist_start
     ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
     ├── OwnedError          a cluster is another notebook's
@@ -39,6 +40,13 @@ class NbdistError(Exception):
 
 class UsageError(NbdistError):
     """What was typed cannot be done. Nothing was started or changed."""
+
+
+class RowKeyError(UsageError, KeyError):
+    """A result has no row with the key."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NoClusterError(UsageError):

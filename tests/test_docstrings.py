@@ -19,7 +19,7 @@ from tests.runs import losses, new_run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOT = Path(__file__).parent.parent
+PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 SECTIONS = {
     "Cluster": ("Args", "Attributes", "Raises", "Examples"),
     "PjRTStrategy": ("Args", "Attributes", "Raises", "Examples"),
@@ -49,13 +49,14 @@ for name in sys.argv[1:]:
     test = doctest.DocTestParser().get_doctest(text, dict(names), name, name, 0)
     outcome = runner.run(test, out=said.append)
     found[name] = outcome.attempted, outcome.failed, "".join(said)
+exec(sys.stdin.read(), names | {"params": {"w": jnp.ones((8, 4))}})
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """Run all examples in a fresh process with eight devices and two saved runs."""
+    """Run all examples, and those of the page, in a process with eight devices and two runs."""
     folder = tmp_path_factory.mktemp("runs")
     for steps, began in ((5, 1767225600.0), (3, 1767229200.0)):
         run = new_run(folder, status="finished", began=began, ended=began + 1)
@@ -70,6 +71,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
             "NBDIST_RUNS_FOLDER": str(folder),
             "NBDIST_PLACEMENTS": str(folder / "placements.sqlite"),
         },
+        input="\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)),
         capture_output=True,
         text=True,
         timeout=300,
@@ -102,8 +104,7 @@ def arguments(public: Any) -> list[str]:
 
 
 def test_the_page_of_the_api_lists_each_public_name() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `nbdist\.(\w+)` \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `nbdist\.(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(nbdist.__all__)
     assert len(nbdist.__all__) <= 25
 

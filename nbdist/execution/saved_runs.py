@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 import msgspec
 
-from nbdist.errors import UsageError
+from nbdist.errors import RowKeyError, UsageError
 from nbdist.execution.result import Run
 from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun
 from nbdist.settings import Settings
@@ -251,7 +251,8 @@ class Runs(ResultTable[SavedRun]):
         """Return one run, or the runs of a slice.
 
         Raises:
-            UsageError: No run has this id, or it cannot be read.
+            RowKeyError: No run has this id.
+            UsageError: Another version of nbdist wrote the run.
             IndexError: No run is at this position.
         """
         if isinstance(chosen, slice):
@@ -264,7 +265,7 @@ class Runs(ResultTable[SavedRun]):
             )
         found = [run for run in self._items if run.id == chosen]
         if not found:
-            raise UsageError(f"there is no run {chosen!r} among these {len(self)}")
+            raise RowKeyError(f"there is no run {chosen!r} among these {len(self)}")
         return found[0]
 
     def _key(self, index: int, row: SavedRun) -> str:

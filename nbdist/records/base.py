@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from nbdist.errors import RowKeyError
+
 Framework = Literal["tensorflow", "jax"]
 StrategyName = Literal["mirrored", "pjrt"]
 STRATEGY_OF: dict[Framework, StrategyName] = {"tensorflow": "mirrored", "jax": "pjrt"}
@@ -51,9 +53,10 @@ class ResultRow(Record, frozen=True):
         """Return the value of a field.
 
         Raises:
-            KeyError: The row has no such field; its fields are listed.
+            RowKeyError: The row has no such field; its fields are listed.
         """
         if name not in self.__struct_fields__:
-            raise KeyError(f"{name!r} is no field: fields are {', '.join(self.__struct_fields__)}")
+            fields = ", ".join(self.__struct_fields__)
+            raise RowKeyError(f"{name!r} is no field: fields are {fields}")
         value: object = getattr(self, name)
         return value

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from nbdist.errors import UsageError
+from nbdist.errors import RowKeyError, UsageError
 from nbdist.views.surface import bundle
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
 
         Raises:
             IndexError: No row is at this position.
-            KeyError: No row has this key; the first keys are listed.
+            RowKeyError: No row has this key; the first keys are listed.
         """
         if not isinstance(chosen, str):
             return self.rows[chosen]
@@ -79,7 +79,7 @@ class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
         if chosen not in keys:
             more = ["..."] if len(keys) > _NAMED_KEYS else []
             known = ", ".join([*map(repr, keys[:_NAMED_KEYS]), *more]) or "none"
-            raise KeyError(f"{chosen!r} is no key of these {len(self)} rows: keys are {known}")
+            raise RowKeyError(f"{chosen!r} is no key of these {len(self)} rows: keys are {known}")
         return self.rows[keys.index(chosen)]
 
     def __repr__(self) -> str:

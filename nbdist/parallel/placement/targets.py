@@ -222,9 +222,9 @@ def spec_over(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> NamedSharding:
         raise UsageError(f"{spec!r} does not say how to cut: use a PartitionSpec of axes and None")
     used = Counter(a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ()))
     unknown = [axis for axis in used if axis not in mesh.axis_names]
-    wrong = [f"the mesh has no axis {axis!r}{_near(axis, mesh.axis_names)}" for axis in unknown] + [
-        f"the spec has axis {axis!r} {count} times" for axis, count in used.items() if count > 1
-    ]
+    names = ", ".join(f"{axis!r}{_near(axis, mesh.axis_names)}" for axis in unknown)
+    wrong = [f"the mesh has no axis {names}"] if unknown else []
+    wrong += [f"the spec has axis {axis!r} {n} times" for axis, n in used.items() if n > 1]
     if wrong:
         hint = f"; {USE_A_LIST}" if any(map(names_place, unknown)) else ""
         raise UsageError(

@@ -112,7 +112,7 @@ def test_a_mistake_in_a_spec(mesh: jax.sharding.Mesh, spec: Any, said: str) -> N
         ({"w": "full", "layers": None}, r"where\['layers'\] is None: give a place"),
         (
             {"w": "full", "layers": ("replicated", "batch")},
-            r"no axis 'replicated'.*a tuple is a PartitionSpec: use a list for a place for each",
+            "no axis 'replicated', 'batch': .*a tuple is a PartitionSpec: use a list for a place ",
         ),
     ],
 )
