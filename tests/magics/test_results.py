@@ -93,3 +93,24 @@ def test_devices_without_a_cluster(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(nbdist.UsageError, match="to_dataframe needs pandas: run %pip install"):
         found.to_dataframe()
+
+
+def test_a_trace_in_this_kernel_is_returned(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = "import jax.numpy as jnp\n(jnp.ones((64, 64)) @ jnp.ones((64, 64))).block_until_ready()"
+    found = shell.run_cell_magic("dist_trace", "", cell)
+    assert capsys.readouterr().out.count("%%dist_trace: ") == 1
+    assert found.trace.ranks == (0,)
+    assert [operation.name for operation in found] == found.to_dataframe()["name"].tolist()
+
+
+def test_a_plan_is_returned(kernel: Kernel) -> None:
+    kernel.run("%%dist_run --strategy pjrt\nimport numpy as np, jax.numpy as jnp\nw = jnp.ones(4)")
+    kernel.run("%%dist_run --strategy pjrt\nrows = np.ones((8, 4), 'f')").check()
+    done = kernel.run("%%dist_plan --data rows --batch 4\nloss = (batch * w).sum()\nw = w - 1")
+    assert len(done.check().plain) == 1
+    assert value(kernel, "_['w'].shape, [array.role for array in _]") == (
+        (4,),
+        ["parameter", "read", "batch"],
+    )
