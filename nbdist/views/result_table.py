@@ -31,6 +31,8 @@ class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
     `table.to_dataframe()`.
     """
 
+    __array_ufunc__ = None  # NumPy: `array == table` compares by the table, not by its elements
+
     @property
     @abstractmethod
     def rows(self) -> tuple[RowT, ...]:

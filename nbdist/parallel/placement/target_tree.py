@@ -22,6 +22,10 @@ PLACES = (str, jax.Device, Sharding, PartitionSpec)
 _ENTRY = "use an axis name, a tuple of axis names, or None"
 
 
+class StructureError(UsageError):
+    """A tree of places does not have the structure of the tree, or an entry is no place."""
+
+
 def targets_of(tree: Any, count: int, where: Any, mesh: Mesh | None) -> list[Target]:
     """Return the target of each leaf, in order.
 
@@ -67,7 +71,7 @@ def spread_of(
         names: Names of the arguments `where` and `tree` for errors.
 
     Raises:
-        UsageError: The trees differ, or an entry of a tuple is invalid.
+        StructureError: The trees differ, or an entry of a tuple is invalid.
     """
     found: list[Any] = []
     for place, part in _pairs("", where, tree, names):
@@ -94,7 +98,7 @@ def as_spec(where: Any, part: Any, argument: str = "where") -> Any:
     """Return a tuple as a `PartitionSpec`, and any other place as it is.
 
     Raises:
-        UsageError: An entry is neither an axis name, a tuple of axis names, nor None.
+        StructureError: An entry is neither an axis name, a tuple of axis names, nor None.
     """
     if type(where) is not tuple:
         return where
@@ -105,7 +109,7 @@ def as_spec(where: Any, part: Any, argument: str = "where") -> Any:
     ]
     if wrong:
         hint = f"; {USE_A_LIST}" if not jax.tree_util.all_leaves([part]) else ""
-        raise UsageError(f"{argument}={where!r}: {', '.join(wrong)}: {_ENTRY}{hint}")
+        raise StructureError(f"{argument}={where!r}: {', '.join(wrong)}: {_ENTRY}{hint}")
     return PartitionSpec(*where)
 
 
@@ -131,9 +135,9 @@ def _pairs(path: str, where: Any, part: Any, names: tuple[str, str]) -> Iterator
     if not jax.tree.leaves(part):
         return
     if where is None:
-        raise UsageError(f"{places_name} is None: give a place for {parts_name}")
+        raise StructureError(f"{places_name} is None: give a place for {parts_name}")
     if jax.tree_util.all_leaves([part]):
-        raise UsageError(
+        raise StructureError(
             f"{places_name} is {_article(where)}, and {parts_name} is one array: give one place"
         )
     places, parts = _children(where), _children(part)
@@ -148,7 +152,7 @@ def _pairs(path: str, where: Any, part: Any, names: tuple[str, str]) -> Iterator
         if key not in places and jax.tree.leaves(child)
     ]
     if wrong:
-        raise UsageError("\n".join(wrong))
+        raise StructureError("\n".join(wrong))
     for key, child in parts.items():
         yield from _pairs(path + key, places.get(key), child, names)
 
@@ -161,7 +165,7 @@ def _children(node: Any) -> dict[str, Any]:
 
 def _article(value: object) -> str:
     kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
 def _target(where: object, part: Any, mesh: Mesh | None) -> Target:

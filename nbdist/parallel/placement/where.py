@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from nbdist.parallel.placement.axes import role_of
 from nbdist.parallel.placement.capacity import part_bytes
 from nbdist.parallel.placement.leaves import leaves_of
-from nbdist.parallel.placement.target_tree import PLACES, targets_of
+from nbdist.parallel.placement.target_tree import PLACES, StructureError, targets_of
 from nbdist.records import ArrayPlace, AxisLinks
 from nbdist.views import formatting, html
 from nbdist.views.result_table import ResultTable
@@ -54,13 +54,16 @@ class Where(ResultTable[ArrayPlace]):
         its arrays have the same paths, shapes, types and places.
 
         Raises:
-            UsageError: A name is no place, or a tree of places has another structure.
+            UsageError: A name is no place, or an axis does not exist.
         """
         if isinstance(where, Where):
             return self.rows == where.rows
         if where is None or (jax.tree_util.all_leaves([where]) and not isinstance(where, PLACES)):
             return NotImplemented
-        targets = targets_of(self.tree, len(self.leaves), where, None)
+        try:
+            targets = targets_of(self.tree, len(self.leaves), where, None)
+        except StructureError:
+            return False
         return all(target.holds(leaf) for target, leaf in zip(targets, self.leaves, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # equal to places of several kinds

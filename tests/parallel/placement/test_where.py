@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +19,9 @@ def test_where_compares_with_any_object() -> None:
     assert nbdist.where(x) == nbdist.where(nbdist.place(np.zeros((8, 8)), "cpu:1"))
     assert nbdist.where(x) != nbdist.where(nbdist.place(np.zeros((8, 8)), "cpu:2"))
     assert nbdist.where(x) != 3.5
-    assert nbdist.where(x) not in [None, object(), 7]
+    for other in (None, object(), 7, [1], (1, 2), {"a": "cpu:1"}, np.ones(3), jnp.ones(3), x):
+        assert (nbdist.where(x) == other) is False
+        assert (other == nbdist.where(x)) is False
     with pytest.raises(UsageError, match="did you mean 'cpu:1'"):
         _ = nbdist.where(x) == "cpv:1"
 
