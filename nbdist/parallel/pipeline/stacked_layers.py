@@ -124,8 +124,8 @@ class Pipelined:
 
         Args:
             params: leaves of shape [layers, ...], in the order in which they are applied.
-            specs: a `PartitionSpec` over the other axes, of the dimensions of one layer's leaf; or
-                a tree of them, with the structure of params or its beginning.
+            specs: `PartitionSpec` or tuple over the other axes, for the dimensions of one layer's
+                leaf; or a tree of them, with the structure of params or its beginning.
 
         Returns:
             For one round leaves of the same shape, their first dimension cut over the axis; for

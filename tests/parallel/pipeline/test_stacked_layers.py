@@ -288,6 +288,16 @@ def test_blocks_are_dealt_to_stages_in_turn(mesh: Mesh) -> None:
     np.testing.assert_array_equal(placed.reshape(-1), np.arange(8))
 
 
+def test_specs_are_tuples_too(mesh: Mesh) -> None:
+    apply = pipelined(layer, mesh=mesh, micro=2)
+    params, _, _ = made(4)
+    specs = {name: tuple(spec) for name, spec in SPECS.items()}
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, apply.place(params, specs))
+    assert shardings == jax.tree.map(lambda leaf: leaf.sharding, apply.place(params, SPECS))
+    with pytest.raises(UsageError, match=r"specs has no place for params\['down'\]"):
+        apply.place(params, {name: spec for name, spec in specs.items() if name != "down"})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
