@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from nbdist._version import __version__
+from nbdist._version import __version__ as __version__
 from nbdist.errors import (
     CellError,
     LeftError,
@@ -59,7 +59,6 @@ __all__ = [
     "TransferError",
     "UsageError",
     "WorkerError",
-    "__version__",
     "attach",
     "autoplace",
     "devices",
