@@ -40,7 +40,7 @@ TARGET = 1 / 0.99
 STAMPED = """
 import time
 from nbdist.worker.runtime import context as state
-ends, _probe = [], state.current()._probe
+ends, _probe = [], state.current().reporter._probe
 _report = _probe.report
 def stamped(cell, columns, row):
     if "step_s" in columns.measures and row[1] > 0:

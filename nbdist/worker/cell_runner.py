@@ -24,7 +24,6 @@ from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Plann
 from nbdist.worker import comparison
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, rng_alignment, seeding
-from nbdist.worker.runtime.interrupts import Interrupts
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.runtime.stop_point import StopPoint
@@ -53,8 +52,7 @@ def take_cells(address: SocketAddress) -> None:
 
     ipykernel's requests are handled on the same loop, so that one thing runs at a time.
     """
-    _interrupts.install()
-    context.current().hurry, context.current().shield = _interrupts.hurry, _interrupts.shield
+    context.current().interrupts.install()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.routing_id = str(context.current().rank).encode()
     connect(socket, address)
@@ -81,7 +79,7 @@ def _take(frames: list[bytes]) -> None:
 
 def _leave_if_preempted() -> None:
     if context.current().preempted:
-        context.current().leave()
+        context.current().reporter.close()
         sys.exit(0)
 
 
@@ -97,7 +95,6 @@ _ENDS: dict[StrategyName | None, tuple[str, ...]] = {
 
 _orders: list[zmq.Socket[bytes]] = []
 _awaiting: set[asyncio.Task[None]] = set()
-_interrupts = Interrupts()
 
 
 class _Cell:
@@ -109,16 +106,21 @@ class _Cell:
         self._worker = context.current()
         self._shell = engine_shell()
         self._replicated: tuple[Replicated, ...] = ()
-        self._worker.stop_point = self._stop_point
-        self._worker.begin_cell(request)
+        self._interrupts = self._worker.interrupts
+        self._worker.begin_cell(request, self._stop_point)
 
     def run(self) -> None:
         step = self._request.step
         if step is None:
-            with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
+            with self._told(), self._strategy(), self._interrupts.admitted(), self._planned():
                 self._run_compared()
         else:
-            with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
+            with (
+                self._told(),
+                self._strategy(),
+                self._stop_point() as stop,
+                self._interrupts.admitted(),
+            ):
                 self._run_steps(step, stop)
 
     def _planned(self) -> contextlib.AbstractContextManager[None]:
@@ -140,9 +142,9 @@ class _Cell:
     def _check_fitted(self) -> None:
         """Say that what was asked of a layout was in vain."""
         asked = self._request.planning
-        if asked != Planning() and not asked.only and not self._worker.batches:
+        if asked != Planning() and not asked.only and not self._worker.progress.batches:
             text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
-            self._worker.note("compiled", text, warning=True)
+            self._worker.reporter.note("compiled", text, warning=True)
 
     def _run_compared(self) -> None:
         """Run the cell, and digest for the notebook what ranks should have alike."""
@@ -151,7 +153,7 @@ class _Cell:
         self._replicated = comparison.look(self._worker, self._shell.user_ns)
 
     async def run_async(self) -> None:
-        with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
+        with self._told(), self._strategy(), self._interrupts.admitted(asyncio.current_task()):
             program = self._compile()
             await _evaluate(program.body, self._shell.user_ns)
             if program.value is not None:
@@ -182,8 +184,8 @@ class _Cell:
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
         order = self._stop_order(0)
-        with _interrupts.put_off(noted=order is not None and order.step == SOON):
-            yield StopPoint(self._worker, _interrupts, self._stop_order)
+        with self._interrupts.put_off(noted=order is not None and order.step == SOON):
+            yield StopPoint(self._worker.reporter, self._interrupts, self._stop_order)
 
     def _stop_order(self, seconds: float) -> StopAfter | None:
         """Wait for the order that says after which step to stop; `SOON` is none yet."""
@@ -246,11 +248,11 @@ class _Cell:
         if value is None:
             return
         data, metadata = self._shell.display_formatter.format(value)
-        record = Display(data=data, metadata=metadata, result=True, **self._worker.said())
-        self._worker.say(record)
+        reporter = self._worker.reporter
+        reporter.say(Display(data=data, metadata=metadata, result=True, **reporter.said()))
 
     def _end(self, error: BaseException | None) -> None:
-        _interrupts.refuse()
+        self._interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failed = error is not None and self._of_collectives(error)
         if error is not None and "pjrt" in self._worker.strategies:
@@ -258,7 +260,7 @@ class _Cell:
 
             jax_backend.note_unready()
         failure = None if error is None else self._describe(error, follows=failed)
-        self._worker.unfinished |= failed
+        self._worker.cell_state.unfinished |= failed
         try:
             self._worker.end_cell(error)
         except Exception as trouble:  # noqa: BLE001 - else nobody would learn that the cell is over
@@ -267,9 +269,9 @@ class _Cell:
         generators = rng_alignment.States.now()
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
-            seconds=self._worker.seconds(),
+            seconds=self._worker.reporter.seconds(),
             failure=failure,
-            unfinished=self._worker.unfinished,
+            unfinished=self._worker.cell_state.unfinished,
             replicated=self._replicated if error is None else (),
             collective_keys=self._worker.collective_keys(),
             generators=generators.digests(),
@@ -278,7 +280,7 @@ class _Cell:
             cell=self._request.number,
         )
         self._worker.ended = ended
-        self._worker.say(ended, urgent=True)
+        self._worker.reporter.say(ended, urgent=True)
 
     def _of_collectives(self, error: BaseException) -> bool:
         """Whether it says that collectives have failed: somewhere else something has."""

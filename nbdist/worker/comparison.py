@@ -36,8 +36,8 @@ def look(worker: Worker, namespace: dict[str, Any]) -> tuple[Replicated, ...]:
     """
     if worker.world_size == 1 or worker.strategy is None:
         return ()
-    found = _values_under(worker.strategy).under(worker.names.bound(), namespace)
-    return found if worker.guard else ()
+    found = _values_under(worker.strategy).under(worker.cell_state.names.bound(), namespace)
+    return found if worker.request.guard else ()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import keras
 from nbdist.worker.keras.train_function_timing import TimedFunction, Unknown
 from nbdist.worker.profiling.trace import NoTracer
 from nbdist.worker.runtime import context
-from nbdist.worker.training.loop import IN_FLIGHT
+from nbdist.worker.training.steps_in_flight import IN_FLIGHT
 from nbdist.worker.training.trace_schedule import Samples, Tracing
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Pace:
         from nbdist.worker.profiling.jax_profiler import PjrtTracer
 
         tracer = PjrtTracer()
-        return Tracing(tracer, (Samples(worker, tracer, self._each),), self.settle)
+        return Tracing(tracer, (Samples(worker.reporter, tracer, self._each),), self.settle)
 
     def restart(self) -> None:
         """An epoch begins: what came before it is no part of a step."""

@@ -185,9 +185,9 @@ def _connect_saves(
 ) -> None:
     """Tell all ranks the port of rank 0's server; the all-reduce shows that the links work."""
     host = json.loads(tf_config)["cluster"]["worker"][0].rpartition(":")[0]
-    port = saving.serve(host, worker.stream_key) if worker.rank == 0 else 0
+    port = saving.serve(host, worker.identity.stream.server_key) if worker.rank == 0 else 0
     of_chief = _prove_collectives(strategy, port) // len(strategy.extended.worker_devices)
-    saving.connect(host, of_chief, worker.stream_key)
+    saving.connect(host, of_chief, worker.identity.stream.server_key)
 
 
 def _prove_collectives(strategy: tf.distribute.Strategy, own: int = 0) -> int:

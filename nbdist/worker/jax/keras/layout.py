@@ -66,9 +66,9 @@ def apply() -> None:
             return
         if self.jit_compile and not self.run_eagerly and not is_nnx_enabled():
             self.train_function = _Training(self, self.train_function)
-        elif context.current().planning != Planning():
+        elif context.current().request.planning != Planning():
             text = "the model is not compiled (jit_compile, run_eagerly), and so not laid out"
-            context.current().note("compiled", text, warning=True)
+            context.current().reporter.note("compiled", text, warning=True)
 
     JAXTrainer.make_train_function = make_train_function
     for name in ("test", "predict"):
@@ -123,11 +123,12 @@ class _Training:
         worker = context.current()
         held = tuple(map(list, carried))
         try:
-            if worker.planning != self._asked:
+            asked = worker.request.planning
+            if asked != self._asked:
                 first = next(batches)
                 batches = itertools.chain((first,), batches)
-                self._layout = self._planned(held, first, worker.planning)
-                self._asked = worker.planning
+                self._layout = self._planned(held, first, asked)
+                self._asked = asked
             if self._layout is None:
                 return self._upstream(carried, batches)
             self._tell(self._layout.plan)
@@ -151,7 +152,7 @@ class _Training:
             if asked != Planning():
                 raise
             text = f"every device has all of the model, for it was not planned: {error}"
-            context.current().note("compiled", text, warning=True)
+            context.current().reporter.note("compiled", text, warning=True)
             return None
         # Those are for another layout.
         self._model.test_function = self._model.predict_function = None
@@ -159,10 +160,10 @@ class _Training:
 
     def _tell(self, plan: Plan) -> None:
         """Each cell has its plan."""
-        worker = context.current()
-        if self._told != worker.cell and worker.rank == 0:
-            worker.say(Planned(plan=plan, **worker.said()))
-        self._told = worker.cell
+        reporter = context.current().reporter
+        if self._told != reporter.cell and reporter.rank == 0:
+            reporter.say(Planned(plan=plan, **reporter.said()))
+        self._told = reporter.cell
 
     def _move(self, carried: State, layout: _Layout) -> None:
         """Put what Keras has given, of variables that may lie anywhere, where it is to lie."""
@@ -194,7 +195,7 @@ class _Training:
         return layout.executables[kind](carried, batch)
 
     def _compiled(self, layout: _Layout, carried: State, batch: Any) -> Callable[..., Any]:
-        lowered, worker = layout.lowered, context.current()
+        lowered, reporter = layout.lowered, context.current().reporter
         step = jax.jit(
             lowered.over(self._step, layout.wanted),
             donate_argnums=0,
@@ -204,14 +205,14 @@ class _Training:
         with lowered.scope():
             made = step.lower(carried, batch).compile()
         seconds = time.perf_counter() - began
-        if worker.rank == 0:
+        if reporter.rank == 0:
             found = taken(made, lowered.mesh.devices.flat[0].platform)
-            worker.say(
+            reporter.say(
                 Compiled(
                     arguments=found.arguments,
                     temporaries=found.temporaries,
                     seconds=seconds,
-                    **worker.said(),
+                    **reporter.said(),
                 )
             )
         compiled: Callable[..., Any] = made
@@ -246,7 +247,7 @@ def _full(batch: Any) -> Any:
 
     It is to be laid out as it was, and may begin with the last batch of an epoch.
     """
-    passed = context.current().passed_rows
+    passed = context.current().progress.passed_rows
     rows = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=0)
     if rows >= passed:
         return batch
