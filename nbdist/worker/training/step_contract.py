@@ -60,9 +60,11 @@ class Stepper(Protocol):
     replicas: int
     shards: int
     plan: Plan | None
-    footprint: Footprint | None
     reduced: bool
     tracer: Tracer
+
+    @property
+    def footprint(self) -> Footprint | None: ...
 
     @property
     def changes(self) -> tuple[str, ...]: ...
