@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import importlib
 import inspect
 import site
@@ -21,7 +22,6 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
-from nbdist.worker import comparison
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
+    from nbdist.worker.inspection.replicated import ReplicatedArrays
+    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
     from nbdist.worker.training.step_contract import Stepper
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
@@ -146,11 +148,25 @@ class _Cell:
             text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
             self._worker.reporter.note("compiled", text, warning=True)
 
+    def _digests(self) -> tuple[Replicated, ...]:
+        """Digest the values that ranks should have alike; the notebook compares the digests.
+
+        Under pjrt these are the replicated arrays (`worker/inspection/replicated.py`), under
+        mirrored the mirrored variables (`worker/tensorflow/mirrored_variables.py`). With
+        `--guard 0` too: a later cell then reports only its own changes.
+        """
+        worker = self._worker
+        if worker.world_size == 1 or worker.strategy is None:
+            return ()
+        names = worker.cell_state.names.bound()
+        found = _values_under(worker.strategy).under(names, self._shell.user_ns)
+        return found if self._request.guard else ()
+
     def _run_compared(self) -> None:
         """Run the cell, and digest for the notebook what ranks should have alike."""
         self._run_once()
         self._check_fitted()
-        self._replicated = comparison.look(self._worker, self._shell.user_ns)
+        self._replicated = self._digests()
 
     async def run_async(self) -> None:
         with self._told(), self._strategy(), self._interrupts.admitted(asyncio.current_task()):
@@ -159,7 +175,7 @@ class _Cell:
             if program.value is not None:
                 self._show(await _evaluate(program.value, self._shell.user_ns))
             self._shell.events.trigger("post_execute")
-            self._replicated = comparison.look(self._worker, self._shell.user_ns)
+            self._replicated = self._digests()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -300,6 +316,17 @@ class _Cell:
         except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
             lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
         return _failure(error, lines, own, follows=False)
+
+
+@functools.cache
+def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariables:
+    if strategy == "pjrt":
+        from nbdist.worker.inspection.replicated import ReplicatedArrays
+
+        return ReplicatedArrays()
+    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
+
+    return MirroredVariables()
 
 
 def _failure(

@@ -9,19 +9,19 @@ newest. A save that fails, as on a full disk, is said, and the run goes on.
 from __future__ import annotations
 
 import importlib.metadata
+import random
 import secrets
 import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
 from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Opened
-from nbdist.worker.checkpoint import rng_state
 from nbdist.worker.checkpoint.folder import (
     Checkpoint,
     Draft,
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.rank_reporter import RankReporter
 
     Gather = Callable[[np.ndarray], np.ndarray]
+
+_Generators = tuple[object, dict[str, Any]]
+"""The states of Python's generator, then of NumPy's."""
 
 _VERSION = importlib.metadata.version("nbdist")
 
@@ -273,7 +276,7 @@ class Saved:
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        rng_state.restore(former["random"])
+        _restore_generators(former["random"])
 
     def due(self, step: int) -> bool:
         return step >= self._next and step != self._saved
@@ -284,7 +287,7 @@ class Saved:
         self._finish()
         self._saved = position.step
         draft = Draft(self._folder, position.step, self._attempt)
-        own = self._state.own(), rng_state.state()
+        own = self._state.own(), _generators()
         write = self._state.copy() if self._reporter.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,
@@ -333,7 +336,7 @@ class Saved:
         self,
         draft: Draft,
         manifest: Manifest,
-        own: tuple[dict[str, np.ndarray], rng_state.State],
+        own: tuple[dict[str, np.ndarray], _Generators],
         write: Callable[[Path], None],
     ) -> None:
         """On the thread; whatever the framework raises is said, as the run has no use for it."""
@@ -341,7 +344,7 @@ class Saved:
             self._refuse_full()
             self._reporter.flush()  # whoever goes on from here does not report these steps again
             arrays, random_state = own
-            packed = {"arrays": pack(arrays), "random": rng_state.packed(random_state)}
+            packed = {"arrays": pack(arrays), "random": _packed(random_state)}
             draft.write_own(self._reporter.rank, msgspec.msgpack.encode(packed))
             if self._reporter.rank == 0:
                 write(draft.path / self._state.kind)
@@ -392,3 +395,26 @@ def checkpoints(
     if saving is None:
         return Unsaved()
     return Saved(saving, reporter, ranks=ranks, batch=batch, common=common, gather=gather)
+
+
+def _generators() -> _Generators:
+    """Return the states of the global generators."""
+    own: Any = np.random.get_state(legacy=False)
+    return random.getstate(), own
+
+
+def _packed(states: _Generators) -> dict[str, Any]:
+    """Convert them to types that MessagePack can encode."""
+    python, own = states
+    words = {**own["state"], "key": own["state"]["key"].tolist()}
+    return {"python": python, "numpy": {**own, "state": words}}
+
+
+def _restore_generators(saved: dict[str, Any]) -> None:
+    """Restore the states that `_packed` converted."""
+    version, words, gauss = saved["python"]
+    random.setstate((version, tuple(words), gauss))
+    own = dict(saved["numpy"])
+    key = np.asarray(own["state"]["key"], np.uint32)
+    own["state"] = {**own["state"], "key": key}
+    np.random.set_state(own)

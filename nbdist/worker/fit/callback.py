@@ -15,14 +15,16 @@ import numpy as np
 
 from nbdist.records import FitBegun
 from nbdist.worker.fit import checkpoint as fit_checkpoint
-from nbdist.worker.fit.checkpoint import FitSaver
-from nbdist.worker.fit.replica_guard import FitGuard
+from nbdist.worker.fit.checkpoint import FitSaver, gather_of, state_of
 from nbdist.worker.fit.timing import Pace, is_of_all_ranks
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context
+from nbdist.worker.training.replica_guard import Unguarded, guard_of
 
 if TYPE_CHECKING:
+    from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
+    from nbdist.worker.training.replica_guard import Guard
 
 _list_init_upstream = keras.callbacks.CallbackList.__init__
 
@@ -82,7 +84,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._stop = self._fitting.enter_context(worker.cell_state.stop_point())
         self._before: int | None = None
         self._saver = FitSaver(worker, self.model, self.params["epochs"])
-        self._guard = FitGuard(worker, self.model)
+        self._guard = _FitGuard(worker, self.model)
         self._made = worker.progress.batches
         self._pace = Pace(worker, self.model)
         worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
@@ -169,6 +171,37 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_end(self, logs: Any = None) -> None:
         if self._stop is None and logs:
             context.current().reporter.report_values(-1, -1, own={}, shared=_scalars(logs))
+
+
+class _FitGuard:
+    """Compares the ranks of one `fit`; one that a rank makes by itself is not compared.
+
+    Args:
+        worker: this rank.
+        model: that is trained.
+    """
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        self._worker = worker
+        self._model = model
+        self._guard: Guard = Unguarded()
+        if _trains_on_all(worker, model):
+            self._guard = guard_of(worker, lambda: gather_of(worker))
+
+    def due(self, step: int) -> bool:
+        """Whether the state after so many batches of the cell is to be compared."""
+        return self._guard.due(step)
+
+    def compare(self, step: int) -> None:
+        """Raises StepError, as `Guard.compare` says."""
+        self._guard.compare(step, lambda: state_of(self._worker, self._model))
+
+
+def _trains_on_all(worker: Worker, model: Any) -> bool:
+    if keras.backend.backend() == "jax":
+        return is_of_all_ranks()
+    strategy = worker.strategies.get("mirrored")
+    return strategy is not None and model.distribute_strategy is strategy
 
 
 def _scalars(logs: Any) -> dict[str, float]:

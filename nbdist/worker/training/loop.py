@@ -14,8 +14,7 @@ from nbdist.worker.checkpoint.saver import checkpoints
 from nbdist.worker.data.batches import Cut, described
 from nbdist.worker.data.prefetch import Feed
 from nbdist.worker.data.sources import open_source
-from nbdist.worker.training.advice import remarks
-from nbdist.worker.training.prechecks import check_data
+from nbdist.worker.training.prechecks import check_data, remarks
 from nbdist.worker.training.profile import Profile
 from nbdist.worker.training.replica_guard import guard_of
 from nbdist.worker.training.steps_in_flight import StepsInFlight
