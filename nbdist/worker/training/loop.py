@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from nbdist.errors import StepError
-from nbdist.records import Checked, Compiled, Planned, StepBegun
+from nbdist.records import Checked, Planned, StepBegun
 from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.checkpoint.saver import checkpoints
 from nbdist.worker.data.batches import Cut, described
@@ -17,6 +17,7 @@ from nbdist.worker.data.sources import open_source
 from nbdist.worker.training.prechecks import check_data, remarks
 from nbdist.worker.training.profile import Profile
 from nbdist.worker.training.replica_guard import guard_of
+from nbdist.worker.training.step_contract import report_footprint
 from nbdist.worker.training.steps_in_flight import StepsInFlight
 from nbdist.worker.training.trace_schedule import Samples
 from nbdist.worker.training.warmup import warm_up_steps
@@ -294,7 +295,8 @@ class _Compilations:
         if compiled == self._compiled:
             return
         again, self._compiled = self._compiled > 0, compiled
-        self._say_footprint()
+        if self._stepper.footprint is not None:
+            report_footprint(self._reporter, self._stepper.footprint)
         if again:
             text = f"step {step} was compiled anew for a batch of {described(batch.values)}"
             self._reporter.note("compiled", text)
@@ -304,14 +306,3 @@ class _Compilations:
                 "padded to a few with --bucket 32,64,128"
             )
             self._reporter.note("compiled", text, warning=True)
-
-    def _say_footprint(self) -> None:
-        found, reporter = self._stepper.footprint, self._reporter
-        if found is not None and reporter.rank == 0:
-            compiled = Compiled(
-                arguments=found.arguments,
-                temporaries=found.temporaries,
-                seconds=found.seconds,
-                **reporter.said(),
-            )
-            reporter.say(compiled)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from nbdist.errors import StepError
+from nbdist.records import Compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from nbdist.worker.checkpoint.saver import State
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.profiling.trace import Tracer
+    from nbdist.worker.runtime.rank_reporter import RankReporter
     from nbdist.worker.training.parity import Findings
 
 
@@ -42,6 +45,12 @@ class Footprint(msgspec.Struct, frozen=True):
     arguments: int
     temporaries: int
     seconds: float
+
+
+def report_footprint(reporter: RankReporter, found: Footprint) -> None:
+    """Report the footprint of what was compiled, from rank 0."""
+    if reporter.rank == 0:
+        reporter.say(Compiled(**structs.asdict(found), **reporter.said()))
 
 
 class Stepper(Protocol):

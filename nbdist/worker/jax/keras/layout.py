@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,14 @@ from keras.src.backend.jax.core import JaxVariable
 from keras.src.backend.jax.trainer import JAXTrainer
 
 from nbdist.errors import StrategyError
-from nbdist.records import Compiled, Planned, Planning
+from nbdist.records import Planned, Planning
 from nbdist.worker.jax.arrays.leaves import gathered, is_spread, placed
 from nbdist.worker.jax.keras import patch as keras_patch
 from nbdist.worker.jax.keras.planning import groups_of, paths, plan_of_fit
-from nbdist.worker.planning.compiled_memory import taken
+from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.runtime import context
+from nbdist.worker.training.step_contract import report_footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -195,28 +195,18 @@ class _Training:
         return layout.executables[kind](carried, batch)
 
     def _compiled(self, layout: _Layout, carried: State, batch: Any) -> Callable[..., Any]:
-        lowered, reporter = layout.lowered, context.current().reporter
+        lowered = layout.lowered
         step = jax.jit(
             lowered.over(self._step, layout.wanted),
             donate_argnums=0,
             out_shardings=(lowered.replicated, tuple(layout.wanted)),
         )
-        began = time.perf_counter()
+        platform = lowered.mesh.devices.flat[0].platform
         with lowered.scope():
-            made = step.lower(carried, batch).compile()
-        seconds = time.perf_counter() - began
-        if reporter.rank == 0:
-            found = taken(made, lowered.mesh.devices.flat[0].platform)
-            reporter.say(
-                Compiled(
-                    arguments=found.arguments,
-                    temporaries=found.temporaries,
-                    seconds=seconds,
-                    **reporter.said(),
-                )
-            )
-        compiled: Callable[..., Any] = made
-        return compiled
+            made, footprint = compiled(lambda: step.lower(carried, batch), platform)
+        report_footprint(context.current().reporter, footprint)
+        executable: Callable[..., Any] = made
+        return executable
 
     def _pure(self, carried: State, batch: Any) -> tuple[Any, State]:
         """Keras's step; what it carries keeps its types."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from nbdist.worker.jax.step.function import StepFunction
 from nbdist.worker.jax.step.layout import StepLayout
 from nbdist.worker.jax.step.names import check_numbers
 from nbdist.worker.jax.step.parity import PjrtSubject
-from nbdist.worker.planning.compiled_memory import taken
+from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.training import step_contract
@@ -71,14 +70,12 @@ class _CompiledStep:
         if kind not in self._executables:
             check_numbers(batch)
             jax.effects_barrier()  # callbacks change objects that a trace looks at and restores
-            began = time.perf_counter()
+            arguments = self._function.arguments()
             with self.lowered.scope():
-                arguments = self._function.arguments()
-                lowered = self._step.lower(*arguments, 1.0, self.lowered.batch(batch))
-            self._executables[kind] = made = lowered.compile()
-            seconds = time.perf_counter() - began
-            found = taken(made, self.lowered.mesh.devices.flat[0].platform)
-            self.footprint = step_contract.Footprint(found.arguments, found.temporaries, seconds)
+                self._executables[kind], self.footprint = compiled(
+                    lambda: self._step.lower(*arguments, 1.0, self.lowered.batch(batch)),
+                    self.lowered.mesh.devices.flat[0].platform,
+                )
         return self._executables[kind]
 
 
