@@ -254,7 +254,8 @@ class _Cell:
         if keras_backend.VARIABLE in source:
             keras_backend.refuse_another(tree)
         value = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not _ends_silent(source):
+        is_silent = source.rstrip().endswith(";")  # as in IPython
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not is_silent:
             last = ast.Expression(tree.body.pop().value)
             value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
@@ -345,11 +346,6 @@ def _failure(
 async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
     result = eval(code, namespace)  # noqa: S307 - the user's own cell
     return await result if inspect.iscoroutine(result) else result
-
-
-def _ends_silent(source: str) -> bool:
-    """A cell that ends in `;` shows no value, as in IPython."""
-    return source.rstrip().endswith(";")
 
 
 def _users_own(traceback: TracebackType | None) -> TracebackType | None:

@@ -174,7 +174,7 @@ def _where(worker: Worker, main: int) -> Where:
     calls = [
         (frame, line or frame.f_code.co_firstlineno)  # some instructions have no line
         for frame, line in traceback.walk_stack(innermost)
-        if not _is_ours(frame)
+        if not frame.f_code.co_filename.startswith(_OURS)
     ][::-1]
     own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
     return Where(
@@ -211,10 +211,6 @@ def _place(frame: FrameType, line: int) -> str:
     file = frame.f_code.co_filename
     name = engine_shell().compile.format_code_name(file)
     return f"{' '.join(name) if name else file}, line {line}"
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OURS)
 
 
 def _is_of_cell(frame: FrameType) -> bool:

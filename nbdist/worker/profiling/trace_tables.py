@@ -76,7 +76,10 @@ def spent_of(
         thread: the one that ran the cell.
         lines: of the cell.
     """
-    known = [(programs.find(*_key(span)), span) for span in _on_devices(spans)]
+    known = [
+        (programs.find(span.program, span.module, span.operation), span)
+        for span in _on_devices(spans)
+    ]
     meant = [
         (operation, _meant(span, operation))
         for operation, span in known
@@ -89,10 +92,6 @@ def spent_of(
         Spent(span, _named(span, operation), places.of(span, operation, at_s), seconds)
         for (operation, span), at_s, seconds in zip(meant, launched, own, strict=True)
     ]
-
-
-def _key(span: Span) -> tuple[int, str, str]:
-    return span.program, span.module, span.operation
 
 
 def _meant(span: Span, operation: Operation | None) -> Span:

@@ -73,9 +73,11 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     """
     worker = runtime_context.current()
     os.environ["TF_CONFIG"] = wiring.tf_config
-    if worker.strategies.pop("mirrored", None) is not None or _context_exists():
+    exists = context.context()._context_handle is not None
+    if worker.strategies.pop("mirrored", None) is not None or exists:
         _reset_context()
-    _grow_gpu_memory()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
     import_hooks.once_imported("keras", _patch_keras)
     running_strategy.apply()
     dataset_shuffle.apply()
@@ -248,15 +250,6 @@ def _without_warnings() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _context_exists() -> bool:
-    return context.context()._context_handle is not None
-
-
-def _grow_gpu_memory() -> None:
-    for gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _devices() -> tuple[Device, ...]:

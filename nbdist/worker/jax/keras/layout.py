@@ -36,7 +36,7 @@ from nbdist.worker.runtime import context
 from nbdist.worker.training.step_contract import report_footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from jax.sharding import Mesh, NamedSharding
 
@@ -263,7 +263,8 @@ def _follow(maker: str, name: str) -> None:
         mesh = _mesh_of(self)
         if made and mesh is not None:
             function = getattr(self, name)
-            setattr(self, name, lambda carried, all_: function(carried, _all_over(mesh, all_)))
+            over = functools.partial(_over, mesh)
+            setattr(self, name, lambda carried, batches: function(carried, map(over, batches)))
         return getattr(self, name)
 
     setattr(JAXTrainer, maker, make)
@@ -274,10 +275,6 @@ def _mesh_of(model: Any) -> Mesh | None:
     layouts = (variable._layout for variable in model.variables)
     meshes = (layout.mesh for layout in layouts if isinstance(layout, jax.NamedSharding))
     return next((mesh for mesh in meshes if len(mesh.axis_names) > 1), None)
-
-
-def _all_over(mesh: Mesh, batches: Iterable[Any]) -> Iterator[Any]:
-    return (_over(mesh, batch) for batch in batches)
 
 
 def _over(mesh: Mesh, batch: Tree) -> Tree:

@@ -89,7 +89,11 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
     lines = {**reads, **program.carried_lines}
     nnx = {n: line for n, line in lines.items() if holds_objects(namespace[n])}
     assigned = {n: line for n, line in program.carried_lines.items() if n not in nnx}
-    trees = {n: line for n, line in assigned.items() if not _holds_open(namespace[n])}
+    trees = {
+        n: line
+        for n, line in assigned.items()
+        if not any(map(is_open, jax.tree.leaves(namespace[n])))
+    }
     source = function_source(request, ())
     whole = changed_later(source) & reads.keys()
     planned = request.options.planning.only
@@ -152,8 +156,3 @@ def check_same(values: dict[str, Any], lines: dict[str, int]) -> None:
         if own:
             sums[name] = of_arrays(map(as_data, own))
     check_state(sums, lines, processes.gather)
-
-
-def _holds_open(value: Any) -> bool:
-    """Whether there is an object of the user's in a pytree."""
-    return any(is_open(leaf) for leaf in jax.tree.leaves(value))

@@ -105,7 +105,7 @@ def _mean_gradient(
 ) -> Any:
     """The gradient, averaged over replicas if it is one of variables."""
     replica = tf.distribute.get_replica_context()
-    if replica is None or not _has_variable(sources):
+    if replica is None or not any(map(_is_variable, tf.nest.flatten(sources))):
         return _gradient_upstream(self, target, sources, *args, **kwargs)
     share = shares.here()
     given = bool(args) or kwargs.get("output_gradients") is not None
@@ -133,10 +133,6 @@ def _mean_gradient(
 
 def _is_variable(source: Any) -> bool:
     return isinstance(source, (tf.Variable, keras.Variable))
-
-
-def _has_variable(sources: Any) -> bool:
-    return any(map(_is_variable, tf.nest.flatten(sources)))
 
 
 def _part_of_mean(scale: Any, target: Any, share: Share) -> Any:
