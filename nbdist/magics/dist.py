@@ -23,7 +23,7 @@ from nbdist.magics.start_options import (
     starting_arguments,
 )
 from nbdist.records import GUARD_STEPS
-from nbdist.session.cluster import MOST_HEALS
+from nbdist.session.cluster import MAX_RECOVERIES
 from nbdist.session.discovery import attach, stop_all
 from nbdist.views.surface import show_once
 
@@ -95,7 +95,7 @@ class DistMagics(ClusterMagics):
     @argument(
         "--max-heals",
         type=int,
-        default=MOST_HEALS,
+        default=MAX_RECOVERIES,
         metavar="N",
         help="How often, in an hour, a run with --checkpoint goes on after it has lost workers.",
     )
@@ -104,7 +104,9 @@ class DistMagics(ClusterMagics):
         action="store_true",
         help="Go on with fewer workers, and the same batch, where lost ones cannot be started.",
     )
-    @argument("--once", action="store_true", help="Never run this cell again to heal a later run.")
+    @argument(
+        "--once", action="store_true", help="Never run this cell again to recover a later run."
+    )
     @argument("--resume", action="store_true", help="Go on from the newest checkpoint.")
     @argument(
         "--prefetch",

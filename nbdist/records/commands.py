@@ -1,4 +1,4 @@
-"""What a cell is (kernel → engine)."""
+"""Cells and commands from the kernel to engines."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nbdist.records.plan import Planning
 
 
 class StepProgram(Record, frozen=True):
-    """A cell as the body of a step; lines count from 1, the magic's own.
+    """A cell as the body of a step function. Line 1 is the magic's line.
 
     Attributes:
-        body: the function's lines from the second on; it returns (report, carried values).
-        given: the names of the batch's arguments.
-        reads: names that it takes from the namespace, with the line of their first use.
-        carried: names that it reads and then assigns.
-        carried_lines: the first line of each.
-        report: the text of the expression that it reports.
+        body: lines of the function after its first. It returns (report, carried values).
+        given: parameter names of the batch.
+        reads: names read from the namespace, with the line of their first use.
+        carried: names that the step reads and then assigns.
+        carried_lines: first line of each carried name.
+        report: source of the reported expression.
     """
 
     body: str
@@ -31,23 +31,23 @@ class StepProgram(Record, frozen=True):
 
 
 class StepOptions(Record, frozen=True):
-    """How a step is to be run, as it was asked for.
+    """Options of a step cell.
 
     Attributes:
-        data: the name of the data set on the ranks.
-        epochs: how often the data are gone through.
-        batch: samples in a global batch; 0 when the data's elements are batches already.
-        shuffle: seed of the order of the samples; None leaves them in their order.
-        steps: steps after which the run ends; 0 is no limit.
-        bucket: lengths to which sequences are padded; none leaves them as they are.
-        scale_lr: learning rates are multiplied by the number of replicas, after a warm-up.
-        check: the first step is compared with one replica's before the run.
-        jit: the step is compiled as a whole.
-        on_nan: whether a value that is not finite ends the run.
-        prefetch: batches that are made ahead of their steps; `auto` begins when steps wait.
-        profile: steps that are traced after the first ones; 0 is none.
-        profile_folder: where the trace of rank R goes, as `rank-R`; empty, it is not kept.
-        planning: what is asked of the layout, under pjrt.
+        data: name of the data set on the ranks.
+        epochs: passes over the data.
+        batch: samples in a global batch; 0 if the elements of the data are batches.
+        shuffle: seed of the order of samples; None to keep their order.
+        steps: steps of the run; 0 for no limit.
+        bucket: lengths to which sequences are padded; empty for no padding.
+        scale_lr: multiply learning rates by the number of replicas after a warm-up.
+        check: compare the first step with a step on one replica before the run.
+        jit: compile the step as a whole.
+        on_nan: action on a value that is not finite.
+        prefetch: batches prepared ahead of their steps; `auto` starts when steps wait.
+        profile: steps to trace after the first ones; 0 for none.
+        profile_folder: folder of the traces `rank-R`; empty to discard them.
+        planning: request to the planner, under pjrt.
     """
 
     data: str
@@ -67,22 +67,22 @@ class StepOptions(Record, frozen=True):
 
 
 class StepRequest(Record, frozen=True):
-    """A step and how it is to be run."""
+    """A step and its options."""
 
     program: StepProgram
     options: StepOptions
 
 
 class Saving(Record, frozen=True):
-    """How a run's state is saved, so that it can go on from there.
+    """Checkpoints of a run.
 
     Attributes:
-        folder: where; the same one on every host.
-        every_steps: steps between two checkpoints; 0 where `every_s` counts.
-        every_s: seconds between two.
-        keep: how many are kept; the oldest ones go.
-        resume: the run goes on from the newest one, if there is one.
-        shrink: it goes on with fewer ranks where some are lost and cannot be started again.
+        folder: path of the checkpoints, the same on every host.
+        every_steps: steps between two checkpoints; 0 if `every_s` is set.
+        every_s: seconds between two checkpoints.
+        keep: number of checkpoints to keep. nbdist deletes the oldest.
+        resume: resume from the newest checkpoint, if one exists.
+        shrink: continue with fewer ranks if lost ranks cannot be restarted.
     """
 
     folder: str
@@ -93,22 +93,22 @@ class Saving(Record, frozen=True):
     shrink: bool = False
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a rank is sent of cell number `number`; they count from 1 within the cluster."""
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A command to a rank about cell `number`, which counts from 1 in the cluster."""
 
     number: int
 
 
 SOON = -1
-"""In `StopAfter`: the last step is still to be agreed on."""
+"""Value of `StopAfter.step` until the ranks agree on the last step."""
 
 
-class StopAfter(Order, frozen=True):
-    """Steps were interrupted: the last one that ranks make.
+class StopAfter(Command, frozen=True):
+    """End the steps of a cell after a last step.
 
     Attributes:
-        step: counts from 1; `SOON` before the ranks have said how far they go.
-        limit: how far a rank may go until it is known; 0 leaves that to the rank.
+        step: last step, from 1; `SOON` until the ranks have reported their progress.
+        limit: last step that a rank may start until then; 0 for the rank's choice.
     """
 
     step: int
@@ -116,65 +116,64 @@ class StopAfter(Order, frozen=True):
 
 
 WATCHDOG = "watchdog "
-"""What the announcement of an engine's watchdog begins with; its rank follows."""
+"""Prefix of the announcement of an engine's watchdog; the rank follows."""
 
 
-class Diagnose(Order, frozen=True):
-    """Say where the main thread is (`Where`): asked of the watchdog.
+class Diagnose(Command, frozen=True):
+    """Ask the watchdog for the position of the main thread (`Where`).
 
     Attributes:
-        waits: say also whether it waits in a collective. A rank that has ended the cell answers.
+        waits: report also if it waits in a collective. A rank that ended the cell answers.
     """
 
     waits: bool = False
 
 
-class StillThere(Order, frozen=True):
-    """Say that the rank is in the cell, or how it ended there: asked of the watchdog.
+class StatusQuery(Command, frozen=True):
+    """Ask the watchdog if the rank is in the cell, or how the cell ended there.
 
-    A rank that has not begun the cell says so, and does not begin it any more.
+    A rank that has not started the cell reports that and does not start it any more.
     """
 
 
-class Hurry(Order, frozen=True):
-    """No interrupt waits for the end of a step any more: asked of the watchdog."""
+class ForceInterrupt(Command, frozen=True):
+    """Tell the watchdog to raise interrupts at once, not at the end of a step."""
 
 
-class BreakOff(Order, frozen=True):
-    """End the collectives of a strategy that the main thread waits in: asked of the watchdog.
+class AbortCollectives(Command, frozen=True):
+    """Tell the watchdog to abort the collectives of a strategy that the main thread waits in.
 
-    Whoever waits in one gets an error at once. No collective works from then on, on any rank,
-    before the strategy has been built again.
+    A thread that waits in one gets an error at once. No collective of the strategy works on any
+    rank until nbdist rebuilds the strategy.
     """
 
     strategy: StrategyName
 
 
 GUARD_STEPS = 200
-"""Between two comparisons of the ranks' states, unless something else is asked for."""
+"""Default number of steps between two comparisons of the ranks' states."""
 
 
-class CellRequest(Order, frozen=True):
-    """A cell to run once on each rank, or, with `step`, once for each batch.
+class CellRequest(Command, frozen=True):
+    """A cell to run once on each rank, or once for each batch if `step` is set.
 
     Attributes:
-        source: the code, with as many lines before it as it has in the notebook.
-        label: the notebook's own execution count, for tracebacks.
-        strategy: the strategy whose scope the cell runs in, if any.
+        source: the code, after as many empty lines as precede it in the notebook cell.
+        label: execution count of the notebook, for tracebacks.
+        strategy: strategy whose scope the cell runs in; None for no scope.
         awaits: the cell uses `await` at top level.
-        precision: what Keras's layers compute in; None leaves it to them.
-        saving: how the state of its steps, or of what it fits, is saved; None is not at all.
-        names: the names that it reads and binds, if something is to be saved of it, or compared
-            over ranks.
-        makes: those of them that are its own: what they mean before it binds them is not its.
-        replays: it is run again for the names that it binds: what it fits is not trained again.
-        seconds: how long the run has gone on before; more than 0 where it is healed.
-        guard: steps after which the ranks' states are compared again; 0 is never.
-        planning: what is asked of the layout of what the cell fits, under pjrt.
-        seed: of every random generator when the cell begins; None leaves them as they are.
-        own_data: what Keras is given is each rank's part of the data.
-        generators: states that they take before, packed by `worker/runtime/rng_alignment.py`; empty
-            leaves them.
+        precision: compute type of Keras layers; None to leave their policy.
+        saving: checkpoints of its steps or of its `fit`; None for no checkpoints.
+        names: names that the cell reads and binds, if they are saved or compared over ranks.
+        makes: those names that the cell binds before it reads them.
+        replays: nbdist repeats the cell for the names that it binds. `fit` does not train again.
+        seconds: duration of the run before a recovery; 0 for a new run.
+        guard: steps between two comparisons of the ranks' states; 0 for none.
+        planning: request to the planner for what the cell fits, under pjrt.
+        seed: seed of every random generator at the start of the cell; None to keep the states.
+        own_data: the data for Keras are each rank's own part.
+        generators: states of the generators at the start of the cell, packed by
+            `worker/runtime/rng_alignment.py`; empty to keep the states.
     """
 
     source: str
@@ -196,6 +195,6 @@ class CellRequest(Order, frozen=True):
 
     @property
     def is_plan(self) -> bool:
-        """Whether it is only planned, and nothing is trained."""
+        """True if nbdist plans the cell and does not train."""
         of_step = self.step is not None and self.step.options.planning.only
         return of_step or self.planning.only

@@ -1,4 +1,4 @@
-"""Hosts that a scheduler gives: how it is asked, and how they find the notebook's machine."""
+"""Requests for hosts from a scheduler, and their connection to the notebook's machine."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from nbdist.records.base import Launcher, Record
 
 
 class Batch(Record, frozen=True):
-    """How a scheduler is asked for hosts.
+    """A request for hosts from a scheduler.
 
     Attributes:
-        launcher: which.
-        queue: its partition or queue; empty for the default one.
-        time: how long the hosts are needed, in the scheduler's words; empty for its default.
-        gpus: of each host; 0 does not ask for any.
-        options: further words for it, an option each.
-        python: the program on the hosts; empty for the one at the same path as here.
-        listen: the address of this machine that hosts connect to; empty for its own.
-        image: of Kubernetes' containers.
-        namespace: Kubernetes'; empty for the one that its configuration has.
-        pod: a file with what Kubernetes' pods have beside; empty for none.
+        launcher: name of the scheduler.
+        queue: partition or queue; empty for the default one.
+        time: time limit in the scheduler's format; empty for its default.
+        gpus: GPUs of each host; 0 for no request.
+        options: extra options for the scheduler.
+        python: interpreter on the hosts; empty for the path of this machine's.
+        listen: address of this machine for the hosts; empty for its own name.
+        image: container image on Kubernetes.
+        namespace: namespace on Kubernetes; empty for the configured one.
+        pod: file with extra fields of the pod on Kubernetes; empty for none.
     """
 
     launcher: Launcher
@@ -33,16 +33,18 @@ class Batch(Record, frozen=True):
     pod: str = ""
 
 
-class Calling(Record, frozen=True):
-    """How a host calls this machine; whoever has it can run programs for the cluster's user.
+class DialInTicket(Record, frozen=True):
+    """Secret ticket of a host for its connection to this machine.
+
+    The holder can run programs as the user of the cluster.
 
     Attributes:
-        address: this machine's.
-        port: likewise, over TCP.
-        key: private, by which the host is known (OpenSSH's format).
-        trusted: public, of the only one who may give it orders.
-        cluster: whose folders' names begin with it, after `nbdist-`.
-        job: of which this is a part, by its number.
+        address: address of this machine.
+        port: TCP port of this machine.
+        key: private key of the host, in OpenSSH's format.
+        trusted: public key of the only client that may send commands.
+        cluster: cluster id, part of the folder names `nbdist-ID...`.
+        job: number of the job.
     """
 
     address: str
@@ -53,12 +55,12 @@ class Calling(Record, frozen=True):
     job: int
 
 
-class Caller(Record, frozen=True):
-    """A host that has called.
+class DialedHost(Record, frozen=True):
+    """A host that connected to this machine.
 
     Attributes:
-        job: of which it is a part, by its number.
-        task: which part, from 0.
+        job: number of its job.
+        task: index of the task in the job, from 0.
     """
 
     job: int
@@ -66,14 +68,14 @@ class Caller(Record, frozen=True):
 
 
 class JobState(Record, frozen=True):
-    """What the scheduler says of a job.
+    """State of a job, from the scheduler.
 
     Attributes:
-        word: its own, in capitals as a rule; empty where it knows nothing of it.
-        detail: the reason, or when it is to begin, as far as it says.
-        waits: it has no hosts yet.
-        over: it has none any more, and will have none.
-        restarts: how often it was queued again.
+        word: the scheduler's name of the state; empty if it does not know the job.
+        detail: reason, or expected start, if the scheduler reports it.
+        waits: the job has no hosts yet.
+        over: the job has ended.
+        restarts: number of requeues.
     """
 
     word: str

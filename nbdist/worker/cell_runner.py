@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.inspection.replicated import ReplicatedArrays
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
-    from nbdist.worker.training.step_contract import Stepper
+    from nbdist.worker.training.step_contract import StepStrategy
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
@@ -194,8 +194,10 @@ class _Cell:
     def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
         namespace = self._shell.user_ns
         training_loop.check_names(request, namespace)
-        stepper = self._stepper(request, namespace)
-        training_loop.run(self._worker, request, namespace, stepper, stop, self._request.saving)
+        step_strategy = self._step_strategy(request, namespace)
+        training_loop.run(
+            self._worker, request, namespace, step_strategy, stop, self._request.saving
+        )
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
@@ -212,7 +214,7 @@ class _Cell:
                 return order
         return None
 
-    def _stepper(self, request: StepRequest, namespace: dict[str, Any]) -> Stepper:
+    def _step_strategy(self, request: StepRequest, namespace: dict[str, Any]) -> StepStrategy:
         strategy = self._worker.strategies[self._request.strategy or "mirrored"]
         if self._request.strategy == "pjrt":
             from nbdist.worker.jax.step.step import PjrtStep

@@ -148,19 +148,19 @@ def become(identity: WorkerIdentity) -> Worker:
 
 
 def current() -> Worker:
-    """The rank that this process is."""
+    """Return the rank that this process is."""
     if _worker is None:
         raise RuntimeError("this engine has not been told its rank")
     return _worker
 
 
 def if_any() -> Worker | None:
-    """The rank that this process is; None before it has been told."""
+    """Return the rank that this process is; None before it has been told."""
     return _worker
 
 
 def strategies() -> dict[StrategyName, Any]:
-    """What was built on this rank; nothing in a process that is none."""
+    """Return the strategies of this rank; empty in a process that is no rank."""
     return {} if _worker is None else _worker.strategies
 
 

@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nbdist.records import Columns, Metrics, Note
-from nbdist.worker.runtime.reporter import Probe
-from nbdist.worker.runtime.row_buffer import Sheets
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
 
 if TYPE_CHECKING:
     import contextlib
 
-    from nbdist.records import NoteTopic, Speech, WorkerIdentity
+    from nbdist.records import AnyEvent, NoteTopic, WorkerIdentity
     from nbdist.worker.runtime.memory import MemoryGauge
 
 
@@ -38,7 +38,7 @@ class RankReporter:
         self.rank = identity.rank
         self.cell = 0
         self._shield = shield
-        self._probe = Probe(identity.stream, Sheets(identity.rank, gauge))
+        self._reporter = Reporter(identity.stream, RowBuffer(identity.rank, gauge))
         self._noted: set[str] = set()
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
@@ -63,10 +63,10 @@ class RankReporter:
         """Return the fields that every record begins with."""
         return {"rank": self.rank, "cell": self.cell}
 
-    def say(self, record: Speech, *, urgent: bool = False) -> None:
+    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record; if urgent, wait until it is handed to ZeroMQ."""
         with self._shield:
-            self._probe.say(record, urgent=urgent)
+            self._reporter.say(record, urgent=urgent)
 
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Report a line about the run; the notebook shows equal lines of several ranks once."""
@@ -116,16 +116,16 @@ class RankReporter:
         columns = Columns(measures=tuple(measured), own=tuple(own), shared=tuple(shared))
         row = (epoch, step, seconds, *measured.values(), *own.values(), *shared.values())
         with self._shield:
-            self._probe.report(self.cell, columns, row)
+            self._reporter.report(self.cell, columns, row)
 
     def flush(self) -> None:
         """Hand all records to ZeroMQ, so that the end of this process loses none."""
         with self._shield:
-            self._probe.flush()
+            self._reporter.flush()
 
     def close(self) -> None:
         """Send what is pending, before the process ends."""
-        self._probe.close()
+        self._reporter.close()
 
 
 def _scalar(name: str, value: Any) -> float:

@@ -128,19 +128,19 @@ class CompiledStep:
         variables: tuple[tf.Variable, ...] = traced.graph.variables
         return variables
 
-    def read(self, report: Any) -> step_contract.Landed:
+    def read(self, report: Any) -> step_contract.StepResult:
         """Return the mean over this rank's own replicas."""
         reason = self._watch.reason
         if self._replicas.local == 1:
             measured = self._clock.measured(report.get(COLLECTIVES))
             values = {n: float(value) for n, value in report.items() if n != COLLECTIVES}
             finite = bool(values.pop(FINITE))
-            return step_contract.Landed(values, finite, reason, measured)
+            return step_contract.StepResult(values, finite, reason, measured)
         results = self._replicas.strategy.experimental_local_results
         local = {name: [part.numpy() for part in results(v)] for name, v in report.items()}
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
-        return step_contract.Landed(values, finite, reason)
+        return step_contract.StepResult(values, finite, reason)
 
     def tracings(self) -> int:
         """Return how often the step was traced."""

@@ -122,7 +122,7 @@ class MirroredStep:
         self._rates.next_step()
         return self._compiled(batch)
 
-    def read(self, report: Any) -> step_contract.Landed:
+    def read(self, report: Any) -> step_contract.StepResult:
         return self._compiled.read(report)
 
     def compilations(self) -> int:

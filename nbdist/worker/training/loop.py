@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.rank_reporter import RankReporter
     from nbdist.worker.runtime.stop_point import StopPoint
-    from nbdist.worker.training.step_contract import Stepper
+    from nbdist.worker.training.step_contract import StepStrategy
     from nbdist.worker.training.trace_schedule import Plan
 
 MANY_COMPILATIONS = 4
@@ -51,7 +51,7 @@ def run(
     worker: Worker,
     request: StepRequest,
     namespace: dict[str, Any],
-    stepper: Stepper,
+    step_strategy: StepStrategy,
     stop: StopPoint,
     saving: Saving | None,
 ) -> None:
@@ -69,23 +69,23 @@ def run(
             options,
             rank=worker.rank,
             ranks=worker.world_size,
-            gather=stepper.gather,
+            gather=step_strategy.gather,
         )
         if options.planning.only:
-            _plan(worker, source, stepper)
+            _plan(worker, source, step_strategy)
             return
         with contextlib.ExitStack() as ending:
-            loop = _Loop(worker, options, stepper, source, stop, saving)
+            loop = _Loop(worker, options, step_strategy, source, stop, saving)
             ending.push(loop.end)
             loop.run()
     finally:
-        stepper.finish()
+        step_strategy.finish()
 
 
-def _plan(worker: Worker, source: Source, stepper: Stepper) -> None:
+def _plan(worker: Worker, source: Source, step_strategy: StepStrategy) -> None:
     """Say how steps would be laid out; none is made."""
-    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
-    plan = stepper.layout(next(source.epoch(1, cut)))
+    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
+    plan = step_strategy.layout(next(source.epoch(1, cut)))
     if worker.rank == 0:
         worker.reporter.say(Planned(plan=plan, only=True, **worker.reporter.said()))
 
@@ -103,7 +103,7 @@ class _Loop:
         self,
         worker: Worker,
         options: StepOptions,
-        stepper: Stepper,
+        step_strategy: StepStrategy,
         source: Source,
         stop: StopPoint,
         saving: Saving | None,
@@ -111,24 +111,24 @@ class _Loop:
         self._stop = stop
         self._worker = worker
         self._options = options
-        self._stepper = stepper
+        self._step_strategy = step_strategy
         self._source = source
-        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
+        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
         reporter = worker.reporter
         self._feed = Feed(source, options, reporter.note, self._pass_over)
         self._flight = StepsInFlight(
-            reporter, stepper, _plans(worker, options, stepper.tracer), options.on_nan
+            reporter, step_strategy, _plans(worker, options, step_strategy.tracer), options.on_nan
         )
-        self._compilations = _Compilations(reporter, stepper)
+        self._compilations = _Compilations(reporter, step_strategy)
         self._checkpoints = checkpoints(
             saving,
             reporter,
             ranks=worker.world_size,
             batch=options.batch,
             common=source.common,
-            gather=stepper.gather,
+            gather=step_strategy.gather,
         )
-        self._guard = guard_of(worker, lambda: stepper.gather)
+        self._guard = guard_of(worker, lambda: step_strategy.gather)
         self._state: State
         self._begun = self._stops = False
         self._at = Position(step=0, epoch=1, batches=0)
@@ -177,8 +177,8 @@ class _Loop:
                 self._make(batch, input_s)
                 if self._left == 0:
                     break
-        self._flight.land_all()
-        self._stepper.write_back()
+        self._flight.read_all()
+        self._step_strategy.write_back()
         at = self._at
         if not at.rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")
@@ -207,15 +207,15 @@ class _Loop:
         self._worker.progress.step = step
         self._flight.begin(at, batch, input_s)
         self._compilations.note(step, batch)
-        self._flight.land_oldest()
+        self._flight.read_oldest()
         if self._guard.due(step):
-            self._flight.land_all()  # on all ranks: none that differs leaves a step under way
+            self._flight.read_all()  # on all ranks: none that differs leaves a step under way
             self._guard.compare(step, lambda: self._state)
             self._flight.restart_clock()
 
     def _save(self) -> None:
         """Save the state after the last step, unless that has been done."""
-        self._flight.land_all()
+        self._flight.read_all()
         self._checkpoints.save(self._at)
         self._flight.restart_clock()
 
@@ -224,43 +224,43 @@ class _Loop:
         self._begun = True
         options, source = self._options, self._source
         if source.common and self._cut.ranks > 1:
-            check_data(options.data, batch, source.samples, self._stepper.gather)
-        self._stepper.prepare(batch)
+            check_data(options.data, batch, source.samples, self._step_strategy.gather)
+        self._step_strategy.prepare(batch)
         reporter = self._worker.reporter
-        if self._stepper.plan is not None and reporter.rank == 0:
-            reporter.say(Planned(plan=self._stepper.plan, **reporter.said()))
+        if self._step_strategy.plan is not None and reporter.rank == 0:
+            reporter.say(Planned(plan=self._step_strategy.plan, **reporter.said()))
         steps = source.steps * options.epochs if source.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
         rates = (
-            self._stepper.scale_rates(warm_up_steps(steps, source.steps), self._at.step)
+            self._step_strategy.scale_rates(warm_up_steps(steps, source.steps), self._at.step)
             if options.scale_lr
             else ()
         )
         begun = StepBegun(
-            replicas=self._stepper.replicas,
+            replicas=self._step_strategy.replicas,
             batch=options.batch or batch.rows,
             samples=source.samples,
             epochs=options.epochs,
             steps=steps,
             sharding=source.sharding,
             rates=rates,
-            changes=self._stepper.changes,
+            changes=self._step_strategy.changes,
             **reporter.said(),
         )
         reporter.say(begun)
         for text in remarks(begun):
             reporter.note("batch", text, warning=True)
-        self._state = self._stepper.state()
+        self._state = self._step_strategy.state()
         self._checkpoints.open(self._state)
         if options.check:
             self._check(batch)
 
     def _check(self, batch: Batch) -> None:
-        found = self._stepper.check(batch)
+        found = self._step_strategy.check(batch)
         checked = Checked(
             rows=batch.rows,
-            replicas=self._stepper.replicas,
+            replicas=self._step_strategy.replicas,
             differences=found.differences,
             causes=found.causes,
             **self._worker.reporter.said(),
@@ -281,22 +281,22 @@ class _Compilations:
 
     Args:
         reporter: of this rank.
-        stepper: makes the steps.
+        step_strategy: makes the steps.
     """
 
-    def __init__(self, reporter: RankReporter, stepper: Stepper) -> None:
+    def __init__(self, reporter: RankReporter, step_strategy: StepStrategy) -> None:
         self._reporter = reporter
-        self._stepper = stepper
+        self._step_strategy = step_strategy
         self._compiled = 0
 
     def note(self, step: int, batch: Batch) -> None:
         """Report a compilation since the last call, for the batch of that step."""
-        compiled = self._stepper.compilations()
+        compiled = self._step_strategy.compilations()
         if compiled == self._compiled:
             return
         again, self._compiled = self._compiled > 0, compiled
-        if self._stepper.footprint is not None:
-            report_footprint(self._reporter, self._stepper.footprint)
+        if self._step_strategy.footprint is not None:
+            report_footprint(self._reporter, self._step_strategy.footprint)
         if again:
             text = f"step {step} was compiled anew for a batch of {described(batch.values)}"
             self._reporter.note("compiled", text)

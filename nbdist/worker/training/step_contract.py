@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbdist.worker.training.parity import Findings
 
 
-class Landed(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True):
     """A step that is done.
 
     Attributes:
@@ -53,7 +53,7 @@ def report_footprint(reporter: RankReporter, found: Footprint) -> None:
         reporter.say(Compiled(**structs.asdict(found), **reporter.said()))
 
 
-class Stepper(Protocol):
+class StepStrategy(Protocol):
     """One framework's way to make a step.
 
     Attributes:
@@ -116,7 +116,7 @@ class Stepper(Protocol):
         """Begin a step; returns its report, which may not be there yet."""
         ...
 
-    def read(self, report: Any) -> Landed:
+    def read(self, report: Any) -> StepResult:
         """Wait for a report."""
         ...
 

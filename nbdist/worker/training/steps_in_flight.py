@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from nbdist.worker.checkpoint.folder import Position
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.runtime.rank_reporter import RankReporter
-    from nbdist.worker.training.step_contract import Stepper
+    from nbdist.worker.training.step_contract import StepStrategy
     from nbdist.worker.training.trace_schedule import Plan
 
 IN_FLIGHT = 2
 """Steps that may be under way before the oldest one's report is read, and so waited for."""
 
 
-class _Flying(NamedTuple):
+class _StepInFlight(NamedTuple):
     """A step that is under way.
 
     Attributes:
@@ -43,7 +43,7 @@ class StepsInFlight:
 
     Args:
         reporter: of this rank.
-        stepper: makes the steps.
+        step_strategy: makes the steps.
         plans: steps to trace.
         on_nan: action on a value that is not finite.
 
@@ -52,22 +52,26 @@ class StepsInFlight:
     """
 
     def __init__(
-        self, reporter: RankReporter, stepper: Stepper, plans: tuple[Plan, ...], on_nan: OnNan
+        self,
+        reporter: RankReporter,
+        step_strategy: StepStrategy,
+        plans: tuple[Plan, ...],
+        on_nan: OnNan,
     ) -> None:
         self._reporter = reporter
-        self._stepper = stepper
+        self._step_strategy = step_strategy
         self._on_nan = on_nan
-        self.tracing = Tracing(stepper.tracer, plans, self.land_all)
-        self._flying: deque[_Flying] = deque()
+        self.tracing = Tracing(step_strategy.tracer, plans, self.read_all)
+        self._steps: deque[_StepInFlight] = deque()
         self._not_finite: set[str] = set()
-        self._landed_at = time.perf_counter()
+        self._step_ended_at = time.perf_counter()
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self._steps)
 
     def restart_clock(self) -> None:
         """Count the time before now to no step."""
-        self._landed_at = time.perf_counter()
+        self._step_ended_at = time.perf_counter()
 
     def begin(self, at: Position, batch: Batch, input_s: float) -> None:
         """Begin the step that ends at that position.
@@ -77,48 +81,52 @@ class StepsInFlight:
             batch: of the step.
             input_s: seconds that were waited for it.
         """
-        self._landed_at += self.tracing.before(at.step, at.epoch)
-        report = self._stepper.step(batch)
-        self._flying.append(_Flying(at, batch.rows, input_s, report))
+        self._step_ended_at += self.tracing.before(at.step, at.epoch)
+        report = self._step_strategy.step(batch)
+        self._steps.append(_StepInFlight(at, batch.rows, input_s, report))
 
-    def land_oldest(self) -> None:
+    def read_oldest(self) -> None:
         """Read the oldest report if more than `IN_FLIGHT` steps are under way.
 
         Raises:
             StepError: a value is not finite; an `AnotherRankError` if it is another rank's.
         """
-        if len(self._flying) > IN_FLIGHT:
-            self._land()
+        if len(self._steps) > IN_FLIGHT:
+            self._read_oldest()
 
-    def land_all(self) -> None:
-        """Read all reports; raises as `land_oldest`."""
-        while self._flying:
-            self._land()
+    def read_all(self) -> None:
+        """Read all reports; raises as `read_oldest`."""
+        while self._steps:
+            self._read_oldest()
 
     def report(
         self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]
     ) -> None:
         """Send the values of a step, or with `step` -1 those of an epoch."""
-        own, shared = ({}, values) if self._stepper.reduced else (values, {})
+        own, shared = ({}, values) if self._step_strategy.reduced else (values, {})
         self._reporter.report_values(epoch, step, own=own, shared=shared, measured=measured)
 
-    def _land(self) -> None:
-        at, rows, input_s, report = self._flying.popleft()
+    def _read_oldest(self) -> None:
+        at, rows, input_s, report = self._steps.popleft()
         sums = at.sums
-        landed = self._stepper.read(report)
-        before, self._landed_at = self._landed_at, time.perf_counter()
-        for name, value in landed.values.items():
+        step_result = self._step_strategy.read(report)
+        before, self._step_ended_at = self._step_ended_at, time.perf_counter()
+        for name, value in step_result.values.items():
             sums[name] = sums.get(name, 0.0) + value * rows
-        measured = {"step_s": self._landed_at - before, "input_s": input_s, **landed.measured}
-        self.tracing.landed(at.step, measured)
-        self.report(at.epoch, at.step, landed.values, measured)
-        bad = [name for name, value in landed.values.items() if not math.isfinite(value)]
+        measured = {
+            "step_s": self._step_ended_at - before,
+            "input_s": input_s,
+            **step_result.measured,
+        }
+        self.tracing.step_result(at.step, measured)
+        self.report(at.epoch, at.step, step_result.values, measured)
+        bad = [name for name, value in step_result.values.items() if not math.isfinite(value)]
         for name in [name for name in bad if name not in self._not_finite]:
             self._not_finite.add(name)
-            text = f"`{name}` is {landed.values[name]} at step {at.step}, epoch {at.epoch}"
+            text = f"`{name}` is {step_result.values[name]} at step {at.step}, epoch {at.epoch}"
             self._reporter.note("nan", text, warning=True)
-        if not landed.finite and self._on_nan == "stop":
-            self._stop_not_finite(at.step, bad, landed.reason)
+        if not step_result.finite and self._on_nan == "stop":
+            self._stop_not_finite(at.step, bad, step_result.reason)
 
     def _stop_not_finite(self, step: int, bad: list[str], reason: str) -> None:
         if not bad:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class PlannedMesh(MeshWithTarget, Protocol):
     """The part of `PjRTStrategy` that a step uses."""
 
-    def note_laid(self, arrays: Iterable[jax.Array]) -> None:
+    def note_sharded(self, arrays: Iterable[jax.Array]) -> None:
         """Note that a plan has laid these arrays out."""
         ...
 
-    def has_laid(self, array: jax.Array) -> bool:
+    def has_sharded(self, array: jax.Array) -> bool:
         """Return whether a plan, not the user, has laid the array out."""
         ...
 
@@ -90,9 +90,9 @@ class StepLayout:
         self._function.names.read.place(at)
 
     def _full(self, batch: Any, rows: int) -> Any:
-        """The batch with as many rows as others have: it may be the last one of an epoch.
+        """Return the batch with as many rows as others have: it may be the last of an epoch.
 
-        A run that goes on from there is to be laid out as it was.
+        A run that resumes there keeps its layout.
         """
         usual = self._options.batch
         if usual in (0, rows):
@@ -118,4 +118,4 @@ class StepLayout:
 
     def _stays(self, array: Any) -> bool:
         """Return whether its user has cut it; what an earlier plan has cut may move."""
-        return is_cut(array, self._strategy.mesh) and not self._strategy.has_laid(array)
+        return is_cut(array, self._strategy.mesh) and not self._strategy.has_sharded(array)

@@ -207,11 +207,11 @@ class PjrtStep:
         self._reported = report
         return report
 
-    def read(self, report: Any) -> step_contract.Landed:
+    def read(self, report: Any) -> step_contract.StepResult:
         """Of values that are not finite, the loss decides, as under the mirrored strategy."""
         values = {name: float(value) for name, value in report.items()}
         deciding = [values["loss"]] if "loss" in values else list(values.values())
-        return step_contract.Landed(values, all(math.isfinite(value) for value in deciding))
+        return step_contract.StepResult(values, all(math.isfinite(value) for value in deciding))
 
     def compilations(self) -> int:
         return 0 if self._compiled is None else len(self._compiled)
@@ -240,5 +240,5 @@ class PjrtStep:
             text = f"{names}: lost with the step that failed; run the cell that makes it again"
             warnings.warn(text, stacklevel=2)
             return False
-        self._strategy.note_laid(group.arrays)
+        self._strategy.note_sharded(group.arrays)
         return True
