@@ -7,12 +7,11 @@ that is known without looking into it, falls short.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 from benchmarks.case import Case
 from benchmarks.compiled_models import MODELS, traced
-from nbdist.planner.hardware.compiler_targets import PACKAGES
+from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 from nbdist.records import Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
 
@@ -24,7 +23,7 @@ ALLOWED = 0.05
 
 
 def cases() -> Iterator[Case]:
-    if importlib.util.find_spec(PACKAGES["tpu"]) is None:
+    if not is_compiler_installed("tpu"):
         return
     for name in MODELS:
         for on in SLICES:

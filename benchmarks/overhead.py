@@ -40,13 +40,13 @@ TARGET = 1 / 0.99
 STAMPED = """
 import time
 from nbdist.worker.runtime import context as state
-ends, _probe = [], state.current()._reporter
-_report = _probe.report
+ends, _reporter = [], state.current().reporter._reporter
+_report = _reporter.report
 def stamped(cell, columns, row):
     if "step_s" in columns.measures and row[1] > 0:
         ends.append(time.perf_counter())
     REPORT
-_probe.report = stamped
+_reporter.report = stamped
 """
 """Notes when each step ended, on either side; the clock is the same in all processes."""
 

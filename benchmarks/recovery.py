@@ -39,9 +39,9 @@ DEATH = """
 import os, pathlib, signal, threading, time
 from nbdist.worker.runtime import context
 def die(step):
-    while context.current().step < step:
+    while context.current().progress.step < step:
         time.sleep(0.001)
-    pathlib.Path({note!r}).write_text(str(context.current().seconds()))
+    pathlib.Path({note!r}).write_text(str(context.current().reporter.seconds()))
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == world_size - 1:
     threading.Thread(target=die, args=(60,), daemon=True).start()

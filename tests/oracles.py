@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-from nbdist.planner.hardware.compiler_targets import PACKAGES
+from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 
 
 def there(platform: str) -> pytest.MarkDecorator:
     """A test that has need of the compiler for `tpu` or `cuda`."""
-    found = importlib.util.find_spec(PACKAGES[platform]) is not None
-    return pytest.mark.skipif(not found, reason="its compiler is in nbdist[oracle]: 1.7 GB")
+    missing = not is_compiler_installed(platform)
+    return pytest.mark.skipif(missing, reason="its compiler is in nbdist[oracle]: 1.7 GB")

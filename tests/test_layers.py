@@ -22,6 +22,12 @@ MOST_LINES = 600
 MOST_MODULES = 22
 """Limit for one folder."""
 
+MOST_ATTRIBUTES = 15
+"""Limit for the instance attributes of one class."""
+
+TO_BE_SPLIT = {"CellMonitor", "StoredLiveRun", "ForkServerClient"}
+"""Classes above that limit for now."""
+
 MOST_AT_THE_TOP = 7
 FRAMEWORKS = {"tensorflow", "jax", "jaxlib", "keras"}
 WITH_FRAMEWORKS = {"worker", "jaxpr", "parallel"}
@@ -197,6 +203,64 @@ def test_files_and_folders_stay_small() -> None:
     sizes = Counter(path.parent for path in files)
     assert sizes[PACKAGE] + 1 <= MOST_AT_THE_TOP  # with `__init__.py`
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def attributes(cls: ast.ClassDef) -> set[str]:
+    """Return the names that methods assign on `self`, and the fields of a mutable record."""
+    assigned = {
+        node.attr
+        for method in cls.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    fields = {
+        node.target.id
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return assigned | fields if is_mutable_record(cls) else assigned
+
+
+def is_mutable_record(cls: ast.ClassDef) -> bool:
+    """Return whether a class is a dataclass or a struct that is not frozen."""
+    makers = [ast.unparse(maker) for maker in (*cls.decorator_list, *cls.bases)]
+    is_record = any(re.search(r"\b(dataclass|Struct|Record)\b", maker) for maker in makers)
+    options = [ast.unparse(keyword) for keyword in cls.keywords]
+    return is_record and not any("frozen=True" in text for text in (*makers, *options))
+
+
+def test_attributes_of_classes_are_counted() -> None:
+    source = """
+@dataclass(slots=True)
+class Mutable:
+    a: int
+    def move(self):
+        self.b, (self.c, *self.d) = 1, (2, 3)
+        self.e: int = 4
+        self.f += self.not_assigned
+        other.g = 5
+
+class Frozen(msgspec.Struct, frozen=True):
+    a: int
+
+class Plain:
+    a: int = 0
+"""
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    assert [attributes(cls) for cls in classes] == [{*"abcdef"}, set(), set()]
+
+
+def test_classes_have_few_instance_attributes() -> None:
+    counts = {
+        f"{module}.{node.name}": len(attributes(node))
+        for module, path in modules().items()
+        if package_of(module) != "records"
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef) and node.name not in TO_BE_SPLIT
+    }
+    assert {name: n for name, n in counts.items() if n > MOST_ATTRIBUTES} == {}
 
 
 def test_modules_that_strings_name_exist() -> None:

@@ -70,7 +70,7 @@ _OF_KERAS = "digest([v.numpy() for v in (*model.variables, *optimizer.variables)
 _FIT = f"""
 class At(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
-        at(state.current().step + 1)
+        at(state.current().progress.step + 1)
 model.fit(x, y, batch_size={BATCH}, epochs={EPOCHS}, verbose=0, callbacks=[At()])
 """
 

@@ -68,7 +68,10 @@ class _Flat:
             if called is not None:
                 outs = self.add(called, ins)
             else:
-                outs = [_fresh(var) for var in eqn.outvars]
+                outs = [
+                    DropVar(var.aval) if isinstance(var, DropVar) else Var(var.aval)
+                    for var in eqn.outvars
+                ]
                 self.eqns.append(eqn.replace(invars=ins, outvars=outs, params=_params(eqn)))
             known.update(zip(eqn.outvars, outs, strict=True))
         return [now(atom) for atom in jaxpr.outvars]
@@ -112,10 +115,6 @@ def _held(program: Any) -> Jaxpr | None:
     ins = [Var(var.aval) for var in whole.invars]
     outs = made.add(program, ins)
     return None if made.constants else whole.replace(invars=ins, eqns=made.eqns, outvars=outs)
-
-
-def _fresh(var: Var) -> Var:
-    return DropVar(var.aval) if isinstance(var, DropVar) else Var(var.aval)
 
 
 def opened(jaxpr: Jaxpr) -> Jaxpr:

@@ -8,6 +8,9 @@ rows in each of them. The numbers are those of the whole batch, but for the orde
 
 from __future__ import annotations
 
+import linecache
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -25,7 +28,6 @@ from nbdist.jaxpr.batch_rows import (
 )
 from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables
 from nbdist.jaxpr.planner_model import of_rows
-from nbdist.jaxpr.source_lines import told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +42,14 @@ it; it is the sum of what parts have; it is made of such sums; it is the same fo
 made in each of them, beside rows or sums."""
 
 Where = Literal["before", "loop", "after"]
+
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple(
+    dict.fromkeys((_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], _PATHS["platstdlib"]))
+)
+_OURS = str(Path(__file__).parents[1])
+_MOST = 60
+"""Letters of a line that are shown."""
 
 
 def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int) -> ClosedJaxpr:
@@ -195,7 +205,7 @@ class Kinds:
             return first, "before"
         if outs is None:
             if beside:
-                raise PlanError(f"{told(eqn)} makes rows of what is made beside others")
+                raise PlanError(f"{_told(eqn)} makes rows of what is made beside others")
             return first, "before"
         if {"rows", "sum"} & {*outs} or "rows" in ins:
             return ["each" if kind in ("same", "zero") else kind for kind in outs], "loop"
@@ -213,12 +223,12 @@ class Kinds:
         self.of |= {var: "rows" if var in self._dims else "same" for var in jaxpr.constvars}
         for eqn in jaxpr.eqns:
             if eqn.effects:
-                raise PlanError(f"{told(eqn)} has effects in a loop")
+                raise PlanError(f"{_told(eqn)} has effects in a loop")
             outs = self._outs(eqn, list(map(self._kind, eqn.invars)))
             if outs is None:
-                raise PlanError(f"{told(eqn)} makes rows in a loop")
+                raise PlanError(f"{_told(eqn)} makes rows in a loop")
             if "after" in outs:
-                raise PlanError(f"{told(eqn)} needs a sum over all rows in a loop")
+                raise PlanError(f"{_told(eqn)} needs a sum over all rows in a loop")
             self.of.update(zip(eqn.outvars, outs, strict=True))
         return list(map(self._kind, jaxpr.outvars))
 
@@ -237,18 +247,18 @@ class Kinds:
         if name == "optimization_barrier" and "after" not in ins:
             return ins
         if "after" in ins or "sum" in ins:
-            raise PlanError(f"{told(eqn)} needs the sum over all rows for each of them")
+            raise PlanError(f"{_told(eqn)} needs the sum over all rows for each of them")
         if name == "scan":
             return self._scan(eqn, ins)
         if name in OPEN:
             return self.read(eqn.params["jaxpr"], ins)
         if eqn.effects:
-            raise PlanError(f"{told(eqn)} has effects")
+            raise PlanError(f"{_told(eqn)} has effects")
         if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
             return ["sum"]
         has_rows = [var in self._dims for var in eqn.outvars]
         if not (is_by_row(eqn, self._dims) if all(has_rows) else is_sum_over_rows(eqn, self._dims)):
-            raise PlanError(f"{told(eqn)} is not known to keep rows of the batch apart")
+            raise PlanError(f"{_told(eqn)} is not known to keep rows of the batch apart")
         return ["rows" if has else "sum" for has in has_rows]
 
     def _without_rows(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
@@ -280,7 +290,7 @@ class Kinds:
         """All branches leave the same kinds; which one it is depends on no row."""
         which, *given = ins
         if which != "same":
-            raise PlanError(f"{told(eqn)}: which branch is taken depends on the batch")
+            raise PlanError(f"{_told(eqn)}: which branch is taken depends on the batch")
         of_each = [self.read(branch.jaxpr, given) for branch in eqn.params["branches"]]
         return [_alike(eqn, set(kinds)) for kinds in zip(*of_each, strict=True)]
 
@@ -291,7 +301,7 @@ def _alike(eqn: Any, kinds: set[Kind]) -> Kind:
         return kinds.pop()
     if kinds == {"zero", "sum"} or kinds == {"zero", "same"}:
         return "sum" if "sum" in kinds else "same"
-    raise PlanError(f"{told(eqn)}: one branch makes it of the batch, another does not")
+    raise PlanError(f"{_told(eqn)}: one branch makes it of the batch, another does not")
 
 
 def _joined(before: Kind, after: Kind) -> Kind:
@@ -376,3 +386,14 @@ def wide(dtype: Any) -> Any:
     """What sums of parts are kept in."""
     half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < jnp.dtype("float32").itemsize
     return jnp.dtype("float32") if half else dtype
+
+
+def _told(eqn: Any) -> str:
+    """Return an operation in words, as in ``sort (line 3: `x = jnp.sort(x, axis=0)`)``."""
+    name, traceback = eqn.primitive.name, eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith((*_LIBRARIES, _OURS)):
+            text = linecache.getline(frame.file_name, frame.line_num).strip()
+            shown = text if len(text) <= _MOST else f"{text[:_MOST]}..."
+            return f"{name} (line {frame.line_num}{': `' + shown + '`' if shown else ''})"
+    return str(name)

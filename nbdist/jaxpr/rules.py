@@ -8,19 +8,58 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
-
-from nbdist.jaxpr.rule_builder import outs_of
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from nbdist.jaxpr.rule_builder import Builder, Rule
-    from nbdist.planner.graph.model import Value
+    from nbdist.planner.graph.dims import Dims
+    from nbdist.planner.graph.model import Kind, Value
+
+    Rule = Callable[["Builder", Any, list[Value]], list[Value]]
+
+
+class Builder(Protocol):
+    """Interface of the graph under construction, for rules."""
+
+    dims: Dims
+
+    def new(self, aval: Any) -> Value:
+        """Return a value of that type, with dimensions that nothing ties."""
+        ...
+
+    def emit(
+        self,
+        kind: Kind,
+        ins: Sequence[Value],
+        outs: Sequence[Value],
+        summed: Sequence[int] = (),
+        flops: float = 0.0,
+        contract: int = 1,
+    ) -> None:
+        """Note an operation."""
+        ...
+
+    def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
+        """What a nested program leaves."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Note what could not be looked into."""
+        ...
+
+    def part(self, why: str) -> None:
+        """Note why the batch and the model cannot both be cut."""
+        ...
+
+
+def _outs_of(build: Builder, eqn: Any) -> list[Value]:
+    """Return values of the types that an equation leaves."""
+    return [build.new(var.aval) for var in eqn.outvars]
 
 
 def _elementwise(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     for out in outs:
         for value in ins:
             if len(value.sizes) == len(out.sizes):
@@ -30,7 +69,7 @@ def _elementwise(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _by_position(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     for value, out in zip(ins, outs, strict=True):
         _tie_all(build, value.groups, out.groups)
     build.emit("stream", ins, outs)
@@ -38,13 +77,13 @@ def _by_position(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _fresh(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     build.emit("stream", ins, outs)
     return outs
 
 
 def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     for dim, place in enumerate(eqn.params["broadcast_dimensions"]):
         if ins[0].sizes[dim] == out.sizes[place]:
             build.dims.tie(ins[0].groups[dim], out.groups[place])
@@ -53,7 +92,7 @@ def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _transpose(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     _tie_all(build, [ins[0].groups[dim] for dim in eqn.params["permutation"]], out.groups)
     build.emit("stream", ins, [out])
     return [out]
@@ -61,7 +100,7 @@ def _transpose(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _reshape(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Of dimensions that are merged or split, the first one carries the cut of the whole."""
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     for olds, news in _factors(ins[0].sizes, out.sizes):
         if olds and news:
             build.dims.tie(ins[0].groups[olds[0]], out.groups[news[0]])
@@ -94,7 +133,7 @@ def _reduced(names: str) -> Rule:
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         axes = _named(eqn, names)
-        outs = outs_of(build, eqn)
+        outs = _outs_of(build, eqn)
         for out in outs:
             _tie_all(build, _without(ins[0], axes), out.groups)
         build.emit("reduce", ins, outs, [ins[0].groups[axis] for axis in axes])
@@ -106,7 +145,7 @@ def _reduced(names: str) -> Rule:
 def _dot(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     left, right = ins
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     for a, b in zip(left_sum, right_sum, strict=True):
         build.dims.tie(left.groups[a], right.groups[b])
     places = iter(out.groups)
@@ -127,7 +166,7 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     params = eqn.params
     numbers = params["dimension_numbers"]
     left, right = ins
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     spec_in, spec_kernel, spec_out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     build.dims.tie(left.groups[spec_in[0]], out.groups[spec_out[0]])
     build.dims.tie(right.groups[spec_kernel[0]], out.groups[spec_out[1]])
@@ -153,7 +192,7 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     table, indices = ins
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     numbers, slices = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     batching = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
@@ -177,7 +216,7 @@ def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     table, indices, updates = ins
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     numbers = eqn.params["dimension_numbers"]
     batching = dict(
         zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
@@ -207,7 +246,7 @@ def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
     A part of tokens is cheap to lay out anew: what is made of it may be cut.
     """
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     for out in outs:
         for value in ins:
             if len(value.sizes) != len(out.sizes):
@@ -238,7 +277,7 @@ def _along(names: str) -> Rule:
 
 
 def _top_k(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     for out in outs:
         _tie_all(build, ins[0].groups[:-1], out.groups[:-1])
         build.dims.block(ins[0].groups[-1], "top_k goes along it")
@@ -248,7 +287,7 @@ def _top_k(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _window(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Pooling: dimensions with a window of 1 stay as they are."""
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     for out in outs:
         for value in ins:
             for d, window in enumerate(eqn.params["window_dimensions"] if value.sizes else ()):
@@ -265,7 +304,7 @@ def _dropping(names: str) -> Rule:
     """Either side has dimensions, named by a parameter, that the other lacks."""
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-        outs, gone = outs_of(build, eqn), _named(eqn, names)
+        outs, gone = _outs_of(build, eqn), _named(eqn, names)
         for value, out in itertools.product(ins, outs):
             short, long = sorted((value, out), key=lambda side: len(side.sizes))
             _tie_all(build, _without(long, gone), short.groups)
@@ -277,7 +316,7 @@ def _dropping(names: str) -> Rule:
 
 def _bitcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Between types of different sizes the last dimension counts the parts of an element."""
-    (out,) = outs_of(build, eqn)
+    (out,) = _outs_of(build, eqn)
     longer = max(ins[0].groups, out.groups, key=len)
     for a, b in zip(ins[0].groups, out.groups, strict=False):
         build.dims.tie(a, b)
@@ -290,7 +329,7 @@ def _bitcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 def unknown(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Nothing is known of it: what it touches stays whole."""
     name = eqn.primitive.name
-    outs = outs_of(build, eqn)
+    outs = _outs_of(build, eqn)
     for value in (*ins, *outs):
         for group in value.groups:
             build.dims.block(group, f"nothing is known of {name}")

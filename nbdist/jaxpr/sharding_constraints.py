@@ -162,3 +162,12 @@ class _ShardedProducts:
 
         (eqn,) = jax.make_jaxpr(sharded)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).eqns
         return eqn.replace(invars=[made], outvars=[after], source_info=product.source_info)
+
+
+def axes_of(sharding: jax.NamedSharding, ndim: int = 0) -> Spec:
+    """Return the mesh axes that each dimension is sharded over, for at least `ndim` dimensions."""
+    axes: list[tuple[str, ...]] = [
+        entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+        for entry in sharding.spec
+    ]
+    return (*axes, *((),) * (ndim - len(axes)))

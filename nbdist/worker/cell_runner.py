@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import importlib
 import inspect
 import site
@@ -21,10 +22,8 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
-from nbdist.worker import comparison
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, rng_alignment, seeding
-from nbdist.worker.runtime.interrupts import Interrupts
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.runtime.stop_point import StopPoint
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
+    from nbdist.worker.inspection.replicated import ReplicatedArrays
+    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
     from nbdist.worker.training.step_contract import StepStrategy
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
@@ -53,11 +54,7 @@ def take_cells(address: SocketAddress) -> None:
 
     ipykernel's requests are handled on the same loop, so that one thing runs at a time.
     """
-    _interrupts.install()
-    context.current().force_interrupt, context.current().shield = (
-        _interrupts.force_interrupt,
-        _interrupts.shield,
-    )
+    context.current().interrupts.install()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.routing_id = str(context.current().rank).encode()
     connect(socket, address)
@@ -84,7 +81,7 @@ def _take(frames: list[bytes]) -> None:
 
 def _leave_if_preempted() -> None:
     if context.current().preempted:
-        context.current().leave()
+        context.current().reporter.close()
         sys.exit(0)
 
 
@@ -100,7 +97,6 @@ _ENDS: dict[StrategyName | None, tuple[str, ...]] = {
 
 _orders: list[zmq.Socket[bytes]] = []
 _awaiting: set[asyncio.Task[None]] = set()
-_interrupts = Interrupts()
 
 
 class _Cell:
@@ -112,16 +108,21 @@ class _Cell:
         self._worker = context.current()
         self._shell = engine_shell()
         self._replicated: tuple[Replicated, ...] = ()
-        self._worker.stop_point = self._stop_point
-        self._worker.begin_cell(request)
+        self._interrupts = self._worker.interrupts
+        self._worker.begin_cell(request, self._stop_point)
 
     def run(self) -> None:
         step = self._request.step
         if step is None:
-            with self._told(), self._strategy(), _interrupts.admitted(), self._planned():
+            with self._told(), self._strategy(), self._interrupts.admitted(), self._planned():
                 self._run_compared()
         else:
-            with self._told(), self._strategy(), self._stop_point() as stop, _interrupts.admitted():
+            with (
+                self._told(),
+                self._strategy(),
+                self._stop_point() as stop,
+                self._interrupts.admitted(),
+            ):
                 self._run_steps(step, stop)
 
     def _planned(self) -> contextlib.AbstractContextManager[None]:
@@ -143,24 +144,38 @@ class _Cell:
     def _check_fitted(self) -> None:
         """Say that what was asked of a layout was in vain."""
         asked = self._request.planning
-        if asked != Planning() and not asked.only and not self._worker.batches:
+        if asked != Planning() and not asked.only and not self._worker.progress.batches:
             text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
-            self._worker.note("compiled", text, warning=True)
+            self._worker.reporter.note("compiled", text, warning=True)
+
+    def _digests(self) -> tuple[Replicated, ...]:
+        """Digest the values that ranks should have alike; the notebook compares the digests.
+
+        Under pjrt these are the replicated arrays (`worker/inspection/replicated.py`), under
+        mirrored the mirrored variables (`worker/tensorflow/mirrored_variables.py`). With
+        `--guard 0` too: a later cell then reports only its own changes.
+        """
+        worker = self._worker
+        if worker.world_size == 1 or worker.strategy is None:
+            return ()
+        names = worker.cell_state.names.bound()
+        found = _values_under(worker.strategy).under(names, self._shell.user_ns)
+        return found if self._request.guard else ()
 
     def _run_compared(self) -> None:
         """Run the cell, and digest for the notebook what ranks should have alike."""
         self._run_once()
         self._check_fitted()
-        self._replicated = comparison.look(self._worker, self._shell.user_ns)
+        self._replicated = self._digests()
 
     async def run_async(self) -> None:
-        with self._told(), self._strategy(), _interrupts.admitted(asyncio.current_task()):
+        with self._told(), self._strategy(), self._interrupts.admitted(asyncio.current_task()):
             program = self._compile()
             await _evaluate(program.body, self._shell.user_ns)
             if program.value is not None:
                 self._show(await _evaluate(program.value, self._shell.user_ns))
             self._shell.events.trigger("post_execute")
-            self._replicated = comparison.look(self._worker, self._shell.user_ns)
+            self._replicated = self._digests()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -187,8 +202,8 @@ class _Cell:
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
         order = self._stop_order(0)
-        with _interrupts.put_off(noted=order is not None and order.step == SOON):
-            yield StopPoint(self._worker, _interrupts, self._stop_order)
+        with self._interrupts.put_off(noted=order is not None and order.step == SOON):
+            yield StopPoint(self._worker.reporter, self._interrupts, self._stop_order)
 
     def _stop_order(self, seconds: float) -> StopAfter | None:
         """Wait for the order that says after which step to stop; `SOON` is none yet."""
@@ -241,7 +256,8 @@ class _Cell:
         if keras_backend.VARIABLE in source:
             keras_backend.refuse_another(tree)
         value = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not _ends_silent(source):
+        is_silent = source.rstrip().endswith(";")  # as in IPython
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not is_silent:
             last = ast.Expression(tree.body.pop().value)
             value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
@@ -251,11 +267,11 @@ class _Cell:
         if value is None:
             return
         data, metadata = self._shell.display_formatter.format(value)
-        record = Display(data=data, metadata=metadata, result=True, **self._worker.said())
-        self._worker.say(record)
+        reporter = self._worker.reporter
+        reporter.say(Display(data=data, metadata=metadata, result=True, **reporter.said()))
 
     def _end(self, error: BaseException | None) -> None:
-        _interrupts.refuse()
+        self._interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         failed = error is not None and self._of_collectives(error)
         if error is not None and "pjrt" in self._worker.strategies:
@@ -263,7 +279,7 @@ class _Cell:
 
             jax_backend.note_unready()
         failure = None if error is None else self._describe(error, follows=failed)
-        self._worker.unfinished |= failed
+        self._worker.cell_state.unfinished |= failed
         try:
             self._worker.end_cell(error)
         except Exception as trouble:  # noqa: BLE001 - else nobody would learn that the cell is over
@@ -272,9 +288,9 @@ class _Cell:
         generators = rng_alignment.States.now()
         ended = CellEnded(
             status="interrupted" if interrupted else "error" if error else "ok",
-            seconds=self._worker.seconds(),
+            seconds=self._worker.reporter.seconds(),
             failure=failure,
-            unfinished=self._worker.unfinished,
+            unfinished=self._worker.cell_state.unfinished,
             replicated=self._replicated if error is None else (),
             collective_keys=self._worker.collective_keys(),
             generators=generators.digests(),
@@ -283,7 +299,7 @@ class _Cell:
             cell=self._request.number,
         )
         self._worker.ended = ended
-        self._worker.say(ended, urgent=True)
+        self._worker.reporter.say(ended, urgent=True)
 
     def _of_collectives(self, error: BaseException) -> bool:
         """Whether it says that collectives have failed: somewhere else something has."""
@@ -305,6 +321,17 @@ class _Cell:
         return _failure(error, lines, own, follows=False)
 
 
+@functools.cache
+def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariables:
+    if strategy == "pjrt":
+        from nbdist.worker.inspection.replicated import ReplicatedArrays
+
+        return ReplicatedArrays()
+    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
+
+    return MirroredVariables()
+
+
 def _failure(
     error: BaseException, lines: list[str], own: TracebackType | None, *, follows: bool
 ) -> Failure:
@@ -321,11 +348,6 @@ def _failure(
 async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
     result = eval(code, namespace)  # noqa: S307 - the user's own cell
     return await result if inspect.iscoroutine(result) else result
-
-
-def _ends_silent(source: str) -> bool:
-    """A cell that ends in `;` shows no value, as in IPython."""
-    return source.rstrip().endswith(";")
 
 
 def _users_own(traceback: TracebackType | None) -> TracebackType | None:

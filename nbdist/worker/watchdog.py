@@ -89,15 +89,21 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(preempted, zmq.POLLIN)
+    reporter = worker.reporter
     while True:
         ready = dict(poller.poll(int(1000 * BEAT_S)))
         if preempted in ready:
             os.read(preempted, 1)
-            worker.say(Preempted(**worker.said()), urgent=True)
+            reporter.say(Preempted(**reporter.said()), urgent=True)
         if socket in ready:
             _take(worker, socket.recv(), main)
         elif worker.cell:
-            worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()))
+            reporter.say(_beat(worker))
+
+
+def _beat(worker: Worker) -> Beat:
+    progress = worker.progress
+    return Beat(step=progress.step, tested=progress.tested, **worker.reporter.said())
 
 
 def _take(worker: Worker, frame: bytes, main: int) -> None:
@@ -115,9 +121,9 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
     elif order.number != worker.cell:
         return  # it has ended meanwhile
     elif isinstance(order, ForceInterrupt):
-        worker.force_interrupt()
+        worker.interrupts.force_interrupt()
     elif isinstance(order, Diagnose):
-        worker.say(_where(worker, main), urgent=True)
+        worker.reporter.say(_where(worker, main), urgent=True)
     elif order.strategy in worker.strategies:
         worker.broken.add(order.strategy)
         if order.strategy == "mirrored":
@@ -140,11 +146,11 @@ def _say_whether_there(worker: Worker, cell: int) -> None:
             same="",
         )
         ended = CellEnded(rank=worker.rank, cell=cell, status="error", seconds=0.0, failure=failure)
-        worker.say(ended, urgent=True)
+        worker.reporter.say(ended, urgent=True)
     elif worker.ended is not None and worker.ended.cell == cell:
-        worker.say(worker.ended, urgent=True)
+        worker.reporter.say(worker.ended, urgent=True)
     else:
-        worker.say(Beat(step=worker.step, tested=worker.tested, **worker.said()), urgent=True)
+        worker.reporter.say(_beat(worker), urgent=True)
 
 
 def _say_whether_waiting(worker: Worker, cell: int, main: int) -> None:
@@ -156,11 +162,11 @@ def _say_whether_waiting(worker: Worker, cell: int, main: int) -> None:
         said = msgspec.structs.replace(where, collective=strategy, **found)
     elif worker.ended is not None and worker.ended.cell == cell and not worker.cell:
         found |= {"rank": worker.rank, "cell": cell, "under_way": waiting.under_way(worker)}
-        said = Where(step=worker.step, place="", waits=False, cpu_s=0.0, stack="", **found)
+        said = Where(step=worker.progress.step, place="", waits=False, cpu_s=0.0, stack="", **found)
     else:
         return
     if said.cell == cell:  # it may have ended meanwhile
-        worker.say(said, urgent=True)
+        worker.reporter.say(said, urgent=True)
 
 
 def _where(worker: Worker, main: int) -> Where:
@@ -168,16 +174,16 @@ def _where(worker: Worker, main: int) -> Where:
     calls = [
         (frame, line or frame.f_code.co_firstlineno)  # some instructions have no line
         for frame, line in traceback.walk_stack(innermost)
-        if not _is_ours(frame)
+        if not frame.f_code.co_filename.startswith(_OURS)
     ][::-1]
     own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
     return Where(
-        step=worker.step,
+        step=worker.progress.step,
         place=_place(*calls[own[-1]]) if own else "",
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(main)),
         waits=_waits(str(innermost.f_globals.get("__name__", ""))),
         stack="\n".join(_call(*call) for call in calls[own[0] :]) if own else "",
-        **worker.said(),
+        **worker.reporter.said(),
     )
 
 
@@ -205,10 +211,6 @@ def _place(frame: FrameType, line: int) -> str:
     file = frame.f_code.co_filename
     name = engine_shell().compile.format_code_name(file)
     return f"{' '.join(name) if name else file}, line {line}"
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OURS)
 
 
 def _is_of_cell(frame: FrameType) -> bool:

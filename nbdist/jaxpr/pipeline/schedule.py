@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from nbdist.jaxpr.pipeline.interleaving import collected, dealt
+from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.records import DATA, STAGE
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def names(eqn: Any, axis: str) -> bool:
     sharding = eqn.params["sharding"]
     if not isinstance(sharding, jax.NamedSharding):
         return True
-    return any(axes == axis or (isinstance(axes, tuple) and axis in axes) for axes in sharding.spec)
+    return any(axis in axes for axes in axes_of(sharding))
 
 
 def parts_of(batch: int, micro: int) -> int:

@@ -6,6 +6,7 @@ openxla/xla, xla/backends/gpu/target_config/specs, by chip.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import TYPE_CHECKING, Literal
 
@@ -16,8 +17,14 @@ from nbdist.records.base import Record
 if TYPE_CHECKING:
     from nbdist.records import Topology
 
-PACKAGES = {"tpu": "libtpu", "cuda": "jax_cuda13_plugin"}
+_PACKAGES = {"tpu": "libtpu", "cuda": "jax_cuda13_plugin"}
 """The modules that have compilers which need no hardware; `nbdist[oracle]` brings them."""
+
+
+def is_compiler_installed(platform: str) -> bool:
+    """Return whether the compiler for `tpu`, `cuda` or `cpu` is installed."""
+    package = _PACKAGES.get(platform)
+    return package is None or importlib.util.find_spec(package) is not None
 
 
 class CompilerTarget(Record, frozen=True):

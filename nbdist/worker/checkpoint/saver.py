@@ -9,19 +9,19 @@ newest. A save that fails, as on a full disk, is said, and the run goes on.
 from __future__ import annotations
 
 import importlib.metadata
+import random
 import secrets
 import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
 from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Opened
-from nbdist.worker.checkpoint import rng_state
 from nbdist.worker.checkpoint.folder import (
     Checkpoint,
     Draft,
@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 
     from nbdist.records import Saving
     from nbdist.worker.checkpoint.digest import Digest
-    from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.runtime.rank_reporter import RankReporter
 
     Gather = Callable[[np.ndarray], np.ndarray]
+
+_Generators = tuple[object, dict[str, Any]]
+"""The states of Python's generator, then of NumPy's."""
 
 _VERSION = importlib.metadata.version("nbdist")
 
@@ -167,7 +170,8 @@ class Saved:
 
     Args:
         saving: where, and how often.
-        worker: this rank.
+        reporter: of this rank.
+        ranks: number of ranks.
         batch: samples of a global batch, or 0.
         common: all ranks have all data.
         gather: of int32 numbers, every rank's; all have to call it.
@@ -176,15 +180,17 @@ class Saved:
     def __init__(
         self,
         saving: Saving,
-        worker: Worker,
+        reporter: RankReporter,
         *,
+        ranks: int,
         batch: int,
         common: bool,
         gather: Gather,
     ) -> None:
         self._saving = saving
         self._folder = Path(saving.folder)
-        self._worker = worker
+        self._reporter = reporter
+        self._ranks = ranks
         self._batch = batch
         self._common = common
         self._gather = gather
@@ -204,7 +210,7 @@ class Saved:
                 f"--checkpoint {self._folder} has checkpoints, the newest of step {newest}: go on "
                 "from there with --resume, or name another folder"
             )
-        if self._worker.rank == 0:
+        if self._reporter.rank == 0:
             sweep(self._folder, self._attempt)
         if newest < 0:
             return None
@@ -222,13 +228,13 @@ class Saved:
             self._saved = checkpoint.step
             self._plan(self._saved)
             self._resumed = None
-            self._worker.note("checkpoint", f"goes on after step {self._saved}, as saved")
-        opened = Opened(names=state.names, step=self._saved, **self._worker.said())
-        self._worker.say(opened)
+            self._reporter.note("checkpoint", f"goes on after step {self._saved}, as saved")
+        opened = Opened(names=state.names, step=self._saved, **self._reporter.said())
+        self._reporter.say(opened)
 
     def _agree_on_newest(self) -> int:
         trouble = ""
-        if self._worker.rank == 0:
+        if self._reporter.rank == 0:
             try:
                 prepare(self._folder)
             except StepError as error:
@@ -253,24 +259,24 @@ class Saved:
                 f"the checkpoint in {self._folder} was made with --batch {manifest.batch}, and "
                 f"this run has {self._batch}: its data would not go on where they stopped"
             )
-        if manifest.world_size != self._worker.world_size and not self._common:
+        if manifest.world_size != self._ranks and not self._common:
             raise StepError(
                 f"the checkpoint in {self._folder} was made by {manifest.world_size} workers, each "
-                f"with data of its own, and there are {self._worker.world_size}: their data would "
+                f"with data of its own, and there are {self._ranks}: their data would "
                 "not go on where they stopped"
             )
 
     def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
-        rank, before = self._worker.rank, manifest.world_size
+        rank, before = self._reporter.rank, manifest.world_size
         former = checkpoint.own(min(rank, before - 1))
-        gone = range(self._worker.world_size, before) if rank == 0 else ()
+        gone = range(self._ranks, before) if rank == 0 else ()
         own = Own(
             values=unpack(former["arrays"]),
             is_new=rank >= before,
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        rng_state.restore(former["random"])
+        _restore_generators(former["random"])
 
     def due(self, step: int) -> bool:
         return step >= self._next and step != self._saved
@@ -281,11 +287,11 @@ class Saved:
         self._finish()
         self._saved = position.step
         draft = Draft(self._folder, position.step, self._attempt)
-        own = self._state.own(), rng_state.state()
-        write = self._state.copy() if self._worker.rank == 0 else self._assist()
+        own = self._state.own(), _generators()
+        write = self._state.copy() if self._reporter.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,
-            world_size=self._worker.world_size,
+            world_size=self._ranks,
             batch=self._batch,
             names=self._state.names,
             nbdist=_VERSION,
@@ -330,40 +336,40 @@ class Saved:
         self,
         draft: Draft,
         manifest: Manifest,
-        own: tuple[dict[str, np.ndarray], rng_state.State],
+        own: tuple[dict[str, np.ndarray], _Generators],
         write: Callable[[Path], None],
     ) -> None:
         """On the thread; whatever the framework raises is said, as the run has no use for it."""
         try:
             self._refuse_full()
-            self._worker.flush()  # whoever goes on from here does not report these steps again
+            self._reporter.flush()  # whoever goes on from here does not report these steps again
             arrays, random_state = own
-            packed = {"arrays": pack(arrays), "random": rng_state.packed(random_state)}
-            draft.write_own(self._worker.rank, msgspec.msgpack.encode(packed))
-            if self._worker.rank == 0:
+            packed = {"arrays": pack(arrays), "random": _packed(random_state)}
+            draft.write_own(self._reporter.rank, msgspec.msgpack.encode(packed))
+            if self._reporter.rank == 0:
                 write(draft.path / self._state.kind)
                 draft.write_manifest(msgspec.json.format(msgspec.json.encode(manifest)))
                 if self._await_others(draft):
                     draft.commit()
                     prune(self._folder, self._saving.keep, self._attempt)
         except Exception as error:  # noqa: BLE001 - the boundary of the thread: the notebook shows it
-            if self._worker.rank == 0:
+            if self._reporter.rank == 0:
                 draft.discard()
             else:
-                draft.give_up(self._worker.rank)
+                draft.give_up(self._reporter.rank)
             words = str(error).splitlines() or [type(error).__name__]
             text = f"step {draft.step} was not saved: {words[0]}"
-            self._worker.note("checkpoint", text, warning=True)
+            self._reporter.note("checkpoint", text, warning=True)
 
     def _refuse_full(self) -> None:
-        needed = int(_MARGIN * self._state.size()) if self._worker.rank == 0 else 0
+        needed = int(_MARGIN * self._state.size()) if self._reporter.rank == 0 else 0
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise OSError(f"{needed:,} bytes are needed, and {free:,} are free in {self._folder}")
 
     def _await_others(self, draft: Draft) -> bool:
         deadline = time.monotonic() + _OTHERS_S
-        while draft.lacks(self._worker.world_size):
+        while draft.lacks(self._ranks):
             if draft.given_up():
                 raise OSError("another rank could not write what is its own")
             if self._given_up.wait(_POLL_S):
@@ -378,8 +384,9 @@ class Saved:
 
 def checkpoints(
     saving: Saving | None,
-    worker: Worker,
+    reporter: RankReporter,
     *,
+    ranks: int,
     batch: int,
     common: bool,
     gather: Gather,
@@ -387,4 +394,27 @@ def checkpoints(
     """Those of a run, as `Saved` says; none where nothing is to be saved."""
     if saving is None:
         return Unsaved()
-    return Saved(saving, worker, batch=batch, common=common, gather=gather)
+    return Saved(saving, reporter, ranks=ranks, batch=batch, common=common, gather=gather)
+
+
+def _generators() -> _Generators:
+    """Return the states of the global generators."""
+    own: Any = np.random.get_state(legacy=False)
+    return random.getstate(), own
+
+
+def _packed(states: _Generators) -> dict[str, Any]:
+    """Convert them to types that MessagePack can encode."""
+    python, own = states
+    words = {**own["state"], "key": own["state"]["key"].tolist()}
+    return {"python": python, "numpy": {**own, "state": words}}
+
+
+def _restore_generators(saved: dict[str, Any]) -> None:
+    """Restore the states that `_packed` converted."""
+    version, words, gauss = saved["python"]
+    random.setstate((version, tuple(words), gauss))
+    own = dict(saved["numpy"])
+    key = np.asarray(own["state"]["key"], np.uint32)
+    own["state"] = {**own["state"], "key": key}
+    np.random.set_state(own)

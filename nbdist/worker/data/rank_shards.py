@@ -66,7 +66,7 @@ class Parts:
     def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
         del number
         pool: list[Tree] = []
-        for own, rows in self._steps():
+        for own, rows in aligned(iter(self._start()), LOOK_AHEAD, self._gather):
             if not pool and self._is_even(rows, cut):
                 yield self._shared(own, int(rows.sum()))
                 continue
@@ -81,20 +81,6 @@ class Parts:
         full = not self._batch or rows.sum() == self._batch - self._batch % cut.replicas
         return bool(full and (rows == rows[0]).all() and rows.sum() % cut.replicas == 0)
 
-    def _steps(self) -> Iterator[tuple[Tree | None, np.ndarray]]:
-        """This rank's part of each step, and every rank's rows, until none has any."""
-        parts = iter(self._start())
-        while True:
-            ahead: list[Tree | None] = list(itertools.islice(parts, LOOK_AHEAD))
-            ahead += [None] * (LOOK_AHEAD - len(ahead))
-            own = [0 if part is None else len(leaves(part)[0]) for part in ahead]
-            table = self._gather(np.array(own, np.int32))
-            for part, rows in zip(ahead, table.T, strict=True):
-                if rows.any():
-                    yield part, rows
-            if not table[:, -1].any():
-                return
-
     def _shared(self, own: Tree, rows: int) -> Batch:
         return Batch((own,), rows, whole=False, everything=lambda: (_joined(self._exchanged(own)),))
 
@@ -105,6 +91,35 @@ class Parts:
         padded = packed.ljust(-(-int(sizes.max()) // 4) * 4, b"\0")
         gathered = self._gather(np.frombuffer(padded, np.int32))
         return [pickle.loads(row.tobytes()) for row in gathered]
+
+
+def aligned(
+    parts: Iterator[Tree],
+    look_ahead: int,
+    gather: Callable[[np.ndarray], np.ndarray],
+    rows_of_part: Callable[[Tree], int] = lambda part: len(leaves(part)[0]),
+) -> Iterator[tuple[Tree | None, np.ndarray]]:
+    """Yield this rank's part of each step, and every rank's rows, until no rank has any.
+
+    Args:
+        parts: of this rank.
+        look_ahead: parts that are read before ranks tell each other their rows.
+        gather: as in `Parts`.
+        rows_of_part: counts the rows of a part.
+
+    Yields:
+        The part, None if this rank has no more, and the rows: shape (ranks,).
+    """
+    while True:
+        ahead: list[Tree | None] = list(itertools.islice(parts, look_ahead))
+        ahead += [None] * (look_ahead - len(ahead))
+        own = [0 if part is None else rows_of_part(part) for part in ahead]
+        table = gather(np.array(own, np.int32))
+        for part, rows in zip(ahead, table.T, strict=True):
+            if rows.any():
+                yield part, rows
+        if not table[:, -1].any():
+            return
 
 
 def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:

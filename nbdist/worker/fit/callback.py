@@ -15,14 +15,16 @@ import numpy as np
 
 from nbdist.records import FitBegun
 from nbdist.worker.fit import checkpoint as fit_checkpoint
-from nbdist.worker.fit.checkpoint import FitSaver
-from nbdist.worker.fit.replica_guard import FitGuard
+from nbdist.worker.fit.checkpoint import FitSaver, gather_of, state_of
 from nbdist.worker.fit.timing import Pace, is_of_all_ranks
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context
+from nbdist.worker.training.replica_guard import Unguarded, guard_of
 
 if TYPE_CHECKING:
+    from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
+    from nbdist.worker.training.replica_guard import Guard
 
 _list_init_upstream = keras.callbacks.CallbackList.__init__
 
@@ -79,20 +81,21 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         keras_backend.check_fit(self.model)
         worker = context.current()
-        self._stop = self._fitting.enter_context(worker.stop_point())
+        self._stop = self._fitting.enter_context(worker.cell_state.stop_point())
         self._before: int | None = None
         self._saver = FitSaver(worker, self.model, self.params["epochs"])
-        self._guard = FitGuard(worker, self.model)
-        self._made = worker.batches
+        self._guard = _FitGuard(worker, self.model)
+        self._made = worker.progress.batches
         self._pace = Pace(worker, self.model)
         worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._saver.end(context.current().batches)
+        self._saver.end(context.current().progress.batches)
         self._close()
 
     def _close(self) -> None:
-        context.current().unfinished |= self._stop is not None and self._pace.is_under_way
+        state = context.current().cell_state
+        state.unfinished |= self._stop is not None and self._pace.is_under_way
         self._pace.close(self._epoch)
         self._fitting.close()
         self._stop = None
@@ -113,14 +116,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             self._pace.settle()
             self._saver.save(made, batch)
             self._pace.restart()
-        context.current().step = made + 1
+        context.current().progress.step = made + 1
         self._pace.begin(batch, self._epoch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        context.current().tested += 1
+        context.current().progress.tested += 1
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        context.current().tested += 1
+        context.current().progress.tested += 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """On a thread of Keras's, or on several: the metrics are there by now."""
@@ -129,21 +132,22 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         worker = context.current()
         step = self._made + batch + 1
         with self._pace.lock:
-            made = max(1, step - worker.batches)  # at once, with `steps_per_execution`
-            worker.batches = max(worker.batches, step)
+            progress = worker.progress
+            made = max(1, step - progress.batches)  # at once, with `steps_per_execution`
+            progress.batches = max(progress.batches, step)
             measured = self._pace.ended(batch, step, made)
-            worker.report_values(
+            worker.reporter.report_values(
                 self._epoch, step, own={}, shared=_scalars(logs), measured=measured
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = context.current()
-        self._made = worker.batches - self._saver.begin_epoch(epoch)
+        self._made = worker.progress.batches - self._saver.begin_epoch(epoch)
         if self._before is None:  # what `initial_epoch` has left out counts
-            self._before = max(0, worker.epochs - epoch)
-            worker.say(self._begun(epoch))
+            self._before = max(0, worker.progress.epochs - epoch)
+            worker.reporter.say(self._begun(epoch))
         self._own = {}
-        self._epoch = worker.epochs = self._before + epoch + 1
+        self._epoch = worker.progress.epochs = self._before + epoch + 1
         self._pace.restart()
 
     def _begun(self, first: int) -> FitBegun:
@@ -151,7 +155,8 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         epochs, steps = self.params["epochs"], self.params["steps"]
         total = -1 if steps is None else self._made + (epochs - first) * steps
         assert self._before is not None
-        return FitBegun(epochs=self._before + epochs, steps=total, **context.current().said())
+        said = context.current().reporter.said()
+        return FitBegun(epochs=self._before + epochs, steps=total, **said)
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # validation is about to reset the metrics
@@ -161,11 +166,42 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._pace.cut(self._epoch)
         own = self._own or _own_loss(self.model)
-        context.current().report_values(self._epoch, -1, own=own, shared=_scalars(logs))
+        context.current().reporter.report_values(self._epoch, -1, own=own, shared=_scalars(logs))
 
     def on_test_end(self, logs: Any = None) -> None:
         if self._stop is None and logs:
-            context.current().report_values(-1, -1, own={}, shared=_scalars(logs))
+            context.current().reporter.report_values(-1, -1, own={}, shared=_scalars(logs))
+
+
+class _FitGuard:
+    """Compares the ranks of one `fit`; one that a rank makes by itself is not compared.
+
+    Args:
+        worker: this rank.
+        model: that is trained.
+    """
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        self._worker = worker
+        self._model = model
+        self._guard: Guard = Unguarded()
+        if _trains_on_all(worker, model):
+            self._guard = guard_of(worker, lambda: gather_of(worker))
+
+    def due(self, step: int) -> bool:
+        """Whether the state after so many batches of the cell is to be compared."""
+        return self._guard.due(step)
+
+    def compare(self, step: int) -> None:
+        """Raises StepError, as `Guard.compare` says."""
+        self._guard.compare(step, lambda: state_of(self._worker, self._model))
+
+
+def _trains_on_all(worker: Worker, model: Any) -> bool:
+    if keras.backend.backend() == "jax":
+        return is_of_all_ranks()
+    strategy = worker.strategies.get("mirrored")
+    return strategy is not None and model.distribute_strategy is strategy
 
 
 def _scalars(logs: Any) -> dict[str, float]:

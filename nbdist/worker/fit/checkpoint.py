@@ -68,10 +68,15 @@ class CellCheckpoints:
         self.stops = False
         self.checkpoints: Checkpoints = Unsaved()
         self.position: Position | None = None
-        if worker.saving is None:
+        if worker.request.saving is None:
             return
         self.checkpoints = checkpoints(
-            worker.saving, worker, batch=0, common=True, gather=gather_of(worker)
+            worker.request.saving,
+            worker.reporter,
+            ranks=worker.world_size,
+            batch=0,
+            common=True,
+            gather=gather_of(worker),
         )
         worker.ending.push(self._end)
         self.position = self.checkpoints.begin()
@@ -96,18 +101,24 @@ class FitSaver:
         self._worker = worker
         self._model = model
         self._epochs = epochs
-        cell = worker.fits
-        self._cell = cell if isinstance(cell, CellCheckpoints) else CellCheckpoints(worker)
-        worker.fits = self._cell
+        state, progress = worker.cell_state, worker.progress
+        fits = state.fits
+        self._cell = fits if isinstance(fits, CellCheckpoints) else CellCheckpoints(worker)
+        state.fits = self._cell
         self._cell.fits += 1
         self._restored = True
-        self._order = worker.order
-        worker.passed_rows = 0
+        self._order = state.order
+        progress.passed_rows = 0
         self.at = Position(
-            step=worker.batches, epoch=0, batches=0, fit=self._cell.fits, earlier=worker.epochs
+            step=progress.batches,
+            epoch=0,
+            batches=0,
+            fit=self._cell.fits,
+            earlier=progress.epochs,
         )
         before = self._cell.position
-        self.is_over = worker.replays or (before is not None and before.fit > self._cell.fits)
+        is_past = before is not None and before.fit > self._cell.fits
+        self.is_over = state.request.replays or is_past
         if self.is_over:
             model._initial_epoch = epochs
         elif before is not None and before.fit == self._cell.fits:
@@ -119,13 +130,14 @@ class FitSaver:
         self.at = position
         self._restored = False
         self._model._initial_epoch = position.epoch
-        self._worker.epochs = position.earlier + position.epoch
-        self._worker.batches = self._worker.step = position.step
+        progress = self._worker.progress
+        progress.epochs = position.earlier + position.epoch
+        progress.batches = progress.step = position.step
         self._order.seed = position.order
         _passing.append(self)
 
     def _open(self) -> None:
-        if self._worker.saving is not None:
+        if self._worker.request.saving is not None:
             self._cell.checkpoints.open(state_of(self._worker, self._model))
 
     def begin_epoch(self, epoch: int) -> int:
@@ -138,10 +150,11 @@ class FitSaver:
     def pass_over(self, data: Iterator[Any], batches: int) -> bool:
         """Whether there were so many."""
         passed = list(itertools.islice(data, batches))
-        self._worker.tested += len(passed)  # it is not standing still
+        progress = self._worker.progress
+        progress.tested += len(passed)  # it is not standing still
         if passed and keras.backend.backend() == "jax":
             rows = (leaf.shape[0] for leaf in keras.tree.flatten(passed[0]) if leaf.ndim)
-            self._worker.passed_rows = max(self._worker.passed_rows, *rows)
+            progress.passed_rows = max(progress.passed_rows, *rows)
         return len(passed) == batches
 
     def restore(self) -> None:
@@ -175,7 +188,7 @@ class FitSaver:
             self._save(step, self._epochs, 0)
 
     def _save(self, step: int, epoch: int, batches: int) -> None:
-        if self._worker.saving is None:
+        if self._worker.request.saving is None:
             return
         if keras.backend.backend() == "jax":
             self._model.jax_state_sync()
@@ -212,8 +225,8 @@ def state_of(worker: Worker, model: Any) -> State:
     if keras.backend.backend() == "jax":
         from nbdist.worker.jax.keras import checkpoint as keras_checkpoint
 
-        return keras_checkpoint.of_fit(model, worker.names.bound(), namespace)
+        return keras_checkpoint.of_fit(model, worker.cell_state.names.bound(), namespace)
     from nbdist.worker.tensorflow import checkpoint as tensorflow_checkpoint
 
-    names = worker.names.bound() if worker.saving is not None else ()
+    names = worker.cell_state.names.bound() if worker.request.saving is not None else ()
     return tensorflow_checkpoint.of_fit(model, names, namespace)

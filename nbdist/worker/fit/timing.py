@@ -11,7 +11,7 @@ import keras
 from nbdist.worker.keras.train_function_timing import TimedFunction, Unknown
 from nbdist.worker.profiling.trace import NoTracer
 from nbdist.worker.runtime import context
-from nbdist.worker.training.loop import IN_FLIGHT
+from nbdist.worker.training.steps_in_flight import IN_FLIGHT
 from nbdist.worker.training.trace_schedule import Samples, Tracing
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Pace:
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self.lock = threading.Lock()
-        self.settleed = threading.Condition(self.lock)
+        self.settled = threading.Condition(self.lock)
         self._begun = 0
         self._ended_at = time.perf_counter()
         self._each: int = model.steps_per_execution
@@ -57,7 +57,7 @@ class Pace:
         from nbdist.worker.profiling.jax_profiler import PjrtTracer
 
         tracer = PjrtTracer()
-        return Tracing(tracer, (Samples(worker, tracer, self._each),), self.settle)
+        return Tracing(tracer, (Samples(worker.reporter, tracer, self._each),), self.settle)
 
     def restart(self) -> None:
         """An epoch begins: what came before it is no part of a step."""
@@ -90,7 +90,7 @@ class Pace:
         took = Unknown() if self._function is None else self._function.take(first)
         measured = {"step_s": (self._ended_at - before) / made, **took.measured(before, made)}
         self._tracing.step_result(step, measured)
-        self.settleed.notify_all()
+        self.settled.notify_all()
         return measured
 
     def cut(self, epoch: int) -> None:
@@ -114,5 +114,5 @@ class Pace:
         """
         function = self._function
         if function is not None and function.open > but:
-            with self.settleed:
-                self.settleed.wait_for(lambda: function.open <= but, _LANDING_S)
+            with self.settled:
+                self.settled.wait_for(lambda: function.open <= but, _LANDING_S)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import TYPE_CHECKING, TypeVar
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,27 @@ Value = TypeVar("Value")
 
 
 _log = logging.getLogger(__name__)
+
+
+class KnownNumbers:
+    """A number for each of some objects, forgotten when the object is freed."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def get(self, value: object) -> int | None:
+        """Return the number of an object; None if it has none."""
+        reference, number = self._known.get(id(value), (None, 0))
+        return number if reference is not None and reference() is value else None
+
+    def note(self, value: object, number: int) -> None:
+        """Set the number of an object."""
+        forget = functools.partial(self._forget, id(value))
+        self._known[id(value)] = weakref.ref(value, forget), number
+
+    def _forget(self, place: int, reference: weakref.ref[Any]) -> None:
+        if place in self._known and self._known[place][0] is reference:
+            del self._known[place]
 
 
 def digest_of(name: str, numbers: Mapping[str, int], *, changed: bool) -> Replicated | None:

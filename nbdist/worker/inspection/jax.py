@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.tree_util import default_registry
 
+from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.records import OWN_RANK, LayoutKind, PlacedDevice
 from nbdist.worker.inspection.types import ABSTRACT, DELETED, Found, Inside, Mesh, Where
 from nbdist.worker.jax.arrays.replicas import PerReplica, Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jax.sharding import NamedSharding, Sharding
 
@@ -58,7 +59,7 @@ class JaxReader:
             devices=devices,
             blocks=blocks,
             parts=parts,
-            axes=_axes(sharding, len(shape)) if named else (),
+            axes=axes_of(sharding, len(shape)) if named else (),
             spec=str(sharding.spec) if named else type(sharding).__name__ if other else "",
             mesh=self._mesh(sharding, own=own) if named else None,
         )
@@ -117,13 +118,3 @@ def _kind(devices: int, pieces: int) -> LayoutKind:
     if devices == 1:
         return "one device"
     return "sharded" if pieces > 1 else "replicated"
-
-
-def _axes(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...], ...]:
-    def names(entry: Any) -> tuple[str, ...]:
-        if entry is None:
-            return ()
-        return tuple(map(str, entry)) if isinstance(entry, tuple) else (str(entry),)
-
-    given: Mapping[int, Any] = dict(enumerate(sharding.spec))
-    return tuple(names(given.get(dimension)) for dimension in range(ndim))

@@ -15,7 +15,9 @@ def read(value: Any) -> Inside | None:
     """A variable's array, and the variables of modules that were made with `pytree=False`."""
     if isinstance(value, nnx.Variable):
         return Inside([((), value.get_raw_value())])
-    if not nnx.graph.is_graph_node(value) or _is_pytree(value):
+    if not nnx.graph.is_graph_node(value):
+        return None
+    if default_registry.flatten_one_level_with_keys(value) is not None:  # it is a pytree
         return None
     return Inside(
         [
@@ -24,10 +26,6 @@ def read(value: Any) -> Inside | None:
             if isinstance(part, (nnx.Variable, jax.Array))
         ]
     )
-
-
-def _is_pytree(value: Any) -> bool:
-    return default_registry.flatten_one_level_with_keys(value) is not None
 
 
 def _written(key: Any) -> str:

@@ -7,7 +7,6 @@ each rank draws values from a generator with another seed, the copies differ.
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nbdist.worker.checkpoint.digest import WHOLE_BYTES, chunks, of_array, of_sample
-from nbdist.worker.inspection.digests import digest_of, found_under
+from nbdist.worker.inspection.digests import KnownNumbers, digest_of, found_under
 from nbdist.worker.inspection.placement import readers
 from nbdist.worker.inspection.types import Inside
 from nbdist.worker.jax.arrays.leaves import as_data
@@ -33,7 +32,7 @@ class ReplicatedArrays:
     """The replicated arrays of one rank. Each array is read once: arrays do not change."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[jax.Array], int]] = {}
+        self._known = KnownNumbers()
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
         """Digest the replicated arrays that names lead to, and wait until they are computed."""
@@ -45,21 +44,12 @@ class ReplicatedArrays:
         numbers: dict[str, int] = {}
         has_new = False
         for path, array in found_under(name, _arrays(name, value)):
-            known, number = self._known.get(id(array), (None, 0))
-            if known is None or known() is not array:
-                has_new, number = True, self._note(array)
+            number = self._known.get(array)
+            if number is None:
+                has_new, number = True, _number(array)
+                self._known.note(array, number)
             numbers[path] = number
         return digest_of(name, numbers, changed=has_new)
-
-    def _note(self, array: jax.Array) -> int:
-        place, number = id(array), _number(array)
-        forget = functools.partial(self._forget, place)
-        self._known[place] = weakref.ref(array, forget), number
-        return number
-
-    def _forget(self, place: int, reference: weakref.ref[jax.Array]) -> None:
-        if self._known[place][0] is reference:
-            del self._known[place]
 
 
 def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:

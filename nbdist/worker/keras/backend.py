@@ -137,7 +137,7 @@ def check_fit(model: Any) -> None:
             f"under {worker.strategy}: {first}{_remedy(needed, is_loaded=True)}"
         )
     if worker.strategy == "pjrt" and keras.distribution.distribution() is None:
-        worker.note("batch", _UNSET, warning=True)
+        worker.reporter.note("batch", _UNSET, warning=True)
     elif worker.strategy == "mirrored" and (
         model._distribute_strategy is not worker.strategies["mirrored"]
     ):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nbdist.worker.training.step_contract import Footprint
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import jax
 
 
@@ -20,6 +25,22 @@ class Taken(NamedTuple):
     arguments: int
     temporaries: int
     total: int
+
+
+def compiled(
+    lower: Callable[[], jax.stages.Lowered], platform: str
+) -> tuple[jax.stages.Compiled, Footprint]:
+    """Trace and compile a step, and measure that.
+
+    Args:
+        lower: traces it.
+        platform: of the devices.
+    """
+    began = time.perf_counter()
+    made = lower().compile()
+    seconds = time.perf_counter() - began
+    found = taken(made, platform)
+    return made, Footprint(found.arguments, found.temporaries, seconds)
 
 
 def taken(made: jax.stages.Compiled, platform: str) -> Taken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import jax.extend
 import msgspec
 
 from nbdist.errors import PlanError
-from nbdist.planner.hardware.compiler_targets import PACKAGES, compiler_target
+from nbdist.planner.hardware.compiler_targets import compiler_target, is_compiler_installed
 from nbdist.planner.search.explain import gib
 from nbdist.planner.search.search import plans
 from nbdist.records import STAGE, RunnerUp
@@ -114,8 +113,7 @@ def _refused(found: Plan, outcome: Outcome) -> RunnerUp:
 
 
 def _check_there(compiler: CompilerTarget, target: Target) -> None:
-    package = PACKAGES.get(compiler.platform)
-    if package is not None and importlib.util.find_spec(package) is None:
+    if not is_compiler_installed(compiler.platform):
         raise PlanError(
             f"--verify: the compiler for {target.topology.chip.name} is not installed on the "
             "workers: pip install 'nbdist[oracle]'"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
 from nbdist.jaxpr.pipeline.schedule import row_axes
-from nbdist.jaxpr.sharding_constraints import Lie
+from nbdist.jaxpr.sharding_constraints import Lie, axes_of
 from nbdist.records import DATA, STAGE
 from nbdist.worker.data.batches import map_arrays
 from nbdist.worker.jax.arrays.leaves import Spread
@@ -116,21 +116,12 @@ def is_cut(array: Any, mesh: Mesh) -> bool:
     return bool(array.sharding.device_set == set(mesh.devices.flat))
 
 
-def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> bool:
-    """Whether it is laid out by the axes of this mesh."""
+def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> TypeGuard[jax.NamedSharding]:
+    """Return whether it is laid out by the axes of this mesh."""
     return isinstance(sharding, jax.NamedSharding) and sharding.mesh == mesh
 
 
 def spec_of(array: jax.Array) -> Spec:
-    """How an array is cut, dimension by dimension."""
-    spec = [*axes_of(array.sharding), *((),) * array.ndim]
-    return tuple(spec[: array.ndim])
-
-
-def axes_of(sharding: jax.sharding.Sharding) -> Spec:
-    """How it cuts the first dimensions of an array, to the last that it names."""
-    assert isinstance(sharding, jax.NamedSharding)
-    return tuple(
-        (axes,) if isinstance(axes, str) else tuple(axes) if axes is not None else ()
-        for axes in sharding.spec
-    )
+    """Return the mesh axes that each dimension of an array is sharded over."""
+    assert isinstance(array.sharding, jax.NamedSharding)
+    return axes_of(array.sharding, array.ndim)

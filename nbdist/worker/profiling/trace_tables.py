@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from nbdist.records import HOST_COPIES, OWN_RANK, DeviceTime, LineTime, OperationTime
 from nbdist.worker.profiling.jax_profiler import holds_others, is_collective, is_host_copy
-from nbdist.worker.profiling.self_time import own_seconds
 from nbdist.worker.profiling.trace import KINDS
 
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ def spent_of(
         thread: the one that ran the cell.
         lines: of the cell.
     """
-    known = [(programs.find(*_key(span)), span) for span in _on_devices(spans)]
+    known = [
+        (programs.find(span.program, span.module, span.operation), span)
+        for span in _on_devices(spans)
+    ]
     meant = [
         (operation, _meant(span, operation))
         for operation, span in known
@@ -88,10 +92,6 @@ def spent_of(
         Spent(span, _named(span, operation), places.of(span, operation, at_s), seconds)
         for (operation, span), at_s, seconds in zip(meant, launched, own, strict=True)
     ]
-
-
-def _key(span: Span) -> tuple[int, str, str]:
-    return span.program, span.module, span.operation
 
 
 def _meant(span: Span, operation: Operation | None) -> Span:
@@ -269,3 +269,36 @@ def by_line(spent: Sequence[Spent], text_of: Callable[[Place], str]) -> tuple[Li
 
 def _order(place: Place) -> tuple[bool, str, int]:
     return place == NOWHERE, place.cell, place.line
+
+
+def own_seconds(spans: Sequence[Span]) -> list[float]:
+    """Return the self time of each span: those of a device add up to what the spans cover.
+
+    Where several overlap on a device, the time is that of the first kind in `KINDS`, as in
+    `trace.attributed`; of one kind it is that of the one which began last, the inmost.
+    """
+    by_device: dict[int, list[int]] = defaultdict(list)
+    for index, span in enumerate(spans):
+        by_device[span.device].append(index)
+    own = [0.0] * len(spans)
+    for indices in by_device.values():
+        _share(spans, indices, own)
+    return own
+
+
+def _share(spans: Sequence[Span], indices: list[int], own: list[float]) -> None:
+    """Go through the moments at which a span of a device begins or ends."""
+    begins = sorted(indices, key=lambda index: spans[index].begin_s)
+    moments = sorted({t for i in indices for t in (spans[i].begin_s, spans[i].end_s)})
+    active: list[tuple[int, float, int]] = []
+    waiting = iter((*begins, -1))
+    following = next(waiting)
+    for now, then in itertools.pairwise(moments):
+        while following >= 0 and spans[following].begin_s <= now:
+            span = spans[following]
+            heapq.heappush(active, (KINDS.index(span.kind), -span.begin_s, following))
+            following = next(waiting)
+        while active and spans[active[0][2]].end_s <= now:
+            heapq.heappop(active)
+        if active:
+            own[active[0][2]] += then - now

@@ -67,7 +67,11 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
     """Take the rank: from here on output goes to the notebook, and cells can run."""
     identity = identities[int(os.environ[RANK_VARIABLE])]
     worker = context.become(identity)
-    namespace = {"rank": worker.rank, "world_size": worker.world_size, "report": worker.report}
+    namespace = {
+        "rank": worker.rank,
+        "world_size": worker.world_size,
+        "report": worker.reporter.report,
+    }
     engine_shell().push(namespace, interactive=False)
     # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import secrets
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,11 +19,12 @@ from ipykernel.iostream import OutStream
 from IPython.core.displaypub import DisplayPublisher
 
 from nbdist.records import Display, MimeBundle, Output, StreamName
+from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import AnyEvent
+    from nbdist.worker.runtime.rank_reporter import RankReporter
 
 _SETTLE_S = 1.0
 _LOG_INTERVAL_S = 0.2
@@ -31,15 +33,9 @@ _LOG_INTERVAL_S = 0.2
 class RankStream(io.TextIOBase):
     """Standard output or error of a rank: every write becomes a record at once."""
 
-    def __init__(
-        self,
-        stream: StreamName,
-        said: Callable[[], dict[str, Any]],
-        say: Callable[[AnyEvent], None],
-    ) -> None:
+    def __init__(self, stream: StreamName, reporter: RankReporter) -> None:
         self._stream: StreamName = stream
-        self._said = said
-        self._say = say
+        self._reporter = reporter
 
     def writable(self) -> bool:
         return True
@@ -59,7 +55,7 @@ class RankStream(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() takes str, not {type(text).__name__}")
         if text:
-            self._say(Output(stream=self._stream, text=text, **self._said()))
+            self._reporter.say(Output(stream=self._stream, text=text, **self._reporter.said()))
         return len(text)
 
 
@@ -241,12 +237,9 @@ def _split_before(data: bytes, mark: bytes) -> tuple[bytes, bytes]:
 class RankDisplayPublisher(DisplayPublisher):
     """`display(...)` on a rank: a record, not a message to the controller."""
 
-    def __init__(
-        self, said: Callable[[], dict[str, Any]], say: Callable[[AnyEvent], None], **kwargs: Any
-    ) -> None:
+    def __init__(self, reporter: RankReporter, **kwargs: Any) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
-        self._said = said
-        self._say = say
+        self._reporter = reporter
 
     def publish(
         self,
@@ -260,10 +253,11 @@ class RankDisplayPublisher(DisplayPublisher):
     ) -> None:
         del source
         display_id = str((transient or {}).get("display_id", ""))
+        said = self._reporter.said()
         record = Display(
-            data=data, metadata=metadata or {}, display_id=display_id, update=update, **self._said()
+            data=data, metadata=metadata or {}, display_id=display_id, update=update, **said
         )
-        self._say(record)
+        self._reporter.say(record)
 
     def set_parent(self, parent: object) -> None:
         """Ipykernel names the request that runs; a record names the cell instead."""
@@ -271,3 +265,29 @@ class RankDisplayPublisher(DisplayPublisher):
     def clear_output(self, wait: bool = False) -> None:
         """Other ranks share the output: a rank cannot clear it."""
         del wait
+
+
+class RankOutput:
+    """Output of this process: its streams, its descriptors and what it displays.
+
+    Args:
+        reporter: sends it to the notebook.
+    """
+
+    def __init__(self, reporter: RankReporter) -> None:
+        self._reporter = reporter
+        self._taps: tuple[DescriptorTap | LogTap, ...] = ()
+
+    def take_over(self) -> None:
+        """Send all output to the notebook from here on."""
+        shell, reporter = engine_shell(), self._reporter
+        stdout = RankStream("stdout", reporter)
+        stderr = RankStream("stderr", reporter)
+        self._taps = (DescriptorTap(stdout.write), LogTap(stderr.write))
+        sys.stdout, sys.stderr = stdout, stderr
+        shell.display_pub = RankDisplayPublisher(reporter, parent=shell)
+
+    def settle(self) -> None:
+        """Wait until all that was written so far has been passed on."""
+        for tap in self._taps:
+            tap.settle()

@@ -49,7 +49,7 @@ def reachable(
         elif isinstance(value, MethodType):
             waiting.append((path, value.__self__))
         elif isinstance(value, FunctionType) and value.__globals__ is namespace:
-            used = _names_in(value.__code__)
+            used = code_names(value.__code__)
             waiting.extend((name, namespace[name]) for name in used if name in namespace)
 
 
@@ -66,8 +66,7 @@ def names_in(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.isidentifier())
 
 
-def _names_in(code: CodeType) -> list[str]:
-    inner = [
-        name for part in code.co_consts if isinstance(part, CodeType) for name in _names_in(part)
-    ]
-    return [*code.co_names, *inner]
+def code_names(code: CodeType) -> list[str]:
+    """Return all names in the code, or in a function in it: of globals and of attributes."""
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return [*code.co_names, *(name for part in inner for name in code_names(part))]

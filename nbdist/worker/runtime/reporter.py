@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -56,18 +56,6 @@ def _as_utf8(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_utf8(item) for item in value]
     return value
-
-
-class RankReporter(Protocol):
-    """Interface of a rank for code that only sends reports."""
-
-    def said(self) -> dict[str, Any]:
-        """Return the fields that every record of this rank begins with."""
-        ...
-
-    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
-        """Send a record to the notebook."""
-        ...
 
 
 class Reporter:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import StopAfter
     from nbdist.worker.runtime.interrupts import Interrupts
-    from nbdist.worker.runtime.reporter import RankReporter
+    from nbdist.worker.runtime.rank_reporter import RankReporter
 
 AHEAD_S = 0.3
 """How long a rank goes on by itself: until then, the signal has met the others too."""

@@ -37,6 +37,8 @@ def _shuffle(
 ) -> tf.data.Dataset:
     worker = runtime_context.current()
     if seed is None and worker.strategy == "mirrored" and not is_seeded_by_user():
-        worker.shuffles += 1
-        seed = zlib.crc32(f"{worker.seed}:{worker.source}:{worker.shuffles}".encode()) >> 1
+        state = worker.cell_state
+        state.shuffles += 1
+        words = f"{worker.identity.seed}:{state.source}:{state.shuffles}"
+        seed = zlib.crc32(words.encode()) >> 1
     return _shuffle_upstream(self, buffer_size, seed, *args, **kwargs)

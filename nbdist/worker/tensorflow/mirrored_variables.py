@@ -12,9 +12,7 @@ Keras may not be imported here: a later cell decides its backend.
 
 from __future__ import annotations
 
-import functools
 import sys
-import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from nbdist.worker.checkpoint.digest import WHOLE_BYTES, chunks, of_array, of_sample
-from nbdist.worker.inspection.digests import digest_of, found_under
+from nbdist.worker.inspection.digests import KnownNumbers, digest_of, found_under
 from nbdist.worker.runtime.reachable import reachable
 from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
 
@@ -46,15 +44,14 @@ class MirroredVariables:
     """
 
     def __init__(self) -> None:
-        self._reported: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._reported = KnownNumbers()
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
         """Digest the variables that names lead to after a cell."""
         now: dict[int, tuple[Any, int]] = {}
         found = [self._under(name, namespace, now) for name in names]
-        for place, (variable, number) in now.items():
-            forget = functools.partial(self._forget, place)
-            self._reported[place] = weakref.ref(variable, forget), number
+        for variable, number in now.values():
+            self._reported.note(variable, number)
         return tuple(each for each in found if each is not None)
 
     def _under(
@@ -65,16 +62,8 @@ class MirroredVariables:
             if id(variable) not in now:
                 now[id(variable)] = variable, _digest(variable.values[0])
             numbers[path] = now[id(variable)][1]
-            changed |= self._is_changed(variable, numbers[path])
+            changed |= self._reported.get(variable) != numbers[path]
         return digest_of(name, numbers, changed=changed)
-
-    def _is_changed(self, variable: Any, number: int) -> bool:
-        known, reported = self._reported.get(id(variable), (None, 0))
-        return known is None or known() is not variable or number != reported
-
-    def _forget(self, place: int, reference: weakref.ref[Any]) -> None:
-        if place in self._reported and self._reported[place][0] is reference:
-            del self._reported[place]
 
 
 def _digest(component: Any) -> int:

@@ -134,7 +134,7 @@ def _return_running(kind: type, strategy: Any) -> Any:
         f"tf.distribute.{_name(kind)}() returns the running `strategy`, with "
         f"{strategy.num_replicas_in_sync} replicas on {worker.world_size} workers"
     )
-    worker.note_once("strategy", text)
+    worker.reporter.note_once("strategy", text)
     return strategy
 
 

@@ -73,9 +73,11 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     """
     worker = runtime_context.current()
     os.environ["TF_CONFIG"] = wiring.tf_config
-    if worker.strategies.pop("mirrored", None) is not None or _context_exists():
+    exists = context.context()._context_handle is not None
+    if worker.strategies.pop("mirrored", None) is not None or exists:
         _reset_context()
-    _grow_gpu_memory()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
     import_hooks.once_imported("keras", _patch_keras)
     running_strategy.apply()
     dataset_shuffle.apply()
@@ -185,9 +187,9 @@ def _connect_saves(
 ) -> None:
     """Tell all ranks the port of rank 0's server; the all-reduce shows that the links work."""
     host = json.loads(tf_config)["cluster"]["worker"][0].rpartition(":")[0]
-    port = saving.serve(host, worker.stream_key) if worker.rank == 0 else 0
+    port = saving.serve(host, worker.identity.stream.server_key) if worker.rank == 0 else 0
     of_chief = _prove_collectives(strategy, port) // len(strategy.extended.worker_devices)
-    saving.connect(host, of_chief, worker.stream_key)
+    saving.connect(host, of_chief, worker.identity.stream.server_key)
 
 
 def _prove_collectives(strategy: tf.distribute.Strategy, own: int = 0) -> int:
@@ -248,15 +250,6 @@ def _without_warnings() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _context_exists() -> bool:
-    return context.context()._context_handle is not None
-
-
-def _grow_gpu_memory() -> None:
-    for gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _devices() -> tuple[Device, ...]:

@@ -1,7 +1,7 @@
-"""Whether ranks that should have the same have it: data and state, before the first step.
+"""Checks before the first step: equal data and state on all ranks, and the size of the batch.
 
-What differs would be trained on in silence: samples seen twice or never, weights of each rank's
-own.
+Training would continue in silence with differences: samples seen twice or never, weights of each
+rank's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from nbdist.worker.data.batches import leaves
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nbdist.records import StepBegun
     from nbdist.worker.data.batches import Batch
+
+SMALL_BATCH = 4
+"""A replica's part of a batch that is too small to be worth a replica."""
 
 
 def check_data(
@@ -67,3 +71,29 @@ def check_state(
             f"not the same on all ranks: {named}; make it with the same seed on each, or send one "
             "rank's to all"
         )
+
+
+def remarks(begun: StepBegun) -> list[str]:
+    """Return the remarks about the batch of a step, each with the remedy."""
+    replicas, rows = begun.replicas, begun.batch
+    if replicas == 1:
+        return []
+    found = []
+    if 0 <= begun.samples < replicas:
+        found.append(
+            f"the data have {begun.samples} samples for {replicas} replicas, which all compute the "
+            f"same: type %dist_start {max(1, begun.samples)}, or bring more data"
+        )
+    elif rows % replicas:
+        below, above = rows - rows % replicas, rows + replicas - rows % replicas
+        fitting = f"{below} or --batch {above}" if below else f"{above}"
+        found.append(
+            f"a batch of {rows} does not divide over {replicas} replicas, and each computes all of "
+            f"it: type --batch {fitting}"
+        )
+    elif rows // replicas <= SMALL_BATCH:
+        found.append(
+            f"each replica has {rows // replicas} samples of a batch of {rows}, too few to be "
+            f"worth it: type --batch {8 * replicas} or more"
+        )
+    return found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import StepOptions
     from nbdist.worker.profiling.trace import Kind, Span, Tracer
-    from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.runtime.rank_reporter import RankReporter
 
 FIRST_STEP = 6
 """The first step that is traced: those before compile and warm up."""
@@ -28,14 +28,14 @@ class Profile:
     """Traced once, and told by the rank.
 
     Args:
-        worker: this rank.
+        reporter: of this rank.
         options: of the step.
         tracer: the framework's profiler.
     """
 
-    def __init__(self, worker: Worker, options: StepOptions, tracer: Tracer) -> None:
+    def __init__(self, reporter: RankReporter, options: StepOptions, tracer: Tracer) -> None:
         self.steps = options.profile
-        self._worker = worker
+        self._reporter = reporter
         self._kept = options.profile_folder
         self._tracer = tracer
         self._taken = False
@@ -48,7 +48,7 @@ class Profile:
     def folder(self) -> Path:
         if not self._kept:
             return Path(tempfile.mkdtemp(prefix="nbdist-trace-"))
-        folder = Path(self._kept) / f"rank-{self._worker.rank}"
+        folder = Path(self._kept) / f"rank-{self._reporter.rank}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -70,7 +70,7 @@ class Profile:
     def close(self) -> None:
         """A run that ended before has to say so."""
         if not self._told:
-            self._worker.say(Profiled(steps=0, **self._worker.said()))
+            self._reporter.say(Profiled(steps=0, **self._reporter.said()))
 
     def _tell(self, spans: Sequence[Span], times: list[dict[str, float]], folder: str) -> None:
         steps, seconds = len(times), sum(t["step_s"] for t in times)
@@ -84,9 +84,9 @@ class Profile:
             to_host_s=spent["to_host"] / steps,
             top=tuple(top_operations(spans, steps)),
             folder=folder,
-            **self._worker.said(),
+            **self._reporter.said(),
         )
-        self._worker.say(profiled)
+        self._reporter.say(profiled)
 
 
 def by_the_loop(times: Sequence[dict[str, float]]) -> dict[Kind, float]:

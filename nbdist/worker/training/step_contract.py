@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from nbdist.errors import StepError
+from nbdist.records import Compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from nbdist.worker.checkpoint.saver import State
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.profiling.trace import Tracer
+    from nbdist.worker.runtime.rank_reporter import RankReporter
     from nbdist.worker.training.parity import Findings
 
 
@@ -44,6 +47,12 @@ class Footprint(msgspec.Struct, frozen=True):
     seconds: float
 
 
+def report_footprint(reporter: RankReporter, found: Footprint) -> None:
+    """Report the footprint of what was compiled, from rank 0."""
+    if reporter.rank == 0:
+        reporter.say(Compiled(**structs.asdict(found), **reporter.said()))
+
+
 class StepStrategy(Protocol):
     """One framework's way to make a step.
 
@@ -60,9 +69,11 @@ class StepStrategy(Protocol):
     replicas: int
     shards: int
     plan: Plan | None
-    footprint: Footprint | None
     reduced: bool
     tracer: Tracer
+
+    @property
+    def footprint(self) -> Footprint | None: ...
 
     @property
     def changes(self) -> tuple[str, ...]: ...

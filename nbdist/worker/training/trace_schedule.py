@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.worker.profiling.trace import Tracer
-    from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.runtime.rank_reporter import RankReporter
 
 SAMPLED_STEPS = 4
 SHARE = 0.005
@@ -78,15 +78,15 @@ class Samples:
     """A few steps now and then, of which the time in collectives is reported.
 
     Args:
-        worker: this rank.
+        reporter: of this rank.
         tracer: the framework's profiler.
         each: where a step that is traced is several of those that are reported, how many.
     """
 
     steps = SAMPLED_STEPS
 
-    def __init__(self, worker: Worker, tracer: Tracer, each: int = 1) -> None:
-        self._worker = worker
+    def __init__(self, reporter: RankReporter, tracer: Tracer, each: int = 1) -> None:
+        self._reporter = reporter
         self._tracer = tracer
         self._each = each
         self._began = 0.0
@@ -122,7 +122,7 @@ class Samples:
             shutil.rmtree(folder)
         for (step, times), collective_s in zip(measured.items(), spent, strict=True):
             more = {"step_s": times["step_s"], "collective_s": collective_s / self._each}
-            self._worker.report_values(epoch, step, own={}, shared={}, measured=more)
+            self._reporter.report_values(epoch, step, own={}, shared={}, measured=more)
 
     def close(self) -> None:
         pass

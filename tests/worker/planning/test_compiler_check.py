@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from nbdist.errors import PlanError
-from nbdist.planner.hardware.compiler_targets import PACKAGES
+from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 from nbdist.records import Collective, Plan, Planning
 from nbdist.worker.planning import compiler_check
 from nbdist.worker.planning.compile_job import collectives_in
@@ -147,12 +146,12 @@ def test_a_compiler_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(
-    all(importlib.util.find_spec(package) for package in PACKAGES.values()),
+    is_compiler_installed("tpu") and is_compiler_installed("cuda"),
     reason="all compilers are installed",
 )
 def test_a_compiler_that_is_not_installed_is_named() -> None:
     missing = {"tpu": "v5e:2x2", "cuda": "8xH100"}
-    on = next(on for name, on in missing.items() if not importlib.util.find_spec(PACKAGES[name]))
+    on = next(on for name, on in missing.items() if not is_compiler_installed(name))
     with pytest.raises(PlanError, match=r"is not installed .*pip install 'nbdist\[oracle\]'"):
         verified(on)
 

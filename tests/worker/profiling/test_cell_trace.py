@@ -26,9 +26,8 @@ from nbdist.worker.profiling.hlo_lines import (
     read_program,
 )
 from nbdist.worker.profiling.jax_profiler import HostThread, holds_others, is_collective
-from nbdist.worker.profiling.self_time import own_seconds
 from nbdist.worker.profiling.trace import KINDS, Span
-from nbdist.worker.profiling.trace_tables import NOWHERE, launches_of, spent_of
+from nbdist.worker.profiling.trace_tables import NOWHERE, launches_of, own_seconds, spent_of
 from nbdist.worker.remote import cell_trace
 from nbdist.worker.runtime.spans import covered
 

@@ -120,8 +120,10 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    # Orbax refuses arrays without elements, of which there is nothing to save.
+    filled = {name: array for name, array in arrays.items() if array.size}
     with _checkpointer() as orbax:
-        orbax.save(folder, args=_arguments().PyTreeSave(_filled(arrays)))
+        orbax.save(folder, args=_arguments().PyTreeSave(filled))
 
 
 def _read(folder: Path) -> dict[str, np.ndarray]:
@@ -134,11 +136,6 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
             folder, args=_arguments().PyTreeRestore(restore_args=wanted)
         )
     return arrays
-
-
-def _filled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Orbax refuses arrays without elements, of which there is nothing to save."""
-    return {name: array for name, array in arrays.items() if array.size}
 
 
 def _checkpointer() -> Any:

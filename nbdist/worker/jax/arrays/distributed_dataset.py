@@ -19,6 +19,7 @@ import numpy as np
 
 from nbdist.errors import StrategyError
 from nbdist.worker.data.batches import Cut, Share
+from nbdist.worker.data.rank_shards import aligned
 from nbdist.worker.data.sources import ArrayLike
 from nbdist.worker.jax.runtime import processes
 
@@ -186,21 +187,12 @@ class PartSource:
         self.steps = None if longest == _UNKNOWN else longest
 
     def batches(self) -> Iterator[Share]:
-        parts = self._parts()
         empty: Tree = None
-        while True:
-            ahead = list(itertools.islice(parts, _LOOKAHEAD))
-            rows = [rows_of(part) for part in ahead] + [0] * (_LOOKAHEAD - len(ahead))
-            counts = processes.agree(rows)
+        for part, rows in aligned(self._parts(), _LOOKAHEAD, processes.gather, rows_of):
             if empty is None:
-                _refuse_empty(counts[:, 0])
-            if ahead:
-                empty = jax.tree.map(lambda a: a[:0], ahead[0])
-            for step in range(_LOOKAHEAD):
-                if not counts[:, step].any():
-                    return
-                own = ahead[step] if step < len(ahead) else empty
-                yield self._placement.join(own, counts[:, step])
+                _refuse_empty(rows)
+                empty = jax.tree.map(lambda a: a[:0], part)
+            yield self._placement.join(empty if part is None else part, rows)
 
     def _parts(self) -> Iterator[Tree]:
         elements = self._passes()

@@ -7,7 +7,7 @@ sizes, their results may be too and are kept apart (`Ragged`).
 
 from __future__ import annotations
 
-from types import CellType, CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from nbdist.errors import StrategyError
 from nbdist.worker.jax.arrays.distributed_dataset import Uneven
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.runtime.reachable import code_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,18 +266,12 @@ def _captured(fn: Callable[..., Any]) -> list[Any]:
             continue
         seen.add(function)
         values = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-        names = _names(function.__code__)
+        names = code_names(function.__code__)
         values += [function.__globals__[name] for name in names if name in function.__globals__]
         found += values
         scope = function.__globals__
         waiting += [v for v in values if isinstance(v, FunctionType) and v.__globals__ is scope]
     return found
-
-
-def _names(code: CodeType) -> list[str]:
-    """Global names that a code object and those inside of it read, in a fixed order."""
-    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    return [*code.co_names, *(name for c in inner for name in _names(c))]
 
 
 def _filled(cell: CellType) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +26,17 @@ from keras.src.backend.jax.core import JaxVariable
 from keras.src.backend.jax.trainer import JAXTrainer
 
 from nbdist.errors import StrategyError
-from nbdist.records import Compiled, Planned, Planning
+from nbdist.records import Planned, Planning
 from nbdist.worker.jax.arrays.leaves import gathered, is_spread, placed
 from nbdist.worker.jax.keras import patch as keras_patch
 from nbdist.worker.jax.keras.planning import groups_of, paths, plan_of_fit
-from nbdist.worker.planning.compiled_memory import taken
+from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.runtime import context
+from nbdist.worker.training.step_contract import report_footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from jax.sharding import Mesh, NamedSharding
 
@@ -66,9 +66,9 @@ def apply() -> None:
             return
         if self.jit_compile and not self.run_eagerly and not is_nnx_enabled():
             self.train_function = _Training(self, self.train_function)
-        elif context.current().planning != Planning():
+        elif context.current().request.planning != Planning():
             text = "the model is not compiled (jit_compile, run_eagerly), and so not laid out"
-            context.current().note("compiled", text, warning=True)
+            context.current().reporter.note("compiled", text, warning=True)
 
     JAXTrainer.make_train_function = make_train_function
     for name in ("test", "predict"):
@@ -123,11 +123,12 @@ class _Training:
         worker = context.current()
         held = tuple(map(list, carried))
         try:
-            if worker.planning != self._asked:
+            asked = worker.request.planning
+            if asked != self._asked:
                 first = next(batches)
                 batches = itertools.chain((first,), batches)
-                self._layout = self._planned(held, first, worker.planning)
-                self._asked = worker.planning
+                self._layout = self._planned(held, first, asked)
+                self._asked = asked
             if self._layout is None:
                 return self._upstream(carried, batches)
             self._tell(self._layout.plan)
@@ -151,7 +152,7 @@ class _Training:
             if asked != Planning():
                 raise
             text = f"every device has all of the model, for it was not planned: {error}"
-            context.current().note("compiled", text, warning=True)
+            context.current().reporter.note("compiled", text, warning=True)
             return None
         # Those are for another layout.
         self._model.test_function = self._model.predict_function = None
@@ -159,10 +160,10 @@ class _Training:
 
     def _tell(self, plan: Plan) -> None:
         """Each cell has its plan."""
-        worker = context.current()
-        if self._told != worker.cell and worker.rank == 0:
-            worker.say(Planned(plan=plan, **worker.said()))
-        self._told = worker.cell
+        reporter = context.current().reporter
+        if self._told != reporter.cell and reporter.rank == 0:
+            reporter.say(Planned(plan=plan, **reporter.said()))
+        self._told = reporter.cell
 
     def _move(self, carried: State, layout: _Layout) -> None:
         """Put what Keras has given, of variables that may lie anywhere, where it is to lie."""
@@ -194,28 +195,18 @@ class _Training:
         return layout.executables[kind](carried, batch)
 
     def _compiled(self, layout: _Layout, carried: State, batch: Any) -> Callable[..., Any]:
-        lowered, worker = layout.lowered, context.current()
+        lowered = layout.lowered
         step = jax.jit(
             lowered.over(self._step, layout.wanted),
             donate_argnums=0,
             out_shardings=(lowered.replicated, tuple(layout.wanted)),
         )
-        began = time.perf_counter()
+        platform = lowered.mesh.devices.flat[0].platform
         with lowered.scope():
-            made = step.lower(carried, batch).compile()
-        seconds = time.perf_counter() - began
-        if worker.rank == 0:
-            found = taken(made, lowered.mesh.devices.flat[0].platform)
-            worker.say(
-                Compiled(
-                    arguments=found.arguments,
-                    temporaries=found.temporaries,
-                    seconds=seconds,
-                    **worker.said(),
-                )
-            )
-        compiled: Callable[..., Any] = made
-        return compiled
+            made, footprint = compiled(lambda: step.lower(carried, batch), platform)
+        report_footprint(context.current().reporter, footprint)
+        executable: Callable[..., Any] = made
+        return executable
 
     def _pure(self, carried: State, batch: Any) -> tuple[Any, State]:
         """Keras's step; what it carries keeps its types."""
@@ -246,7 +237,7 @@ def _full(batch: Any) -> Any:
 
     It is to be laid out as it was, and may begin with the last batch of an epoch.
     """
-    passed = context.current().passed_rows
+    passed = context.current().progress.passed_rows
     rows = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=0)
     if rows >= passed:
         return batch
@@ -272,7 +263,8 @@ def _follow(maker: str, name: str) -> None:
         mesh = _mesh_of(self)
         if made and mesh is not None:
             function = getattr(self, name)
-            setattr(self, name, lambda carried, all_: function(carried, _all_over(mesh, all_)))
+            over = functools.partial(_over, mesh)
+            setattr(self, name, lambda carried, batches: function(carried, map(over, batches)))
         return getattr(self, name)
 
     setattr(JAXTrainer, maker, make)
@@ -283,10 +275,6 @@ def _mesh_of(model: Any) -> Mesh | None:
     layouts = (variable._layout for variable in model.variables)
     meshes = (layout.mesh for layout in layouts if isinstance(layout, jax.NamedSharding))
     return next((mesh for mesh in meshes if len(mesh.axis_names) > 1), None)
-
-
-def _all_over(mesh: Mesh, batches: Iterable[Any]) -> Iterator[Any]:
-    return (_over(mesh, batch) for batch in batches)
 
 
 def _over(mesh: Mesh, batch: Tree) -> Tree:

@@ -75,7 +75,7 @@ def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
             fault = error
         else:
             if worker.rank == 0:
-                worker.say(Planned(plan=plan, only=True, **worker.said()))
+                worker.reporter.say(Planned(plan=plan, only=True, **worker.reporter.said()))
         raise _FitIsPlanned(fault)
 
     def fit(model: Any, *given: Any, **options: Any) -> Any:

@@ -88,8 +88,10 @@ class SavedArray:
         old = _numbers(self.array)
         sharding = devices.renewed(old.sharding)
         with jax.enable_x64(True):  # else wide types that were made so would be cut
+            alone = jax.sharding.SingleDeviceSharding
+            memory = old.sharding.memory_kind
             pieces = [
-                jax.device_put(values, _alone(devices.renewed(device), old.sharding.memory_kind))
+                jax.device_put(values, alone(devices.renewed(device), memory_kind=memory))
                 for device, values in self.shards
             ]
             new = jax.make_array_from_single_device_arrays(
@@ -106,10 +108,6 @@ class SavedArray:
 def _numbers(array: jax.Array) -> Any:
     """Of random keys, the array that they are made of; JAX's public call would compute."""
     return array._base_array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array
-
-
-def _alone(device: jax.Device, memory_kind: str | None) -> jax.sharding.SingleDeviceSharding:
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
 
 
 def _on_host(shards: Iterable[Any]) -> Iterable[tuple[jax.Device, np.ndarray]]:

@@ -13,7 +13,6 @@ from nbdist.worker.inspection import keras as keras_objects
 from nbdist.worker.jax.rebuild.walk import Lost
 
 if TYPE_CHECKING:
-    from nbdist.worker.inspection.types import Found, Inside
     from nbdist.worker.jax.rebuild.walk import Walk
 
 _COMPILED = ("train_function", "test_function", "predict_function")
@@ -35,7 +34,8 @@ def renew(value: Any, walk: Walk) -> bool:
         inside = keras_objects.read(value)
         if isinstance(value, keras.Model):
             _renew_model(value, walk)
-        _renew_parts(inside, walk)
+        for _, variable in getattr(inside, "parts", ()):
+            walk(variable)
         return inside is not None
     return True
 
@@ -43,11 +43,6 @@ def renew(value: Any, walk: Walk) -> bool:
 def seeds() -> Any:
     """The generator of all that is given no seed of its own; None before its first use."""
     return global_state.get_global_attribute("global_seed_generator")
-
-
-def _renew_parts(inside: Found | Inside | None, walk: Walk) -> None:
-    for _, variable in getattr(inside, "parts", ()):
-        walk(variable)
 
 
 def _renew_variable(variable: Any, walk: Walk) -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from nbdist.errors import StepError
-from nbdist.worker.jax.step.code_names import globals_of, words_of
+from nbdist.worker.jax.step.code_names import globals_of
 from nbdist.worker.jax.step.object_slots import is_users
+from nbdist.worker.runtime.reachable import code_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -128,7 +129,7 @@ def _methods(value: Any, words: set[str]) -> list[FunctionType]:
             function = item.fget if isinstance(item, property) else _unwrapped(item)
             if isinstance(function, FunctionType):
                 found.append(function)
-                reached |= words_of(function.__code__)
+                reached.update(code_names(function.__code__))
     return found
 
 

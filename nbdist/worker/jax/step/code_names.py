@@ -22,12 +22,6 @@ def globals_of(code: CodeType) -> set[str]:
     return own.union(*map(globals_of, nested))
 
 
-def words_of(code: CodeType) -> set[str]:
-    """All names in the code, or in a function in it: of globals and of attributes."""
-    nested = (part for part in code.co_consts if isinstance(part, CodeType))
-    return {*code.co_names}.union(*map(words_of, nested))
-
-
 def changed_later(source: str) -> set[str]:
     """Names of containers that functions within a function change, whenever they are called.
 

@@ -15,9 +15,10 @@ from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.step.arguments import Arguments, is_argument
 from nbdist.worker.jax.step.carried import Carried, Trees
 from nbdist.worker.jax.step.closures import check_captures, held_elsewhere, holds_objects
-from nbdist.worker.jax.step.code_names import changed_later, words_of
+from nbdist.worker.jax.step.code_names import changed_later
 from nbdist.worker.jax.step.object_slots import is_open
 from nbdist.worker.jax.step.object_state import ObjectState, Rebound
+from nbdist.worker.runtime.reachable import code_names
 from nbdist.worker.training.prechecks import check_state
 from nbdist.worker.training.step_contract import function_source
 
@@ -88,7 +89,11 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
     lines = {**reads, **program.carried_lines}
     nnx = {n: line for n, line in lines.items() if holds_objects(namespace[n])}
     assigned = {n: line for n, line in program.carried_lines.items() if n not in nnx}
-    trees = {n: line for n, line in assigned.items() if not _holds_open(namespace[n])}
+    trees = {
+        n: line
+        for n, line in assigned.items()
+        if not any(map(is_open, jax.tree.leaves(namespace[n])))
+    }
     source = function_source(request, ())
     whole = changed_later(source) & reads.keys()
     planned = request.options.planning.only
@@ -105,7 +110,7 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
     in_place = values(n for n in nnx if n not in program.carried)
     donated = {*nnx, *trees}
     closed = {n: line for n, line in lines.items() if n not in donated and n not in read}
-    words = words_of(compile(source, "<step>", "exec"))
+    words = {*code_names(compile(source, "<step>", "exec"))}
     check_captures(closed, set(program.carried), namespace, values(nnx), words)
     held = held_elsewhere(namespace, donated, in_place)
     groups = [Carried(trees, values(trees), Trees())]
@@ -151,8 +156,3 @@ def check_same(values: dict[str, Any], lines: dict[str, int]) -> None:
         if own:
             sums[name] = of_arrays(map(as_data, own))
     check_state(sums, lines, processes.gather)
-
-
-def _holds_open(value: Any) -> bool:
-    """Whether there is an object of the user's in a pytree."""
-    return any(is_open(leaf) for leaf in jax.tree.leaves(value))

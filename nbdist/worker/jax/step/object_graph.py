@@ -47,14 +47,11 @@ def walk(
         namespace: the user's.
         apart: values that are passed by.
     """
-    yield Found(Globals(namespace, ""), "", "", "")
+    users = Globals(namespace, "")
+    yield Found(users, "", "", "")
     steps = _Walk(namespace, apart)
     yield from steps.go([(name, name, name, namespace[name]) for name in names])
-    yield from steps.go([(name, name, None, namespace[name]) for name in _users(namespace)])
-
-
-def _users(namespace: dict[str, Any]) -> list[str]:
-    return list(Globals(namespace, "").contents())
+    yield from steps.go([(name, name, None, namespace[name]) for name in [*users.contents()]])
 
 
 _Step = tuple[str, str, str | None, Any]

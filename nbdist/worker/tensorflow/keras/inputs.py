@@ -21,6 +21,7 @@ from msgspec import structs
 from nbdist.errors import StepError
 from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.cell_state import ShuffleOrder
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.dataset_shuffle import is_seeded_by_user
 from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches
@@ -55,13 +56,13 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     if strategy.num_replicas_in_sync == 1:
         return GlobalBatches(adapter.get_tf_dataset())
     shuffle = Shuffle()
-    context.current().order = shuffle.order
+    context.current().cell_state.order = shuffle.order
     with replaced(tf.random, "shuffle", shuffle):
         dataset = adapter.get_tf_dataset()
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
     gather = gather_over(strategy)
-    if context.current().own_data:
+    if context.current().request.own_data:
         return GlobalBatches(dataset, total_of=functools.partial(_total_of, gather))
     own = [_proposed_order(), _cardinality(dataset), *_sums_of_arrays(adapter)]
     gathered = gather(np.array(own, np.int32))
@@ -84,7 +85,7 @@ class Shuffle:
     """
 
     def __init__(self) -> None:
-        self.order = context.ShuffleOrder()
+        self.order = ShuffleOrder()
         self._upstream = tf.random.shuffle
         self._pass: tf.Variable | None = None
 
@@ -110,8 +111,9 @@ class Shuffle:
 def _proposed_order() -> int:
     """A seed for the shuffles of this `fit`; all ranks take rank 0's."""
     worker = context.current()
-    made = worker.fits.fits if worker.fits else 0
-    return zlib.crc32(f"{worker.seed}:{worker.source}:{made}".encode()) >> 1
+    state = worker.cell_state
+    made = state.fits.fits if state.fits else 0
+    return zlib.crc32(f"{worker.identity.seed}:{state.source}:{made}".encode()) >> 1
 
 
 def _sums_of_arrays(adapter: Any) -> list[int]:
@@ -148,7 +150,7 @@ def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
         StepError: ranks were given other batches.
     """
     gather = gather_over(strategy)
-    if context.current().own_data:
+    if context.current().request.own_data:
         return structs.replace(batch, total=_total_of(gather, batch.total), is_part=True)
     _require_same("the batch", gather(_sums_of_batch(batch.data)), ARGUMENTS)
     return batch

@@ -116,7 +116,7 @@ _known: set[tuple[int, str]] = set()
 
 
 def _key(model: Any) -> tuple[int, str]:
-    return context.current().source, type(model).__qualname__
+    return context.current().cell_state.source, type(model).__qualname__
 
 
 def _is_known(model: Any) -> bool:
@@ -124,7 +124,7 @@ def _is_known(model: Any) -> bool:
 
 
 def _note(model: Any, why: str) -> None:
-    context.current().note(
+    context.current().reporter.note(
         "batch",
         f"{type(model).__name__} {why}. So every worker computes all rows, as one device, without "
         "a speed-up. Use losses and metrics that are means over rows, or a step cell (--data)",

@@ -134,7 +134,8 @@ class LossScaling(FiniteWatch):
 
     def after_mean(self, means: Sequence[Any]) -> list[Any]:
         true = [mean / tf.cast(self._scale, mean.dtype) for mean in means]
-        self._flags.append(_all_finite([_values(mean) for mean in true]))
+        values = [mean.values if isinstance(mean, tf.IndexedSlices) else mean for mean in true]
+        self._flags.append(_all_finite(values))
         return true
 
     @contextlib.contextmanager
@@ -188,7 +189,3 @@ def _done(_: object) -> tf.Tensor:
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
-
-
-def _values(gradient: Any) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

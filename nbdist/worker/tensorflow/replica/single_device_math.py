@@ -35,7 +35,6 @@ from keras.src.losses import loss as keras_loss
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.keras import metrics as keras_metrics
 from nbdist.worker.tensorflow.replica import sample_random
-from nbdist.worker.tensorflow.replica.constant_indices import are_constant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +47,8 @@ _gradient_upstream = tf.GradientTape.gradient
 _reduce_upstream = keras_loss.reduce_values
 _mask_upstream = keras_loss.apply_mask
 _moments_upstream = keras.layers.BatchNormalization._moments
+_OF_DATA = ("Iterator", "Random", "StatelessRandom", "Multinomial", "StatelessMultinomial")
+"""What the types of operations begin with that make other values for each batch."""
 
 
 @contextlib.contextmanager
@@ -104,7 +105,7 @@ def _mean_gradient(
 ) -> Any:
     """The gradient, averaged over replicas if it is one of variables."""
     replica = tf.distribute.get_replica_context()
-    if replica is None or not _has_variable(sources):
+    if replica is None or not any(map(_is_variable, tf.nest.flatten(sources))):
         return _gradient_upstream(self, target, sources, *args, **kwargs)
     share = shares.here()
     given = bool(args) or kwargs.get("output_gradients") is not None
@@ -132,10 +133,6 @@ def _mean_gradient(
 
 def _is_variable(source: Any) -> bool:
     return isinstance(source, (tf.Variable, keras.Variable))
-
-
-def _has_variable(sources: Any) -> bool:
-    return any(map(_is_variable, tf.nest.flatten(sources)))
 
 
 def _part_of_mean(scale: Any, target: Any, share: Share) -> Any:
@@ -176,7 +173,7 @@ def _sums(replica: Any, gradients: list[Any], *, whole: bool, traced: bool = Tru
     Adam, before it adds up equal ones).
     """
     rows = [
-        isinstance(g, tf.IndexedSlices) and (whole or (traced and are_constant(g.indices)))
+        isinstance(g, tf.IndexedSlices) and (whole or (traced and _are_constant(g.indices)))
         for g in gradients
     ]
     values = [g.values if by_row else g for g, by_row in zip(gradients, rows, strict=True)]
@@ -253,3 +250,46 @@ def _moments(self: Any, inputs: Any, mask: Any, *, shares: Division) -> tuple[An
     mean = total / (count + guard)
     (squares,) = totals(tf.square(tf.where(kept, inputs - mean, 0)))
     return tf.squeeze(mean, axes), tf.squeeze(squares / (count + guard), axes)
+
+
+def _are_constant(indices: Any) -> bool:
+    """Return whether nothing that the traced function is given determines `indices`.
+
+    The gradient of an embedding is IndexedSlices: a list of indices and values. For tokens, the
+    list of the global batch is those of its parts, one after the other. For positions (`Embedding`
+    of `arange(length)`), the list has each index once, however many rows a batch has. Keras squares
+    the values of a list one by one, so the two lists give other updates.
+
+    The dimensions of a batch, but the first, determine the same on all replicas. Eager tensors do
+    not tell what they were made from.
+    """
+    if not tf.is_symbolic_tensor(indices):
+        return False
+    pending, seen = [indices], set()
+    while pending:
+        tensor = pending.pop()
+        operation = tensor.op
+        if (id(tensor.graph), operation.name) in seen or _is_inner_dimension(operation):
+            continue
+        seen.add((id(tensor.graph), operation.name))
+        if operation.type.startswith(_OF_DATA):
+            return False
+        if operation.type != "Placeholder":
+            pending += operation.inputs
+            continue
+        outer = [outside for outside, inside in tensor.graph.captures if inside is tensor]
+        if not outer:
+            return False
+        pending += filter(tf.is_symbolic_tensor, outer)
+    return True
+
+
+def _is_inner_dimension(operation: Any) -> bool:
+    """Whether it takes a dimension of a tensor's shape that is not the first."""
+    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return False
+    rank = operation.inputs[0].op.inputs[0].shape.rank
+    first = tf.get_static_value(operation.inputs[1])
+    if rank is None or first is None or not operation.get_attr("shrink_axis_mask"):
+        return False
+    return bool(int(first[0]) % rank)

@@ -116,7 +116,7 @@ def test_a_plain_cell_gives_metrics_whole_values(cluster: nbdist.Cluster) -> Non
 UNSEEDED = START.replace(
     "keras.utils.set_random_seed(3)",
     "from nbdist.worker.remote import setup\nfrom nbdist.worker.runtime import context\n"
-    "setup.seed(context.current().seed)",
+    "setup.seed(context.current().identity.seed)",
 )
 """As at the start: other tests of this module have set a seed."""
 
@@ -258,7 +258,7 @@ def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
 BROKEN_OFF = """
 class Breaks(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
-        if breaks and context.current().step == 22:
+        if breaks and context.current().progress.step == 22:
             raise ValueError("in the second epoch")
 model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=3, verbose=0,
           callbacks=[Breaks()])

@@ -1,0 +1,121 @@
+"""The layout of a step under JAX: planned for its first batch, and applied to its arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbdist.worker.data.batches import map_arrays
+from nbdist.worker.jax.arrays.leaves import placed
+from nbdist.worker.jax.step.names import check_numbers
+from nbdist.worker.planning.plan_step import (
+    MeshWithTarget,
+    mesh_to_trace,
+    outline,
+    plan_of,
+    target_of,
+)
+from nbdist.worker.planning.sharding import is_cut, is_over, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import jax
+
+    from nbdist.records import Plan, Spec, StepOptions
+    from nbdist.worker.data.batches import Batch
+    from nbdist.worker.jax.step.function import StepFunction
+    from nbdist.worker.planning.sharding import Lowered
+
+
+class PlannedMesh(MeshWithTarget, Protocol):
+    """The part of `PjRTStrategy` that a step uses."""
+
+    def note_sharded(self, arrays: Iterable[jax.Array]) -> None:
+        """Note that a plan has laid these arrays out."""
+        ...
+
+    def has_sharded(self, array: jax.Array) -> bool:
+        """Return whether a plan, not the user, has laid the array out."""
+        ...
+
+
+class StepLayout:
+    """Plans the layout of a step, and shards its arrays accordingly.
+
+    Args:
+        function: the step.
+        options: of the step.
+        strategy: over all devices of all ranks.
+    """
+
+    def __init__(self, function: StepFunction, options: StepOptions, strategy: PlannedMesh) -> None:
+        self._function = function
+        self._options = options
+        self._strategy = strategy
+        self._traced_for = mesh_to_trace(options.planning, strategy.mesh)
+
+    def plan(self, batch: Batch) -> Plan:
+        """Plan the layout for batches like this one; nothing is moved.
+
+        Raises:
+            PlanError: the step fits on these devices in no way.
+        """
+        check_numbers(batch)
+        whole = map_arrays(lambda array: outline(array, self._traced_for), batch.everything())
+        traced = self._function.trace(self._traced_for, whole)
+        full = self._full(whole, batch.rows)
+        if full is not whole:
+            traced = self._function.trace(self._traced_for, full)
+        planning = self._options.planning
+        target = target_of(planning, self._strategy)
+        return plan_of(traced, self._function.inputs(full), target, planning, self._pinned())
+
+    def place(self, lowered: Lowered) -> None:
+        """Put all arrays of the step where the plan has them."""
+        held = self._function.names.held
+
+        def at(path: str, array: Any) -> jax.Array:
+            return array if self._stays(array) else placed(array, lowered.sharding(path))
+
+        def donated(path: str, array: Any) -> jax.Array:
+            """On the mesh, and nobody else's: what is donated is gone."""
+            leaf = at(path, array)
+            if id(leaf) in held:
+                leaf = leaf.copy()
+            held.add(id(leaf))
+            return leaf
+
+        for group in self._function.carried:
+            group.place(donated)
+        self._function.names.read.place(at)
+
+    def _full(self, batch: Any, rows: int) -> Any:
+        """Return the batch with as many rows as others have: it may be the last of an epoch.
+
+        A run that resumes there keeps its layout.
+        """
+        usual = self._options.batch
+        if usual in (0, rows):
+            return batch
+
+        def larger(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            shape = (usual, *leaf.shape[1:]) if leaf.shape[:1] == (rows,) else leaf.shape
+            return leaf.update(shape=shape)
+
+        return map_arrays(larger, batch)
+
+    def _pinned(self) -> dict[str, Spec]:
+        """The shardings of arrays that their user has cut over the strategy's mesh."""
+        arrays: list[tuple[str, Any]] = [*self._function.named_arrays().items()]
+        read = self._function.names.read
+        for paths, own in zip(read.paths, read.arrays, strict=True):
+            arrays += zip(paths, own, strict=True)
+        return {
+            path: spec_of(array)
+            for path, array in arrays
+            if self._stays(array) and is_over(array.sharding, self._strategy.mesh)
+        }
+
+    def _stays(self, array: Any) -> bool:
+        """Return whether its user has cut it; what an earlier plan has cut may move."""
+        return is_cut(array, self._strategy.mesh) and not self._strategy.has_sharded(array)

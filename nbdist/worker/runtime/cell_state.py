@@ -1,0 +1,118 @@
+"""State of the cell that runs on a rank. Each cell starts with a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from nbdist.records import CellRequest
+from nbdist.worker.runtime.shell import engine_shell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nbdist.worker.runtime.stop_point import StopPoint
+
+_NO_CELL = CellRequest(number=0, source="", label=0, strategy=None, awaits=False, guard=0)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of the cell, numbered on over all of its fits.
+
+    Attributes:
+        step: the last step that was begun; 0 is none.
+        tested: batches that the cell has passed without training on them.
+        batches: batches that `fit` has trained on.
+        epochs: the last epoch that a `fit` has begun.
+        passed_rows: rows of the batches that a resumed `fit` has passed over; 0 is none.
+    """
+
+    step: int = 0
+    tested: int = 0
+    batches: int = 0
+    epochs: int = 0
+    passed_rows: int = 0
+
+
+@dataclass(slots=True)
+class ShuffleOrder:
+    """Order of the samples of one `fit` whose user has set no seed.
+
+    Attributes:
+        seed: of the order; 0 if the `fit` does not shuffle, or has a seed of the user's.
+    """
+
+    seed: int = 0
+
+
+class FitCounter(Protocol):
+    """Counter of the fits of a cell."""
+
+    fits: int
+
+
+class NamesOfCell:
+    """Names that a cell reads and binds: nbdist saves and compares their values.
+
+    Args:
+        names: all of it.
+        makes: those of them that it binds before it reads them. Until then they may mean what an
+            earlier run of the cell has left, which is no part of this one.
+    """
+
+    def __init__(self, names: Iterable[str] = (), makes: Iterable[str] = ()) -> None:
+        self._names = tuple(names)
+        self._before: dict[str, weakref.ref[Any]] = {}
+        for name in makes:
+            with contextlib.suppress(KeyError, TypeError):  # as of numbers, which are not saved
+                self._before[name] = weakref.ref(engine_shell().user_ns[name])
+
+    def bound(self) -> tuple[str, ...]:
+        """Return the names that this run has bound by now."""
+        namespace = engine_shell().user_ns
+        return tuple(
+            name
+            for name in self._names
+            if name in namespace
+            and (name not in self._before or self._before[name]() is not namespace[name])
+        )
+
+
+def _refuse_to_stop() -> NoReturn:
+    raise RuntimeError("no cell runs on this rank")
+
+
+class CellState:
+    """State of one cell on one rank.
+
+    Args:
+        request: the cell; without one, no cell runs.
+        stop_point: defers an interrupt within it until all ranks can stop at the same step.
+
+    Attributes:
+        names: the names to save or to compare.
+        source: a number for the source text.
+        shuffles: data sets that the cell has shuffled without a seed.
+        order: of the `fit`, `evaluate` or `predict` that began last.
+        fits: counts the fits; None before the first.
+        unfinished: the cell has left steps under way.
+    """
+
+    def __init__(
+        self,
+        request: CellRequest = _NO_CELL,
+        stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _refuse_to_stop,
+    ) -> None:
+        self.request = request
+        self.stop_point = stop_point
+        self.progress = Progress()
+        self.names = NamesOfCell(request.names, request.makes)
+        self.source = zlib.crc32(request.source.encode())
+        self.shuffles = 0
+        self.order = ShuffleOrder()
+        self.fits: FitCounter | None = None
+        self.unfinished = False

@@ -1,0 +1,135 @@
+"""Records of one rank: notes, scalars, and whatever else its modules report to the notebook."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from nbdist.records import Columns, Metrics, Note
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from nbdist.records import AnyEvent, NoteTopic, WorkerIdentity
+    from nbdist.worker.runtime.memory import MemoryGauge
+
+
+class RankReporter:
+    """Sends records of one rank, with its rank and the number of the cell that runs.
+
+    Args:
+        identity: the rank, and the address of the notebook's stream.
+        gauge: measures the memory of this process, for a row of its own.
+        shield: defers interrupts while a record is queued.
+
+    Attributes:
+        rank: of this process.
+        cell: the number of the cell that runs; 0 between cells.
+    """
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        gauge: MemoryGauge,
+        shield: contextlib.AbstractContextManager[None],
+    ) -> None:
+        self.rank = identity.rank
+        self.cell = 0
+        self._shield = shield
+        self._reporter = Reporter(identity.stream, RowBuffer(identity.rank, gauge))
+        self._noted: set[str] = set()
+        self._reported_steps = 0
+        self._cell_started = time.perf_counter()
+
+    def begin_cell(self, cell: int, seconds: float) -> None:
+        """Report for the cell from here on.
+
+        Args:
+            cell: its number.
+            seconds: how long its run has taken before.
+        """
+        self.cell = cell
+        self._noted.clear()
+        self._reported_steps = 0
+        self._cell_started = time.perf_counter() - seconds
+
+    def seconds(self) -> float:
+        """Return the seconds since the cell began."""
+        return time.perf_counter() - self._cell_started
+
+    def said(self) -> dict[str, Any]:
+        """Return the fields that every record begins with."""
+        return {"rank": self.rank, "cell": self.cell}
+
+    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
+        """Queue a record; if urgent, wait until it is handed to ZeroMQ."""
+        with self._shield:
+            self._reporter.say(record, urgent=urgent)
+
+    def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
+        """Report a line about the run; the notebook shows equal lines of several ranks once."""
+        self.say(Note(topic=topic, text=text, warning=warning, **self.said()))
+
+    def note_once(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
+        """Report a line, unless this cell has reported it."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(topic, text, warning=warning)
+
+    def report(self, epoch: int = -1, step: int | None = None, **metrics: Any) -> None:
+        """Show scalars of this rank in the notebook, live.
+
+        Args:
+            epoch: the epoch they belong to, counting from 1; left out, there is none.
+            step: the step they belong to; left out, reports without an epoch are counted.
+            **metrics: named scalars; anything that `float` takes.
+        """
+        if step is None:
+            self._reported_steps += 1
+            step = -1 if epoch >= 0 else self._reported_steps
+        own = {name: _scalar(name, value) for name, value in metrics.items()}
+        self.report_values(epoch, step, own=own, shared={})
+
+    def report_values(
+        self,
+        epoch: int,
+        step: int,
+        *,
+        own: dict[str, float],
+        shared: dict[str, float],
+        measured: dict[str, float] | None = None,
+    ) -> None:
+        """Show scalars: this rank's own, those that are the same on all, and measurements.
+
+        Those of a step go in rows, with many others; those of an epoch at once.
+        """
+        seconds = self.seconds()
+        if step < 0:
+            said = self.said()
+            self.say(
+                Metrics(epoch=epoch, step=step, time_s=seconds, own=own, shared=shared, **said)
+            )
+            return
+        measured = measured or {}
+        columns = Columns(measures=tuple(measured), own=tuple(own), shared=tuple(shared))
+        row = (epoch, step, seconds, *measured.values(), *own.values(), *shared.values())
+        with self._shield:
+            self._reporter.report(self.cell, columns, row)
+
+    def flush(self) -> None:
+        """Hand all records to ZeroMQ, so that the end of this process loses none."""
+        with self._shield:
+            self._reporter.flush()
+
+    def close(self) -> None:
+        """Send what is pending, before the process ends."""
+        self._reporter.close()
+
+
+def _scalar(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"report({name}={value!r}): not a scalar ({error})") from None

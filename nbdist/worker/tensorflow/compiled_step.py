@@ -1,0 +1,211 @@
+"""The body of a step on every replica, compiled with `tf.function`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api
+
+from nbdist.errors import StepError
+from nbdist.worker.data.batches import kind_of, leaves, map_arrays
+from nbdist.worker.tensorflow import collective_timing
+from nbdist.worker.tensorflow.parity import HIDDEN
+from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica.batch_share import Shares
+from nbdist.worker.tensorflow.replica.sample_random import Draws
+from nbdist.worker.training import step_contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import StepRequest
+    from nbdist.worker.data.batches import Batch, Tree
+    from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
+
+FINITE = f"{HIDDEN}finite"
+COLLECTIVES = f"{HIDDEN}collectives"
+"""Beside the values that a step reports."""
+
+
+class _Replicas:
+    """The replicas of a strategy, and the part of a batch that each of this rank gets."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        self.total = int(strategy.num_replicas_in_sync)
+        self.local = len(strategy.extended.worker_devices)
+
+    def values(self, batch: Batch) -> tuple[Any, ...]:
+        """Return this rank's rows, split among its replicas if it has several."""
+        local = self.local
+        if local == 1 or batch.whole:
+            return _as_tensors(batch.values)
+        each = batch.rows // self.total
+
+        def part_of(context: Any) -> Any:
+            start = context.replica_id_in_sync_group % local * each
+            return _as_tensors(map_arrays(lambda array: array[start : start + each], batch.values))
+
+        per_replica: tuple[Any, ...] = self.strategy.experimental_distribute_values_from_function(
+            part_of
+        )
+        return per_replica
+
+    def shares(self, values: tuple[Any, ...], whole: bool) -> Shares:
+        """Return the shares of a batch: parts of equal size, or all of it."""
+        first = self.strategy.experimental_local_results(leaves(values)[0])[0]
+        total = int(first.shape[0]) * (1 if whole else self.total)
+        return Shares(total, self.total, whole=whole)
+
+
+class CompiledStep:
+    """The step on all replicas, traced for each kind of batch.
+
+    Args:
+        request: the step.
+        define: makes a function of a source, in the user's namespace, under the cell's name.
+        strategy: the strategy.
+        watch: notes values that are not finite.
+    """
+
+    def __init__(
+        self,
+        request: StepRequest,
+        define: Callable[[str], Callable[..., Any]],
+        strategy: tf.distribute.Strategy,
+        watch: FiniteWatch | LossScaling,
+    ) -> None:
+        self._request = request
+        self._replicas = _Replicas(strategy)
+        self._watch = watch
+        # As tf.function converts what it calls; tf.autograph.to_graph loses the user's lines.
+        self._body = api.tf_convert(
+            define(step_contract.function_source(request, request.program.given)),
+            ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
+        )
+        self._draws = Draws()
+        self._clock = collective_timing.choose(strategy, COLLECTIVES, jit=request.options.jit)
+        self._run = self._compiled()
+        self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
+
+    def __call__(self, batch: Batch) -> Any:
+        """Begin a step; returns its report.
+
+        The first batch of a kind traces the step; others call that trace itself. So `tf.function`
+        does not look it up, which takes 0.12 ms at every call.
+        """
+        values = self._replicas.values(batch)
+        if self._replicas.local > 1 or tf.config.functions_run_eagerly():
+            return self._run(values, whole=batch.whole)
+        kind = batch.whole, kind_of(batch.values)
+        if kind in self._traced:
+            return self._traced[kind](values, whole=batch.whole)
+        with _told_in_words():
+            self._run.get_concrete_function(values, whole=batch.whole)
+            if self._draws.is_ambiguous:
+                self._learn_draws(values)
+            report = self._run(values, whole=batch.whole)
+        self._traced[kind] = self._run.get_concrete_function(values, whole=batch.whole)
+        return report
+
+    def together(self, batch: Batch) -> Any:
+        """Make a step outside of the run; returns its report."""
+        return self._run(self._replicas.values(batch), whole=batch.whole)
+
+    def alone(self, values: tuple[Any, ...]) -> Any:
+        """Run the body of the step on every replica, without nbdist's arithmetic around it."""
+        return self._replicas.strategy.run(self._replica, args=values)
+
+    def variables(self, batch: Batch) -> tuple[tf.Variable, ...]:
+        """Return this rank's parts of all variables that the step uses."""
+        values = self._replicas.values(batch)
+        traced = self._run.get_concrete_function(values, whole=batch.whole)
+        variables: tuple[tf.Variable, ...] = traced.graph.variables
+        return variables
+
+    def read(self, report: Any) -> step_contract.StepResult:
+        """Return the mean over this rank's own replicas."""
+        reason = self._watch.reason
+        if self._replicas.local == 1:
+            measured = self._clock.measured(report.get(COLLECTIVES))
+            values = {n: float(value) for n, value in report.items() if n != COLLECTIVES}
+            finite = bool(values.pop(FINITE))
+            return step_contract.StepResult(values, finite, reason, measured)
+        results = self._replicas.strategy.experimental_local_results
+        local = {name: [part.numpy() for part in results(v)] for name, v in report.items()}
+        finite = all(local.pop(FINITE))
+        values = {name: float(np.mean(parts)) for name, parts in local.items()}
+        return step_contract.StepResult(values, finite, reason)
+
+    def tracings(self) -> int:
+        """Return how often the step was traced."""
+        traced: int = self._run.experimental_get_tracing_count()
+        return traced
+
+    def _compiled(self) -> Any:
+        jit = self._request.options.jit or None
+        run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
+        run._omit_frequent_tracing_warning = True  # the loop reports it, with the remedy
+        return run
+
+    def _learn_draws(self, values: tuple[Any, ...]) -> None:
+        """Trace the step for one row more, to tell draws for rows from those for weights.
+
+        A step that is made for one number of rows keeps its trace.
+        """
+        self._draws.is_ambiguous = False
+
+        def longer(array: Any) -> tf.TensorSpec:
+            return tf.TensorSpec([array.shape[0] + 1, *array.shape[1:]], array.dtype)
+
+        with contextlib.suppress(ValueError, TypeError, tf.errors.InvalidArgumentError):
+            trace = tf.function(self._all_replicas, autograph=False)
+            trace.get_concrete_function(map_arrays(longer, values), whole=True)
+            self._run = self._compiled()
+
+    def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
+        """Traced once for parts of batches, once for whole ones: shapes may be the same."""
+        shares, strategy = self._replicas.shares(values, whole), self._replicas.strategy
+        with (
+            single_device_math.arithmetic(shares, self._watch, self._draws),
+            self._watch.installed(),
+            self._clock.installed(),
+            nested_merge.allowed(strategy),
+            layer_state.apart(strategy),
+        ):
+            return strategy.run(self._replica, args=values)
+
+    def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
+        self._watch.begin()
+        self._clock.begin()
+        report, _ = self._body(*values)
+        scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
+        finite = self._watch.agreed(scalars)
+        return {**scalars, FINITE: finite, **self._clock.stamps()}
+
+
+@contextlib.contextmanager
+def _told_in_words() -> Iterator[None]:
+    """TensorFlow cannot let replicas meet within control flow or functions of its own."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if "merge_call" not in str(error):
+            raise
+        lines = re.findall(r"line (\d+), in step", str(error))
+        where = f"line {lines[-1]}: " if lines else ""
+        raise StepError(
+            f"{where}replicas meet here (a gradient is averaged, or an optimizer applied) inside "
+            "of tf.range, tf.cond or an `if` of a tensor, which may differ between replicas: do it "
+            "at the top level of the cell, with Python's range"
+        ) from None
+
+
+def _as_tensors(values: Tree) -> tuple[Any, ...]:
+    tensors: tuple[Any, ...] = map_arrays(tf.convert_to_tensor, values)
+    return tensors

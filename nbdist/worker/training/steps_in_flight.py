@@ -1,0 +1,141 @@
+"""Steps that have begun, and whose reports the rank has yet to read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nbdist.errors import AnotherRankError, StepError
+from nbdist.worker.training.trace_schedule import Tracing
+
+if TYPE_CHECKING:
+    from nbdist.records import OnNan
+    from nbdist.worker.checkpoint.folder import Position
+    from nbdist.worker.data.batches import Batch
+    from nbdist.worker.runtime.rank_reporter import RankReporter
+    from nbdist.worker.training.step_contract import StepStrategy
+    from nbdist.worker.training.trace_schedule import Plan
+
+IN_FLIGHT = 2
+"""Steps that may be under way before the oldest one's report is read, and so waited for."""
+
+
+class _StepInFlight(NamedTuple):
+    """A step that is under way.
+
+    Attributes:
+        at: the position after it.
+        rows: of its batch.
+        input_s: seconds that it waited for the batch.
+        report: its values.
+    """
+
+    at: Position
+    rows: int
+    input_s: float
+    report: Any
+
+
+class StepsInFlight:
+    """Begins steps, waits for their reports, and sends these to the notebook.
+
+    Args:
+        reporter: of this rank.
+        step_strategy: makes the steps.
+        plans: steps to trace.
+        on_nan: action on a value that is not finite.
+
+    Attributes:
+        tracing: traces some of the steps.
+    """
+
+    def __init__(
+        self,
+        reporter: RankReporter,
+        step_strategy: StepStrategy,
+        plans: tuple[Plan, ...],
+        on_nan: OnNan,
+    ) -> None:
+        self._reporter = reporter
+        self._step_strategy = step_strategy
+        self._on_nan = on_nan
+        self.tracing = Tracing(step_strategy.tracer, plans, self.read_all)
+        self._steps: deque[_StepInFlight] = deque()
+        self._not_finite: set[str] = set()
+        self._step_ended_at = time.perf_counter()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def restart_clock(self) -> None:
+        """Count the time before now to no step."""
+        self._step_ended_at = time.perf_counter()
+
+    def begin(self, at: Position, batch: Batch, input_s: float) -> None:
+        """Begin the step that ends at that position.
+
+        Args:
+            at: the position after the step.
+            batch: of the step.
+            input_s: seconds that were waited for it.
+        """
+        self._step_ended_at += self.tracing.before(at.step, at.epoch)
+        report = self._step_strategy.step(batch)
+        self._steps.append(_StepInFlight(at, batch.rows, input_s, report))
+
+    def read_oldest(self) -> None:
+        """Read the oldest report if more than `IN_FLIGHT` steps are under way.
+
+        Raises:
+            StepError: a value is not finite; an `AnotherRankError` if it is another rank's.
+        """
+        if len(self._steps) > IN_FLIGHT:
+            self._read_oldest()
+
+    def read_all(self) -> None:
+        """Read all reports; raises as `read_oldest`."""
+        while self._steps:
+            self._read_oldest()
+
+    def report(
+        self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]
+    ) -> None:
+        """Send the values of a step, or with `step` -1 those of an epoch."""
+        own, shared = ({}, values) if self._step_strategy.reduced else (values, {})
+        self._reporter.report_values(epoch, step, own=own, shared=shared, measured=measured)
+
+    def _read_oldest(self) -> None:
+        at, rows, input_s, report = self._steps.popleft()
+        sums = at.sums
+        step_result = self._step_strategy.read(report)
+        before, self._step_ended_at = self._step_ended_at, time.perf_counter()
+        for name, value in step_result.values.items():
+            sums[name] = sums.get(name, 0.0) + value * rows
+        measured = {
+            "step_s": self._step_ended_at - before,
+            "input_s": input_s,
+            **step_result.measured,
+        }
+        self.tracing.step_result(at.step, measured)
+        self.report(at.epoch, at.step, step_result.values, measured)
+        bad = [name for name, value in step_result.values.items() if not math.isfinite(value)]
+        for name in [name for name in bad if name not in self._not_finite]:
+            self._not_finite.add(name)
+            text = f"`{name}` is {step_result.values[name]} at step {at.step}, epoch {at.epoch}"
+            self._reporter.note("nan", text, warning=True)
+        if not step_result.finite and self._on_nan == "stop":
+            self._stop_not_finite(at.step, bad, step_result.reason)
+
+    def _stop_not_finite(self, step: int, bad: list[str], reason: str) -> None:
+        if not bad:
+            raise AnotherRankError(
+                f"stopped at step {step}: {reason}. Look for a square root of zero or a division "
+                "by it, or lower the learning rate; --on-nan warn goes on regardless"
+            )
+        raise StepError(
+            f"`{bad[0]}` is not finite at step {step} on rank {self._reporter.rank}: look for a "
+            "log or a division by zero, or lower the learning rate; --on-nan warn goes on "
+            "regardless"
+        )
