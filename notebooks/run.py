@@ -1,4 +1,4 @@
-"""Executes a notebook headless and shows what it shows: `python -m notebooks.run FILE.ipynb`.
+"""Execute a notebook without a browser and print its output: `python -m notebooks.run FILE.ipynb`.
 
 The executed notebook and its HTML go to `build/`.
 """
@@ -23,17 +23,17 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def execute(source: Path, target: Path) -> Path:
-    """Run every cell, printing its text as it is done.
+    """Run every cell, and print its text when it ends.
 
     Args:
         source: the notebook.
-        target: where the executed notebook goes; its HTML lies beside it.
+        target: path of the executed notebook; its HTML is written to the same folder.
 
     Returns:
         The path of the HTML.
 
     Raises:
-        CellExecutionError: a cell raised; what had run is written all the same.
+        CellExecutionError: a cell raised. The cells before it are written.
     """
     notebook = nbformat.read(source, as_version=4)
     client = NotebookClient(

@@ -1,4 +1,4 @@
-"""Runs every fault on real workers and writes the results into docs/fault_matrix.md.
+"""Run every fault on real workers and write the results into docs/fault_matrix.md.
 
 `python -m tools.fault_matrix [PYTEST ARGUMENT...]`: three quarters of an hour, or what the
 arguments choose (`-k 'not random'`). The table contains this run only.

@@ -1,4 +1,4 @@
-"""Makes the pictures of the README, in a real JupyterLab: `python -m tools.make_images`."""
+"""Make the pictures of the documents in a real JupyterLab: `python -m tools.make_images`."""
 
 from __future__ import annotations
 

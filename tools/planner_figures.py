@@ -25,8 +25,9 @@ BY_HAND = (
     "correlation, picked plans, Megatron's table 1, Llama 3) use models that are written by hand "
     "in `benchmarks/planner_gpt.py` and `benchmarks/planner_llama.py`. The row of memory on B200s "
     "uses `benchmarks/planner_memory.py`. `%%dist_plan` reads a step's jaxpr and uses none of "
-    "them. They share the cost formulas and constants of `planner/` with it. Rows of all-reduces "
-    "test these formulas. Rows of traced, planned and compiled programs test the product."
+    "them. They share the cost formulas and constants of `planner/` with it. No constant is fitted "
+    "on Megatron's table 1, but one choice of the model's form was made with it in sight. Rows of "
+    "all-reduces test the formulas. Rows of traced, planned and compiled programs test the product."
 )
 """Scope of the rows of `planner_tables`: they do not test `%%dist_plan`."""
 

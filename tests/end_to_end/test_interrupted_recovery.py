@@ -101,7 +101,7 @@ def test_the_kernel_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None
 
 
 @pytest.mark.full  # a detached runner recoveries as a kernel does
-def test_the_keeper_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
+def test_the_detached_runner_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
         first = until(tmp_path, lambda _, steps: steps > 20)
