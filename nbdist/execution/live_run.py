@@ -152,9 +152,8 @@ class KeptLiveRun:
         if request.step is None or not request.step.options.profile:
             return request
         folder = str(self._directory.path / EVENTS_FOLDER)
-        options = msgspec.structs.replace(request.step.options, profile_folder=folder)
-        step = msgspec.structs.replace(request.step, options=options)
-        return msgspec.structs.replace(request, step=step)
+        step = msgspec.structs.replace(request.step.options, profile_folder=folder)
+        return request.with_options(step=step)
 
     def _new_analyst(self, batch: int) -> Analyst:
         host_of = {worker.rank: worker.host for worker in self._roster.workers}
@@ -372,7 +371,7 @@ def begin(
         request=asked.id,
         cell=asked.cell,
         seed=seed,
-        cell_seed=request.seed,
+        cell_seed=request.options.seed,
     )
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))

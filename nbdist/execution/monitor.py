@@ -82,7 +82,7 @@ class CellWatch:
         self._collectives = collectives = crew.collectives
         self._recorder = task.recorder
         self._opened = task.heals.opened
-        self._vitals = Vitals(task.host_of, task.cell.hang_after_s)
+        self._vitals = Vitals(task.host_of, task.cell.options.hang_after_s)
         self._ending = Escalation(number, self.running, crew.engines, collectives, self._show_for)
         self._lone = LoneWaits(self._ending, task.host_of)
         self._detached = task.cell.detached

@@ -155,7 +155,7 @@ class Runner:
             LeftError: it goes on, and another process follows it.
         """
         recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
-        heals = Heals(recorder, live, view, self._estate, cell.max_heals, self._pids)
+        heals = Heals(recorder, live, view, self._estate, cell.options.max_heals, self._pids)
         saving = cell.request.saving
         if saving is not None and saving.resume:
             heals.saved = names_in(Path(saving.folder))
@@ -188,7 +188,7 @@ class Runner:
             What follows it to its end; it raises as `run` does.
         """
         recorder = Recorder(cell.request.number, is_step=cell.request.step is not None)
-        heals = Heals(recorder, former.live, view, self._estate, cell.max_heals, self._pids)
+        heals = Heals(recorder, former.live, view, self._estate, cell.options.max_heals, self._pids)
         for heal in former.heals:
             recorder.healed(heal)
         heals.take_over(cell, former)
@@ -269,7 +269,7 @@ class Runner:
 
         def follow() -> None:
             self._require_all(request)
-            if said and request.seed is None:
+            if said and request.options.seed is None:
                 task.view.say(said)
             self._estate.sent(sent, **of_crew(self._crew))
             if task.cell.detached:
@@ -358,7 +358,7 @@ class Runner:
                 named = f"rank {formatting.ranks(dead)} died while it was healed"
                 lost = RanksLostError(dead, named, ": type %dist_restart for new workers")
         saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
-        return structs.replace(request, saving=saving)
+        return request.with_options(saving=saving)
 
     def _shrunk(self, task: Task) -> Task:
         """With the ranks that there are now, where they are fewer."""
@@ -379,7 +379,8 @@ class Runner:
             CellError, WorkerError: as `Cluster.run` says.
         """
         self.number += 1
-        again = structs.replace(request, number=self.number, saving=None, replays=True)
+        request = request.with_options(saving=None, detach=False, hang_after_s=0.0)
+        again = structs.replace(request, number=self.number, replays=True)
         cell = CellUnderWay(request=again, ranks=tuple(ranks))
         view, live = SilentView(), UnkeptRun("")
         recorder = Recorder(self.number, is_step=False)

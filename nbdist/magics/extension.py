@@ -22,7 +22,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext nbdist`."""
     magics = DistMagics(shell)
     shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
-    matcher = option_matcher(shell)
+    matcher = option_matcher()
     shell.Completer.custom_matchers.append(matcher)
     atexit.register(magics.end)
     _loaded[id(shell)] = (magics, matcher)

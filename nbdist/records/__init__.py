@@ -8,7 +8,6 @@ from nbdist.records.any_event import Speech
 from nbdist.records.base import (
     BATCH_NAME,
     MASK_NAME,
-    MOST_SEED,
     RANK_VARIABLE,
     Communication,
     Framework,
@@ -21,8 +20,8 @@ from nbdist.records.base import (
     RunViewName,
     StrategyName,
     StreamName,
-    is_seed,
 )
+from nbdist.records.cell_options import CellOptions, Saving, StepOptions
 from nbdist.records.cluster import (
     ClusterRequest,
     Device,
@@ -40,7 +39,6 @@ from nbdist.records.cluster import (
     WorkerState,
 )
 from nbdist.records.commands import (
-    GUARD_STEPS,
     SOON,
     WATCHDOG,
     BreakOff,
@@ -48,8 +46,6 @@ from nbdist.records.commands import (
     Diagnose,
     Hurry,
     Order,
-    Saving,
-    StepOptions,
     StepProgram,
     StepRequest,
     StillThere,
@@ -84,6 +80,7 @@ from nbdist.records.events import (
     Where,
 )
 from nbdist.records.handover import CellUnderWay, CollectiveBooks, CollectiveState, Estate, Loss
+from nbdist.records.options import Option, options_of
 from nbdist.records.placement import (
     HOST_MEMORY,
     OWN_RANK,
@@ -185,13 +182,11 @@ __all__ = [
     "CLUSTER_ID",
     "DATA",
     "GPIPE",
-    "GUARD_STEPS",
     "HOST_COPIES",
     "HOST_MEMORY",
     "MASK_NAME",
     "MEASURES",
     "MODEL",
-    "MOST_SEED",
     "NO_SUCH_RUN",
     "OWN_RANK",
     "PLACE",
@@ -212,6 +207,7 @@ __all__ = [
     "Calling",
     "CaughtUp",
     "CellEnded",
+    "CellOptions",
     "CellRequest",
     "CellUnderWay",
     "Checked",
@@ -267,6 +263,7 @@ __all__ = [
     "Opened",
     "Operation",
     "OperationTime",
+    "Option",
     "Order",
     "Output",
     "Phase",
@@ -343,6 +340,6 @@ __all__ = [
     "WorkerState",
     "Writer",
     "Zero",
-    "is_seed",
+    "options_of",
     "title_of",
 ]

@@ -29,12 +29,7 @@ MASK_NAME = "mask"
 
 
 MOST_SEED = 2**32 - 1
-"""What NumPy takes at most as a seed."""
-
-
-def is_seed(number: object) -> bool:
-    """Whether all generators take the number as a seed."""
-    return type(number) is int and 0 <= number <= MOST_SEED
+"""The largest seed that NumPy accepts."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from nbdist.records.base import STRATEGY_OF, Communication, Framework, Record, StrategyName
+from nbdist.records.base import (
+    MOST_SEED,
+    STRATEGY_OF,
+    Communication,
+    Framework,
+    Record,
+    StrategyName,
+)
+from nbdist.records.options import Option
 from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
@@ -48,27 +58,75 @@ class ClusterRequest(Record, frozen=True):
     Attributes:
         hosts: where each engine is to be.
         frameworks: what the engines load.
-        devices_per_host: virtual CPU devices under JAX, or GPUs given to each engine;
-            0 leaves it to what is there.
-        cpus_per_worker: cores that each engine may use; 0 is no limit.
-        env: further environment of every engine.
-        communication: how TensorFlow's collectives are made.
-        spares: engines beside those, which take the place of one that is lost.
-        min_hosts: with so many it starts, where others cannot be reached; 0 for all of them.
         batch: who gives the hosts, which have no names of their own; None where they are named.
-        seed: of the random generators of every rank.
     """
 
     hosts: tuple[Host, ...]
     frameworks: tuple[Framework, ...]
-    devices_per_host: int = 0
-    cpus_per_worker: int = 0
-    env: dict[str, str] = msgspec.field(default_factory=dict)
-    communication: Communication = "auto"
-    spares: int = 0
-    min_hosts: int = 0
+    devices_per_host: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="all GPUs, else one CPU device",
+            help="Visible GPUs of each worker, or virtual CPU devices (JAX) without GPUs.",
+        ),
+    ] = 0
+    cpus_per_worker: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="no limit",
+            help="Cores that each worker is bound to.",
+        ),
+    ] = 0
+    env: Annotated[
+        dict[str, str],
+        Option(
+            kind="list",
+            metavar="K=V",
+            help="Environment variable of the workers.",
+            details="Can be repeated.",
+        ),
+    ] = msgspec.field(default_factory=dict)
+    communication: Annotated[
+        Communication,
+        Option(
+            help="Collectives of TensorFlow; auto is NCCL between GPUs, else ring.",
+        ),
+    ] = "auto"
+    spares: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="none",
+            help="Waiting workers that replace lost ones under pjrt.",
+            details="Under mirrored, new workers are forked.",
+        ),
+    ] = 0
+    min_hosts: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="all hosts",
+            help="Start with as few as K hosts if others cannot be reached.",
+        ),
+    ] = 0
     batch: Batch | None = None
-    seed: int = 0
+    seed: Annotated[
+        int,
+        Option(
+            metavar="N",
+            least=0,
+            most=MOST_SEED,
+            default="random",
+            help="Seed of the random generators of all workers.",
+            details="Those of Python, NumPy, TensorFlow and Keras. `%dist_status` shows it.",
+        ),
+    ] = 0
 
     @property
     def is_local(self) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Self
 
 import msgspec
+from msgspec import structs
 
-from nbdist.records.base import OnNan, Precision, Record, StrategyName
+from nbdist.records.base import Record, StrategyName
+from nbdist.records.cell_options import CellOptions, Saving, StepOptions
 from nbdist.records.plan import Planning
 
 
@@ -30,67 +33,12 @@ class StepProgram(Record, frozen=True):
     report: str
 
 
-class StepOptions(Record, frozen=True):
-    """How a step is to be run, as it was asked for.
-
-    Attributes:
-        data: the name of the data set on the ranks.
-        epochs: how often the data are gone through.
-        batch: samples in a global batch; 0 when the data's elements are batches already.
-        shuffle: seed of the order of the samples; None leaves them in their order.
-        steps: steps after which the run ends; 0 is no limit.
-        bucket: lengths to which sequences are padded; none leaves them as they are.
-        scale_lr: learning rates are multiplied by the number of replicas, after a warm-up.
-        check: the first step is compared with one replica's before the run.
-        jit: the step is compiled as a whole.
-        on_nan: whether a value that is not finite ends the run.
-        prefetch: batches that are made ahead of their steps; `auto` begins when steps wait.
-        profile: steps that are traced after the first ones; 0 is none.
-        profile_folder: where the trace of rank R goes, as `rank-R`; empty, it is not kept.
-        planning: what is asked of the layout, under pjrt.
-    """
-
-    data: str
-    epochs: int = 1
-    batch: int = 0
-    shuffle: int | None = None
-    steps: int = 0
-    bucket: tuple[int, ...] = ()
-    scale_lr: bool = False
-    check: bool = False
-    jit: bool = False
-    on_nan: OnNan = "stop"
-    prefetch: int | Literal["auto"] = 0
-    profile: int = 0
-    profile_folder: str = ""
-    planning: Planning = Planning()
-
-
-class StepRequest(Record, frozen=True):
+@dataclass(frozen=True)
+class StepRequest:
     """A step and how it is to be run."""
 
     program: StepProgram
     options: StepOptions
-
-
-class Saving(Record, frozen=True):
-    """How a run's state is saved, so that it can go on from there.
-
-    Attributes:
-        folder: where; the same one on every host.
-        every_steps: steps between two checkpoints; 0 where `every_s` counts.
-        every_s: seconds between two.
-        keep: how many are kept; the oldest ones go.
-        resume: the run goes on from the newest one, if there is one.
-        shrink: it goes on with fewer ranks where some are lost and cannot be started again.
-    """
-
-    folder: str
-    every_steps: int = 0
-    every_s: float = 0.0
-    keep: int = 3
-    resume: bool = False
-    shrink: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -150,29 +98,21 @@ class BreakOff(Order, frozen=True):
     strategy: StrategyName
 
 
-GUARD_STEPS = 200
-"""Between two comparisons of the ranks' states, unless something else is asked for."""
-
-
 class CellRequest(Order, frozen=True):
-    """A cell to run once on each rank, or, with `step`, once for each batch.
+    """A cell to run once on each rank, or, with `program`, once for each batch.
 
     Attributes:
         source: the code, with as many lines before it as it has in the notebook.
         label: the notebook's own execution count, for tracebacks.
         strategy: the strategy whose scope the cell runs in, if any.
         awaits: the cell uses `await` at top level.
-        precision: what Keras's layers compute in; None leaves it to them.
-        saving: how the state of its steps, or of what it fits, is saved; None is not at all.
+        options: the options of the cell, as given.
+        program: the cell as the body of a step.
         names: the names that it reads and binds, if something is to be saved of it, or compared
             over ranks.
         makes: those of them that are its own: what they mean before it binds them is not its.
         replays: it is run again for the names that it binds: what it fits is not trained again.
         seconds: how long the run has gone on before; more than 0 where it is healed.
-        guard: steps after which the ranks' states are compared again; 0 is never.
-        planning: what is asked of the layout of what the cell fits, under pjrt.
-        seed: of every random generator when the cell begins; None leaves them as they are.
-        own_data: what Keras is given is each rank's part of the data.
         generators: states that they take before, packed by `worker/runtime/rng_alignment.py`; empty
             leaves them.
     """
@@ -181,21 +121,36 @@ class CellRequest(Order, frozen=True):
     label: int
     strategy: StrategyName | None
     awaits: bool
-    precision: Precision | None = None
-    step: StepRequest | None = None
-    saving: Saving | None = None
+    options: CellOptions = CellOptions()
+    program: StepProgram | None = None
     names: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     replays: bool = False
     seconds: float = 0.0
-    guard: int = GUARD_STEPS
-    planning: Planning = Planning()
-    seed: int | None = None
-    own_data: bool = False
     generators: bytes = b""
 
     @property
+    def step(self) -> StepRequest | None:
+        """The step and its options; None for a plain cell."""
+        if self.program is None or self.options.step is None:
+            return None
+        return StepRequest(self.program, self.options.step)
+
+    @property
+    def saving(self) -> Saving | None:
+        return self.options.saving
+
+    @property
+    def planning(self) -> Planning:
+        """Constraints on the layout of the `fit` in a plain cell, under pjrt."""
+        step = self.options.step
+        return Planning() if step is None or step.data else step.planning
+
+    @property
     def is_plan(self) -> bool:
-        """Whether it is only planned, and nothing is trained."""
-        of_step = self.step is not None and self.step.options.planning.only
-        return of_step or self.planning.only
+        """True if the cell is planned, and nothing is trained."""
+        return self.options.step is not None and self.options.step.planning.only
+
+    def with_options(self, **changes: object) -> Self:
+        """Return the request with other options."""
+        return structs.replace(self, options=structs.replace(self.options, **changes))

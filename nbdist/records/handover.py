@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from nbdist.records.base import Record, StrategyName
@@ -9,6 +11,9 @@ from nbdist.records.cluster import ClusterRequest, Device, Door, EngineBooks, Wo
 from nbdist.records.commands import CellRequest
 from nbdist.records.runs import Writer
 from nbdist.records.topology import Bench
+
+if TYPE_CHECKING:
+    from nbdist.records.cell_options import CellOptions
 
 
 class CellUnderWay(Record, frozen=True):
@@ -19,22 +24,23 @@ class CellUnderWay(Record, frozen=True):
         ranks: those that run it.
         run: the id of its run; empty where it is not kept.
         runs: the folder of the runs.
-        hang_after_s: see `Vitals`.
-        max_heals: see `Cluster.run`.
-        once: likewise.
         saved: names whose values its checkpoints have.
-        detached: it goes on when the notebook is gone.
     """
 
     request: CellRequest
     ranks: tuple[int, ...]
     run: str = ""
     runs: str = ""
-    hang_after_s: float = 0.0
-    max_heals: int = 0
-    once: bool = False
-    detached: bool = False
     saved: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> CellOptions:
+        return self.request.options
+
+    @property
+    def detached(self) -> bool:
+        """True if the cell continues when the kernel of the notebook ends."""
+        return self.options.detach or self.options.saving is not None
 
 
 class CollectiveState(Record, frozen=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from nbdist.records.base import Record
+from nbdist.records.options import Option
 
 Spec = tuple[tuple[str, ...], ...]
 """For each dimension of an array, the mesh axes that it is cut over, the outer one first."""
@@ -248,27 +249,66 @@ def title_of(layout: _Degrees) -> str:
 
 
 class Planning(Record, frozen=True):
-    """What is asked of a plan.
+    """Constraints on a plan.
 
     Attributes:
-        budget: bytes that may be taken on each device; 0 is all there is.
-        fixed: sizes of axes, `zero`, `micro`, `rounds` and `sequence` (0 or 1), that are given.
-        remat: which activations are made again; None leaves it open.
-        schedule: the order in which microbatches go through stages; None leaves it open.
-        given: a plan that is to be taken as it is.
-        on: hardware to plan for in place of what is there; nothing is run then.
-        only: nothing is run.
-        verify: the hardware's compiler is asked too.
+        budget: bytes on each device; 0 for all memory.
+        fixed: sizes of axes, `zero`, `micro`, `rounds` and `sequence` (0 or 1).
+        remat: activations to recompute; None leaves it open.
+        schedule: order of microbatches in a pipeline; None leaves it open.
+        given: a plan to use as it is.
+        on: hardware to plan for in place of the devices of the cluster.
+        verify: ask the compiler of the hardware too.
+        only: plan, and run nothing.
     """
 
-    budget: int = 0
-    fixed: dict[str, int] = msgspec.field(default_factory=dict)
-    given: Plan | None = None
-    on: str = ""
-    only: bool = False
-    verify: bool = False
+    given: Annotated[
+        Plan | None,
+        Option(
+            flags=("--plan",),
+            metavar="FILE",
+            help="Use the layout in this file, under pjrt.",
+            details="A run stores its plan in `plan.json`.",
+        ),
+    ] = None
+    budget: Annotated[
+        int,
+        Option(
+            kind="text",
+            metavar="40GB",
+            default="all memory",
+            help="Memory that a plan may use on each device.",
+        ),
+    ] = 0
+    fixed: Annotated[
+        dict[str, int],
+        Option(
+            flags=("--fix",),
+            metavar="tensor=2,zero=3",
+            help="Fixed parts of the layout: data, tensor, stage, zero, remat, micro and others.",
+            details="Under pjrt, of a step or of the `fit` in a cell. `data`, `tensor` and `stage` "
+            "are sizes of mesh axes, `zero` is 0, 1 or 3. `micro=4` cuts a batch into "
+            "microbatches. `stage=4` runs the layers of a scan as a pipeline; "
+            "`schedule=1f1b` keeps few microbatches, and `rounds=2` interleaves stages. "
+            "`sequence=1` adds sequence parallelism to `tensor`. `remat=full` recomputes "
+            "activations. See [the planner](planner.md).",
+        ),
+    ] = msgspec.field(default_factory=dict)
     remat: Remat | None = None
     schedule: Schedule | None = None
+    on: Annotated[
+        str,
+        Option(
+            metavar="HARDWARE",
+            default="the devices of the cluster",
+            help="Hardware to plan for: 32xH100, v5e:16x16, or the path of a file.",
+            details="See [the planner](planner.md).",
+        ),
+    ] = ""
+    verify: Annotated[
+        bool, Option(help="Compile the step with the compiler of the hardware too.")
+    ] = False
+    only: bool = False
 
 
 DATA, MODEL, STAGE = "data", "model", "stage"

@@ -2,35 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from nbdist.records.base import Launcher, Record
+from nbdist.records.options import Option
 
 
 class Batch(Record, frozen=True):
-    """How a scheduler is asked for hosts.
+    """Request of hosts from a scheduler. Empty values leave the choice to the scheduler."""
 
-    Attributes:
-        launcher: which.
-        queue: its partition or queue; empty for the default one.
-        time: how long the hosts are needed, in the scheduler's words; empty for its default.
-        gpus: of each host; 0 does not ask for any.
-        options: further words for it, an option each.
-        python: the program on the hosts; empty for the one at the same path as here.
-        listen: the address of this machine that hosts connect to; empty for its own.
-        image: of Kubernetes' containers.
-        namespace: Kubernetes'; empty for the one that its configuration has.
-        pod: a file with what Kubernetes' pods have beside; empty for none.
-    """
-
-    launcher: Launcher
-    queue: str = ""
-    time: str = ""
-    gpus: int = 0
-    options: tuple[str, ...] = ()
-    python: str = ""
-    listen: str = ""
-    image: str = ""
-    namespace: str = ""
-    pod: str = ""
+    launcher: Annotated[
+        Launcher,
+        Option(
+            default="none: hosts have names, or are this machine",
+            help="Scheduler that provides the hosts.",
+            details="See [clusters](clusters.md).",
+        ),
+    ]
+    queue: Annotated[
+        str,
+        Option(
+            flags=("--partition", "--queue"),
+            metavar="NAME",
+            default="the scheduler's",
+            help="Partition or queue of the scheduler.",
+        ),
+    ] = ""
+    time: Annotated[
+        str,
+        Option(metavar="H:M:S", default="the scheduler's", help="Time for which hosts are needed."),
+    ] = ""
+    gpus: Annotated[
+        int,
+        Option(
+            flags=("--gpus-per-host",),
+            metavar="K",
+            least=0,
+            most=1024,
+            default="none requested",
+            help="GPUs of each host.",
+        ),
+    ] = 0
+    options: Annotated[
+        tuple[str, ...],
+        Option(
+            flags=("--submit", "--sbatch"),
+            kind="list",
+            metavar="WORDS",
+            help='Further options for the scheduler, as in "--account=x".',
+            details="Can be repeated.",
+        ),
+    ] = ()
+    python: Annotated[
+        str,
+        Option(
+            metavar="PATH",
+            default="the path of the notebook's",
+            help="Python program on other hosts.",
+        ),
+    ] = ""
+    listen: Annotated[
+        str,
+        Option(
+            metavar="ADDRESS",
+            default="found by nbdist",
+            help="Address of this machine to which hosts of a scheduler connect.",
+        ),
+    ] = ""
+    image: Annotated[str, Option(metavar="NAME", help="Image of the containers in Kubernetes.")] = (
+        ""
+    )
+    namespace: Annotated[
+        str,
+        Option(
+            metavar="NAME",
+            default="that of its configuration",
+            help="Namespace in Kubernetes.",
+        ),
+    ] = ""
+    pod: Annotated[
+        str, Option(metavar="FILE", help="File with further fields of the pods in Kubernetes.")
+    ] = ""
 
 
 class Calling(Record, frozen=True):

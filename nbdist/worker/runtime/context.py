@@ -167,9 +167,9 @@ class Worker:
         self._noted.clear()
         self.saving = request.saving
         self.names = NamesOfCell(request.names, request.makes)
-        self.replays, self.guard = request.replays, request.guard
+        self.replays, self.guard = request.replays, request.options.guard
         self.planning = request.planning
-        self.own_data = request.own_data
+        self.own_data = request.options.own_data
         self.source, self.shuffles = zlib.crc32(request.source.encode()), 0
         self.unfinished = False
         self.fits = None
