@@ -56,7 +56,7 @@ class PlacingMagics(Magics):
     )
     @line_magic
     def dist_devices(self, line: str) -> None:
-        """Show the devices of all workers, or without any this machine's, and their links."""
+        """Show devices of all workers, and their links; without workers, of this machine."""
         bench = parse(self.dist_devices, line).bench
         if self._front._runs():
             show_once(self._front._cluster("%dist_devices").devices(bench=bench))
@@ -65,16 +65,18 @@ class PlacingMagics(Magics):
 
     @command(
         *(OPTIONS[name] for name in ("ranks", "data", "batch")),
-        OPTIONS["strategy"].but(default="pjrt", help="`pjrt`: only JAX is traced.", details=""),
+        OPTIONS["strategy"].but(
+            default="pjrt", help="Strategy of the cell; only JAX is traced.", details=""
+        ),
         OPTIONS["steps"].but(default=str(TRACED_STEPS), help="Trace N steps."),
         _KEEP,
         OUTPUT.but(help="Store the trace under this name."),
     )
     @cell_magic
     def dist_trace(self, line: str, cell: str) -> None:
-        """Run the cell under JAX's profiler, and show which operation, device and line took long.
+        """Run the cell under JAX's profiler, and show its time by operation, device and line.
 
-        On every worker, or on those that are named; in this kernel where no workers run.
+        Without workers, nbdist traces the cell in this kernel.
         """
         args = parse(self.dist_trace, line)
         _check(args)

@@ -43,10 +43,11 @@ class DistMagics(ClusterMagics):
     @command(*STARTING)
     @line_magic
     def dist_start(self, line: str) -> None:
-        """Start workers, one for each host, and wait until every one has answered.
+        """Start one worker on each host, and wait until all respond.
 
-        `4 hosts` are four workers on this machine; `gpu1 gpu2:8 me@gpu3:2222` are hosts that `ssh`
-        reaches, of which the second one gives 8 devices, and the third one listens on port 2222.
+        `4 hosts` starts four workers on this machine. `gpu1 gpu2:8 me@gpu3:2222` starts one worker
+        on each of three hosts over ssh: with 8 devices on the second, through port 2222 on the
+        third.
         """
         args = parse(self.dist_start, line)
         self._refuse_running()
@@ -56,7 +57,12 @@ class DistMagics(ClusterMagics):
     @command(*RUNNING, OUTPUT)
     @cell_magic
     def dist_run(self, line: str, cell: str) -> None:
-        """Run the cell once on every worker, or once for each batch, in the strategy's scope."""
+        """Run the cell once on every worker, or once for each batch, in the strategy's scope.
+
+        The cell can use `rank`, `world_size`, `strategy`, `mesh` (JAX) and `report(epoch=1,
+        loss=0.5)`. With `--data`, it is the body of a training step: `batch` is the batch, and the
+        last expression, or `loss`, is reported.
+        """
         args = parse(self.dist_run, line)
         cluster = self._cluster("%%dist_run")
         check_name(args.output)
@@ -73,7 +79,7 @@ class DistMagics(ClusterMagics):
     @command()
     @line_magic
     def dist_status(self, line: str) -> None:
-        """Show every worker: where it runs, its devices, its memory, what it does."""
+        """Show host, process, devices, memory and state of every worker, and the seed."""
         parse(self.dist_status, line)
         show_once(self._cluster("%dist_status").status())
 
@@ -83,7 +89,7 @@ class DistMagics(ClusterMagics):
     )
     @line_magic
     def dist_attach(self, line: str) -> None:
-        """Take over the workers of a notebook whose kernel is gone, and follow their cell."""
+        """Take over the workers of a notebook whose kernel has ended, and follow their cell."""
         args = parse(self.dist_attach, line)
         check_name(args.output)
         self._refuse_running()
@@ -99,14 +105,17 @@ class DistMagics(ClusterMagics):
     @command()
     @line_magic
     def dist_hosts(self, line: str) -> None:
-        """Show the host of each worker: address, devices, Python, folder, how it is reached."""
+        """Show the address, devices, Python, folder and connection of each worker's host."""
         parse(self.dist_hosts, line)
         show_once(self._cluster("%dist_hosts").hosts())
 
     @command(*EXAMINING)
     @line_magic
     def dist_doctor(self, line: str) -> None:
-        """Look for what would go wrong: on the hosts of the workers, or on those that are named."""
+        """Check hosts, and the network between them, for problems that would stop a run.
+
+        Without hosts, nbdist checks those of the running workers.
+        """
         args = parse(self.dist_doctor, line)
         if names_hosts(args):
             show_once(examined(args))
@@ -130,21 +139,24 @@ class DistMagics(ClusterMagics):
     @command()
     @line_magic
     def dist_restart(self, line: str) -> None:
-        """Replace every worker by a fresh one, whatever it is stuck in."""
+        """Replace every worker by a new one, also a worker that does not respond."""
         parse(self.dist_restart, line)
         self._cluster("%dist_restart").restart()
 
     @command(*RESIZING)
     @line_magic
     def dist_resize(self, line: str) -> None:
-        """Have fresh workers on other hosts, or on more or fewer: between cells."""
+        """Start new workers on other hosts, or on more or fewer hosts, between cells.
+
+        Names that cells have defined are lost.
+        """
         args = parse(self.dist_resize, line)
         self._cluster("%dist_resize").resize(resized(args), go_on=args.go_on)
 
     @command(Option(flags=("rank",), nargs="?", kind="number", default="0", help="The rank."))
     @line_magic
     def dist_logs(self, line: str) -> None:
-        """Show all that a worker wrote."""
+        """Show the whole output of a worker."""
         args = parse(self.dist_logs, line)
         sys.stdout.write(self._cluster("%dist_logs").logs(args.rank or 0))
 
@@ -171,7 +183,8 @@ class DistMagics(ClusterMagics):
     def dist_pull(self, line: str) -> None:
         """Copy objects of the workers to the notebook.
 
-        From one rank the object itself, from several a list in rank order.
+        One rank gives the object itself, several ranks a list in rank order. Arrays arrive as
+        NumPy arrays.
         """
         args = parse(self.dist_pull, line)
         check_name(args.output)
@@ -191,14 +204,14 @@ class DistMagics(ClusterMagics):
     )
     @line_magic
     def dist_show(self, line: str) -> None:
-        """Show where arrays are: their shards, the devices that hold them, bytes on each."""
+        """Show where arrays are: their shards, the device of each shard, and its bytes."""
         args = parse(self.dist_show, line)
         display(self._cluster("%dist_show").show(*args.names))
 
     @command(Option(flags=("run",), nargs="?", default="all runs", help="Id of a run."))
     @line_magic
     def dist_tensorboard(self, line: str) -> None:
-        """Open TensorBoard on the runs that are kept, also on those under way."""
+        """Open TensorBoard on stored runs, also on those in progress."""
         show_once(self._boards.open(parse(self.dist_tensorboard, line).run))
 
     def end(self) -> None:

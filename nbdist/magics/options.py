@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from nbdist.records import CellOptions
 
-OUTPUT = Option(flags=("-o", "--output"), metavar="NAME", help="Store the run under this name.")
+OUTPUT = Option(
+    flags=("-o", "--output"), metavar="NAME", help="Store the run under this name in the notebook."
+)
 RANKS = OPTIONS["ranks"]
 PLANNING = tuple(OPTIONS[name] for name in ("plan", "budget", "fix"))
 RUNNING = tuple(option for option in OPTIONS.values() if option.name not in ("on", "verify"))

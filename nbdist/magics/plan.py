@@ -60,11 +60,11 @@ class PlanMagics(Magics):
     )
     @line_cell_magic
     def dist_plan(self, line: str, cell: str | None = None) -> None:
-        """Show how the step would be laid out over devices, and what it would cost; train nothing.
+        """Plan the layout of a step over devices, with its cost. Nothing is trained.
 
-        Without `--data`, the cell is run up to its first `fit`, and that is planned. `%dist_plan
-        model --data train --batch 64` plans the `fit` of a model; `%dist_plan params` shows how
-        names lie in the plan that was shown or run last.
+        Without `--data`, nbdist runs the cell up to its first `fit`, and plans that. `%dist_plan
+        model --data train --batch 64` plans the `fit` of a model. `%dist_plan params` shows names
+        in the plan that was shown or run last.
         """
         args = parse(self.dist_plan, line)
         cluster = self._front._cluster("%%dist_plan")

@@ -24,8 +24,8 @@ class StepOptions(Record, frozen=True):
             help="Run the cell as a training step, once for each batch of this data set.",
             details="`batch` is the batch. The data set is a name on the workers or in the "
             "notebook: arrays, data frames, a `tf.data.Dataset`, a distributed data set, an "
-            "iterable, or a function that returns one. nbdist copies one of the notebook to the "
-            "workers.",
+            "iterable, or a function that returns one. nbdist copies data of the notebook to "
+            "the workers once.",
         ),
     ]
     batch: Annotated[
@@ -47,6 +47,7 @@ class StepOptions(Record, frozen=True):
         Option(
             metavar="SEED",
             least=0,
+            default="the order of the data",
             help="Shuffle arrays in each epoch, in the same order on all ranks.",
         ),
     ] = None
@@ -74,8 +75,9 @@ class StepOptions(Record, frozen=True):
     jit: Annotated[
         bool,
         Option(
-            help="Compile the step as a whole with XLA.",
-            details="For TensorFlow, if it can. JAX compiles every step.",
+            help="Compile the whole step of TensorFlow with XLA.",
+            details="JAX compiles every step. XLA has no collectives between CPUs, so that the "
+            "option needs GPUs or one replica.",
         ),
     ] = False
     on_nan: Annotated[
@@ -98,7 +100,7 @@ class StepOptions(Record, frozen=True):
             metavar="N",
             least=0,
             help="Trace N steps after the first steps, and show their time by operation.",
-            details="On each rank. A trace under TensorFlow has no operations.",
+            details="nbdist traces on each rank. Under TensorFlow, a trace has no operations.",
         ),
     ] = 0
     profile_folder: str = ""
@@ -118,8 +120,8 @@ class Saving(Record, frozen=True):
         Option(
             flags=("--checkpoint",),
             metavar="DIR",
-            help="Save the state of the run in this folder while it trains, also of fit.",
-            details="The folder is shared by all hosts. nbdist replaces a worker that is lost, "
+            help="Save the state of the run in this folder during training, also in fit.",
+            details="All hosts share the folder. nbdist replaces a worker that is lost, "
             "and the run continues from the newest checkpoint. The run also continues when the "
             "kernel ends.",
         ),
@@ -135,9 +137,7 @@ class Saving(Record, frozen=True):
         ),
     ] = 0
     every_s: float = 0.0
-    keep: Annotated[
-        int, Option(metavar="N", least=1, help="Number of checkpoints to keep; the oldest go.")
-    ] = 3
+    keep: Annotated[int, Option(metavar="N", least=1, help="Number of checkpoints to keep.")] = 3
     resume: Annotated[
         bool, Option(help="Continue from the newest checkpoint in the folder, if there is one.")
     ] = False
@@ -187,15 +187,15 @@ class CellOptions(Record, frozen=True):
             least=0,
             most=MOST_SEED,
             default="generators continue",
-            help="First seed all random generators, the same on all workers.",
-            details="Those of Python, NumPy, TensorFlow and Keras.",
+            help="Seed all random generators before the cell, the same on all workers.",
+            details="The generators are those of Python, NumPy, TensorFlow and Keras.",
         ),
     ] = None
     own_data: Annotated[
         bool,
         Option(
-            help="The data of each rank are its own part: fit and evaluate do not divide batches.",
-            details="Batches need the same number of rows on all ranks. See [Keras](keras.md).",
+            help="Data differ between ranks on purpose: fit and evaluate do not divide batches.",
+            details="Batches have the same number of rows on all ranks. See [Keras](keras.md).",
         ),
     ] = False
     precision: Annotated[
@@ -214,9 +214,9 @@ class CellOptions(Record, frozen=True):
             least=0,
             help="Compare state between ranks after the first step and every N steps; 0: never.",
             details="State is what ranks have in common: parameters, states of optimizers, "
-            "learning rates, seeds. nbdist names the rank and the variable that differ. In `fit` "
-            "too. After a plain cell, nbdist compares the replicated arrays (pjrt) or mirrored "
-            "variables (mirrored) that the cell has changed.",
+            "learning rates, seeds. nbdist names the rank and the variable that differ. The option "
+            "also applies to `fit`. After a plain cell, nbdist compares the replicated arrays "
+            "(pjrt) or mirrored variables (mirrored) that the cell has changed.",
         ),
     ] = 200
     hang_after_s: Annotated[
@@ -237,7 +237,7 @@ class CellOptions(Record, frozen=True):
         Option(
             metavar="N",
             least=0,
-            help="Recoveries in an hour of a run with --checkpoint that has lost workers.",
+            help="Largest number of recoveries in an hour, of a run with --checkpoint.",
         ),
     ] = 10
     once: Annotated[

@@ -68,7 +68,7 @@ class ClusterRequest(Record, frozen=True):
         Option(
             metavar="K",
             least=0,
-            default="all GPUs, else one CPU device",
+            default="all GPUs of the host, else one CPU device",
             help="Visible GPUs of each worker, or virtual CPU devices (JAX) without GPUs.",
         ),
     ] = 0
@@ -124,7 +124,8 @@ class ClusterRequest(Record, frozen=True):
             most=MOST_SEED,
             default="random",
             help="Seed of the random generators of all workers.",
-            details="Those of Python, NumPy, TensorFlow and Keras. `%dist_status` shows it.",
+            details="The generators are those of Python, NumPy, TensorFlow and Keras. "
+            "`%dist_status` shows the seed.",
         ),
     ] = 0
 

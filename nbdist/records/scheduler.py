@@ -14,7 +14,7 @@ class Batch(Record, frozen=True):
     launcher: Annotated[
         Launcher,
         Option(
-            default="none: hosts have names, or are this machine",
+            default="none",
             help="Scheduler that provides the hosts.",
             details="See [clusters](clusters.md).",
         ),
@@ -76,7 +76,7 @@ class Batch(Record, frozen=True):
         str,
         Option(
             metavar="NAME",
-            default="that of its configuration",
+            default="from its configuration",
             help="Namespace in Kubernetes.",
         ),
     ] = ""
