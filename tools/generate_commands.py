@@ -26,7 +26,7 @@ HEADER = """<!-- Made by tools/generate_commands.py from definitions of options:
 # Command reference
 
 `%load_ext nbdist` loads the commands. `%NAME` is a line of a cell, and `%%NAME` the first line of a
-cell. Tab completes options and their choices, and `%NAME?` shows them.
+cell. Tab completes options and their choices. `%NAME?` and `%%NAME?` show them.
 
 In Python, `Cluster.run` accepts the options of `%%dist_run` by name, with `_` in place of `-`:
 `cluster.run(cell, data="train", batch=64, save_every="30s", checkpoint="run1")`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def _keywords(option: Option) -> dict[str, Any]:
     if option.kind == "switch":
         return {"action": "store_true", **keywords}
     if option.kind == "number":
-        keywords["type"] = int
+        keywords["type"] = _number
     if option.kind == "list":
         keywords |= {"action": "append", "default": []}
     if option.nargs:
@@ -75,6 +76,14 @@ def _keywords(option: Option) -> dict[str, Any]:
     elif option.metavar:
         keywords["metavar"] = option.metavar
     return keywords
+
+
+def _number(text: str) -> int:
+    """Read a whole number, for `argparse`."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no whole number") from None
 
 
 def parse(magic: Callable[..., Any], line: str) -> Namespace:
@@ -106,7 +115,11 @@ def _suggestion(error: str, options: tuple[Option, ...]) -> str:
     close = dict.fromkeys(
         flag for word in unknown for flag in difflib.get_close_matches(word, flags, n=1)
     )
-    return f"; use {', '.join(close)}?" if close else f"; options are {', '.join(sorted(flags))}"
+    return (
+        f"; did you mean {', '.join(close)}?"
+        if close
+        else f"; options are {', '.join(sorted(flags))}"
+    )
 
 
 def _unquoted(text: str) -> str:

@@ -63,7 +63,9 @@ def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: st
     [
         ("4 --no-such-option", "unrecognized arguments: --no-such-option"),
         ("4 --framework torch", "choose from"),
-        ("-n many", "invalid int value: 'many'"),
+        ("-n many", "argument -n/--number: 'many' is no whole number"),
+        ("4 --sparse 1", "--sparse 1; did you mean --spares?"),
+        ("4 --banana", "--banana; options are --communication"),
     ],
 )
 def test_bad_options_are_usage_errors(shell: InteractiveShell, line: str, says: str) -> None:
