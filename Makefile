@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 
-.PHONY: demo test test-full chaos lab bench check clean
+.PHONY: demo test test-full chaos lab bench check docs clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -30,6 +30,10 @@ check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@test ! -x $(BIN)/mkdocs || $(MAKE) --no-print-directory docs
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_tour.ipynb

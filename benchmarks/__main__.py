@@ -20,7 +20,7 @@ NAMES = (
     "reload",
     "placement",
     "place",
-    "heal",
+    "recovery",
     "plan",
     "planner_tables",
     "compiled",

@@ -58,7 +58,7 @@ def _at_scale(engines: int, target: float) -> Case:
         contextlib.redirect_stdout(io.StringIO()),
         nbdist.Cluster(hosts=engines, framework="none", settings=light) as cluster,
     ):
-        view = cluster._crew.engines.controller.client[:]
+        view = cluster._worker_group.engines.controller.client[:]
 
         def ours() -> float:
             began = time.perf_counter()

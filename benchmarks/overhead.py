@@ -3,8 +3,8 @@
 With everything on, each step's row goes to the notebook, the run is kept and a Jupyter server sends
 it to a browser's end; collectives are timed. Both sides are there at the same time and take turns.
 
-Off means: a step's row is made and ends there, with `Probe.report` replaced by one that notes the
-time and returns; collectives are not timed (TensorFlow's steps have no clock, JAX's are never
+Off means: a step's row is made and ends there, with `Reporter.report` replaced by one that notes
+the time and returns; collectives are not timed (TensorFlow's steps have no clock, JAX's are never
 traced); the folder of runs is a file, so that the notebook keeps nothing. What stays on either side
 is that steps and waiting for data are timed, on the engine's main thread, the engine's heartbeat,
 and the cell's output. Users have no such setting.
@@ -40,7 +40,7 @@ TARGET = 1 / 0.99
 STAMPED = """
 import time
 from nbdist.worker.runtime import context as state
-ends, _probe = [], state.current()._probe
+ends, _probe = [], state.current()._reporter
 _report = _probe.report
 def stamped(cell, columns, row):
     if "step_s" in columns.measures and row[1] > 0:

@@ -35,7 +35,7 @@ from tests.server.jupyter import BASE, TOKEN, JupyterServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 WORKERS, RATE = 64, 100
 SECONDS = 60
@@ -48,12 +48,12 @@ import sys, threading, time
 import msgspec
 from nbdist.records import Columns, SocketAddress
 from nbdist.worker.runtime.memory import MemoryGauge
-from nbdist.worker.runtime.reporter import Probe
-from nbdist.worker.runtime.row_buffer import Sheets
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
 address = msgspec.json.decode(sys.argv[1], type=SocketAddress)
 columns = msgspec.json.decode(sys.argv[2], type=Columns)
 workers, rate, seconds = map(int, sys.argv[3:])
-probes = [Probe(address, Sheets(rank, MemoryGauge())) for rank in range(workers)]
+probes = [Reporter(address, RowBuffer(rank, MemoryGauge())) for rank in range(workers)]
 began = time.perf_counter()
 for step in range(1, rate * seconds + 1):
     for rank, probe in enumerate(probes):
@@ -150,8 +150,8 @@ def _ours() -> dict[str, float]:
         return {"kept": rows, "lag_s": median(lags), "cpu_s": cpu_s, "tick_s": tick_s}
 
 
-def _only_rows(hear: Callable[[Speech], None]) -> Callable[[Speech], None]:
-    def heard(record: Speech) -> None:
+def _only_rows(hear: Callable[[AnyEvent], None]) -> Callable[[AnyEvent], None]:
+    def heard(record: AnyEvent) -> None:
         if isinstance(record, Rows):
             hear(record)
 
@@ -166,7 +166,7 @@ def _send(receiver: Receiver, run: live_run.LiveRun) -> float:
     """
     tick_s = 0.0
     arguments = [
-        msgspec.json.encode(receiver.door.address).decode(),
+        msgspec.json.encode(receiver.bound_socket.address).decode(),
         msgspec.json.encode(COLUMNS).decode(),
         *map(str, (WORKERS, RATE, SECONDS)),
     ]

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from nbdist._version import __version__
 from nbdist.errors import (
     CellError,
     LeftError,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from nbdist.session.discovery import attach
     from nbdist.worker.jax.strategy import PjRTStrategy
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Batch",
     "CellError",
@@ -59,6 +58,7 @@ __all__ = [
     "TransferError",
     "UsageError",
     "WorkerError",
+    "__version__",
     "attach",
     "autoplace",
     "devices",

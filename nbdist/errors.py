@@ -54,6 +54,23 @@ class StartError(NbdistError):
     """A cluster, or TensorBoard, could not be started. What had been started was ended again."""
 
 
+class VersionError(StartError):
+    """Another version of nbdist started the cluster.
+
+    Attributes:
+        cluster: its id.
+        started_by: version of nbdist that started the cluster; empty before 0.2.0.
+    """
+
+    def __init__(self, cluster: str, started_by: str, own: str) -> None:
+        self.cluster, self.started_by = cluster, started_by
+        theirs = started_by or "a version before 0.2.0"
+        super().__init__(
+            f"cluster {cluster} was started by nbdist {theirs}, and this is nbdist {own}: attach "
+            "with the version that started it, or end it with %dist_stop --all"
+        )
+
+
 class OwnedError(NbdistError):
     """A cluster cannot be taken over, as the kernel of another notebook has it.
 

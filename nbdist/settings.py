@@ -24,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         cell_grace_s: how long the other ranks get to stop after one has raised.
         interrupt_grace_s: how long ranks get to stop after an interrupt of the kernel.
         return_grace_s: how long workers wait for another kernel when the notebook's has died.
-        replace_wait_s: how long a run that is healed waits for workers that cannot be started.
+        replace_wait_s: how long a run that is recovered waits for workers that cannot be started.
         queue_wait_s: how long a job may wait in a scheduler's queue.
         ssh_config: of `ssh`, for its `-F`; empty for the user's own.
         keep_idle_s: how long they are kept for one after the end of a run that went on without.

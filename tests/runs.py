@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.records import Columns, Heal, Metrics, Rows, RunState, RunWorker
+from nbdist.records import Columns, Metrics, RecoveryRecord, Rows, RunState, RunWorker
 from nbdist.telemetry.run_reader import find, kept
 from nbdist.telemetry.run_writer import RunDirectory, new_id
 from nbdist.utils.processes import this_process
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     import nbdist
-    from nbdist.telemetry.run_reader import KeptRun
+    from nbdist.telemetry.run_reader import StoredRun
 
 LOSS = Columns(own=("loss",))
 
 
-def latest(cluster: nbdist.Cluster) -> KeptRun:
+def latest(cluster: nbdist.Cluster) -> StoredRun:
     """The run that it began last."""
     return kept(cluster.settings.runs_path)[0]
 
@@ -75,10 +75,10 @@ def losses(first: int, last: int, rank: int = 0, lost_s: float = 0.0) -> Rows:
     return rows([[rank, 1, s, lost_s + s / 10, s + rank / 10] for s in steps], rank=rank)
 
 
-def heal(died: int, step: int, time_s: float, lost_s: float = 1.4) -> Heal:
+def recover(died: int, step: int, time_s: float, lost_s: float = 1.4) -> RecoveryRecord:
     """Of rank 1, which died after one step: the run went on after another."""
     reason = f"rank 1 died after step {died}"
-    return Heal(time_s=time_s, ranks=(1,), reason=reason, step=step, lost_s=lost_s)
+    return RecoveryRecord(time_s=time_s, ranks=(1,), reason=reason, step=step, lost_s=lost_s)
 
 
 def loss(step: int, rank: int = 0) -> Metrics:
@@ -98,12 +98,12 @@ def largest_file(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def reports(run: KeptRun) -> list[np.ndarray]:
+def reports(run: StoredRun) -> list[np.ndarray]:
     """The arrays of its tables."""
     return [run.array(table) for table in run.tables()]
 
 
-def read(run: RunDirectory) -> KeptRun:
+def read(run: RunDirectory) -> StoredRun:
     """The run as whoever looks at it finds it."""
     return find(run.path.parent, run.state.id)
 

@@ -27,12 +27,13 @@ FRAMEWORKS = {"tensorflow", "jax", "jaxlib", "keras"}
 WITH_FRAMEWORKS = {"worker", "jaxpr", "parallel"}
 
 FOUNDATION: dict[str, set[str]] = {
+    "_version": set(),
     "errors": set(),
     "records": {"errors"},
     "settings": {"errors", "records"},
     "utils": {"errors", "records"},
 }
-"""Any package may import these four."""
+"""Any package may import these."""
 
 WORKER = (
     {"worker.runtime"},

@@ -95,9 +95,9 @@ def test_saved_notebooks_hold_no_outputs() -> None:
 @pytest.mark.full  # its cells do what `test_recovery.py` tests
 def test_the_notebook_of_healing(tmp_path: Path) -> None:
     """A worker of it dies, and it comes to the same bits; it goes on later."""
-    outputs = executed("03_healing.ipynb", tmp_path)
+    outputs = executed("03_recovery.ipynb", tmp_path)
     text = "\n".join(outputs)
-    assert re.search(r"healed: rank 2@\S+ died after step \d+, went on after step \d+", text)
+    assert re.search(r"recovered: rank 2@\S+ died after step \d+, went on after step \d+", text)
     digests = re.findall(r"\[0-2@\S+\] Out: '(\w{16})'", text)
     assert len(digests) == 2
     assert len(set(digests)) == 1

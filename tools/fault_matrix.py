@@ -1,7 +1,7 @@
-"""Runs every fault on real workers and writes what came of it into docs/reliability.md.
+"""Runs every fault on real workers and writes the results into docs/fault_matrix.md.
 
 `python -m tools.fault_matrix [PYTEST ARGUMENT...]`: three quarters of an hour, or what the
-arguments choose (`-k 'not random'`). The table is made of this one run.
+arguments choose (`-k 'not random'`). The table contains this run only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "reliability.md"
+DOCUMENT = ROOT / "docs" / "fault_matrix.md"
 REPORT = ROOT / "build" / "faults.xml"
 FAULTS = ("recovery", "saved_fits", "shrink", "checkpoint_faults", "owner_faults")
 FAULTS += ("interrupted_recovery", "random_faults")
 TESTS = tuple(f"tests/end_to_end/test_{name}.py" for name in FAULTS)
-TITLE = "## The fault matrix"
+TITLE = "## The tests"
 
 
 def main() -> int:
@@ -42,24 +42,24 @@ def _section() -> str:
     head = (
         f"Every row is a test that ran on {time.strftime('%Y-%m-%d')} with Python "
         f"{platform.python_version()}, {packages}, two or three workers on one machine "
-        "(`make chaos`). A test passes when the outcome is the one in its name; a heal takes half "
-        "a minute at most."
+        "(`make chaos`). A test passes if the outcome is the one in its name. A recovery takes "
+        "half a minute at most."
     )
-    rows = ["| test | where | came out | seconds |", "|---|---|---|---|", *_rows()]
+    rows = ["| test | where | result | seconds |", "|---|---|---|---|", *_rows()]
     return f"{head}\n\n" + "\n".join(rows)
 
 
 def _rows() -> Iterator[str]:
     for case in ElementTree.parse(REPORT).iter("testcase"):  # noqa: S314 - pytest wrote it
-        if "name" not in case.attrib:  # it was under way when all was ended
+        if "name" not in case.attrib:  # it was running when the run was ended
             continue
         name, _, where = case.attrib["name"].partition("[")
         words = name.removeprefix("test_").replace("_", " ")
         failed = case.find("failure") is not None or case.find("error") is not None
         skipped = case.find("skipped") is not None
-        came = "**failed**" if failed else "left out" if skipped else "as it should"
+        result = "**failed**" if failed else "skipped" if skipped else "passed"
         seconds = float(case.attrib["time"])
-        yield f"| {words} | {_place(where.rstrip(']'))} | {came} | {seconds:.1f} |"
+        yield f"| {words} | {_place(where.rstrip(']'))} | {result} | {seconds:.1f} |"
 
 
 def _place(words: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.magics.devices import PlacingMagics
 from nbdist.magics.dist import DistMagics
-from nbdist.magics.options import COMMANDS, Command
+from nbdist.magics.options import MAGICS, Magic
 from nbdist.magics.plan import PlanMagics
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ cell. Tab completes options and their choices. `%NAME?` and `%%NAME?` show them.
 
 In Python, `Cluster.run` accepts the options of `%%dist_run` by name, with `_` in place of `-`:
 `cluster.run(cell, data="train", batch=64, save_every="30s", checkpoint="run1")`.
+`nbdist.runs()` lists stored [runs](runs.md).
 """
 
 
@@ -41,7 +42,7 @@ def page() -> str:
 
 def commands() -> list[str]:
     """Return the names of all commands, in the order of their definition."""
-    return [name for of in CLASSES for name in vars(of) if name in COMMANDS]
+    return [name for of in CLASSES for name in vars(of) if name in MAGICS]
 
 
 def contents() -> Iterator[str]:
@@ -51,20 +52,20 @@ def contents() -> Iterator[str]:
     for name in commands():
         forms = forms_of(name)
         anchor = "-".join([name] * len(forms))
-        action = COMMANDS[name].description.splitlines()[0]
+        action = MAGICS[name].description.splitlines()[0]
         yield f"| [{', '.join(forms)}](#{anchor}) | {action} |"
     yield ""
 
 
 def section(name: str) -> Iterator[str]:
     """Yield the description of a command, and a table of its options."""
-    command = COMMANDS[name]
+    command = MAGICS[name]
     yield f"## {', '.join(forms_of(name))}\n"
     yield f"{command.description}\n"
     yield from table(command)
 
 
-def table(command: Command) -> Iterator[str]:
+def table(command: Magic) -> Iterator[str]:
     if not command.options:
         return
     yield "| option | values | default | meaning |"

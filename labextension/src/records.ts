@@ -24,8 +24,8 @@ export type StrategyName = 'mirrored' | 'pjrt';
  * A rank of a run.
  *
  * Attributes:
- *     devices: in words, as in `2 x cpu`.
- *     said: of a rank that failed, its error.
+ *     devices: description, such as `2 x cpu`.
+ *     said: error of a failed rank; else empty.
  */
 export interface RunWorker {
   readonly rank: number;
@@ -37,10 +37,10 @@ export interface RunWorker {
 }
 
 /**
- * The process that keeps a run: its start tells it from a later process of the same pid.
+ * The process that writes a run, identified by pid and start.
  *
  * Attributes:
- *     started: seconds after the machine came up: the same however its clock is set later.
+ *     started: seconds from the boot of the machine. Changes of the clock do not affect it.
  */
 export interface Writer {
   readonly host: string;
@@ -49,14 +49,14 @@ export interface Writer {
 }
 
 /**
- * Something about a run that is worth a line; one that no longer holds is taken away.
+ * A remark about a run. nbdist removes it when it no longer applies.
  *
  * Attributes:
- *     topic: what it is about.
- *     text: what was seen, and what to type.
- *     ranks: whom it is about; empty where it is all.
- *     value: the share or the ratio that was seen; 0 where there is none.
- *     warning: whether something should be done.
+ *     topic: its subject.
+ *     text: observation and remedy.
+ *     ranks: affected ranks; empty for all.
+ *     value: observed share or ratio; 0 if there is none.
+ *     warning: the user should act.
  */
 export interface Finding {
   readonly topic: FindingTopic;
@@ -67,17 +67,17 @@ export interface Finding {
 }
 
 /**
- * Ranks were lost, and the run went on without the user.
+ * A recovery of a run from a loss of ranks.
  *
  * Attributes:
- *     time_s: of the run, when it did: all that is reported of the steps after has a later time.
- *     ranks: those that were lost.
- *     reason: what became of them.
- *     step: the last one that it had not to make again.
- *     lost_s: from the loss on, until steps were made again.
- *     workers: how many went on, where they are fewer than before; else 0.
+ *     time_s: seconds of the run at the recovery. Reports of repeated steps are later.
+ *     ranks: lost ranks.
+ *     reason: cause of the loss.
+ *     step: last step that was not repeated.
+ *     lost_s: seconds from the loss to the next step.
+ *     workers: remaining workers if they are fewer than before; else 0.
  */
-export interface Heal {
+export interface RecoveryRecord {
   readonly time_s: number;
   readonly ranks: readonly number[];
   readonly reason: string;
@@ -87,13 +87,13 @@ export interface Heal {
 }
 
 /**
- * What a step takes; None is what is not known, or not yet.
+ * Cost of a step; None for unknown figures.
  *
  * Attributes:
  *     step_s: seconds between two steps.
- *     collectives: the share of them that is spent in collectives, and in nothing else.
- *     arguments: bytes on each device of what the step is given.
- *     memory: the same with what it makes on its way.
+ *     collectives: share of `step_s` in collectives alone, from 0 to 1.
+ *     arguments: bytes of the arguments on each device.
+ *     memory: bytes of arguments and temporaries on each device.
  */
 export interface StepFigures {
   readonly step_s: number | null;
@@ -103,12 +103,12 @@ export interface StepFigures {
 }
 
 /**
- * What the plan of a step has foretold, and what came of it.
+ * Predicted and measured cost of a step.
  *
  * Attributes:
- *     title: of the layout, as in `data 4 x tensor 2`.
- *     planned: without the margin for what nobody can foretell.
- *     measured: over the last steps; bytes are those that XLA counts, once it has compiled.
+ *     title: layout, such as `data 4 x tensor 2`.
+ *     planned: prediction without the memory margin.
+ *     measured: measurement over the last steps. Bytes are XLA's, after compilation.
  */
 export interface PlanCheck {
   readonly title: string;
@@ -117,38 +117,38 @@ export interface PlanCheck {
 }
 
 /**
- * What `run.json` holds; replaced as a whole whenever it changes.
+ * Content of `run.json`, replaced as a whole at each change.
  *
  * Attributes:
- *     id: names the run's directory; matches `RUN_ID`.
- *     number: of the cell within its cluster.
- *     label: the notebook's execution count.
- *     header: the magic's line, as typed.
- *     strategy: whose scope the cell ran in; None where it ran in none.
- *     framework: in words, with its version.
- *     status: how it is.
+ *     id: id of the run and name of its directory; matches `RUN_ID`.
+ *     number: number of the cell in its cluster.
+ *     label: execution count of the notebook.
+ *     header: the magic's line.
+ *     strategy: strategy whose scope the cell ran in; None for no scope.
+ *     framework: framework with its version.
+ *     status: state of the run.
  *     began: seconds since 1970.
  *     ended: seconds since 1970; 0 while it runs.
- *     replicas: how many share a batch; 0 where the cell is no step.
- *     batch: samples in the first global batch; 0 where the cell is no step.
- *     samples: samples in an epoch; -1 where nobody knows.
- *     epochs: how many there will be; 0 where nobody knows.
- *     steps: steps of the whole run; -1 where nobody knows.
- *     split: how the data come to the ranks, in words.
- *     workers: the ranks, in their order.
- *     findings: what is worth a line.
- *     error: of a run that failed, the one that ended it.
- *     versions: of what ran, by name.
- *     writer: who keeps it.
- *     stoppable: whether Stop ends it at the end of a step.
- *     request: id of the front end's request to run the cell; empty where there was none.
- *     cell: the cell's id in its notebook; empty where the front end has not told.
- *     heals: how often ranks were lost; what was reported of later steps before is void. Whoever
- *         watches is told before the rows that stand for these.
- *     healing: what became of ranks that are being replaced; empty where none are.
- *     plan: what was foretold of the steps, and what came of it; None where nothing was planned.
- *     seed: of the cluster's random generators when it started; None in runs of older versions.
- *     cell_seed: of the generators when the cell began (`--seed`); None if not given.
+ *     replicas: replicas that share a batch; 0 if the cell has no steps.
+ *     batch: samples in the first global batch; 0 if the cell has no steps.
+ *     samples: samples in an epoch; -1 if unknown.
+ *     epochs: epochs of the run; 0 if unknown.
+ *     steps: steps of the run; -1 if unknown.
+ *     split: description of how data are distributed over ranks.
+ *     workers: ranks, in order.
+ *     findings: remarks.
+ *     error: error of a failed run.
+ *     versions: versions of Python and packages, by name.
+ *     writer: process that writes the run.
+ *     stoppable: Stop ends the run at the end of a step.
+ *     request: id of the front end's execution request; empty if unknown.
+ *     cell: id of the cell in its notebook; empty if unknown.
+ *     recoveries: of lost ranks, `heals` in run.json. Earlier reports of later steps are
+ *         superseded. Viewers get this field before the new rows of these steps.
+ *     recovering: `healing` in run.json: the reason while ranks are being replaced, else empty.
+ *     plan: predicted and measured cost of the steps; None without a plan.
+ *     seed: seed of the cluster's random generators; None in runs of older versions.
+ *     cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
  */
 export interface RunState {
   readonly id: string;
@@ -174,7 +174,7 @@ export interface RunState {
   readonly stoppable: boolean;
   readonly request: string;
   readonly cell: string;
-  readonly heals: readonly Heal[];
+  readonly heals: readonly RecoveryRecord[];
   readonly healing: string;
   readonly plan: PlanCheck | null;
   readonly seed: number | null;
@@ -183,12 +183,12 @@ export interface RunState {
 }
 
 /**
- * What an output of type `RUN_MIME` holds: where to look, and what to say until then.
+ * Content of an output of type `RUN_MIME`.
  *
  * Attributes:
- *     id: the run's.
- *     text: the run in a line.
- *     over: it has ended; what is shown will not change.
+ *     id: id of the run.
+ *     text: summary in one line, for front ends without the extension.
+ *     over: the run has ended and the output is final.
  */
 export interface RunOutput {
   readonly id: string;
@@ -197,7 +197,7 @@ export interface RunOutput {
 }
 
 /**
- * A device that a rank drives, as its framework names it.
+ * A device of a rank, with the framework's name for it.
  */
 export interface Device {
   readonly platform: string;
@@ -207,7 +207,7 @@ export interface Device {
 }
 
 /**
- * A rank, as `%dist_status` shows it.
+ * A rank in `%dist_status`.
  */
 export interface WorkerState {
   readonly rank: number;
@@ -220,11 +220,11 @@ export interface WorkerState {
 }
 
 /**
- * What `%dist_show` showed last; the picture is in `placement.html`, beside `cluster.json`.
+ * Last output of `%dist_show`. The picture is `placement.html` beside `cluster.json`.
  *
  * Attributes:
- *     names: as asked for.
- *     at: when, in seconds since 1970.
+ *     names: names in the request.
+ *     at: time in seconds since 1970.
  */
 export interface ShownPlacement {
   readonly names: readonly string[];
@@ -232,16 +232,16 @@ export interface ShownPlacement {
 }
 
 /**
- * What `cluster.json` holds while a cluster is there.
+ * Content of `cluster.json` while a cluster exists.
  *
  * Attributes:
- *     id: names it.
- *     frameworks: what its workers load.
- *     workers: the ranks, in their order.
- *     run: the run that is under way; empty between runs.
- *     writer: the notebook's kernel.
- *     kernel: the kernel's id within its Jupyter server; empty where there is none.
- *     placement: where arrays were when somebody last looked; None until then.
+ *     id: id of the cluster.
+ *     frameworks: frameworks of its workers.
+ *     workers: ranks, in order.
+ *     run: id of the current run; empty between runs.
+ *     writer: kernel of the notebook.
+ *     kernel: id of the kernel in its Jupyter server; empty without a server.
+ *     placement: last output of `%dist_show`; None before the first.
  */
 export interface ClusterState {
   readonly id: string;
@@ -254,7 +254,7 @@ export interface ClusterState {
 }
 
 /**
- * How the run is; sent first, and whenever it changes.
+ * State of the run, sent first and at each change.
  */
 export interface StateMessage {
   readonly type: 'StateMessage';
@@ -262,12 +262,12 @@ export interface StateMessage {
 }
 
 /**
- * What a report holds after its `PLACE`, in this order.
+ * Columns of a report after `PLACE`, in this order.
  *
  * Attributes:
- *     measures: what nbdist measured, of `MEASURES`.
- *     own: metrics of the rank's own.
- *     shared: metrics reduced over all ranks, the same on each.
+ *     measures: measurements, a subset of `MEASURES`.
+ *     own: metrics of the rank.
+ *     shared: metrics reduced over all ranks, equal on each.
  */
 export interface Columns {
   readonly measures: readonly string[];
@@ -276,7 +276,7 @@ export interface Columns {
 }
 
 /**
- * One append-only file of rows; reports with the same columns are in one table.
+ * An append-only file of rows. Reports with equal columns share a table.
  */
 export interface Table {
   readonly number: number;
@@ -284,7 +284,7 @@ export interface Table {
 }
 
 /**
- * A table's columns; sent before its rows.
+ * Columns of a table, sent before its rows.
  */
 export interface TableMessage {
   readonly type: 'TableMessage';
@@ -292,7 +292,7 @@ export interface TableMessage {
 }
 
 /**
- * What the cell shows as text, on from what was sent; of both streams in their order.
+ * Next part of the cell's text output, both streams in order.
  */
 export interface TextMessage {
   readonly type: 'TextMessage';
@@ -300,14 +300,14 @@ export interface TextMessage {
 }
 
 /**
- * All that the run had when the browser came has been sent; what follows is new.
+ * End of the stored content. The following messages are new.
  */
 export interface CaughtUp {
   readonly type: 'CaughtUp';
 }
 
 /**
- * What a browser may say: end the run at the end of a step.
+ * Request of a browser to end the run at the end of a step.
  */
 export interface StopRun {
   readonly type: 'StopRun';

@@ -5,7 +5,7 @@ import type { Table } from '../src/records';
 import { PLACE } from '../src/records';
 import { binsFor, RunModel } from '../src/run/model';
 import { Random } from './random';
-import { heal, runState } from './states';
+import { recovery, runState } from './states';
 
 function table(own: string[], shared: string[] = [], measures: string[] = [], number = 0): Table {
   return { number, columns: { measures, own, shared } };
@@ -222,7 +222,7 @@ function counts(model: RunModel, rank: number): number[] {
   return [...series.n.subarray(0, series.length)];
 }
 
-test('of a run that is healed lost steps go at once, and each step is taken once', () => {
+test('of a run that is recovered lost steps go at once, and each step is taken once', () => {
   const model = new RunModel();
   model.onState(runState({}));
   model.onTable(table(['loss'], ['rate']));
@@ -230,7 +230,7 @@ test('of a run that is healed lost steps go at once, and each step is taken once
   model.onRows(message(0, ...rated(steps(0, 1, 7)), ...rated(steps(1, 1, 6))));
   model.onState(runState({ healing: 'rank 2 died' }));
   assert.equal(model.farthest().step, 7);
-  model.onState(runState({ heals: [heal(4, 2)] }));
+  model.onState(runState({ heals: [recovery(4, 2)] }));
   assert.equal(model.farthest().step, 4);
   const [loss, rate] = model.metrics();
   const { grid } = loss!;
@@ -246,9 +246,9 @@ test('of a run that is healed lost steps go at once, and each step is taken once
   assert.deepEqual(seconds, ['0.4', '2.1']);
 });
 
-test('a run that is opened after it was healed is the same', () => {
+test('a run that is opened after it was recovered is the same', () => {
   const model = new RunModel();
-  model.onState(runState({ heals: [heal(4, 2), heal(6, 4)] }));
+  model.onState(runState({ heals: [recovery(4, 2), recovery(6, 4)] }));
   model.onTable(table(['loss']));
   const rows = [...steps(0, 1, 7), ...steps(0, 5, 9, 1.6), ...steps(0, 7, 12, 3.4)];
   model.onRows(message(0, ...rows));
@@ -262,7 +262,7 @@ test('a run that began again has nothing of before', () => {
   model.onState(runState({}));
   model.onTable(table(['loss']));
   model.onRows(message(0, ...steps(0, 3, 7)));
-  model.onState(runState({ heals: [heal(0, 2)] }));
+  model.onState(runState({ heals: [recovery(0, 2)] }));
   assert.deepEqual(losses(model, 0), []);
   model.onRows(message(0, ...steps(0, 1, 2, 2)));
   assert.deepEqual(counts(model, 0), [1, 1]);

@@ -15,9 +15,9 @@ import {
   throughputSources
 } from '../src/run/sources';
 import { LINE_COLOURS } from '../src/run/theme';
-import { amount, clock, healed, plain, ranks, ticks } from '../src/run/words';
+import { amount, clock, recovered, plain, ranks, ticks } from '../src/run/words';
 import { stragglersOf } from '../src/run/workers';
-import { heal, runState } from './states';
+import { recovery, runState } from './states';
 
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
 const NOW = 1_000_000;
@@ -204,26 +204,26 @@ test('clocks and ranks', () => {
   assert.equal(ranks([4, 0, 2, 3]), '0, 2–4');
 });
 
-test('a heal in words, in those of the reader', () => {
+test('a recovery in words, in those of the reader', () => {
   const say = (text: string): string => text;
   assert.equal(
-    healed(heal(1050, 9), say),
-    'healed: rank 2 died after step 7, went on after step 1,050, 1.4 s lost'
+    recovered(recovery(1050, 9), say),
+    'recovered: rank 2 died after step 7, went on after step 1,050, 1.4 s lost'
   );
   assert.equal(
-    healed(heal(0, 9, 65), say),
-    'healed: rank 2 died after step 7, began again, 1:05 lost'
+    recovered(recovery(0, 9, 65), say),
+    'recovered: rank 2 died after step 7, began again, 1:05 lost'
   );
   assert.equal(
-    healed({ ...heal(1050, 9), workers: 2 }, say),
-    'healed: rank 2 died after step 7, went on after step 1,050 with 2 workers, 1.4 s lost'
+    recovered({ ...recovery(1050, 9), workers: 2 }, say),
+    'recovered: rank 2 died after step 7, went on after step 1,050 with 2 workers, 1.4 s lost'
   );
-  assert.equal(healed(heal(0, 9), text => text.toUpperCase()).slice(0, 7), 'HEALED:');
+  assert.equal(recovered(recovery(0, 9), text => text.toUpperCase()).slice(0, 10), 'RECOVERED:');
 });
 
-test('a mark is where its heal is in what is seen', () => {
+test('a mark is where its recovery is in what is seen', () => {
   const model = new RunModel();
-  model.onState(state({ heals: [heal(3, 40)] }));
+  model.onState(state({ heals: [recovery(3, 40)] }));
   model.onTable({ number: 0, columns: { measures: [], own: ['loss'], shared: [] } });
   model.onTable({ number: 1, columns: { measures: [], own: ['val'], shared: [] } });
   for (const step of [1, 2, 3, 4, 5]) {
@@ -235,7 +235,7 @@ test('a mark is where its heal is in what is seen', () => {
   const part = (picture: Picture, x: 'place' | 'time', step: number): number => {
     const settings = { x, isLog: false, smoothing: 0 };
     picture.update(settings, null, 100);
-    return picture.partOf(heal(step, 40), settings);
+    return picture.partOf(recovery(step, 40), settings);
   };
   assert.equal(part(loss!, 'place', 3), 0.5);
   assert.equal(part(loss!, 'place', 0), 0);

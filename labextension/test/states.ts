@@ -1,4 +1,4 @@
-import type { Heal, RunState } from '../src/records';
+import type { RecoveryRecord, RunState } from '../src/records';
 
 /** A run without ranks, begun at second 0 and under way, but for `change`. */
 export function runState(change: Partial<RunState>): RunState {
@@ -37,6 +37,6 @@ export function runState(change: Partial<RunState>): RunState {
 }
 
 /** Rank 2 died after step 7: the run went on after `step`. */
-export function heal(step: number, time_s: number, lost_s = 1.4): Heal {
+export function recovery(step: number, time_s: number, lost_s = 1.4): RecoveryRecord {
   return { ranks: [2], reason: 'rank 2 died after step 7\nmore', step, time_s, lost_s, workers: 0 };
 }

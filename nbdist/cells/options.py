@@ -99,7 +99,7 @@ def check_options(options: CellOptions, strategy: StrategyName | None) -> None:
     if step is not None and not step.data:
         if step.planning != Planning() and strategy != "pjrt":
             flags = ", ".join(OPTIONS[name].flag for name in ("plan", "budget", "fix"))
-            faults.append(f"{flags}: what is fitted is laid out under --strategy pjrt")
+            faults.append(f"{flags}: nbdist shards a `fit` only under --strategy pjrt")
     elif step is not None:
         faults += _out_of_range(step)
         if not step.data.isidentifier():

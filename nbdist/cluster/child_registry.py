@@ -1,4 +1,4 @@
-"""What the seeds of all hosts have forked, by name, wherever it is."""
+"""What the fork servers of all hosts have forked, by name, wherever it is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nbdist.errors import StartError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nbdist.cluster.forkserver.client import SeedLink, SeedProcess
-    from nbdist.cluster.ssh.remote_forkserver import AwaySeed
+    from nbdist.cluster.forkserver.client import ForkServerClient, ForkServerProcess
+    from nbdist.cluster.ssh.remote_forkserver import RemoteForkServer
     from nbdist.records import Host
 
 HOME = ""
@@ -37,24 +37,24 @@ def is_engine(name: str) -> bool:
 
 
 class Children:
-    """Of a fleet, which has the seeds.
+    """Of a fleet, which has the fork servers.
 
     Attributes:
-        home: this machine's seed.
+        home: this machine's fork server.
         unreached: why hosts were not reached when that was last tried, by their keys.
     """
 
-    home: SeedProcess
+    home: ForkServerProcess
     unreached: dict[str, str]
     _hosts: dict[str, Host]
-    _away: dict[str, AwaySeed]
+    _remote: dict[str, RemoteForkServer]
 
     def lost(self) -> list[str]:
-        """The hosts that have no seed."""
+        """The hosts that have no fork server."""
         return [key for key in self._hosts if not self._runs(key)]
 
     def raise_for_lost(self, keys: Iterable[str]) -> None:
-        """Raises StartError where one of these hosts has no seed."""
+        """Raises StartError where one of these hosts has no fork server."""
         for key in self.lost():
             if key in keys:
                 raise StartError(
@@ -62,89 +62,99 @@ class Children:
                 )
 
     def _runs(self, key: str) -> bool:
-        return key in self._away and self._away[key].runs()
+        return key in self._remote and self._remote[key].runs()
 
-    def _seeds(self) -> dict[str, SeedLink]:
-        return {HOME: self.home, **self._away}
+    def _fork_servers(self) -> dict[str, ForkServerClient]:
+        return {HOME: self.home, **self._remote}
 
     def spawn(
         self, host: str, name: str, target: str, args: dict[str, Any], env: dict[str, str]
     ) -> None:
         """Fork a child there."""
-        self._seeds()[host].spawn(name, target, args, env)
+        self._fork_servers()[host].spawn(name, target, args, env)
 
     def preload(self, module: str) -> None:
-        """Have seeds import it, where it is installed: what they fork later has it; no wait."""
-        for key, seed in self._seeds().items():
-            if key not in self.cut() and any(map(is_engine, seed.pids())):
+        """Tell fork servers to import a module, if installed, for later forks. Does not wait."""
+        for key, fork_server in self._fork_servers().items():
+            if key not in self.cut() and any(map(is_engine, fork_server.pids())):
                 with contextlib.suppress(StartError):  # it is gone, and what it would fork
-                    seed.preload(module)
+                    fork_server.preload(module)
 
     def pids(self) -> dict[str, int]:
         """The children that run, by name."""
-        return {name: pid for seed in self._seeds().values() for name, pid in seed.pids().items()}
+        return {
+            name: pid
+            for fork_server in self._fork_servers().values()
+            for name, pid in fork_server.pids().items()
+        }
 
     def look(self) -> dict[str, tuple[int, bool]]:
-        """See `SeedLink.look`; of hosts that can be reached."""
+        """See `ForkServerClient.look`; of hosts that can be reached."""
         found: dict[str, tuple[int, bool]] = {}
-        for key, seed in self._seeds().items():
-            if key not in self.cut() and seed.pids():
-                found |= seed.look()
+        for key, fork_server in self._fork_servers().items():
+            if key not in self.cut() and fork_server.pids():
+                found |= fork_server.look()
         return found
 
     def is_frozen(self, name: str) -> bool:
         """Whether a child was stopped by a signal."""
-        for key, seed in self._seeds().items():
-            if name in seed.pids() and key not in self.cut():
-                return seed.look().get(name, (0, False))[1]
+        for key, fork_server in self._fork_servers().items():
+            if name in fork_server.pids() and key not in self.cut():
+                return fork_server.look().get(name, (0, False))[1]
         return False
 
     def cut(self) -> list[str]:
         """The hosts whose connections are gone, for good or for the moment."""
-        return [key for key, seed in self._away.items() if seed.is_cut or not seed.runs()]
+        return [
+            key
+            for key, fork_server in self._remote.items()
+            if fork_server.is_cut or not fork_server.runs()
+        ]
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a child, if it still runs; returns when it has been sent.
 
         On a host that cannot be reached, none hears it.
         """
-        for key, seed in self._seeds().items():
-            if name in seed.pids() and key not in self.cut():
+        for key, fork_server in self._fork_servers().items():
+            if name in fork_server.pids() and key not in self.cut():
                 try:
-                    seed.signal(name, number)
+                    fork_server.signal(name, number)
                 except StartError:
                     if key == HOME:
                         raise  # others are cut off just now
 
     def kill(self, names: Sequence[str], timeout_s: float) -> None:
-        """Kill these, and wait until they are gone; they are when their seed is.
+        """Kill these, and wait until they are gone; they are when their fork server is.
 
         Raises:
             StartError: one still runs when the time is over.
         """
-        for seed in self._seeds().values():
-            own = [name for name in names if name in seed.pids()]
+        for fork_server in self._fork_servers().values():
+            own = [name for name in names if name in fork_server.pids()]
             try:
-                for name in own if seed.runs() else ():
-                    seed.signal(name, signal.SIGKILL)
+                for name in own if fork_server.runs() else ():
+                    fork_server.signal(name, signal.SIGKILL)
             except StartError:
-                if seed.runs():
+                if fork_server.runs():
                     raise
-            seed.wait_gone(own, timeout_s)
+            fork_server.wait_gone(own, timeout_s)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
-        """See `SeedLink.log_tail`."""
+        """See `ForkServerClient.log_tail`."""
         return next((s.log_tail(name, lines) for s in self._knowing(name)), "")
 
     def last_words(self, name: str, lines: int) -> str:
-        """See `SeedLink.last_words`."""
+        """See `ForkServerClient.last_words`."""
         return next((s.last_words(name, lines) for s in self._knowing(name)), "")
 
-    def _knowing(self, name: str) -> list[SeedLink]:
-        return [seed for seed in self._seeds().values() if seed.knows(name)]
+    def _knowing(self, name: str) -> list[ForkServerClient]:
+        return [
+            fork_server for fork_server in self._fork_servers().values() if fork_server.knows(name)
+        ]
 
     def raise_for_ended(self) -> None:
-        """Raises StartError where this machine's seed has ended, with its last words."""
+        """Raises StartError where this machine's fork server has ended, with its last words."""
         if not self.home.runs():
             self.home.wait_event("ended", 1.0)
             raise StartError(f"the preloaded parent ended:\n{self.home.log_tail('seed')}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nbdist.cluster import tf_config
 from nbdist.cluster.variable_pairing import agree
 from nbdist.errors import ClosedError, WorkerError
-from nbdist.records import CollectiveBooks, PjrtWiring
+from nbdist.records import CollectiveLedger, PjrtWiring
 from nbdist.records.cluster import strategies_of
 from nbdist.views.cluster.restored_collectives import told_of
 from nbdist.worker.remote import setup as engine_setup
@@ -37,7 +37,7 @@ RESTORED: dict[StrategyName, str] = {
 }
 """The message about cancelled collectives, by strategy."""
 
-MOST_HEALS_IN_PLACE = 10
+MAX_RECOVERIES_IN_PLACE = 10
 """The number of times that JAX may be connected again in the same processes.
 
 Each time, a rank that stays may keep objects of the cancelled step. These keep a connection to the
@@ -89,23 +89,23 @@ class Collectives:
         self.broken: set[StrategyName] = set()
         self.unchecked: set[StrategyName] = set()
         self.bench: Bench | None = None
-        self._heals = 0
+        self._recoveries = 0
 
-    def books(self) -> CollectiveBooks:
+    def ledger(self) -> CollectiveLedger:
         """Return the state that another process needs to take over the collectives."""
-        return CollectiveBooks(
+        return CollectiveLedger(
             devices=dict(self.devices),
             broken=tuple(self.broken),
             unchecked=tuple(self.unchecked),
-            heals=self._heals,
+            recoveries=self._recoveries,
             bench=self.bench,
         )
 
-    def take_over(self, books: CollectiveBooks) -> None:
+    def take_over(self, ledger: CollectiveLedger) -> None:
         """Use collectives that another process has connected."""
-        self.devices, self.broken = dict(books.devices), set(books.broken)
-        self.unchecked = set(books.unchecked)
-        self._heals, self.bench = books.heals, books.bench
+        self.devices, self.broken = dict(ledger.devices), set(ledger.broken)
+        self.unchecked = set(ledger.unchecked)
+        self._recoveries, self.bench = ledger.recoveries, ledger.bench
 
     def wire(self, phases: StartView) -> None:
         """Connect every framework of the cluster."""
@@ -147,9 +147,9 @@ class Collectives:
             self.unchecked.discard(strategy)
 
     @property
-    def heal_in_place(self) -> bool:
+    def recover_in_place(self) -> bool:
         """Return whether the remaining ranks may continue with replacements of the lost ones."""
-        return self._heals < MOST_HEALS_IN_PLACE
+        return self._recoveries < MAX_RECOVERIES_IN_PLACE
 
     def note(self, strategy: StrategyName | None, ended: Collection[CellEnded], ranks: int) -> None:
         """Mark the collectives that `check` compares before the next cell.
@@ -165,13 +165,13 @@ class Collectives:
         if strategy is not None and any(end.unfinished for end in ended):
             self.broken.add(strategy)
 
-    def heal(self, phases: StartView) -> None:
+    def recover(self, phases: StartView) -> None:
         """Connect JAX again after ranks were replaced. TensorFlow's collectives are broken too."""
-        self._heals += 1
+        self._recoveries += 1
         self.broken.update(self.strategies)
-        self.mend(phases, {"pjrt"})
+        self.rebuild(phases, {"pjrt"})
 
-    def mend(
+    def rebuild(
         self, phases: StartView, strategies: Collection[StrategyName], places: Places = _nowhere
     ) -> list[str]:
         """Restore the cancelled collectives of strategies, in the same processes.

@@ -10,7 +10,7 @@ import ipyparallel
 import psutil
 from traitlets.config import Config
 
-from nbdist.cluster.launcher import SeedEngineSetLauncher
+from nbdist.cluster.launcher import ForkServerEngineSetLauncher
 from nbdist.errors import StartError
 from nbdist.utils.liveness import await_ends, is_alive
 
@@ -35,7 +35,7 @@ _SCHEDULERS_S = 0.5
 
 
 class Controller:
-    """It has processes of its own, which the seed ends with the rest.
+    """It has processes of its own, which the fork server ends with the rest.
 
     Args:
         folder: for connection files and logs.
@@ -58,9 +58,9 @@ class Controller:
             log=logging.getLogger("nbdist.ipyparallel"),
             cluster_id=_CLUSTER_ID,
             delay=0,
-            engine_launcher_class=SeedEngineSetLauncher,
+            engine_launcher_class=ForkServerEngineSetLauncher,
             controller_args=list(CONTROLLER_ARGS),
-            shutdown_atexit=False,  # a run may outlive this process; the seed ends the others
+            shutdown_atexit=False,  # a run may outlive this process
         )
 
     @property
@@ -115,10 +115,10 @@ class Controller:
         self._fleet.home.guard(process.pid)
         self._processes.append(process)
 
-    def new_launcher(self, **own: Any) -> SeedEngineSetLauncher:
+    def new_launcher(self, **own: Any) -> ForkServerEngineSetLauncher:
         """What drives engines that are there, as ipyparallel makes it for those that it starts."""
         cluster = self.cluster
-        launcher = SeedEngineSetLauncher(
+        launcher = ForkServerEngineSetLauncher(
             work_dir=".",
             parent=cluster,
             log=cluster.log,
@@ -142,7 +142,7 @@ class Controller:
             steps.callback(self.close_client)
 
     def _end_schedulers(self) -> None:
-        """They are left when it was killed, and the seed that would end them too."""
+        """They are left when it was killed, and the fork server that would end them too."""
         for process in await_ends(self._processes, _SCHEDULERS_S):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

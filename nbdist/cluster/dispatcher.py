@@ -16,19 +16,19 @@ import msgspec
 import zmq
 
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import WATCHDOG, BreakOff, Diagnose, Hurry, StillThere
-from nbdist.utils.sockets import open_door
+from nbdist.records import WATCHDOG, AbortCollectives, Diagnose, ForceInterrupt, StatusQuery
+from nbdist.utils.sockets import bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbdist.records import Door, Order
+    from nbdist.records import BoundSocket, Command
 
 COME_BACK_S = 3.0
 """How long ranks may take to come back to a socket that was bound again; they try ten times a
 second."""
 
-_OF_WATCHDOG = (Hurry, Diagnose, BreakOff, StillThere)
+_OF_WATCHDOG = (ForceInterrupt, Diagnose, AbortCollectives, StatusQuery)
 _POLL_S = 0.02
 _MORE = int(zmq.SNDMORE)
 """As a number: `send_multipart` makes a flag for each of hundreds of ranks, in 40 µs."""
@@ -38,23 +38,23 @@ class Dispatcher:
     """Sends cells to ranks. Used from one thread.
 
     Args:
-        door: as the socket was bound before, by another process: the ranks come back to it.
-        is_away: ranks are on other hosts, and come back when a connection is made again.
+        bound_socket: as the socket was bound before, by another process: the ranks come back to it.
+        is_remote: ranks are on other hosts, and come back when a connection is made again.
 
     Attributes:
-        door: where engines connect.
-        is_away: as given.
+        bound_socket: where engines connect.
+        is_remote: as given.
     """
 
-    def __init__(self, door: Door | None = None, *, is_away: bool = False) -> None:
+    def __init__(self, bound_socket: BoundSocket | None = None, *, is_remote: bool = False) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.router_mandatory = True
         self._socket.router_handover = True  # a rank's fresh engine, before the old one is missed
         self._socket.linger = 0
-        self.door = open_door(self._socket, door)
-        self._settled_at = time.monotonic() + COME_BACK_S if door else 0.0
-        self.is_away = is_away
+        self.bound_socket = bind_socket(self._socket, bound_socket)
+        self._settled_at = time.monotonic() + COME_BACK_S if bound_socket else 0.0
+        self.is_remote = is_remote
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
         """Wait until these ranks have announced themselves.
@@ -70,7 +70,7 @@ class Dispatcher:
                 raise StartError(f"rank {sorted(missing)} took no order within {timeout_s:g} s")
             missing.discard(self._socket.recv_multipart()[0])
 
-    def send(self, order: Order, ranks: Iterable[int]) -> None:
+    def send(self, order: Command, ranks: Iterable[int]) -> None:
         """Send a cell, or what is to become of it.
 
         Raises:
@@ -83,7 +83,7 @@ class Dispatcher:
 
     def _send(self, rank: int, name: bytes, payload: bytes) -> None:
         """A rank that has to come back is waited for."""
-        settled_at = time.monotonic() + COME_BACK_S if self.is_away else self._settled_at
+        settled_at = time.monotonic() + COME_BACK_S if self.is_remote else self._settled_at
         while True:
             try:
                 self._socket.send(name, _MORE)  # where there is nobody of that name, it says so

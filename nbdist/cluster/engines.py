@@ -16,7 +16,7 @@ from nbdist.cluster.controller import Controller
 from nbdist.cluster.jax_coordinators import Coordinators
 from nbdist.cluster.rank_places import Places
 from nbdist.errors import StartError, WorkerError
-from nbdist.records import RANK_VARIABLE, EngineBooks
+from nbdist.records import RANK_VARIABLE, EngineLedger
 from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.cluster.fleet import Fleet
-    from nbdist.cluster.launcher import SeedEngineSetLauncher
+    from nbdist.cluster.launcher import ForkServerEngineSetLauncher
     from nbdist.records import ClusterRequest
 
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
-    "--IPEngine.enable_nanny=False",  # the seed is the engines' parent and sees each end
+    "--IPEngine.enable_nanny=False",  # the fork server is the engines' parent and sees each end
     "--IPEngine.max_heartbeat_misses=50",  # each of 0.1 + 0.5 s
     "--IPEngine.out_stream_factory=nbdist.worker.runtime.output.EngineStream",
     "--log-level=WARN",
@@ -38,7 +38,7 @@ _NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
 
 
 class Engines:
-    """Controller, seed and engines of one cluster.
+    """Controller, fork server and engines of one cluster.
 
     Args:
         request: what was asked for.
@@ -77,31 +77,31 @@ class Engines:
 
     # Starting.
 
-    def books(self) -> EngineBooks:
+    def ledger(self) -> EngineLedger:
         """What there is to know of the engines, for a process that takes them over."""
-        return EngineBooks(
+        return EngineLedger(
             names=dict(self._names),
             ids=dict(self._engine_ids),
             former_ids=tuple(self._former_ids),
             spares=dict(self._spares),
             spares_made=self._spares_made,
             places=self.places.numbers,
-            sown=self.fleet.sown,
-            doors=self.fleet.doors,
+            locations=self.fleet.locations,
+            open_ports=self.fleet.open_ports,
         )
 
-    def take_over(self, books: EngineBooks, controllers: list[int], *, answers: bool) -> None:
+    def take_over(self, ledger: EngineLedger, controllers: list[int], *, answers: bool) -> None:
         """Use what another process has started.
 
         Args:
-            books: what that knew of it.
+            ledger: what that knew of it.
             controllers: the controller and its schedulers, those that run.
             answers: the controller is the first of them; without it, cells run, and nothing else.
         """
-        self._names, self._engine_ids = dict(books.names), dict(books.ids)
-        self._former_ids, self.places.numbers = set(books.former_ids), books.places
-        self._spares, self._spares_made = dict(books.spares), books.spares_made
-        self.fleet.take_over(books.sown, books.doors, self.controller.file("engine"))
+        self._names, self._engine_ids = dict(ledger.names), dict(ledger.ids)
+        self._former_ids, self.places.numbers = set(ledger.former_ids), ledger.places
+        self._spares, self._spares_made = dict(ledger.spares), ledger.spares_made
+        self.fleet.take_over(ledger.locations, ledger.open_ports, self.controller.file("engine"))
         self.controller.take_over(controllers, answers=answers)
         self._engine_set = "taken"
         self.controller.new_launcher(
@@ -127,7 +127,7 @@ class Engines:
         return reached
 
     def await_imports(self) -> str:
-        """Wait until the seeds have imported the frameworks."""
+        """Wait until the fork servers have imported the frameworks."""
         found = self.fleet.await_imports(self.timeout_s)
         alike = {
             ", ".join(f"{name} {versions.get(name, '')}" for name in self.request.frameworks)
@@ -170,8 +170,8 @@ class Engines:
         self._launcher.fork(name, host, env, ())
 
     @property
-    def _launcher(self) -> SeedEngineSetLauncher:
-        launcher: SeedEngineSetLauncher = self.controller.cluster.engines[self._engine_set]
+    def _launcher(self) -> ForkServerEngineSetLauncher:
+        launcher: ForkServerEngineSetLauncher = self.controller.cluster.engines[self._engine_set]
         return launcher
 
     def connect(self) -> str:
@@ -285,7 +285,7 @@ class Engines:
         return self.fleet.home.is_wanted
 
     def can_restart(self) -> bool:
-        """Whether what engines are made with still runs: the seed and the controller."""
+        """Whether what engines are made with still runs: the fork server and the controller."""
         return self.fleet.home.runs() and self.controller.runs
 
     # Using.

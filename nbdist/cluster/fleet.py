@@ -1,4 +1,4 @@
-"""The seeds of all hosts as one: which host an engine is on, and how both reach each other."""
+"""The fork servers of all hosts: the host of each engine, and the connections to it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nbdist.cluster import environment
 from nbdist.cluster.child_registry import HOME, Children
-from nbdist.cluster.forkserver.client import SeedProcess
+from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import KERNEL
 from nbdist.cluster.forkserver.server import IF_THERE
 from nbdist.cluster.schedulers.reverse_connection import Exchange
 from nbdist.cluster.ssh.connection import Connection
-from nbdist.cluster.ssh.remote_forkserver import LOST_S, AwaySeed, ports_of
+from nbdist.cluster.ssh.remote_forkserver import LOST_S, RemoteForkServer, ports_of
 from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
-from nbdist.records import SocketAddress, Sowing
+from nbdist.records import ForkServerRequest, SocketAddress
 from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.cluster.schedulers.reverse_connection import Called
-    from nbdist.records import ClusterRequest, Door, Framework, Host, Sown
+    from nbdist.cluster.schedulers.reverse_connection import ReverseConnection
+    from nbdist.records import BoundSocket, ClusterRequest, ForkServerLocation, Framework, Host
     from nbdist.settings import Settings
 
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.remote.setup")
@@ -49,27 +49,29 @@ class Fleet(Children):
     """Made by `start` or `take_over`.
 
     Args:
-        home: this machine's seed, which is there also where no engine is on this machine.
+        home: this machine's fork server, which is there also where no engine is on this machine.
         request: what was asked for.
-        settings: of seeds, ssh, and queues.
+        settings: of fork servers, ssh, and queues.
 
     Attributes:
-        home: this machine's seed.
+        home: this machine's fork server.
         unreached: why hosts were not reached when that was last tried, by their keys.
     """
 
-    def __init__(self, home: SeedProcess, request: ClusterRequest, settings: Settings) -> None:
+    def __init__(
+        self, home: ForkServerProcess, request: ClusterRequest, settings: Settings
+    ) -> None:
         self.home = home
         self.unreached: dict[str, str] = {}
         self._settings = settings
-        self._away: dict[str, AwaySeed] = {}
+        self._remote: dict[str, RemoteForkServer] = {}
         self._hosts: dict[str, Host] = {}
         self._exchange: Exchange | None = None
         if request.batch is not None:
             self._exchange = Exchange(request.batch, home, settings.queue_wait_s)
         self.resize(request)
         self._controller: dict[str, Any] = {}
-        self._doors: set[int] = set()
+        self._open_ports: set[int] = set()
 
     @classmethod
     def start(
@@ -79,18 +81,18 @@ class Fleet(Children):
         settings: Settings,
         role: str = KERNEL,
     ) -> Self:
-        """Start this machine's seed; `reach` the others next.
+        """Start this machine's fork server; `reach` the others next.
 
         Args:
             request: what was asked for.
             folder: the cluster's, with a folder `log`.
-            settings: of seeds, ssh, and queues.
+            settings: of fork servers, ssh, and queues.
             role: this process's.
         """
         here = any(not host.name for host in request.hosts)
         modules = _modules(request) if here else ()
         env = environment.shared(request) | _env_here(request)
-        home = SeedProcess.start(modules, env, folder, settings.return_grace_s, role)
+        home = ForkServerProcess.start(modules, env, folder, settings.return_grace_s, role)
         return cls(home, request, settings)
 
     def lacks(self, request: ClusterRequest) -> list[str]:
@@ -124,22 +126,24 @@ class Fleet(Children):
 
     def _start_whole(self, key: str, timeout_s: float) -> None:
         self._start(key)
-        self._away[key].await_ready(timeout_s)
+        self._remote[key].await_ready(timeout_s)
 
     def _let_go(self, keys: Iterable[str], hosts: dict[str, Host]) -> None:
         """Hosts that were about to be added."""
         self._hosts = hosts
         for key in keys:
-            if key in self._away:
-                self._away.pop(key).close()
+            if key in self._remote:
+                self._remote.pop(key).close()
         self._release(keys)
 
     def resize(self, request: ClusterRequest) -> None:
         """Other hosts are asked for; those that are not any more are let go."""
         self._request = request
         before, self._hosts = self._hosts, _others(request)
-        others = [k for k, seed in self._away.items() if self._hosts.get(k) != seed.host]
-        self._each(others, lambda key: self._away.pop(key).close())
+        others = [
+            k for k, fork_server in self._remote.items() if self._hosts.get(k) != fork_server.host
+        ]
+        self._each(others, lambda key: self._remote.pop(key).close())
         self._release(before.keys() - self._hosts.keys())
 
     def _release(self, keys: Iterable[str]) -> None:
@@ -147,29 +151,36 @@ class Fleet(Children):
         if self._exchange is not None and (places := [self._place(key) for key in keys]):
             self._exchange.release(places)
 
-    def take_over(self, sown: Mapping[str, Sown], doors: Iterable[int], controller: Path) -> None:
-        """Own the seeds of other hosts that another process has started; some may be gone.
+    def take_over(
+        self,
+        locations: Mapping[str, ForkServerLocation],
+        open_ports: Iterable[int],
+        controller: Path,
+    ) -> None:
+        """Own the fork servers of other hosts that another process has started; some may be gone.
 
         Args:
-            sown: where they are.
-            doors: ports of this machine that engines there reach.
+            locations: of the fork servers, by host.
+            open_ports: ports of this machine that engines there reach.
             controller: ipyparallel's file for engines.
         """
-        self._doors.update(doors)
+        self._open_ports.update(open_ports)
         with contextlib.suppress(OSError):  # it is gone
             self._controller = json.loads(controller.read_text())
-        ports = [*self._doors, *ports_of(self._controller)]
+        ports = [*self._open_ports, *ports_of(self._controller)]
 
         def own(key: str) -> None:
-            seed = AwaySeed.take_over(self._link(key), sown[key], self.home, ports)
-            self._away[key] = seed
+            fork_server = RemoteForkServer.take_over(
+                self._link(key), locations[key], self.home, ports
+            )
+            self._remote[key] = fork_server
             if self._controller:
-                seed.introduce(self._controller)
+                fork_server.introduce(self._controller)
 
-        self.unreached = self._each([key for key in self._hosts if key in sown], own)
+        self.unreached = self._each([key for key in self._hosts if key in locations], own)
 
     def reach(self, say: Callable[[str], None], *, waits: bool = True) -> str:
-        """Connect to the other hosts that are not connected, all at once, and start seeds there.
+        """Connect to all hosts that are not connected, at once, and start fork servers there.
 
         Args:
             say: is told how it goes.
@@ -216,7 +227,7 @@ class Fleet(Children):
 
     def _start(self, key: str) -> None:
         host, link, folder = self._hosts[key], self._link(key), self.home.folder
-        sowing = Sowing(
+        start_request = ForkServerRequest(
             name=f"nbdist-{folder.name}-{link.name}-{time.time_ns() % 10**9}",
             modules=_modules(self._request),
             env=environment.shared(self._request) | host.env,
@@ -224,19 +235,19 @@ class Fleet(Children):
             must_work_there=bool(host.folder),
             grace_s=self._settings.return_grace_s,
         )
-        if key in self._away:
-            self._away.pop(key).close()
+        if key in self._remote:
+            self._remote.pop(key).close()
         link.close()  # what a former process may have left
         with contextlib.ExitStack() as undo:
-            seed = AwaySeed.start(link, sowing, self.home)
-            undo.callback(seed.close)
+            fork_server = RemoteForkServer.start(link, start_request, self.home)
+            undo.callback(fork_server.close)
             if self._controller:
-                seed.introduce(self._controller)
-            seed.bring(sorted(self._doors))
+                fork_server.introduce(self._controller)
+            fork_server.bring(sorted(self._open_ports))
             undo.pop_all()
-        self._away[key] = seed
+        self._remote[key] = fork_server
 
-    def _link(self, key: str) -> Connection | Called:
+    def _link(self, key: str) -> Connection | ReverseConnection:
         """A connection, which need not be open; it has the same name in whoever comes later."""
         host = self._hosts[key]
         if self._exchange is not None:
@@ -262,17 +273,17 @@ class Fleet(Children):
             return {key: said for key, said in outcomes if said}
 
     @property
-    def doors(self) -> tuple[int, ...]:
+    def open_ports(self) -> tuple[int, ...]:
         """Ports of this machine, beside the controller's, that engines of other hosts reach."""
-        return tuple(sorted(self._doors))
+        return tuple(sorted(self._open_ports))
 
     @property
-    def sown(self) -> dict[str, Sown]:
-        """Where the seeds of other hosts are."""
-        return {key: seed.sown for key, seed in self._away.items()}
+    def locations(self) -> dict[str, ForkServerLocation]:
+        """Where the fork servers of other hosts are."""
+        return {key: fork_server.location for key, fork_server in self._remote.items()}
 
     def await_imports(self, timeout_s: float) -> dict[str, dict[str, str]]:
-        """Wait until all seeds have imported what they import.
+        """Wait until all fork servers have imported what they import.
 
         Returns:
             The versions of that, by the keys of the hosts that have engines.
@@ -281,10 +292,10 @@ class Fleet(Children):
             StartError: one could not, or has ended; it names the host.
         """
         found: dict[str, dict[str, str]] = {}
-        for key, seed in self._seeds().items():
+        for key, fork_server in self._fork_servers().items():
             if self._runs(key) or key == HOME:
                 try:
-                    found[key] = seed.await_ready(timeout_s)
+                    found[key] = fork_server.await_ready(timeout_s)
                 except StartError as error:
                     raise StartError(f"{key}: {error}" if key else str(error)) from None
         if not any(not host.name for host in self._request.hosts):
@@ -296,44 +307,44 @@ class Fleet(Children):
     def introduce(self, controller: Path) -> None:
         """Tell all of ipyparallel's controller, by its file for engines."""
         self._controller = json.loads(controller.read_text())
-        self._at_once(lambda seed: seed.introduce(self._controller))
+        self._at_once(lambda fork_server: fork_server.introduce(self._controller))
 
-    def open_doors(self, ports: Sequence[int]) -> None:
+    def add_open_ports(self, ports: Sequence[int]) -> None:
         """See that engines of all hosts reach these ports of this machine."""
-        self._doors.update(ports)
-        self._at_once(lambda seed: seed.bring(ports))
+        self._open_ports.update(ports)
+        self._at_once(lambda fork_server: fork_server.bring(ports))
 
-    def _at_once(self, work: Callable[[AwaySeed], None]) -> None:
-        there = [key for key in self._away if self._runs(key)]
-        for key, reason in self._each(there, lambda key: work(self._away[key])).items():
+    def _at_once(self, work: Callable[[RemoteForkServer], None]) -> None:
+        there = [key for key in self._remote if self._runs(key)]
+        for key, reason in self._each(there, lambda key: work(self._remote[key])).items():
             if self._runs(key):  # it was lost meanwhile
                 raise StartError(reason)
 
     def folder(self, host: str) -> str:
         """Of the cluster, on this host."""
-        return self._away[host].sown.folder if host else str(self.home.folder)
+        return self._remote[host].location.folder if host else str(self.home.folder)
 
     def env(self, host: str) -> dict[str, str]:
         """What engines are told on this host."""
-        return self._away[host].env() if host else _env_here(self._request)
+        return self._remote[host].env() if host else _env_here(self._request)
 
-    def door(self, host: str, door: Door) -> SocketAddress:
+    def bound_socket(self, host: str, bound_socket: BoundSocket) -> SocketAddress:
         """A socket of this machine, as ZeroMQ reaches it from there."""
         if host == HOME:
-            return door.address
-        url = f"ipc://{self._away[host].prefix()}:{door.port}"
-        return SocketAddress(url=url, server_key=door.public_key)
+            return bound_socket.address
+        url = f"ipc://{self._remote[host].prefix()}:{bound_socket.port}"
+        return SocketAddress(url=url, server_key=bound_socket.public_key)
 
     def service(self, host: str, port: int) -> str:
         """A port of this machine, as gRPC reaches it from there."""
-        return f"unix:{self._away[host].prefix()}:{port}" if host else f"{LOOPBACK}:{port}"
+        return f"unix:{self._remote[host].prefix()}:{port}" if host else f"{LOOPBACK}:{port}"
 
     def address(self, host: str) -> str:
         """To which engines of other hosts connect."""
         if host:
-            return self._hosts[host].address or self._away[host].sown.address or host
+            return self._hosts[host].address or self._remote[host].location.address or host
         given = [h.address for h in self._request.hosts if not h.name and h.address]
-        seen = [seed.sown.from_address for seed in self._away.values()]
+        seen = [fork_server.location.from_address for fork_server in self._remote.values()]
         return next(filter(None, (*given, *seen)), LOOPBACK)
 
     def connection(self, host: str) -> str:
@@ -342,35 +353,35 @@ class Fleet(Children):
             return "this machine"
         by = "ssh" if self._exchange is None else self._exchange.job(self._place(host))
         began = time.perf_counter()
-        answered = bool(self._runs(host) and self._away[host].look())
+        answered = bool(self._runs(host) and self._remote[host].look())
         round_ms = 1000 * (time.perf_counter() - began)
         return f"{by}, answers in {round_ms:.1f} ms" if answered else "cannot be reached"
 
     def cores(self, host: str) -> tuple[int, ...]:
         """The cores of it that engines may use."""
-        return self._seeds()[host].cores if host in self._seeds() else ()
+        return self._fork_servers()[host].cores if host in self._fork_servers() else ()
 
     def gpus(self, host: str) -> tuple[str, ...]:
         """The NVIDIA GPUs that it has."""
-        return self._seeds()[host].gpus if host in self._seeds() else ()
+        return self._fork_servers()[host].gpus if host in self._fork_servers() else ()
 
     # Owners.
 
     def leave(self) -> None:
-        """Go without a farewell: the seeds wait for another owner."""
-        for seed in self._away.values():
-            seed.leave()
+        """Go without a farewell: the fork servers wait for another owner."""
+        for fork_server in self._remote.values():
+            fork_server.leave()
         self.home.leave()
 
     def detach(self, *, on: bool) -> None:
         """Whether engines outlive this process."""
-        for key, seed in self._away.items():
+        for key, fork_server in self._remote.items():
             if key not in self.cut():
-                seed.detach(on=on)
+                fork_server.detach(on=on)
         self.home.detach(on=on)
 
     def close(self) -> None:
-        """End every child of every seed, and these. May be called more than once.
+        """End every child of every fork server, and these. May be called more than once.
 
         No thread is started for it: there is none any more as Python ends.
         """
@@ -378,13 +389,13 @@ class Fleet(Children):
             if self._exchange is not None:
                 steps.callback(self._exchange.close)
             steps.callback(self.home.close)
-            for seed in self._away.values():
-                steps.callback(seed.close)
-                seed.bid_farewell()
+            for fork_server in self._remote.values():
+                steps.callback(fork_server.close)
+                fork_server.bid_farewell()
 
 
 def _modules(request: ClusterRequest) -> tuple[str, ...]:
-    """What a seed imports whose engines load these frameworks."""
+    """What a fork server imports whose engines load these frameworks."""
     frameworks = request.frameworks
     if len(frameworks) == len(_STEPS):
         return _ALONE, *frameworks, *PRELOADED, _MIRRORED, *_STEPS["jax"], _KERAS_NEEDS

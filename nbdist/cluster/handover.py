@@ -8,64 +8,76 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import CLUSTER_ID, Estate
+from nbdist._version import __version__
+from nbdist.errors import VersionError
+from nbdist.records import CLUSTER_ID, HANDOVER_VERSION, HandoverState
 from nbdist.utils.files import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nbdist.records import CellRequest, CellUnderWay, Loss
+    from nbdist.records import CellRequest, Loss, RunningCell
     from nbdist.utils.files import LateFiles
 
-ESTATE_FILE = "estate.json"
+HANDOVER_FILE = "handover.json"
 """It holds the secret keys of the sockets that engines speak to."""
+
+_OLD_FILE = "estate.json"
+"""Written before nbdist 0.2.0."""
 
 _MOST_BYTES = 64_000_000
 
 
-class EstateFile:
-    """`estate.json` in the cluster's folder, with which it goes.
+class _Origin(msgspec.Struct):
+    """The fields that every format has."""
+
+    version: int
+    nbdist: str = ""
+
+
+class HandoverFile:
+    """`handover.json` in the cluster's folder, with which it goes.
 
     Args:
         folder: the cluster's.
-        estate: as it is now; it is written.
+        handover: as it is now; it is written.
         files: write it.
 
     Attributes:
-        estate: as it is, or is being, written.
+        handover: as it is, or is being, written.
     """
 
-    def __init__(self, folder: Path, estate: Estate, files: LateFiles) -> None:
-        self.estate = estate
+    def __init__(self, folder: Path, handover: HandoverState, files: LateFiles) -> None:
+        self.handover = handover
         self._folder = folder
         self._files = files
         self.update()
 
     def update(self, **changes: object) -> None:
         """Change fields, and write them all."""
-        self.estate = msgspec.structs.replace(self.estate, **changes)
-        self._files.replace(self._folder / ESTATE_FILE, msgspec.json.encode(self.estate), 0o600)
+        self.handover = msgspec.structs.replace(self.handover, **changes)
+        self._files.replace(self._folder / HANDOVER_FILE, msgspec.json.encode(self.handover), 0o600)
 
-    def begin(self, cell: CellUnderWay, ran: tuple[str, ...]) -> None:
+    def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
         """A cell is under way; it is written once it is `sent`, which is soon.
 
         Args:
             cell: which.
             ran: the texts of all cells so far, this one too.
         """
-        self.estate = msgspec.structs.replace(self.estate, cell=cell, ran=ran)
+        self.handover = msgspec.structs.replace(self.handover, cell=cell, ran=ran)
 
     def opened(self, saved: tuple[str, ...]) -> None:
         """The checkpoints of the cell under way have the values of these names."""
-        cell = self.estate.cell
+        cell = self.handover.cell
         if cell is not None:
             self.update(cell=msgspec.structs.replace(cell, saved=saved))
 
     def shrunk(self, ranks: tuple[int, ...]) -> None:
         """The cell under way goes on with these alone; it is written once it is `sent`."""
-        if self.estate.cell is not None:
-            cell = msgspec.structs.replace(self.estate.cell, ranks=ranks)
-            self.estate = msgspec.structs.replace(self.estate, cell=cell)
+        if self.handover.cell is not None:
+            cell = msgspec.structs.replace(self.handover.cell, ranks=ranks)
+            self.handover = msgspec.structs.replace(self.handover, cell=cell)
 
     def lose(self, loss: Loss) -> None:
         """Ranks are about to be replaced: it is known from here on, until a cell is `sent`."""
@@ -73,11 +85,11 @@ class EstateFile:
         self._files.settle()
 
     def sent(self, request: CellRequest, **changes: object) -> None:
-        """The cell under way is about to be sent, as it is here: again, where it was healed.
+        """The cell under way is about to be sent, as it is here: again, where it was recovered.
 
         Of one that may outlive this process, it is known from here on.
         """
-        cell = self.estate.cell
+        cell = self.handover.cell
         if cell is not None:
             cell = msgspec.structs.replace(cell, request=request)
         self.update(cell=cell, cells=request.number, loss=None, **changes)
@@ -86,20 +98,28 @@ class EstateFile:
 
     def settle(self, **changes: object) -> None:
         """There is no cell under way any more."""
-        former = self.estate
+        former = self.handover
         self.update(cell=None, last=former.cell or former.last, **changes)
 
 
-def read_estate(folder: Path) -> Estate:
-    """What an owner has left in a cluster's folder.
+def read_handover(folder: Path) -> HandoverState:
+    """Read the handover state in a cluster's folder.
 
     Raises:
-        OSError: there is none, or it is another user's.
-        msgspec.DecodeError: it is none, or another cluster's.
+        OSError: no file, or another user's.
+        VersionError: another version of nbdist started the cluster.
+        msgspec.DecodeError: not a handover state, or that of another cluster.
     """
-    estate = msgspec.json.decode(read_file(folder / ESTATE_FILE, _MOST_BYTES), type=Estate)
-    if (folder / ESTATE_FILE).stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder / ESTATE_FILE} is another user's")
-    if estate.id != folder.name or not re.fullmatch(CLUSTER_ID, estate.id, re.ASCII):
-        raise msgspec.DecodeError(f"{folder} is not the folder of cluster {estate.id}")
-    return estate
+    path = folder / HANDOVER_FILE
+    if not path.exists() and (folder / _OLD_FILE).exists():
+        raise VersionError(folder.name, "", __version__)
+    content = read_file(path, _MOST_BYTES)
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} is another user's")
+    origin = msgspec.json.decode(content, type=_Origin)
+    if (origin.version, origin.nbdist) != (HANDOVER_VERSION, __version__):
+        raise VersionError(folder.name, origin.nbdist, __version__)
+    handover = msgspec.json.decode(content, type=HandoverState)
+    if handover.id != folder.name or not re.fullmatch(CLUSTER_ID, handover.id, re.ASCII):
+        raise msgspec.DecodeError(f"{folder} is not the folder of cluster {handover.id}")
+    return handover

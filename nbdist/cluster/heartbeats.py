@@ -12,7 +12,7 @@ from nbdist.records import Beat, Rows, Where
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbdist.records import Said
+    from nbdist.records import Event
 
 SILENT_S = 5.0
 """An engine beats once a second (`worker/watchdog.py`); one that misses five does not run."""
@@ -51,7 +51,7 @@ class Vitals:
         if self._moved_at is None:
             self._moved_at = self._stepped_at = time.monotonic()
 
-    def hear(self, record: Said) -> None:
+    def hear(self, record: Event) -> None:
         """Take in when a rank said something; whatever it is, but that it lives, is progress."""
         now = time.monotonic()
         self._heard_at[record.rank] = now

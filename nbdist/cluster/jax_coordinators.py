@@ -28,7 +28,7 @@ class Coordinators:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._seed = fleet.home
+        self._fork_server = fleet.home
         self._ports: dict[str, int] = {}
 
     def start(self, world_size: int, timeout_s: float) -> int:
@@ -37,25 +37,25 @@ class Coordinators:
         Returns:
             Its port.
         """
-        mark = self._seed.count()
+        mark = self._fork_server.count()
         name = f"{_NAME}{mark}"
-        self._seed.spawn(name, _TARGET, {"host": LOOPBACK, "world_size": world_size}, {})
-        event = self._seed.wait_event("coordinator", timeout_s, since=mark)
+        self._fork_server.spawn(name, _TARGET, {"host": LOOPBACK, "world_size": world_size}, {})
+        event = self._fork_server.wait_event("coordinator", timeout_s, since=mark)
         port = self._ports[name] = int(event["address"].rpartition(":")[2])
-        self._fleet.open_doors([port])
+        self._fleet.add_open_ports([port])
         return port
 
     def end_unused(self, ports: Collection[int]) -> None:
         """End those on other ports than these, which nobody waits for."""
         for name, port in list(self._ports.items()):
             if port not in ports:
-                self._seed.signal(name, signal.SIGKILL)
+                self._fork_server.signal(name, signal.SIGKILL)
                 del self._ports[name]
 
     def end(self, timeout_s: float) -> None:
         """End all."""
-        there = [name for name in self._seed.pids() if name.startswith(_NAME)]
+        there = [name for name in self._fork_server.pids() if name.startswith(_NAME)]
         for name in there:
-            self._seed.signal(name, signal.SIGKILL)
-        self._seed.wait_gone(there, timeout_s)
+            self._fork_server.signal(name, signal.SIGKILL)
+        self._fork_server.wait_gone(there, timeout_s)
         self._ports.clear()

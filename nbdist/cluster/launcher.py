@@ -1,4 +1,4 @@
-"""Engines, through ipyparallel's launcher interface: forked from seeds, each with its rank."""
+"""Engines behind ipyparallel's launcher interface: forks of the fork servers, one a rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 ENGINE_TARGET = "nbdist.worker.engine:main"
 
 
-class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
-    """Forks engines from the seeds of their hosts, each under a name of its own.
+class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
+    """Forks engines from the fork servers of their hosts, each under a name of its own.
 
     Its own attributes come as keyword arguments of `Cluster.start_engines`: for each engine that
     is started first, in the order of `names`, the key of its host, its environment, its cores.
@@ -78,7 +78,7 @@ class SeedEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Kill every engine and wait until all are gone; they are when the seed is."""
+        """Kill every engine and wait until all are gone; they are when the fork server is."""
         self._fleet.kill(self._names, END_TIMEOUT_S)
         self.notify_stop({"exit_code": 0})
 

@@ -118,4 +118,4 @@ class Places:
         keys = [host.key for host in self._request.hosts]
         before = keys[:number].count(keys[number])
         there = self._fleet.cores(keys[number])
-        return resources.deal_cores(there, before, each) if each and there else ()
+        return resources.share_cores(there, before, each) if each and there else ()

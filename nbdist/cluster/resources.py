@@ -147,7 +147,7 @@ def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, .
     return [tuple(gpus[start : start + share]) for start, share in zip(starts, shares, strict=True)]
 
 
-def deal_cores(cores: Sequence[int], before: int, each: int) -> tuple[int, ...]:
+def share_cores(cores: Sequence[int], before: int, each: int) -> tuple[int, ...]:
     """The cores that an engine stays on.
 
     Args:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
-    from nbdist.records import ClusterRequest, Door, Estate, SocketAddress, Speech
+    from nbdist.records import AnyEvent, BoundSocket, ClusterRequest, HandoverState, SocketAddress
     from nbdist.settings import Settings
     from nbdist.views.cluster.start_progress import StartView
 
@@ -51,7 +51,7 @@ def new_fleet(
     return Fleet.start(request, folder, settings, role)
 
 
-class Crew:
+class WorkerGroup:
     """Engines and what ties them to the notebook.
 
     Args:
@@ -88,17 +88,17 @@ class Crew:
         self._has_controller = True
         self._tended_at = 0.0
 
-    def open(self, hear: Callable[[Speech], None], former: Estate | None = None) -> None:
+    def open(self, hear: Callable[[AnyEvent], None], former: HandoverState | None = None) -> None:
         """Begin to hear the ranks.
 
         Args:
             hear: takes what they say, on a thread of its own.
-            former: another process had the crew, and this is how.
+            former: another process had the worker group, and this is how.
         """
         self.receiver = Receiver(hear, former.stream if former else None)
         self._sockets.callback(self.receiver.close)
         self.dispatcher = Dispatcher(
-            former.dispatch if former else None, is_away=not self._request.is_local
+            former.dispatch if former else None, is_remote=not self._request.is_local
         )
         self._sockets.callback(self.dispatcher.close)
 
@@ -176,7 +176,7 @@ class Crew:
     def resize(self, phases: StartView, request: ClusterRequest) -> None:
         """Have fresh workers on these hosts; those that had hosts which go on end, too."""
         self._request = request
-        self.dispatcher.is_away = not request.is_local
+        self.dispatcher.is_remote = not request.is_local
         self.restart(phases, range(len(request.hosts)))
 
     def _bring_up(self, phases: StartView) -> None:
@@ -259,12 +259,14 @@ class Crew:
         """Seed the generators of all ranks as at the start."""
         self.engines.apply(engine_setup.seed, self._request.seed)
 
-    def _address(self, door: Door, rank: int) -> SocketAddress:
+    def _address(self, bound_socket: BoundSocket, rank: int) -> SocketAddress:
         """Where a rank finds it."""
-        return self.engines.fleet.door(self.engines.places.host(rank), door)
+        return self.engines.fleet.bound_socket(self.engines.places.host(rank), bound_socket)
 
     def _meet(self, ranks: Sequence[int]) -> str:
-        self.engines.fleet.open_doors([self.receiver.door.port, self.dispatcher.door.port])
+        self.engines.fleet.add_open_ports(
+            [self.receiver.bound_socket.port, self.dispatcher.bound_socket.port]
+        )
         frameworks = self._request.frameworks
         hellos = self.engines.apply(engine_setup.hello, frameworks, ranks=ranks)
         self.hellos |= {hello.rank: hello for hello in hellos}
@@ -272,8 +274,8 @@ class Crew:
             rank: WorkerIdentity(
                 rank=rank,
                 world_size=self.world_size,
-                stream=self._address(self.receiver.door, rank),
-                dispatch=self._address(self.dispatcher.door, rank),
+                stream=self._address(self.receiver.bound_socket, rank),
+                dispatch=self._address(self.dispatcher.bound_socket, rank),
                 seed=self._request.seed,
             )
             for rank in ranks

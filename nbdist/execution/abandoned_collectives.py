@@ -11,7 +11,7 @@ from nbdist.records import Diagnose
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nbdist.execution.cancellation import Escalation
+    from nbdist.execution.cancellation import Cancellation
     from nbdist.records import CellEnded, StrategyName, Where
 
 _EVERY_S = 0.25
@@ -58,7 +58,7 @@ class LoneWaits:
         ranks: the ranks of the cell.
     """
 
-    def __init__(self, ending: Escalation, ranks: Iterable[int]) -> None:
+    def __init__(self, ending: Cancellation, ranks: Iterable[int]) -> None:
         self._ending = ending
         self._ranks = sorted(ranks)
         self._idle: dict[int, _Idle] = {}

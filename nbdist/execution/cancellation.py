@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.errors import WorkerError
-from nbdist.records import BreakOff, Diagnose, Hurry, StillThere, Where
+from nbdist.records import AbortCollectives, Diagnose, ForceInterrupt, StatusQuery, Where
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from nbdist.cluster.collectives import Collectives
     from nbdist.cluster.engines import Engines
-    from nbdist.records import CellRequest, Order, StrategyName
+    from nbdist.records import CellRequest, Command, StrategyName
 
-    Send = Callable[[Order, Sequence[int]], None]
+    Send = Callable[[Command, Sequence[int]], None]
 
 POLL_S = 0.05
 _INTERRUPT_AGAIN_S = 0.25
@@ -34,7 +34,7 @@ A rank that is interrupted while it traces a function has created fewer collecti
 _AGAIN_S = 4.0
 
 
-class Escalation:
+class Cancellation:
     """Interrupts the ranks, then cancels the collectives of ranks that do not respond.
 
     Args:
@@ -97,7 +97,7 @@ class Escalation:
             self.end(grace_s)
             raise
 
-    def order(self, order: Order, ranks: Sequence[int]) -> None:
+    def order(self, order: Command, ranks: Sequence[int]) -> None:
         """Send an order. Skip ranks that cannot be reached: the watch reports them as dead."""
         for rank in ranks:
             with contextlib.suppress(WorkerError):
@@ -111,7 +111,7 @@ class Escalation:
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
                 if self._hurries:  # before each interrupt: a rank may have begun steps since
-                    self.order(Hurry(number=self.number), sorted(self.running))
+                    self.order(ForceInterrupt(number=self.number), sorted(self.running))
                 self._engines.interrupt(sorted(self.running))
                 again = time.monotonic() + _INTERRUPT_AGAIN_S
             self._show(POLL_S)
@@ -159,14 +159,14 @@ class Escalation:
             for strategy in self._strategies:
                 waiting = self._waiting()
                 if waiting:
-                    self.break_off(strategy, waiting)
+                    self.abort_collectives(strategy, waiting)
                     self.interrupt(_BREAK_S)
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
 
     def ask(self) -> None:
         """Have ranks report their end again, and drop the cell if they have not begun it."""
         there = self.running.difference(self._engines.dead())
-        self.order(StillThere(number=self.number), sorted(there))
+        self.order(StatusQuery(number=self.number), sorted(there))
 
     def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
         """Return whether to kill ranks that do not respond. Outside of steps they may compile.
@@ -182,10 +182,10 @@ class Escalation:
         self.wait(_AGAIN_S, asked)
         return bool(self.running) and asked()
 
-    def break_off(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
+    def abort_collectives(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
         """Cancel the collectives of a strategy on ranks that wait in them."""
         self._collectives.broken.add(strategy)
-        self.order(BreakOff(number=self.number, strategy=strategy), ranks)
+        self.order(AbortCollectives(number=self.number, strategy=strategy), ranks)
 
     def diagnose(self) -> None:
         """Ask the ranks for their positions. Ranks that do not answer in time are left out."""

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.recorder import Recorder
-    from nbdist.execution.recovery_log import Heals
-    from nbdist.records import CellUnderWay
+    from nbdist.execution.recovery_log import RecoveryLog
+    from nbdist.records import RunningCell
     from nbdist.views.run.cell_output import View
 
 
-class Task(NamedTuple):
+class RunContext(NamedTuple):
     """What there is of a cell that is run.
 
     Attributes:
@@ -23,12 +23,12 @@ class Task(NamedTuple):
         live: keeps it.
         host_of: the host of each rank that runs it.
         recorder: keeps what the run's result has of it.
-        heals: is told when the state of a rank is saved from here on.
+        recoveries: is told when the state of a rank is saved from here on.
     """
 
-    cell: CellUnderWay
+    cell: RunningCell
     view: View
     live: LiveRun
     host_of: Mapping[int, str]
     recorder: Recorder
-    heals: Heals
+    recoveries: RecoveryLog

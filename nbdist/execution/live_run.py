@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from nbdist.execution.null_run import UnkeptRun
+from nbdist.execution.null_run import NullRun
 from nbdist.records import (
     CellEnded,
     Compiled,
@@ -23,10 +23,10 @@ from nbdist.records import (
     RunWorker,
     StepBegun,
 )
-from nbdist.telemetry.diagnostics import Analyst
+from nbdist.telemetry.diagnostics import Diagnostics
 from nbdist.telemetry.frontend_request import this_request
-from nbdist.telemetry.plan_check import Foretold
-from nbdist.telemetry.run_reader import KeptRun, prune
+from nbdist.telemetry.plan_check import PlanComparison
+from nbdist.telemetry.run_reader import StoredRun, prune
 from nbdist.telemetry.run_writer import EVENTS_FOLDER, RunDirectory, new_id
 from nbdist.telemetry.tail import Tail
 from nbdist.telemetry.worker_table import Roster
@@ -39,7 +39,14 @@ from nbdist.views.run.live_display import RunView
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nbdist.records import CellRequest, FindingTopic, Heal, RunStatus, Speech, WorkerState
+    from nbdist.records import (
+        AnyEvent,
+        CellRequest,
+        FindingTopic,
+        RecoveryRecord,
+        RunStatus,
+        WorkerState,
+    )
     from nbdist.settings import Settings
 
 FLUSH_INTERVAL_S = 0.05
@@ -64,7 +71,7 @@ class LiveRun(Protocol):
         """The cell, told where the ranks' own files go."""
         ...
 
-    def hear(self, record: Speech) -> None:
+    def hear(self, record: AnyEvent) -> None:
         """Take in what a rank says in this cell."""
         ...
 
@@ -88,11 +95,11 @@ class LiveRun(Protocol):
         """These ranks died."""
         ...
 
-    def healing(self, reason: str) -> None:
+    def recovering(self, reason: str) -> None:
         """Ranks are being replaced, for this reason; nothing is heard meanwhile."""
         ...
 
-    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None:
+    def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None:
         """They were, and the run goes on; `pids` are all ranks' now."""
         ...
 
@@ -117,7 +124,7 @@ class LiveRun(Protocol):
         ...
 
 
-class KeptLiveRun:
+class StoredLiveRun:
     """A run in a directory of its own. What goes wrong with the disk is said, and stops nothing.
 
     Args:
@@ -133,15 +140,15 @@ class KeptLiveRun:
         self._lock = threading.Lock()
         self._roster = Roster(directory.state.workers)
         self._changes: dict[str, object] = {}
-        former = directory.state.findings
-        self._notes = {finding.text: finding for finding in former if finding.topic in _NOTED}
-        self._analyst = self._new_analyst(directory.state.batch)
+        resumed = directory.state.findings
+        self._notes = {finding.text: finding for finding in resumed if finding.topic in _NOTED}
+        self._diagnostics = self._new_diagnostics(directory.state.batch)
         self._found: tuple[Finding, ...] = ()
-        self._foretold = Foretold(directory.state.plan)
+        self._plan_comparison = PlanComparison(directory.state.plan)
         self._look_at = 0.0
         self._said: set[FindingTopic] = set()
         self._reported = reported
-        self._is_healing = False
+        self._is_recovering = False
         self._left = False
         self._shown: list[str] = []
         self._dropped = 0
@@ -155,24 +162,24 @@ class KeptLiveRun:
         step = msgspec.structs.replace(request.step.options, profile_folder=folder)
         return request.with_options(step=step)
 
-    def _new_analyst(self, batch: int) -> Analyst:
+    def _new_diagnostics(self, batch: int) -> Diagnostics:
         host_of = {worker.rank: worker.host for worker in self._roster.workers}
-        return Analyst(host_of, self._directory.state.strategy, batch)
+        return Diagnostics(host_of, self._directory.state.strategy, batch)
 
-    def hear(self, record: Speech) -> None:
+    def hear(self, record: AnyEvent) -> None:
         self._directory.take(record)
         if isinstance(record, Rows):
-            self._analyst.take(record)
+            self._diagnostics.take(record)
             self._reported = True
             self._dropped += record.dropped
         else:
             with self._lock:
                 self._note(record)
 
-    def _note(self, record: Speech) -> None:
+    def _note(self, record: AnyEvent) -> None:
         if isinstance(record, StepBegun):
             if "batch" not in self._changes and not self._directory.state.batch:
-                self._analyst = self._new_analyst(record.batch)  # all ranks say the same
+                self._diagnostics = self._new_diagnostics(record.batch)  # all ranks say the same
             self._change(
                 replicas=record.replicas,
                 batch=record.batch,
@@ -182,7 +189,7 @@ class KeptLiveRun:
                 split=record.sharding,
             )
         elif isinstance(record, (Planned, Compiled)):
-            self._foretold.note(record)
+            self._plan_comparison.note(record)
             if isinstance(record, Planned):
                 self._directory.plan(record.plan)
         elif isinstance(record, FitBegun):
@@ -201,7 +208,7 @@ class KeptLiveRun:
 
     def tick(self) -> tuple[str, ...]:
         now = time.monotonic()
-        if not self._is_healing and now - self._flushed_at >= FLUSH_INTERVAL_S:
+        if not self._is_recovering and now - self._flushed_at >= FLUSH_INTERVAL_S:
             self._flush()
             self._flushed_at = now
         if now - self._updated_at < STATE_INTERVAL_S:
@@ -216,7 +223,7 @@ class KeptLiveRun:
 
     def _look(self, now: float) -> None:
         began = time.thread_time()
-        self._found = self._analyst.findings()
+        self._found = self._diagnostics.findings()
         self._look_at = now + (time.thread_time() - began) / LOOKING
 
     def _update(self, found: tuple[Finding, ...]) -> None:
@@ -225,7 +232,7 @@ class KeptLiveRun:
             changes, self._changes = self._changes, {}
             changes["workers"] = self._roster.workers
             changes["findings"] = (*found, *self._notes.values(), *self._losses())
-            changes["plan"] = self._foretold.check(self._analyst.pace)
+            changes["plan"] = self._plan_comparison.check(self._diagnostics.pace)
         state = self._directory.state
         changed = any(getattr(state, name) != value for name, value in changes.items())
         if changed or self._directory.is_stale:
@@ -248,30 +255,30 @@ class KeptLiveRun:
     def stopping(self) -> None:
         with self._lock:
             self._changes["status"] = "stopping"
-        self._update(self._analyst.findings())
+        self._update(self._diagnostics.findings())
 
     def lost(self, ranks: Iterable[int]) -> None:
         with self._lock:
             self._roster.lost(ranks)
 
-    def healing(self, reason: str) -> None:
-        """Rows that are taken from now on stay here until `healed` says which ones they replace.
+    def recovering(self, reason: str) -> None:
+        """Rows that are taken from now on stay here until `recovered` says which ones they replace.
 
-        Those before are needed by whoever goes on with a heal that this process does not end.
+        Those before are needed by whoever goes on with a recovery that this process does not end.
         """
         self._flush()
-        self._is_healing = True
-        self._analyst.forget()
+        self._is_recovering = True
+        self._diagnostics.forget()
         with self._lock:
-            self._change(healing=reason)
+            self._change(recovering=reason)
         self._update(self._found)
 
-    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None:
+    def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None:
         with self._lock:
             self._roster.replaced(pids)
-            self._change(heals=(*self._directory.state.heals, heal), healing="")
+            self._change(recoveries=(*self._directory.state.recoveries, recovery), recovering="")
         self._update(self._found)
-        self._is_healing = False
+        self._is_recovering = False
 
     def show(self, text: str) -> None:
         self._shown.append(text)
@@ -293,13 +300,13 @@ class KeptLiveRun:
         if not self._reported:
             self._directory.discard()
         elif self._directory.fault != told:
-            self._update(self._analyst.findings())
+            self._update(self._diagnostics.findings())
 
     def leave(self) -> None:
         self._left = True
         self._flush_shown()
         self._directory.close()
-        self._update(self._analyst.findings())
+        self._update(self._diagnostics.findings())
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         if not self._reported:
@@ -307,8 +314,13 @@ class KeptLiveRun:
         self._flush_shown()
         self._directory.close()
         with self._lock:
-            self._changes |= {"status": status, "error": error, "ended": time.time(), "healing": ""}
-        self._update(self._analyst.findings())
+            self._changes |= {
+                "status": status,
+                "error": error,
+                "ended": time.time(),
+                "recovering": "",
+            }
+        self._update(self._diagnostics.findings())
         gone = prune(self._directory.path.parent, self._kept_runs, spared=self.id)
         removed = f"removed {formatting.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
@@ -376,14 +388,14 @@ def begin(
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
     except OSError as error:
-        return UnkeptRun(f"this run is not kept: {error}")
-    return KeptLiveRun(directory, settings.kept_runs)
+        return NullRun(f"this run is not kept: {error}")
+    return StoredLiveRun(directory, settings.kept_runs)
 
 
 def shown(run: LiveRun, settings: Settings) -> RunView:
     """What shows the run in the cell's output."""
     path = settings.runs_path / run.id  # not looked for: it may have been deleted meanwhile
-    return RunView(run_surface(run.id, lambda: Tail(KeptRun(path)), settings.view))
+    return RunView(run_surface(run.id, lambda: Tail(StoredRun(path)), settings.view))
 
 
 def _run_worker(worker: WorkerState) -> RunWorker:

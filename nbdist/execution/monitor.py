@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from nbdist.cluster.heartbeats import Vitals
 from nbdist.errors import LeftError, RanksLostError
 from nbdist.execution.abandoned_collectives import LoneWaits, strategies
-from nbdist.execution.cancellation import POLL_S, Escalation
+from nbdist.execution.cancellation import POLL_S, Cancellation
 from nbdist.execution.divergence import drifted
 from nbdist.execution.failures import cell_error, lone_error, lost_error, preempted_error, root
-from nbdist.execution.stalls import Standstill
+from nbdist.execution.stalls import StallMonitor
 from nbdist.execution.stop_step import StopAgreement
 from nbdist.records import (
     SOON,
+    AnyEvent,
     Beat,
     CellEnded,
     Compiled,
@@ -25,7 +26,6 @@ from nbdist.records import (
     Opened,
     Output,
     Preempted,
-    Speech,
     StepBegun,
     StopAfter,
     Stopping,
@@ -39,10 +39,10 @@ from nbdist.views import formatting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from nbdist.cluster.worker_group import Crew
+    from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.execution.cancellation import Send
-    from nbdist.execution.context import Task
-    from nbdist.execution.resume import Former
+    from nbdist.execution.context import RunContext
+    from nbdist.execution.resume import ResumedRun
     from nbdist.records import CellRequest, RunStatus
     from nbdist.settings import Settings
     from nbdist.views.run.cell_output import Shareable
@@ -58,44 +58,50 @@ _STOP_S = 1.0
 the order."""
 
 
-class CellWatch:
+class CellMonitor:
     """Follows one cell on its ranks until all are done, or one has raised.
 
     Args:
         number: the cell's number.
-        task: what it is, and where what the ranks say goes.
-        crew: who runs it; collectives that have to be broken off are noted there.
+        context: what it is, and where what the ranks say goes.
+        worker_group: who runs it; collectives that have to be broken off are noted there.
         settings: the bounds on waiting.
 
     Attributes:
         running: the ranks that are in the cell; none before it is sent.
     """
 
-    def __init__(self, number: int, task: Task, crew: Crew, settings: Settings) -> None:
+    def __init__(
+        self, number: int, context: RunContext, worker_group: WorkerGroup, settings: Settings
+    ) -> None:
         self.running: set[int] = set()
         self._number = number
-        self._host_of = task.host_of
-        self._engines, self._tend = crew.engines, crew.tend
-        self._view = task.view
-        self._live = task.live
+        self._host_of = context.host_of
+        self._engines, self._tend = worker_group.engines, worker_group.tend
+        self._view = context.view
+        self._live = context.live
         self._settings = settings
-        self._collectives = collectives = crew.collectives
-        self._recorder = task.recorder
-        self._opened = task.heals.opened
-        self._vitals = Vitals(task.host_of, task.cell.options.hang_after_s)
-        self._ending = Escalation(number, self.running, crew.engines, collectives, self._show_for)
-        self._lone = LoneWaits(self._ending, task.host_of)
-        self._detached = task.cell.detached
+        self._collectives = collectives = worker_group.collectives
+        self._recorder = context.recorder
+        self._opened = context.recoveries.opened
+        self._vitals = Vitals(context.host_of, context.cell.options.hang_after_s)
+        self._ending = Cancellation(
+            number, self.running, worker_group.engines, collectives, self._show_for
+        )
+        self._lone = LoneWaits(self._ending, context.host_of)
+        self._detached = context.cell.detached
         self._left = False
         self._repeats = Repeats()
-        self._heard: queue.SimpleQueue[Speech] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
         self._ended: dict[int, CellEnded] = {}
         self._agreement = StopAgreement(number, self._ending.order, self._vitals.step)
         self._preempted: set[int] = set()
         self._saves = False
         self._over = False
-        self._standstill = Standstill(self._vitals, self._ending, crew.engines, task, settings)
-        self._is_step = self._has_steps = task.cell.request.step is not None
+        self._stall_monitor = StallMonitor(
+            self._vitals, self._ending, worker_group.engines, context, settings
+        )
+        self._is_step = self._has_steps = context.cell.request.step is not None
         if self._is_step:
             self._begin_steps()  # the first batch may never come
         self._stopping_at = 0.0
@@ -107,7 +113,7 @@ class CellWatch:
         self._error = ""
         self._failed: CellEnded | None = None
 
-    def hear(self, record: Speech) -> None:
+    def hear(self, record: AnyEvent) -> None:
         """On the receiver's thread: take in what a rank says.
 
         Of a cell that is over, only what becomes of ranks that are left in it still matters.
@@ -136,14 +142,14 @@ class CellWatch:
         grace_s, placed = self._settings.interrupt_grace_s, self._live.placed(request)
         self._follow(request, send, lambda: self._ending.send(placed, self._host_of, grace_s))
 
-    def expect(self, request: CellRequest, former: Former, ranks: Iterable[int]) -> None:
+    def expect(self, request: CellRequest, resumed: ResumedRun, ranks: Iterable[int]) -> None:
         """These ranks are in the cell, which another process has sent."""
         self.running.update(ranks)
-        for rows in former.reports:
+        for rows in resumed.reports:
             self._repeats.note(rows)
             self._recorder.keep(rows)
-        if former.begun is not None:
-            self._keep(former.begun)
+        if resumed.begun is not None:
+            self._keep(resumed.begun)
 
     def resume(self, request: CellRequest, send: Send, *, stopping: bool) -> None:
         """Go on with a cell that is expected to run; otherwise like `follow`.
@@ -185,7 +191,7 @@ class CellWatch:
             self._failed = root(self._failed, self._ended.values()) or drifted(request, self._ended)
             if self._preempted and self._failed is None:
                 rank = min(self._preempted)
-                name, after = self._standstill.name(rank), self._standstill.after(rank)
+                name, after = self._stall_monitor.name(rank), self._stall_monitor.after(rank)
                 raise preempted_error(self._preempted, name, after, saves=self._saves)
         except KeyboardInterrupt:
             self._heeds = False  # an impatient one more would leave ranks unasked
@@ -218,7 +224,7 @@ class CellWatch:
         """Until all ranks are done, or one has failed; the first interrupt is for the steps."""
         try:
             begin()
-            self._watch()
+            self._new_monitor()
         except KeyboardInterrupt:
             if self.kernel_ends():
                 raise LeftError from None
@@ -252,7 +258,7 @@ class CellWatch:
         self._status, self._error = "stopped" if self._stops else "interrupted", ""
         return sorted(self.running) if self._killing else []
 
-    def _watch(self) -> None:
+    def _new_monitor(self) -> None:
         """Show the cell until all ranks are done, or one has failed."""
         while self.running and not self._first_failure():
             self._show_for(POLL_S)
@@ -260,7 +266,7 @@ class CellWatch:
                 raise LeftError
             self._check_alive()
             self._tend(self._view.say)
-            self._standstill.check()
+            self._stall_monitor.check()
             self._check_lone()
             self._check_stop()
             if self._preempted and not self._stopping_at:
@@ -275,7 +281,7 @@ class CellWatch:
         if self._stopping_at or not (where := self._lone.found(self._ended)):
             return
         for strategy, ranks in strategies(where).items():
-            self._ending.break_off(strategy, ranks)
+            self._ending.abort_collectives(strategy, ranks)
         self._ending.end(self._settings.interrupt_grace_s, at_once=True)
         raise lone_error(where, self._ended, self._host_of, self._collectives.broken)
 
@@ -295,7 +301,7 @@ class CellWatch:
         if self._has_steps and not self._stopping_at:
             self._ask_to_stop()
             try:
-                self._watch()
+                self._new_monitor()
             except RanksLostError as lost:  # it was to end: nobody is replaced
                 self._view.say(str(lost))
 
@@ -304,7 +310,7 @@ class CellWatch:
         failed = self._failed
         if failed is None or failed.failure is None:
             return self._status, self._error
-        where = self._standstill.name(failed.rank)
+        where = self._stall_monitor.name(failed.rank)
         return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
 
     def _show_for(self, seconds: float) -> None:
@@ -331,7 +337,7 @@ class CellWatch:
         while not self._heard.empty():
             self._take(self._heard.get())
 
-    def _take(self, record: Speech) -> None:
+    def _take(self, record: AnyEvent) -> None:
         if record.cell != self._number:
             return  # of an earlier cell, or of none: it is in the logs
         self._vitals.hear(record)
@@ -359,7 +365,7 @@ class CellWatch:
             self._opened(record)
 
     def _begin_steps(self) -> None:
-        self._has_steps = self._standstill.has_steps = True
+        self._has_steps = self._stall_monitor.has_steps = True
         self._vitals.begin_steps()
 
     def _check_stop(self) -> None:

@@ -9,10 +9,10 @@ from nbdist.records import Metrics, Rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nbdist.records import CellRequest, Heal, RunStatus, Speech
+    from nbdist.records import AnyEvent, CellRequest, RecoveryRecord, RunStatus
 
 
-class UnkeptRun:
+class NullRun:
     """A run that could not be kept, for the reason that it gives at its end."""
 
     def __init__(self, reason: str) -> None:
@@ -23,7 +23,7 @@ class UnkeptRun:
     def placed(self, request: CellRequest) -> CellRequest:
         return request
 
-    def hear(self, record: Speech) -> None:
+    def hear(self, record: AnyEvent) -> None:
         self._reported |= isinstance(record, Rows | Metrics)
 
     def tick(self) -> tuple[str, ...]:
@@ -36,9 +36,9 @@ class UnkeptRun:
 
     def lost(self, ranks: Iterable[int]) -> None: ...
 
-    def healing(self, reason: str) -> None: ...
+    def recovering(self, reason: str) -> None: ...
 
-    def healed(self, heal: Heal, pids: Mapping[int, int]) -> None: ...
+    def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None: ...
 
     def show(self, text: str) -> None: ...
 

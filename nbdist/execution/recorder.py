@@ -1,4 +1,4 @@
-"""What a run's result has of what its ranks said, also where it is healed in between."""
+"""What a run's result has of what its ranks said, also where it is recovered in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbdist.records import (
 )
 
 if TYPE_CHECKING:
-    from nbdist.records import Heal, Plan, Speech
+    from nbdist.records import AnyEvent, Plan, RecoveryRecord
 
 
 class Recorder:
@@ -44,9 +44,9 @@ class Recorder:
         self._plan: Plan | None = None
         self._compiled: Compiled | None = None
         self._notes: list[Note] = []
-        self._heals: list[Heal] = []
+        self._recoveries: list[RecoveryRecord] = []
 
-    def keep(self, record: Speech) -> None:
+    def keep(self, record: AnyEvent) -> None:
         """Keep what the result has of it."""
         if isinstance(record, Metrics) or (
             isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
@@ -67,9 +67,9 @@ class Recorder:
         elif isinstance(record, Note):
             self._notes.append(record)
 
-    def healed(self, heal: Heal) -> None:
-        """What was reported of steps after `heal.step` is void."""
-        self._heals.append(heal)
+    def recovered(self, recovery: RecoveryRecord) -> None:
+        """What was reported of steps after `recovery.step` is void."""
+        self._recoveries.append(recovery)
 
     def run(self) -> Run:
         """What there is so far."""
@@ -80,7 +80,7 @@ class Recorder:
             self.begun,
             self._checked,
             tuple(self._notes),
-            tuple(self._heals),
+            tuple(self._recoveries),
             self._plan,
             self._compiled,
         )

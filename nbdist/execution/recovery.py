@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nbdist.cells.dependencies import Entry
-    from nbdist.cluster.handover import EstateFile
-    from nbdist.cluster.worker_group import Crew
+    from nbdist.cluster.handover import HandoverFile
+    from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.errors import RanksLostError
     from nbdist.execution.replay_journal import Journal
     from nbdist.records import CellRequest
@@ -40,40 +40,40 @@ _TRIES = 2
 """To start workers, before those that die are left out; any may have been killed by chance."""
 
 
-class Healer:
-    """Brings the crew of a run back.
+class Recovery:
+    """Brings the worker group of a run back.
 
     Args:
-        crew: who runs it.
+        worker_group: who runs it.
         journal: what was done to them before.
-        estate: keeps that ranks are being replaced, for whoever has to go on with that.
+        handover: keeps that ranks are being replaced, for whoever has to go on with that.
         run: runs a cell of before again on some ranks, in silence.
         wait_s: how long is waited for workers that cannot be started.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        worker_group: WorkerGroup,
         journal: Journal,
-        estate: EstateFile,
+        handover: HandoverFile,
         run: Callable[[CellRequest, Sequence[int]], None],
         wait_s: float,
     ) -> None:
-        self._crew = crew
+        self._worker_group = worker_group
         self._journal = journal
-        self._estate = estate
+        self._handover = handover
         self._run = run
         self._wait_s = wait_s
 
     def can_make(self, names: Sequence[str], request: CellRequest, saved: Sequence[str]) -> bool:
-        """Whether a heal of the run would make these names again; see `heal`."""
+        """Whether a recovery of the run would make these names again; see `recover`."""
         try:
-            entries = self._journal.needed(request, saved, self._crew.world_size)
+            entries = self._journal.needed(request, saved, self._worker_group.world_size)
         except ReplayError:
             return False
         return {name for entry in entries for name in entry.names.binds}.issuperset(names)
 
-    def heal(self, lost: RanksLostError, request: CellRequest, saved: Sequence[str]) -> None:
+    def recover(self, lost: RanksLostError, request: CellRequest, saved: Sequence[str]) -> None:
         """Have all ranks again, or as many as there can be, wired, with what the run uses.
 
         Args:
@@ -85,10 +85,10 @@ class Healer:
             ReplayError: what the run uses cannot be made again; nothing was done.
             NbdistError: it did not work, even with fresh engines.
         """
-        entries = self._journal.needed(request, saved, self._crew.world_size)
-        halfway = self._estate.estate.loss is not None  # nobody knows what there is
-        self._estate.lose(Loss(ranks=lost.ranks, reason=lost.reason))
-        with StartView(f"nbdist: {lost.reason}; healing") as phases:
+        entries = self._journal.needed(request, saved, self._worker_group.world_size)
+        halfway = self._handover.handover.loss is not None  # nobody knows what there is
+        self._handover.lose(Loss(ranks=lost.ranks, reason=lost.reason))
+        with StartView(f"nbdist: {lost.reason}; recovering") as phases:
             if halfway or not self._in_place(phases, lost, request):
                 self._afresh(phases, shrinks=request.saving is not None and request.saving.shrink)
             self.make_again(phases, entries)
@@ -101,16 +101,16 @@ class Healer:
 
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
         """Whether it worked."""
-        collectives = self._crew.collectives
-        can_replace = self._crew.engines.can_replace(lost.ranks)
+        collectives = self._worker_group.collectives
+        can_replace = self._worker_group.engines.can_replace(lost.ranks)
         if request.strategy != "pjrt" or not lost.ranks or not can_replace:
             return False
-        if not collectives.heal_in_place:
+        if not collectives.recover_in_place:
             return False
         try:
-            with self._crew.engines.within(_IN_PLACE_S):
-                phases.run("replaced", lambda: self._crew.replace(lost.ranks))
-                collectives.heal(phases)
+            with self._worker_group.engines.within(_IN_PLACE_S):
+                phases.run("replaced", lambda: self._worker_group.replace(lost.ranks))
+                collectives.recover(phases)
         except NbdistError:  # one more may have died, or is stuck
             return False
         return True
@@ -118,12 +118,12 @@ class Healer:
     def _afresh(self, phases: StartView, *, shrinks: bool) -> None:
         """Fresh engines; those that cannot be started are waited for, or left out."""
         deadline = math.inf  # a scheduler's queue has a bound of its own
-        places = self._crew.engines.places.numbers
+        places = self._worker_group.engines.places.numbers
         for tries in itertools.count(1):
             try:
-                self._crew.restart(phases, places, in_haste=True, waits=not shrinks)
+                self._worker_group.restart(phases, places, in_haste=True, waits=not shrinks)
             except (StartError, WorkerError):
-                dead = self._crew.engines.dead()
+                dead = self._worker_group.engines.dead()
                 deadline = min(deadline, time.monotonic() + self._wait_s)
                 if not dead or time.monotonic() > deadline:
                     raise
@@ -136,11 +136,11 @@ class Healer:
                 phases.run("left out", functools.partial(_named, dead))
 
     def _replay(self, entries: Sequence[Entry]) -> str:
-        self._crew.seed()  # ranks that stayed have drawn since
+        self._worker_group.seed()  # ranks that stayed have drawn since
         for entry in entries:
-            ranks = [rank for rank in entry.ranks if rank < self._crew.world_size]
+            ranks = [rank for rank in entry.ranks if rank < self._worker_group.world_size]
             if entry.request is None:
-                self._crew.engines.apply(transfer.put, entry.payload, ranks=ranks)
+                self._worker_group.engines.apply(transfer.put, entry.payload, ranks=ranks)
             elif ranks:
                 self._run(entry.request, ranks)
         return " ".join(entry.place for entry in entries)

@@ -1,34 +1,34 @@
-"""How often a run was healed, and what came of it."""
+"""How often a run was recovered, and what came of it."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.records import Heal
+from nbdist.records import RecoveryRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nbdist.cluster.handover import EstateFile
+    from nbdist.cluster.handover import HandoverFile
     from nbdist.errors import RanksLostError
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.recorder import Recorder
-    from nbdist.execution.resume import Former
-    from nbdist.records import CellUnderWay, Opened
+    from nbdist.execution.resume import ResumedRun
+    from nbdist.records import Opened, RunningCell
     from nbdist.views.run.cell_output import View
 
 _HOUR_S = 3600.0
 
 
-class Heals:
-    """Counts the heals of one run, and tells of them.
+class RecoveryLog:
+    """Counts the recoveries of one run, and tells of them.
 
     Args:
         recorder: keeps the run's result.
         live: keeps the run.
         view: shows it.
-        estate: is told what is saved.
+        handover: is told what is saved.
         most: in an hour.
         pids: of all ranks, as they are by then.
 
@@ -42,7 +42,7 @@ class Heals:
         recorder: Recorder,
         live: LiveRun,
         view: View,
-        estate: EstateFile,
+        handover: HandoverFile,
         most: int,
         pids: Callable[[], Mapping[int, int]],
     ) -> None:
@@ -52,7 +52,7 @@ class Heals:
         self._recorder = recorder
         self._live = live
         self._view = view
-        self._estate = estate
+        self._handover = handover
         self._most = most
         self._pids = pids
         self._workers = len(pids())
@@ -60,16 +60,16 @@ class Heals:
         self._at: list[float] = []
         self._lost: RanksLostError | None = None
 
-    def take_over(self, cell: CellUnderWay, former: Former) -> None:
+    def take_over(self, cell: RunningCell, resumed: ResumedRun) -> None:
         """Go on with the account of another process."""
         self.saved, self.has_opened = cell.saved, bool(cell.saved)
-        self._began = time.monotonic() - former.age_s
-        self._at = [self._began + heal.time_s for heal in former.heals]
+        self._began = time.monotonic() - resumed.age_s
+        self._at = [self._began + recovery.time_s for recovery in resumed.recoveries]
 
     def begin(self, lost: RanksLostError) -> None:
         """These ranks are about to be replaced."""
-        self._live.healing(lost.reason)
-        self._view.healing(lost.reason)
+        self._live.recovering(lost.reason)
+        self._view.recovering(lost.reason)
 
     def begin_steps(self) -> float:
         """Ranks are about to begin, or to begin again: from how many seconds on they count."""
@@ -80,12 +80,12 @@ class Heals:
         return self._resumed_s
 
     def may_begin(self, lost: RanksLostError) -> bool:
-        """Whether this loss is healed, which is counted."""
+        """Count this loss. Returns False if it is one too many for a recovery."""
         now = time.monotonic()
         self._at = [*(at for at in self._at if now - at < _HOUR_S), now]
         if len(self._at) > self._most:
             if self._most:
-                lost.add_note(f"It was healed {self._most} times within an hour (--max-heals)")
+                lost.add_note(f"It was recovered {self._most} times within an hour (--max-heals)")
             return False
         self._lost = lost
         return True
@@ -95,11 +95,11 @@ class Heals:
         self.has_opened = True
         if self.saved != opened.names:  # all ranks say the same
             self.saved = opened.names
-            self._estate.opened(opened.names)
+            self._handover.opened(opened.names)
         if self._lost is not None:
             lost, self._lost = self._lost, None
             pids = self._pids()
-            heal = Heal(
+            recovery = RecoveryRecord(
                 time_s=self._resumed_s,
                 ranks=lost.ranks,
                 reason=lost.reason,
@@ -108,6 +108,6 @@ class Heals:
                 workers=len(pids) if len(pids) < self._workers else 0,
             )
             self._workers = len(pids)
-            self._recorder.healed(heal)
-            self._live.healed(heal, pids)
-            self._view.healed(heal)
+            self._recorder.recovered(recovery)
+            self._live.recovered(recovery, pids)
+            self._view.recovered(recovery)

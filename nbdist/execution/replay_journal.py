@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.execution.result import Run
-    from nbdist.records import CellRequest, CellUnderWay, StepRequest
+    from nbdist.records import CellRequest, RunningCell, StepRequest
     from nbdist.utils.files import LateFiles
 
 
@@ -45,7 +45,7 @@ class Journal:
             if len(entry.ranks) >= before:  # there may have been more before that
                 self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
 
-    def add_cell(self, cell: CellUnderWay | None, run: Run, failed: bool) -> None:
+    def add_cell(self, cell: RunningCell | None, run: Run, failed: bool) -> None:
         """A cell ran, to its end or until it failed or was interrupted; plans change nothing."""
         if cell is None or cell.request.is_plan:
             return

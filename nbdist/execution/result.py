@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from nbdist.records import Checked, Compiled, Heal, Metrics, MimeBundle, Note, Plan, StepBegun
+    from nbdist.records import (
+        Checked,
+        Compiled,
+        Metrics,
+        MimeBundle,
+        Note,
+        Plan,
+        RecoveryRecord,
+        StepBegun,
+    )
     from nbdist.telemetry.history import Reports
 
 
@@ -35,7 +44,7 @@ class Summary:
         replicas: how many shared a batch; 0 where the cell was no step.
         batch: samples in the first global batch; 0 where the cell was no step.
         compilations: how often the step was compiled.
-        heals: how often ranks were lost, and the run went on.
+        recoveries: how often ranks were lost, and the run went on.
         last: each metric's last value, as `Run.last` has it.
     """
 
@@ -47,7 +56,7 @@ class Summary:
     replicas: int
     batch: int
     compilations: int
-    heals: int
+    recoveries: int
     last: Mapping[str, float]
 
     def __repr__(self) -> str:
@@ -61,8 +70,8 @@ class Summary:
         if self.step_s:
             parts.append(f"{1000 * self.step_s:.3g} ms a step")
         parts.append(f"{self.seconds:.1f} s")
-        if self.heals:
-            parts.append(f"healed {formatting.times(self.heals)}")
+        if self.recoveries:
+            parts.append(f"recovered {formatting.times(self.recoveries)}")
         parts += [f"{name} {value:.4g}" for name, value in self.last.items()]
         return ", ".join(parts)
 
@@ -78,8 +87,8 @@ class Run:
         begun: how a step cell was split; None for other cells.
         checked: what `--check` found, if it was asked for.
         notes: what was worth a line.
-        heals: how often ranks were lost; what was reported before of later steps is void, and is
-            in nothing but `reports`.
+        recoveries: how often ranks were lost; what was reported before of later steps is void, and
+            is in nothing but `reports`.
         plan: how a step under pjrt was laid out; None for other cells.
         compiled: what XLA says of it, once compiled for the first kind of batch.
     """
@@ -90,7 +99,7 @@ class Run:
     begun: StepBegun | None = None
     checked: Checked | None = None
     notes: tuple[Note, ...] = ()
-    heals: tuple[Heal, ...] = ()
+    recoveries: tuple[RecoveryRecord, ...] = ()
     plan: Plan | None = None
     compiled: Compiled | None = None
 
@@ -100,17 +109,17 @@ class Run:
         found: list[Metrics] = []
         for report in self.reports:
             found += report.unpacked() if isinstance(report, Rows) else (report,)
-        if not self.heals:
+        if not self.recoveries:
             return tuple(found)
-        from nbdist.telemetry.superseded import without_void
+        from nbdist.telemetry.superseded import without_superseded
 
-        return without_void(found, self.heals)
+        return without_superseded(found, self.recoveries)
 
     @cached_property
     def _arrays(self) -> Reports:
         from nbdist.telemetry.history import Reports
 
-        return Reports.of(self.reports, self.heals)
+        return Reports.of(self.reports, self.recoveries)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,8 +143,8 @@ class Run:
         """
         self._require(name)
         own: dict[int, float] = {}
-        # Of a run that was not healed all reports hold: few have to be unpacked.
-        for report in reversed(self.metrics if self.heals else self.reports):
+        # Of a run that was not recovered all reports hold: few have to be unpacked.
+        for report in reversed(self.metrics if self.recoveries else self.reports):
             latest = report.last() if isinstance(report, Rows) else report
             if name in latest.shared:
                 return latest.shared[name]
@@ -164,7 +173,7 @@ class Run:
             KeyError: none was reported.
         """
         self._require("loss")
-        if any(heal.workers for heal in self.heals):
+        if any(recovery.workers for recovery in self.recoveries):
             from nbdist.views.run.chart import mean_of_ranks
 
             return mean_of_ranks(self.history["loss"])
@@ -194,7 +203,7 @@ class Run:
             replicas=begun.replicas if begun else 0,
             batch=begun.batch if begun else 0,
             compilations=1 + len(anew) if begun else 0,
-            heals=len(self.heals),
+            recoveries=len(self.recoveries),
             last={name: self.last(name) for name in self.names},
         )
 
@@ -210,8 +219,8 @@ class Run:
         """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
         from nbdist.views.run.chart import marks, run_bundle
 
-        healed = marks(self._arrays.healed_after(), self.heals)
-        return run_bundle(self.history, repr(self), str(self.summary), healed)
+        recovered = marks(self._arrays.recovered_after(), self.recoveries)
+        return run_bundle(self.history, repr(self), str(self.summary), recovered)
 
 
 def require_pandas() -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.execution.live_run import KeptLiveRun
-from nbdist.execution.null_run import UnkeptRun
+from nbdist.execution.live_run import StoredLiveRun
+from nbdist.execution.null_run import NullRun
 from nbdist.execution.result import Run
-from nbdist.execution.saved_runs import PastRun, step_begun
+from nbdist.execution.saved_runs import SavedRun, step_begun
 from nbdist.records import PLACE, FitBegun, Rows, StepBegun
 from nbdist.telemetry.frontend_request import this_request
 from nbdist.telemetry.run_reader import find
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nbdist.execution.live_run import LiveRun
-    from nbdist.records import CellUnderWay, Heal, RunState, Table
+    from nbdist.records import RecoveryRecord, RunningCell, RunState, Table
     from nbdist.settings import Settings
-    from nbdist.telemetry.run_reader import KeptRun
+    from nbdist.telemetry.run_reader import StoredRun
 
 _STEP = PLACE.index("step")
 
 
 @dataclass(frozen=True)
-class Former:
+class ResumedRun:
     """What was kept of a run.
 
     Attributes:
@@ -43,7 +43,7 @@ class Former:
         begun: how its steps are, if it has any.
         stopping: its end had been asked for.
         age_s: for how long it has run.
-        heals: how often it had lost ranks.
+        recoveries: how often it had lost ranks.
     """
 
     live: LiveRun
@@ -51,10 +51,10 @@ class Former:
     begun: StepBegun | FitBegun | None = None
     stopping: bool = False
     age_s: float = 0.0
-    heals: tuple[Heal, ...] = ()
+    recoveries: tuple[RecoveryRecord, ...] = ()
 
 
-def reopen(cell: CellUnderWay, settings: Settings) -> Former:
+def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
     """Go on keeping a run.
 
     Args:
@@ -62,7 +62,7 @@ def reopen(cell: CellUnderWay, settings: Settings) -> Former:
         settings: how many runs are kept.
     """
     if not cell.run:
-        return Former(UnkeptRun("this run is not kept"))
+        return ResumedRun(NullRun("this run is not kept"))
     try:
         kept = find(Path(cell.runs), cell.run)
         state, tables = kept.written_state(), kept.tables()
@@ -72,13 +72,13 @@ def reopen(cell: CellUnderWay, settings: Settings) -> Former:
         directory = RunDirectory(kept.path, state, tables)
         directory.update(writer=this_process(), **place)
     except (UsageError, OSError, msgspec.DecodeError) as error:
-        return Former(UnkeptRun(f"this run is not kept any more: {error}"))
-    live = KeptLiveRun(directory, settings.kept_runs, reported=bool(tables or state.replicas))
+        return ResumedRun(NullRun(f"this run is not kept any more: {error}"))
+    live = StoredLiveRun(directory, settings.kept_runs, reported=bool(tables or state.replicas))
     stopping, age_s = state.status == "stopping", time.time() - state.began
-    return Former(live, reports, _begun(state), stopping, age_s, state.heals)
+    return ResumedRun(live, reports, _begun(state), stopping, age_s, state.recoveries)
 
 
-def _rows(kept: KeptRun, table: Table) -> Iterator[Rows]:
+def _rows(kept: StoredRun, table: Table) -> Iterator[Rows]:
     """The rows of a table: ranks apart, and steps from epochs."""
     array = kept.array(table)
     for rank in sorted({int(rank) for rank in array[:, 0]}):
@@ -98,11 +98,11 @@ def _begun(state: RunState) -> StepBegun | FitBegun | None:
     return step_begun(state)
 
 
-def run_of(cell: CellUnderWay | None) -> Run:
+def run_of(cell: RunningCell | None) -> Run:
     """A cell that has ended, as it was kept."""
     if cell is None or not cell.run:
         return Run(0)
     try:
-        return PastRun(find(Path(cell.runs), cell.run)).run
+        return SavedRun(find(Path(cell.runs), cell.run)).run
     except (UsageError, OSError, msgspec.DecodeError):
         return Run(cell.request.number)

@@ -1,4 +1,4 @@
-"""Runs cells on a crew, and heals a run that has lost ranks."""
+"""Runs cells on a worker group, and recovers a run that has lost ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from nbdist.cluster.takeover import controllers_of, of_crew
+from nbdist.cluster.takeover import controllers_of, of_worker_group
 from nbdist.errors import (
     LeftError,
     NbdistError,
@@ -18,15 +18,15 @@ from nbdist.errors import (
     StartError,
     WorkerError,
 )
-from nbdist.execution.context import Task
-from nbdist.execution.monitor import CellWatch
-from nbdist.execution.null_run import UnkeptRun
+from nbdist.execution.context import RunContext
+from nbdist.execution.monitor import CellMonitor
+from nbdist.execution.null_run import NullRun
 from nbdist.execution.recorder import Recorder
-from nbdist.execution.recovery import Healer
-from nbdist.execution.recovery_log import Heals
+from nbdist.execution.recovery import Recovery
+from nbdist.execution.recovery_log import RecoveryLog
 from nbdist.execution.result import Run
 from nbdist.execution.rng_alignment import Alignment
-from nbdist.records import CellUnderWay
+from nbdist.records import RunningCell
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
 from nbdist.views.run.null_output import SilentView
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from nbdist.cells.dependencies import Entry
-    from nbdist.cluster.handover import EstateFile
-    from nbdist.cluster.worker_group import Crew
+    from nbdist.cluster.handover import HandoverFile
+    from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.replay_journal import Journal
-    from nbdist.execution.resume import Former
-    from nbdist.records import CellRequest, Speech
+    from nbdist.execution.resume import ResumedRun
+    from nbdist.records import AnyEvent, CellRequest
     from nbdist.settings import Settings
     from nbdist.views.cluster.start_progress import StartView
     from nbdist.views.run.cell_output import View
@@ -56,9 +56,9 @@ class Runner:
     """Runs cells, one at a time.
 
     Args:
-        crew: who runs them.
+        worker_group: who runs them.
         journal: what was done to them before.
-        estate: keeps what another process needs that comes in the place of this one.
+        handover: keeps what another process needs that comes in the place of this one.
         settings: the bounds on waiting.
 
     Attributes:
@@ -68,29 +68,35 @@ class Runner:
     """
 
     def __init__(
-        self, crew: Crew, journal: Journal, estate: EstateFile, settings: Settings
+        self,
+        worker_group: WorkerGroup,
+        journal: Journal,
+        handover: HandoverFile,
+        settings: Settings,
     ) -> None:
-        self.number = estate.estate.cells
+        self.number = handover.handover.cells
         self.last_run = Run(0)
-        self._crew = crew
+        self._worker_group = worker_group
         self._journal = journal
-        self._estate = estate
+        self._handover = handover
         self._settings = settings
-        self._healer = Healer(crew, journal, estate, self._run_again, settings.replace_wait_s)
-        self._watches: tuple[CellWatch, ...] = ()
+        self._recovery = Recovery(
+            worker_group, journal, handover, self._run_again, settings.replace_wait_s
+        )
+        self._watches: tuple[CellMonitor, ...] = ()
         self._alignment = Alignment()
         self.stuck: list[int] = []
 
     @property
     def is_halfway(self) -> bool:
-        """Whether the workers are as a heal has left them that was broken off."""
-        return self._estate.estate.loss is not None
+        """Whether the workers are as a recovery has left them that was broken off."""
+        return self._handover.handover.loss is not None
 
     def refuse_unready(self, ranks: Sequence[int]) -> None:
         """Raises WorkerError where one of these ranks is dead, or can take no cell."""
         if self.is_halfway:
             raise WorkerError(f"the workers are not whole: {_HALFWAY}")
-        self._crew.engines.refuse_dead(ranks)
+        self._worker_group.engines.refuse_dead(ranks)
         busy = [rank for rank in ranks if rank in self.busy()]
         if busy:
             raise WorkerError(
@@ -100,23 +106,23 @@ class Runner:
 
     def settle(self) -> None:
         """Ranks that are left in a cell of before end it; collectives out of step are found."""
-        for watch in self._watches:
-            watch.end_again()
+        for monitor in self._watches:
+            monitor.end_again()
         if not self.gone():
-            self._crew.collectives.check()
+            self._worker_group.collectives.check()
 
     def busy(self) -> frozenset[int]:
         """The ranks that are in a cell."""
-        return frozenset().union(*(frozenset(watch.running) for watch in self._watches))
+        return frozenset().union(*(frozenset(monitor.running) for monitor in self._watches))
 
     def gone(self) -> list[int]:
         """The ranks that are dead, or stuck in a cell of before."""
-        return sorted({*self._crew.engines.dead(), *self.busy()})
+        return sorted({*self._worker_group.engines.dead(), *self.busy()})
 
-    def hear(self, record: Speech) -> None:
+    def hear(self, record: AnyEvent) -> None:
         """On the receiver's thread: tell whoever follows a cell."""
-        for watch in self._watches:
-            watch.hear(record)
+        for monitor in self._watches:
+            monitor.hear(record)
 
     def forget(self) -> None:
         """The engines are others: nobody is in a cell any more."""
@@ -129,7 +135,7 @@ class Runner:
 
     def _needed(self, request: CellRequest) -> list[Entry]:
         saved = names_in(Path(request.saving.folder)) if request.saving else ()
-        return self._journal.needed(request, saved, self._crew.world_size)
+        return self._journal.needed(request, saved, self._worker_group.world_size)
 
     def make_again(self, request: CellRequest, phases: StartView) -> None:
         """Have fresh workers do what a run needs that goes on from its checkpoints.
@@ -137,12 +143,10 @@ class Runner:
         Raises:
             ReplayError: something cannot be done again.
         """
-        self._healer.make_again(phases, self._needed(request))
+        self._recovery.make_again(phases, self._needed(request))
 
-    def run(
-        self, cell: CellUnderWay, view: View, live: LiveRun, host_of: Mapping[int, str]
-    ) -> None:
-        """Run a cell to its end, however often it has to be healed for that.
+    def run(self, cell: RunningCell, view: View, live: LiveRun, host_of: Mapping[int, str]) -> None:
+        """Run a cell to its end, however often it has to be recovered for that.
 
         Args:
             cell: what is run; its number is set here.
@@ -155,32 +159,34 @@ class Runner:
             LeftError: it goes on, and another process follows it.
         """
         recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
-        heals = Heals(recorder, live, view, self._estate, cell.options.max_heals, self._pids)
+        recoveries = RecoveryLog(
+            recorder, live, view, self._handover, cell.options.max_heals, self._pids
+        )
         saving = cell.request.saving
         if saving is not None and saving.resume:
-            heals.saved = names_in(Path(saving.folder))
-            self._estate.opened(heals.saved)
-        task = Task(cell, view, live, host_of, recorder, heals)
-        watch = self._watch(task)
-        sending = self._sending(task, watch, cell.request)
+            recoveries.saved = names_in(Path(saving.folder))
+            self._handover.opened(recoveries.saved)
+        context = RunContext(cell, view, live, host_of, recorder, recoveries)
+        monitor = self._new_monitor(context)
+        sending = self._sending(context, monitor, cell.request)
 
         def send() -> None:
-            self._require_names(cell.request, heals.saved)
+            self._require_names(cell.request, recoveries.saved)
             sending()
 
-        self._finish(task, watch, self._losing() or send)
+        self._finish(context, monitor, self._losing() or send)
         source = cell.request.source
         if "keras" in source and "KERAS_BACKEND" not in source:
-            self._crew.use_keras()
+            self._worker_group.use_keras()
 
     def expect(
-        self, cell: CellUnderWay, former: Former, view: View, host_of: Mapping[int, str]
+        self, cell: RunningCell, resumed: ResumedRun, view: View, host_of: Mapping[int, str]
     ) -> Callable[[], None]:
         """The ranks are in a cell that another process has sent: what they say counts from here.
 
         Args:
             cell: which.
-            former: what was kept of it.
+            resumed: what was kept of it.
             view: shows what the ranks say.
             host_of: the host of each rank that runs it.
 
@@ -188,27 +194,29 @@ class Runner:
             What follows it to its end; it raises as `run` does.
         """
         recorder = Recorder(cell.request.number, is_step=cell.request.step is not None)
-        heals = Heals(recorder, former.live, view, self._estate, cell.options.max_heals, self._pids)
-        for heal in former.heals:
-            recorder.healed(heal)
-        heals.take_over(cell, former)
-        task = Task(cell, view, former.live, host_of, recorder, heals)
+        recoveries = RecoveryLog(
+            recorder, resumed.live, view, self._handover, cell.options.max_heals, self._pids
+        )
+        for recovery in resumed.recoveries:
+            recorder.recovered(recovery)
+        recoveries.take_over(cell, resumed)
+        context = RunContext(cell, view, resumed.live, host_of, recorder, recoveries)
         self.number = cell.request.number - 1
-        watch = self._watch(task)
+        monitor = self._new_monitor(context)
         losing = self._losing()
-        watch.expect(cell.request, former, () if losing else host_of)
-        if former.begun is not None:
-            view.resume(former.begun)
+        monitor.expect(cell.request, resumed, () if losing else host_of)
+        if resumed.begun is not None:
+            view.resume(resumed.begun)
 
         def resume() -> None:
-            send = self._crew.dispatcher.send
-            watch.resume(cell.request, send, stopping=former.stopping)
+            send = self._worker_group.dispatcher.send
+            monitor.resume(cell.request, send, stopping=resumed.stopping)
 
-        return lambda: self._finish(task, watch, losing or resume)
+        return lambda: self._finish(context, monitor, losing or resume)
 
     def _losing(self) -> Callable[[], None] | None:
-        """What says that a heal was not brought to its end, and so begins it anew, if it is so."""
-        loss = self._estate.estate.loss
+        """Return a call that restarts an interrupted recovery, or None."""
+        loss = self._handover.handover.loss
         if loss is None:
             return None
 
@@ -217,67 +225,73 @@ class Runner:
 
         return lose
 
-    def _finish(self, task: Task, watch: CellWatch, follow: Callable[[], None]) -> None:
-        request, left = task.cell.request, False
+    def _finish(
+        self, context: RunContext, monitor: CellMonitor, follow: Callable[[], None]
+    ) -> None:
+        request, left = context.cell.request, False
         try:
             while True:
                 try:
                     follow()
                 except (RanksLostError, PreemptedError) as ended:
                     lost = self._lost(ended, request)
-                    watch.fail(lost)
-                    request = self._healed(request, lost, task, watch)
-                    self._estate.update(**controllers_of(self._crew))
-                    task = self._shrunk(task)
-                    watch = self._watch(task)
-                    follow = self._sending(task, watch, request)
+                    monitor.fail(lost)
+                    request = self._recovered(request, lost, context, monitor)
+                    self._handover.update(**controllers_of(self._worker_group))
+                    context = self._shrunk(context)
+                    monitor = self._new_monitor(context)
+                    follow = self._sending(context, monitor, request)
                 else:
                     return
         except LeftError:
             left = True
             raise
         except KeyboardInterrupt:
-            stuck = watch.interrupted()
+            stuck = monitor.interrupted()
             if self.is_halfway:
-                task.view.say(f"interrupted while workers were replaced: {_HALFWAY}")
+                context.view.say(f"interrupted while workers were replaced: {_HALFWAY}")
             elif stuck:
                 self.stuck = stuck
                 named = formatting.ranks(self.stuck)
-                task.view.say(f"rank {named} heeds nothing: it is killed, and all workers are new")
+                context.view.say(
+                    f"rank {named} heeds nothing: it is killed, and all workers are new"
+                )
             raise
         finally:
             with interrupt_held():
-                self.last_run = task.recorder.run()
-                self._alignment.note(watch.ends)
+                self.last_run = context.recorder.run()
+                self._alignment.note(monitor.ends)
                 if left:
-                    self._crew.close_sockets()
-                    watch.leave()
+                    self._worker_group.close_sockets()
+                    monitor.leave()
                 else:
-                    self._close(task, watch)
+                    self._close(context, monitor)
 
-    def _close(self, task: Task, watch: CellWatch) -> None:
-        said = task.live.end(*watch.how_it_ended())
+    def _close(self, context: RunContext, monitor: CellMonitor) -> None:
+        said = context.live.end(*monitor.how_it_ended())
         try:
-            task.view.close(self.last_run._repr_mimebundle_, said)
+            context.view.close(self.last_run._repr_mimebundle_, said)
         finally:
-            task.live.close()
+            context.live.close()
 
-    def _sending(self, task: Task, watch: CellWatch, request: CellRequest) -> Callable[[], None]:
+    def _sending(
+        self, context: RunContext, monitor: CellMonitor, request: CellRequest
+    ) -> Callable[[], None]:
         """What sends the cell, with the number that is the watch's, and follows it."""
-        states, said = self._alignment.due(task.cell.ranks, self._crew.world_size)
+        states, said = self._alignment.due(context.cell.ranks, self._worker_group.world_size)
         sent = structs.replace(request, number=self.number, generators=states)
 
         def follow() -> None:
             self._require_all(request)
             if said and request.options.seed is None:
-                task.view.say(said)
-            self._estate.sent(sent, **of_crew(self._crew))
-            if task.cell.detached:
-                self._crew.detach(on=True)
+                context.view.say(said)
+            self._handover.sent(sent, **of_worker_group(self._worker_group))
+            if context.cell.detached:
+                self._worker_group.detach(on=True)
             if sent.saving is not None:
-                self._crew.warm_spares(_READS_CHECKPOINTS)
-            now = structs.replace(sent, seconds=task.heals.begin_steps())
-            watch.follow(now, self._crew.dispatcher.send)
+                self._worker_group.warm_spares(_READS_CHECKPOINTS)
+            now = structs.replace(sent, seconds=context.recoveries.begin_steps())
+            monitor.follow(now, self._worker_group.dispatcher.send)
 
         return follow
 
@@ -286,7 +300,7 @@ class Runner:
         if request.saving is None:
             return
         lost = self.gone()
-        if lost or request.strategy in self._crew.collectives.broken:
+        if lost or request.strategy in self._worker_group.collectives.broken:
             named = f"rank {formatting.ranks(lost)} died" if lost else "collectives are broken"
             raise RanksLostError(lost, named, ": type %dist_restart for new workers")
 
@@ -295,22 +309,22 @@ class Runner:
 
         A step that failed may have taken its arrays along.
         """
-        if not saved or self.gone() or not self._crew.engines.can_restart():
+        if not saved or self.gone() or not self._worker_group.engines.can_restart():
             return
         try:
-            lacking = self._crew.engines.apply(transfer.missing, saved)
+            lacking = self._worker_group.engines.apply(transfer.missing, saved)
         except WorkerError:  # who died meanwhile is found next
             return
         gone = sorted({*itertools.chain(*lacking)})
-        if gone and self._healer.can_make(gone, request, saved):
+        if gone and self._recovery.can_make(gone, request, saved):
             names = ", ".join(f"`{name}`" for name in gone)
             raise RanksLostError((), f"{names} went with a step that failed")
 
-    def _watch(self, task: Task) -> CellWatch:
+    def _new_monitor(self, context: RunContext) -> CellMonitor:
         self.number += 1
-        watch = CellWatch(self.number, task, self._crew, self._settings)
-        self._watches = (*(w for w in self._watches if w.running), watch)
-        return watch
+        monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
+        self._watches = (*(w for w in self._watches if w.running), monitor)
+        return monitor
 
     def _lost(self, ended: RanksLostError | PreemptedError, request: CellRequest) -> RanksLostError:
         """Ranks that were told to end are lost where a scheduler gives their hosts once more.
@@ -320,57 +334,61 @@ class Runner:
         """
         if isinstance(ended, RanksLostError):
             return ended
-        if request.saving is None or not self._crew.engines.places.are_given_again(ended.ranks):
+        if request.saving is None or not self._worker_group.engines.places.are_given_again(
+            ended.ranks
+        ):
             raise ended
         named = f"rank {formatting.ranks(ended.ranks)} was told to end, and its job is queued again"
         return RanksLostError(ended.ranks, named, ": type %dist_restart for new workers")
 
-    def _healed(
-        self, request: CellRequest, lost: RanksLostError, task: Task, watch: CellWatch
+    def _recovered(
+        self, request: CellRequest, lost: RanksLostError, context: RunContext, monitor: CellMonitor
     ) -> CellRequest:
         """What is to be run instead, by ranks that are all there again.
 
         Raises:
-            RanksLostError: it may not be healed, or cannot.
+            RanksLostError: it may not be recovered, or cannot.
             LeftError: another process begins it anew.
         """
-        heals = task.heals
+        recoveries = context.recoveries
         while True:
-            if request.saving is None or not heals.may_begin(lost):
+            if request.saving is None or not recoveries.may_begin(lost):
                 raise lost
             self._watches = ()
-            heals.begin(lost)
+            recoveries.begin(lost)
             try:
-                self._healer.heal(lost, request, heals.saved)
+                self._recovery.recover(lost, request, recoveries.saved)
                 self._alignment.forget()
                 break
             except LeftError:
                 raise
             except KeyboardInterrupt:
-                if watch.kernel_ends():
+                if monitor.kernel_ends():
                     raise LeftError from None
                 raise
             except NbdistError as error:
-                dead = self._crew.engines.dead()
+                dead = self._worker_group.engines.dead()
                 if not dead or isinstance(error, (ReplayError, StartError)):
-                    lost.add_note(f"It could not be healed: {error}")
+                    lost.add_note(f"It could not be recovered: {error}")
                     raise lost from error
-                named = f"rank {formatting.ranks(dead)} died while it was healed"
+                named = f"rank {formatting.ranks(dead)} died while it was recovered"
                 lost = RanksLostError(dead, named, ": type %dist_restart for new workers")
-        saving = structs.replace(request.saving, resume=request.saving.resume or heals.has_opened)
+        saving = structs.replace(
+            request.saving, resume=request.saving.resume or recoveries.has_opened
+        )
         return request.with_options(saving=saving)
 
-    def _shrunk(self, task: Task) -> Task:
+    def _shrunk(self, context: RunContext) -> RunContext:
         """With the ranks that there are now, where they are fewer."""
-        if self._crew.world_size == len(task.host_of):
-            return task
-        host_of = {rank: hello.host for rank, hello in self._crew.hellos.items()}
-        self._estate.shrunk(tuple(host_of))
-        task.view.shrink(host_of)
-        return task._replace(host_of=host_of)
+        if self._worker_group.world_size == len(context.host_of):
+            return context
+        host_of = {rank: hello.host for rank, hello in self._worker_group.hellos.items()}
+        self._handover.shrunk(tuple(host_of))
+        context.view.shrink(host_of)
+        return context._replace(host_of=host_of)
 
     def _pids(self) -> dict[int, int]:
-        return {rank: hello.pid for rank, hello in self._crew.hellos.items()}
+        return {rank: hello.pid for rank, hello in self._worker_group.hellos.items()}
 
     def _run_again(self, request: CellRequest, ranks: Sequence[int]) -> None:
         """A cell of before, for the names that it binds; nothing of it is shown.
@@ -381,12 +399,12 @@ class Runner:
         self.number += 1
         request = request.with_options(saving=None, detach=False, hang_after_s=0.0)
         again = structs.replace(request, number=self.number, replays=True)
-        cell = CellUnderWay(request=again, ranks=tuple(ranks))
-        view, live = SilentView(), UnkeptRun("")
+        cell = RunningCell(request=again, ranks=tuple(ranks))
+        view, live = SilentView(), NullRun("")
         recorder = Recorder(self.number, is_step=False)
-        heals = Heals(recorder, live, view, self._estate, 0, self._pids)
-        hosts = {rank: self._crew.hellos[rank].host for rank in ranks}
-        task = Task(cell, view, live, hosts, recorder, heals)
-        watch = CellWatch(self.number, task, self._crew, self._settings)
-        self._watches = (watch,)
-        watch.follow(again, self._crew.dispatcher.send)
+        recoveries = RecoveryLog(recorder, live, view, self._handover, 0, self._pids)
+        hosts = {rank: self._worker_group.hellos[rank].host for rank in ranks}
+        context = RunContext(cell, view, live, hosts, recorder, recoveries)
+        monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
+        self._watches = (monitor,)
+        monitor.follow(again, self._worker_group.dispatcher.send)

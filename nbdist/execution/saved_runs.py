@@ -30,7 +30,7 @@ _ROWS_OF_THE_END = 4096
 
 def runs() -> Runs:
     """The runs that were kept, newest first; also those that are under way."""
-    return Runs([PastRun(run) for run in run_reader.kept(Settings.from_environment().runs_path)])
+    return Runs([SavedRun(run) for run in run_reader.kept(Settings.from_environment().runs_path)])
 
 
 def step_begun(state: RunState) -> StepBegun | None:
@@ -50,7 +50,7 @@ def step_begun(state: RunState) -> StepBegun | None:
     )
 
 
-class PastRun:
+class SavedRun:
     """A run as it was kept; one that is under way has what there is until now.
 
     Every property reads the disk anew, and raises `OSError` where the run was deleted.
@@ -59,7 +59,7 @@ class PastRun:
         id: names it.
     """
 
-    def __init__(self, run: run_reader.KeptRun) -> None:
+    def __init__(self, run: run_reader.StoredRun) -> None:
         self._kept = run
         self.id = run.id
 
@@ -72,7 +72,9 @@ class PastRun:
     def run(self) -> Run:
         """What `Cluster.run` returned."""
         state = self.state
-        return Run(state.number, self._metrics(), begun=step_begun(state), heals=state.heals)
+        return Run(
+            state.number, self._metrics(), begun=step_begun(state), recoveries=state.recoveries
+        )
 
     @property
     def history(self) -> dict[str, np.ndarray]:
@@ -121,7 +123,7 @@ class PastRun:
 
     def line(self, position: int) -> RunLine:
         """The run in a line, of its last rows only."""
-        end = Run(0, self._metrics(_ROWS_OF_THE_END), heals=self.state.heals)
+        end = Run(0, self._metrics(_ROWS_OF_THE_END), recoveries=self.state.recoveries)
         steps = max((m.step for m in end.metrics if m.step > 0), default=0)
         loss = end.last("loss") if "loss" in end.names else float("nan")
         return RunLine(position, self.state, steps, loss)
@@ -140,7 +142,7 @@ class PastRun:
         from nbdist.telemetry.history import Reports
 
         tables = ((t.columns, self._kept.array(t)) for t in self._tables())
-        return Reports.of_tables(tables, self.state.heals)
+        return Reports.of_tables(tables, self.state.recoveries)
 
     def _tables(self) -> tuple[Table, ...]:
         """Those of which the history is."""
@@ -158,26 +160,26 @@ class PastRun:
         from nbdist.views.run.chart import marks, run_bundle
 
         text, reports = self.line(0).text, self._reports()
-        healed = marks(reports.healed_after(), reports.heals)
-        bundle, metadata = run_bundle(reports.history(), repr(self), text, healed)
+        recovered = marks(reports.recovered_after(), reports.recoveries)
+        bundle, metadata = run_bundle(reports.history(), repr(self), text, recovered)
         output = RunOutput(id=self.id, text=text, over=self.state.is_over)
         return {RUN_MIME: msgspec.to_builtins(output), **bundle}, metadata
 
 
-class Runs(Sequence[PastRun]):
+class Runs(Sequence[SavedRun]):
     """Runs, newest first; one is had by its position or by its id."""
 
-    def __init__(self, items: Sequence[PastRun]) -> None:
+    def __init__(self, items: Sequence[SavedRun]) -> None:
         self._items = tuple(items)
 
     def __len__(self) -> int:
         return len(self._items)
 
     @overload
-    def __getitem__(self, chosen: int | str) -> PastRun: ...
+    def __getitem__(self, chosen: int | str) -> SavedRun: ...
     @overload
     def __getitem__(self, chosen: slice) -> Runs: ...
-    def __getitem__(self, chosen: int | str | slice) -> PastRun | Runs:
+    def __getitem__(self, chosen: int | str | slice) -> SavedRun | Runs:
         """One run; of a slice, its runs.
 
         Raises:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.execution.failures import stuck_error
-from nbdist.records import StillThere
+from nbdist.records import StatusQuery
 from nbdist.views.run.hangs import hang
 
 if TYPE_CHECKING:
     from nbdist.cluster.engines import Engines
     from nbdist.cluster.heartbeats import Vitals
-    from nbdist.execution.cancellation import Escalation
-    from nbdist.execution.context import Task
+    from nbdist.execution.cancellation import Cancellation
+    from nbdist.execution.context import RunContext
     from nbdist.settings import Settings
 
 
-class Standstill:
+class StallMonitor:
     """Ends a cell that cannot continue.
 
     Args:
         vitals: the signs of life of the ranks.
         ending: ends the cell.
         engines: return the state of a rank's process.
-        task: the cell and its view.
+        context: the cell and its view.
         settings: the time limits.
 
     Attributes:
@@ -33,17 +33,17 @@ class Standstill:
     def __init__(
         self,
         vitals: Vitals,
-        ending: Escalation,
+        ending: Cancellation,
         engines: Engines,
-        task: Task,
+        context: RunContext,
         settings: Settings,
     ) -> None:
         self.has_steps = False
         self._vitals = vitals
         self._ending = ending
         self._engines = engines
-        self._host_of = task.host_of
-        self._say = task.view.say
+        self._host_of = context.host_of
+        self._say = context.view.say
         self._grace_s = settings.cell_grace_s
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class Standstill:
             why = self._engines.why_silent(rank)
             self._say(f"{self.name(rank)} does not respond {self.after(rank)}; {why}")
             if not self._engines.unreachable(rank):  # the cell may not have reached it
-                self._ending.order(StillThere(number=self._ending.number), [rank])
+                self._ending.order(StatusQuery(number=self._ending.number), [rank])
         still_s = self._vitals.still_s()
         if still_s:
             slow = self._ending.computing()

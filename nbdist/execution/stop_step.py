@@ -10,7 +10,7 @@ from nbdist.records import SOON, StopAfter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
 
-    from nbdist.records import Order, Stopping
+    from nbdist.records import Command, Stopping
 
 _LET_GO_ON_S = 0.5
 """How long ranks wait where they would go no farther by themselves."""
@@ -31,7 +31,7 @@ class StopAgreement:
     def __init__(
         self,
         number: int,
-        order: Callable[[Order, Sequence[int]], None],
+        order: Callable[[Command, Sequence[int]], None],
         step: Callable[[int], int],
     ) -> None:
         self._number = number

@@ -56,7 +56,7 @@ class Lie(NamedTuple):
     sequence: bool = False
 
 
-def with_laid_products(
+def with_sharded_products(
     closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], lie: Lie
 ) -> ClosedJaxpr:
     """The same step, which says of its products how they are cut.
@@ -68,10 +68,10 @@ def with_laid_products(
     """
     program = flat(closed)
     model, values = values_of(program, inputs)
-    return ClosedJaxpr(_Laid(model, values, lie).program(program.jaxpr), program.consts)
+    return ClosedJaxpr(_ShardedProducts(model, values, lie).program(program.jaxpr), program.consts)
 
 
-class _Laid:
+class _ShardedProducts:
     """A program with the places of what its products make.
 
     Args:
@@ -157,8 +157,8 @@ class _Laid:
         aval = made.aval
         sharding = jax.NamedSharding(self._mesh, spec)
 
-        def laid(array: Any) -> Any:
+        def sharded(array: Any) -> Any:
             return jax.lax.with_sharding_constraint(array, sharding)
 
-        (eqn,) = jax.make_jaxpr(laid)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).eqns
+        (eqn,) = jax.make_jaxpr(sharded)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).eqns
         return eqn.replace(invars=[made], outvars=[after], source_info=product.source_info)

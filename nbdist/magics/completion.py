@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from nbdist.magics.options import COMMANDS
+from nbdist.magics.options import MAGICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +23,10 @@ def option_matcher() -> Any:
     @context_matcher(identifier="nbdist.options")
     def match(context: CompletionContext) -> dict[str, Any]:
         found = _MAGIC.match(context.line_with_cursor)
-        if found is None or found[1] not in COMMANDS:
+        if found is None or found[1] not in MAGICS:
             return {"completions": []}
         words = re.split(r"\s", context.text_until_cursor.lstrip())
-        completions = list(_complete(COMMANDS[found[1]].options, words))
+        completions = list(_complete(MAGICS[found[1]].options, words))
         return {
             "completions": completions,
             "suppress": bool(completions),

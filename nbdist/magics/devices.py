@@ -115,7 +115,7 @@ class PlacingMagics(Magics):
         show_once(TracePicture(trace, self._viewer(trace)))
 
     def _viewer(self, trace: Trace) -> str:
-        """Where the profiler's files can be seen, or what that takes."""
+        """Return the address of the viewer of the trace, or how to get one."""
         if not trace.ranks:
             return ""
         kept = f"the profiler's files are in {trace.folder}; " if trace.folder else ""

@@ -1,4 +1,4 @@
-"""What the user types: parsed here, done by `session`."""
+"""Magics of a cluster: they parse the line and call `session`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ RUNNING = tuple(option for option in OPTIONS.values() if option.name not in ("on
 
 
 @dataclass(frozen=True)
-class Command:
+class Magic:
     """A magic, as the command reference describes it."""
 
     name: str
@@ -39,7 +39,7 @@ class Command:
     options: tuple[Option, ...]
 
 
-COMMANDS: dict[str, Command] = {}
+MAGICS: dict[str, Magic] = {}
 """All magics with their options, by name, in the order of their definition."""
 
 
@@ -48,7 +48,7 @@ def command(*options: Option) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         name = function.__name__
-        COMMANDS[name] = Command(name, inspect.getdoc(function) or "", options)
+        MAGICS[name] = Magic(name, inspect.getdoc(function) or "", options)
         for option in reversed(options):
             function = as_argument(option)(function)
         return magic_arguments()(function)
@@ -95,7 +95,7 @@ def parse(magic: Callable[..., Any], line: str) -> Namespace:
     try:
         args: Namespace = parse_argstring(magic, line)
     except ParserError as error:
-        own = COMMANDS[magic.__name__].options
+        own = MAGICS[magic.__name__].options
         raise ParserError(f"{error}{_suggestion(str(error), own)}") from None
     for name, value in vars(args).items():
         if isinstance(value, str):

@@ -104,7 +104,7 @@ class PlanMagics(Magics):
         display(picture)
 
     def _newest(self, cluster: Cluster) -> Plan | None:
-        """Of the step that ran last, if that was after the plan that was shown last."""
+        """Return the plan that was run or shown last."""
         run = cluster.last_run
         if self._shown is not None and run is self._shown[1]:
             return self._shown[0]

@@ -1,4 +1,4 @@
-"""The options of `%dist_start`, and what they come to."""
+"""Options of `%dist_start`, `%dist_resize` and `%dist_doctor`, and the hosts that they name."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _batch(args: Namespace) -> Batch | None:
 
 
 def _counted(args: Namespace) -> int:
-    """How many hosts a scheduler is to give.
+    """Return the number of hosts that a scheduler provides.
 
     Raises:
         UsageError: they have names.
@@ -93,12 +93,12 @@ def _counted(args: Namespace) -> int:
 
 
 def names_hosts(args: Namespace) -> bool:
-    """Whether any were typed."""
+    """Return True if the line names hosts, or their number."""
     return bool(args.host or args.number or args.hosts or args.profile)
 
 
 def chosen(args: Namespace) -> tuple[Host, ...]:
-    """The hosts that were typed.
+    """Return the hosts that the options name.
 
     Raises:
         UsageError: nothing, or something else, was typed.

@@ -1,4 +1,4 @@
-"""Whatever a rank says (engine → kernel)."""
+"""Union of all events that a rank sends to the kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbdist.records.events import (
     Where,
 )
 
-Speech = (
+AnyEvent = (
     Output
     | Display
     | Metrics

@@ -1,23 +1,23 @@
-"""What was measured of a function under `@autoplace`, and what was chosen."""
+"""Measurements and decisions of `@autoplace`."""
 
 from __future__ import annotations
 
 from nbdist.records.base import Record
 
 DEFAULT = "default"
-"""The candidate that leaves the call as it is."""
+"""Candidate that does not change the call."""
 
 
 class Timed(Record, frozen=True, kw_only=True):
-    """A place that was measured.
+    """A measured placement.
 
     Attributes:
-        name: `default`, `cpu`, `one device`, `batch 64`.
-        words: where that is.
-        median_s: of a call, the moves of its inputs with it.
-        spread_s: from the first to the third quartile.
-        rounds: how often it was measured.
-        note: why it was not measured as often as the others; else empty.
+        name: `default`, `cpu`, `one device` or `batch 64`.
+        words: description of the placement.
+        median_s: median duration of a call, including transfers of its inputs.
+        spread_s: interquartile range of the duration.
+        rounds: number of measurements.
+        note: reason for fewer measurements than others; else empty.
     """
 
     name: str
@@ -29,25 +29,25 @@ class Timed(Record, frozen=True, kw_only=True):
 
 
 class LeftOut(Record, frozen=True, kw_only=True):
-    """A place that was not measured, and why."""
+    """A placement that was not measured, and the reason."""
 
     name: str
     why: str
 
 
 class Decision(Record, frozen=True, kw_only=True):
-    """Where a function runs for inputs of one kind.
+    """Placement of a function for inputs of one kind.
 
     Attributes:
-        function: its module and name.
-        fingerprint: of the program, its inputs and the hardware: see
+        function: module and name.
+        fingerprint: digest of the program, its inputs and the hardware, see
             `parallel.autoplace.fingerprint`.
-        inputs: in words.
-        chosen: the name of a place.
-        why: in words.
-        made: when, in seconds since 1970.
-        timed: what was measured, `default` first; nothing where there was no choice.
-        left_out: what was not.
+        inputs: description of the inputs.
+        chosen: name of the chosen placement.
+        why: reason.
+        made: time of the decision, in seconds since 1970.
+        timed: measured placements, `default` first; empty without alternatives.
+        left_out: placements that were not measured.
     """
 
     function: str

@@ -1,4 +1,4 @@
-"""The vocabulary of all records, and their base."""
+"""Types and constants that all records share, and their base class."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NoteTopic = Literal["batch", "checkpoint", "compiled", "nan", "starved", "strate
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"
-"""The environment variable that tells an engine its rank."""
+"""Environment variable that contains the rank of an engine."""
 
 BATCH_NAME = "batch"
-"""What a step cell calls the element it is given."""
+"""Name of the batch in a step cell."""
 
 MASK_NAME = "mask"
-"""What a step cell calls the positions of the batch that are not padding."""
+"""Name of the padding mask in a step cell."""
 
 
 MOST_SEED = 2**32 - 1
-"""The largest seed that NumPy accepts."""
+"""Largest seed that NumPy accepts."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A plain frozen record; never sent over the stream by itself."""
+    """A frozen record. Messages contain records; a record is not a message."""

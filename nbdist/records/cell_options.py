@@ -123,7 +123,7 @@ class Saving(Record, frozen=True):
             help="Save the state of the run in this folder during training, also in fit.",
             details="All hosts share the folder. nbdist replaces a worker that is lost, "
             "and the run continues from the newest checkpoint. The run also continues when the "
-            "kernel ends.",
+            "kernel ends. See [reliability](reliability.md).",
         ),
     ]
     every_steps: Annotated[
@@ -216,7 +216,8 @@ class CellOptions(Record, frozen=True):
             details="State is what ranks have in common: parameters, states of optimizers, "
             "learning rates, seeds. nbdist names the rank and the variable that differ. The option "
             "also applies to `fit`. After a plain cell, nbdist compares the replicated arrays "
-            "(pjrt) or mirrored variables (mirrored) that the cell has changed.",
+            "(pjrt) or mirrored variables (mirrored) that the cell has changed. See [comparison "
+            "of replicas](reliability.md#comparison-of-replicas).",
         ),
     ] = 200
     hang_after_s: Annotated[
@@ -227,7 +228,7 @@ class CellOptions(Record, frozen=True):
             default="10x the step time, at least 30 s",
             help="Cancel a step after S seconds without progress.",
             details="Before the first steps have shown how long a step takes, the default is ten "
-            "minutes.",
+            "minutes. See [hangs](reliability.md#hangs).",
         ),
     ] = 0.0
     saving: Saving | None = None

@@ -1,4 +1,4 @@
-"""How a cluster is made, and what it is made of."""
+"""Requests for clusters, and their hosts, sockets and workers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from nbdist.records.topology import Bench
 
 
 class Host(Record, frozen=True):
-    """A host as its user names it, and what is particular to it.
+    """A host and its settings.
 
     Attributes:
-        name: as `ssh` finds it; empty for this machine.
-        user: left to `ssh` where it is empty.
-        port: of its sshd; left to `ssh` where it is 0.
-        devices: GPUs that the engine uses, or virtual CPU devices under JAX; 0 for all there are.
-        python: the program; empty for the one at the same path as here.
-        folder: where the engine works; empty for the same one as here, if there is one.
-        address: to which other hosts connect for collectives; empty for the one where `ssh` found
-            it.
-        env: further environment.
+        name: host name for `ssh`; empty for this machine.
+        user: login name; empty for ssh's default.
+        port: port of sshd; 0 for ssh's default.
+        devices: GPUs of the engine, or virtual CPU devices under JAX; 0 for all.
+        python: interpreter on the host; empty for the path of this machine's.
+        folder: working directory; empty for that of this process, if it exists there.
+        address: address for collectives; empty for the one that `ssh` uses.
+        env: extra environment variables.
     """
 
     name: str = ""
@@ -45,7 +44,7 @@ class Host(Record, frozen=True):
 
     @property
     def key(self) -> str:
-        """Names it among others; empty for this machine."""
+        """Unique name of the host; empty for this machine."""
         if not self.name:
             return ""
         user, port = (f"{self.user}@" if self.user else ""), (f":{self.port}" if self.port else "")
@@ -53,12 +52,12 @@ class Host(Record, frozen=True):
 
 
 class ClusterRequest(Record, frozen=True):
-    """A cluster as asked for.
+    """The request for a cluster.
 
     Attributes:
-        hosts: where each engine is to be.
-        frameworks: what the engines load.
-        batch: who gives the hosts, which have no names of their own; None where they are named.
+        hosts: one for each engine.
+        frameworks: frameworks that the engines load.
+        batch: the scheduler that allocates the hosts; None if the hosts are named.
     """
 
     hosts: tuple[Host, ...]
@@ -131,7 +130,7 @@ class ClusterRequest(Record, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether all engines are on this machine."""
+        """True if all engines are on this machine."""
         return not any(host.name for host in self.hosts)
 
 
@@ -141,7 +140,7 @@ def strategies_of(request: ClusterRequest) -> tuple[StrategyName, ...]:
 
 
 class Phase(Record, frozen=True):
-    """One phase of a start, done after `seconds`."""
+    """A phase of a start. `seconds` is its duration."""
 
     name: str
     seconds: float
@@ -149,19 +148,19 @@ class Phase(Record, frozen=True):
 
 
 class SocketAddress(Record, frozen=True):
-    """A socket of the notebook's that engines connect to; `server_key` is its CURVE key (Z85)."""
+    """Address of a notebook socket for engines. `server_key` is its CURVE key (Z85)."""
 
     url: str
     server_key: bytes
 
 
-class Door(Record, frozen=True):
-    """A socket of the notebook's that can be opened again: engines come back to it.
+class BoundSocket(Record, frozen=True):
+    """A socket of the notebook that another process can bind again; engines reconnect.
 
     Attributes:
-        port: on the loopback interface.
-        public_key: its CURVE key (Z85).
-        secret_key: likewise.
+        port: port on the loopback interface.
+        public_key: CURVE public key (Z85).
+        secret_key: CURVE secret key (Z85).
     """
 
     port: int
@@ -170,12 +169,12 @@ class Door(Record, frozen=True):
 
     @property
     def address(self) -> SocketAddress:
-        """What processes on this machine are told of it."""
+        """Address for processes on this machine."""
         return SocketAddress(url=f"tcp://127.0.0.1:{self.port}", server_key=self.public_key)
 
 
 class WorkerIdentity(Record, frozen=True):
-    """A rank: where it reports to, where its cells come from, the seed of its generators."""
+    """A rank, the sockets for its events and its cells, and the seed of its generators."""
 
     rank: int
     world_size: int
@@ -184,16 +183,16 @@ class WorkerIdentity(Record, frozen=True):
     seed: int = 0
 
 
-class Sowing(Record, frozen=True):
-    """What a seed is to be like.
+class ForkServerRequest(Record, frozen=True):
+    """A request to start a fork server.
 
     Attributes:
-        name: of its folder, which must not be there yet.
-        modules: what it imports before it forks.
-        env: environment added to that of the connection.
-        work: the folder it works in.
-        must_work_there: else, where there is none, it is the user's own.
-        grace_s: how long it waits for another owner.
+        name: name of its folder, which must not exist.
+        modules: modules to import before a fork.
+        env: variables added to the environment of the connection.
+        work: working directory.
+        must_work_there: fail if `work` does not exist. If False, use the home directory.
+        grace_s: seconds to wait for a new owner.
     """
 
     name: str
@@ -204,14 +203,14 @@ class Sowing(Record, frozen=True):
     grace_s: float
 
 
-class Sown(Record, frozen=True):
-    """Where a seed is.
+class ForkServerLocation(Record, frozen=True):
+    """Process, folder and addresses of a fork server.
 
     Attributes:
-        pid: its own.
-        folder: likewise, open to this user only.
-        address: of this host, to which ssh connected; empty where it does not say.
-        from_address: from which it did.
+        pid: process id.
+        folder: its folder, open to this user only.
+        address: address of its host in the ssh connection; empty if unknown.
+        from_address: address of the ssh client; empty if unknown.
     """
 
     pid: int
@@ -220,18 +219,18 @@ class Sown(Record, frozen=True):
     from_address: str
 
 
-class EngineBooks(Record, frozen=True):
-    """What the owner of a cluster knows of its engines.
+class EngineLedger(Record, frozen=True):
+    """Engines of a cluster, as its owner knows them.
 
     Attributes:
-        names: how the seed calls the engine of each rank.
-        ids: what ipyparallel calls it; of a spare, by the place that it says it has.
-        former_ids: of engines that are gone.
-        spares: how the seed calls each spare, by its place.
-        spares_made: how many there have been.
-        places: of the ranks, among those that were asked for.
-        sown: where the seed of each other host is, by the key of that.
-        doors: ports of this machine, beside the controller's, that engines there reach.
+        names: name of each rank's engine at the fork server.
+        ids: ipyparallel's id of each engine, by rank, and of each spare, by place.
+        former_ids: ids of engines that ended.
+        spares: name of each spare at the fork server, by place.
+        spares_made: spares started so far.
+        places: index of each rank's host in the request.
+        locations: fork servers of other hosts, by host key.
+        open_ports: ports of this machine that remote engines use, without the controller's.
     """
 
     names: dict[int, str] = msgspec.field(default_factory=dict)
@@ -240,12 +239,12 @@ class EngineBooks(Record, frozen=True):
     spares: dict[int, str] = msgspec.field(default_factory=dict)
     spares_made: int = 0
     places: tuple[int, ...] = ()
-    sown: dict[str, Sown] = msgspec.field(default_factory=dict)
-    doors: tuple[int, ...] = ()
+    locations: dict[str, ForkServerLocation] = msgspec.field(default_factory=dict)
+    open_ports: tuple[int, ...] = ()
 
 
 class WorkerHello(Record, frozen=True):
-    """The first answer of an engine."""
+    """First answer of an engine."""
 
     rank: int
     host: str
@@ -254,7 +253,7 @@ class WorkerHello(Record, frozen=True):
 
 
 class Device(Record, frozen=True):
-    """A device that a rank drives, as its framework names it."""
+    """A device of a rank, with the framework's name for it."""
 
     platform: str
     kind: str
@@ -263,7 +262,7 @@ class Device(Record, frozen=True):
 
 
 class WorkerState(Record, frozen=True):
-    """A rank, as `%dist_status` shows it."""
+    """A rank in `%dist_status`."""
 
     rank: int
     host: str
@@ -275,26 +274,26 @@ class WorkerState(Record, frozen=True):
 
     @property
     def where(self) -> str:
-        """`rank@host`, as it labels output."""
+        """Label of output: `rank@host`."""
         return f"{self.rank}@{self.host}"
 
 
 class MirroredWiring(Record, frozen=True):
-    """What one rank needs to build MultiWorkerMirroredStrategy."""
+    """Input of one rank for MultiWorkerMirroredStrategy."""
 
     tf_config: str
     communication: Communication
 
 
 class PjrtWiring(Record, frozen=True):
-    """What one rank needs to join the JAX processes.
+    """Input of one rank for `jax.distributed.initialize`.
 
     Attributes:
-        service: the coordination service, which no rank hosts, as gRPC names it.
-        address: this rank's own, to which others connect.
-        cpu_devices: virtual CPU devices of this rank; 0 leaves it to JAX.
-        compiled: the folder for what was compiled; it need not be there.
-        bench: what was measured of these devices; None where nothing was.
+        service: gRPC address of the coordination service. No rank hosts it.
+        address: address of this rank for other ranks.
+        cpu_devices: virtual CPU devices of this rank; 0 for JAX's default.
+        compiled: folder of the compilation cache, created on demand.
+        bench: measurements of these devices; None if not measured.
     """
 
     service: str

@@ -1,4 +1,4 @@
-"""What a cell is (kernel → engine)."""
+"""Cells and commands from the kernel to engines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nbdist.records.plan import Planning
 
 
 class StepProgram(Record, frozen=True):
-    """A cell as the body of a step; lines count from 1, the magic's own.
+    """A cell as the body of a step function. Line 1 is the magic's line.
 
     Attributes:
-        body: the function's lines from the second on; it returns (report, carried values).
-        given: the names of the batch's arguments.
-        reads: names that it takes from the namespace, with the line of their first use.
-        carried: names that it reads and then assigns.
-        carried_lines: the first line of each.
-        report: the text of the expression that it reports.
+        body: lines of the function after its first. It returns (report, carried values).
+        given: parameter names of the batch.
+        reads: names read from the namespace, with the line of their first use.
+        carried: names that the step reads and then assigns.
+        carried_lines: first line of each carried name.
+        report: source of the reported expression.
     """
 
     body: str
@@ -35,28 +35,28 @@ class StepProgram(Record, frozen=True):
 
 @dataclass(frozen=True)
 class StepRequest:
-    """A step and how it is to be run."""
+    """A step and its options."""
 
     program: StepProgram
     options: StepOptions
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a rank is sent of cell number `number`; they count from 1 within the cluster."""
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A command to a rank about cell `number`, which counts from 1 in the cluster."""
 
     number: int
 
 
 SOON = -1
-"""In `StopAfter`: the last step is still to be agreed on."""
+"""Value of `StopAfter.step` until the ranks agree on the last step."""
 
 
-class StopAfter(Order, frozen=True):
-    """Steps were interrupted: the last one that ranks make.
+class StopAfter(Command, frozen=True):
+    """End the steps of a cell after a last step.
 
     Attributes:
-        step: counts from 1; `SOON` before the ranks have said how far they go.
-        limit: how far a rank may go until it is known; 0 leaves that to the rank.
+        step: last step, from 1; `SOON` until the ranks have reported their progress.
+        limit: last step that a rank may start until then; 0 for the rank's choice.
     """
 
     step: int
@@ -64,57 +64,56 @@ class StopAfter(Order, frozen=True):
 
 
 WATCHDOG = "watchdog "
-"""What the announcement of an engine's watchdog begins with; its rank follows."""
+"""Prefix of the announcement of an engine's watchdog; the rank follows."""
 
 
-class Diagnose(Order, frozen=True):
-    """Say where the main thread is (`Where`): asked of the watchdog.
+class Diagnose(Command, frozen=True):
+    """Ask the watchdog for the position of the main thread (`Where`).
 
     Attributes:
-        waits: say also whether it waits in a collective. A rank that has ended the cell answers.
+        waits: report also if it waits in a collective. A rank that ended the cell answers.
     """
 
     waits: bool = False
 
 
-class StillThere(Order, frozen=True):
-    """Say that the rank is in the cell, or how it ended there: asked of the watchdog.
+class StatusQuery(Command, frozen=True):
+    """Ask the watchdog if the rank is in the cell, or how the cell ended there.
 
-    A rank that has not begun the cell says so, and does not begin it any more.
+    A rank that has not started the cell reports that and does not start it any more.
     """
 
 
-class Hurry(Order, frozen=True):
-    """No interrupt waits for the end of a step any more: asked of the watchdog."""
+class ForceInterrupt(Command, frozen=True):
+    """Tell the watchdog to raise interrupts at once, not at the end of a step."""
 
 
-class BreakOff(Order, frozen=True):
-    """End the collectives of a strategy that the main thread waits in: asked of the watchdog.
+class AbortCollectives(Command, frozen=True):
+    """Tell the watchdog to abort the collectives of a strategy that the main thread waits in.
 
-    Whoever waits in one gets an error at once. No collective works from then on, on any rank,
-    before the strategy has been built again.
+    A thread that waits in one gets an error at once. No collective of the strategy works on any
+    rank until nbdist rebuilds the strategy.
     """
 
     strategy: StrategyName
 
 
-class CellRequest(Order, frozen=True):
-    """A cell to run once on each rank, or, with `program`, once for each batch.
+class CellRequest(Command, frozen=True):
+    """A cell to run once on each rank, or once for each batch if `program` is set.
 
     Attributes:
-        source: the code, with as many lines before it as it has in the notebook.
-        label: the notebook's own execution count, for tracebacks.
-        strategy: the strategy whose scope the cell runs in, if any.
+        source: the code, after as many empty lines as precede it in the notebook cell.
+        label: execution count of the notebook, for tracebacks.
+        strategy: strategy whose scope the cell runs in; None for no scope.
         awaits: the cell uses `await` at top level.
-        options: the options of the cell, as given.
-        program: the cell as the body of a step.
-        names: the names that it reads and binds, if something is to be saved of it, or compared
-            over ranks.
-        makes: those of them that are its own: what they mean before it binds them is not its.
-        replays: it is run again for the names that it binds: what it fits is not trained again.
-        seconds: how long the run has gone on before; more than 0 where it is healed.
-        generators: states that they take before, packed by `worker/runtime/rng_alignment.py`; empty
-            leaves them.
+        options: options of the cell, as given.
+        program: body of the step; None for a plain cell.
+        names: names that the cell reads and binds, if they are saved or compared over ranks.
+        makes: those names that the cell binds before it reads them.
+        replays: nbdist repeats the cell for the names that it binds. `fit` does not train again.
+        seconds: duration of the run before a recovery; 0 for a new run.
+        generators: states of the generators at the start of the cell, packed by
+            `worker/runtime/rng_alignment.py`; empty to keep the states.
     """
 
     source: str
@@ -148,7 +147,7 @@ class CellRequest(Order, frozen=True):
 
     @property
     def is_plan(self) -> bool:
-        """True if the cell is planned, and nothing is trained."""
+        """True if nbdist plans the cell and does not train."""
         return self.options.step is not None and self.options.step.planning.only
 
     def with_options(self, **changes: object) -> Self:

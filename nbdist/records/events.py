@@ -1,4 +1,4 @@
-"""What a rank says while it runs a cell (engine → kernel)."""
+"""Events that a rank sends to the kernel while it runs a cell."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLACE = ("rank", "epoch", "step", "time_s")
-"""The first columns of every row; -1 where an epoch or a step has no meaning."""
+"""First columns of every row. Epoch and step are -1 if they have no meaning."""
 
 MEASURES = ("step_s", "input_s", "collective_s", "process_bytes", "device_bytes")
-"""What nbdist measures beside the metrics.
+"""Measurements of nbdist beside the metrics.
 
-`step_s` from the end of a step to the end of the next, `input_s` of it waiting for the batch,
-`collective_s` of it in collectives; memory of the process, and of its fullest device. What is not
-known is left out, or NaN: a 0 was measured.
+`step_s`: seconds from the end of a step to the end of the next. `input_s`: seconds of it that the
+step waited for its batch. `collective_s`: seconds of it in collectives. `process_bytes`: memory of
+the process. `device_bytes`: used memory of its fullest device. Unknown values are NaN or missing.
 """
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Whatever rank `rank` says of cell number `cell`; 0 is between cells."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An event of rank `rank` in cell number `cell`; 0 between cells."""
 
     rank: int
     cell: int
 
 
-class Output(Said, frozen=True):
-    """Text that the rank wrote: any number of whole or partial lines."""
+class Output(Event, frozen=True):
+    """Text that the rank wrote: complete or partial lines."""
 
     stream: StreamName
     text: str
 
 
-class Display(Said, frozen=True):
-    """A rich display, or (with `result`) the value of the cell's last expression."""
+class Display(Event, frozen=True):
+    """A rich display. With `result`, the value of the last expression of the cell."""
 
     data: MimeBundle
     metadata: MimeBundle
@@ -49,10 +49,10 @@ class Display(Said, frozen=True):
     update: bool = False
 
 
-class Metrics(Said, frozen=True):
-    """Scalars that the rank reports; -1 where an epoch or a step has no meaning.
+class Metrics(Event, frozen=True):
+    """Scalars that the rank reports. Epoch and step are -1 if they have no meaning.
 
-    `own` are this rank's, `shared` were reduced over all ranks and are the same on each.
+    `own` belongs to this rank. `shared` was reduced over all ranks and is equal on each.
     """
 
     epoch: int
@@ -63,12 +63,12 @@ class Metrics(Said, frozen=True):
 
 
 class Columns(Record, frozen=True):
-    """What a report holds after its `PLACE`, in this order.
+    """Columns of a report after `PLACE`, in this order.
 
     Attributes:
-        measures: what nbdist measured, of `MEASURES`.
-        own: metrics of the rank's own.
-        shared: metrics reduced over all ranks, the same on each.
+        measures: measurements, a subset of `MEASURES`.
+        own: metrics of the rank.
+        shared: metrics reduced over all ranks, equal on each.
     """
 
     measures: tuple[str, ...] = ()
@@ -77,25 +77,25 @@ class Columns(Record, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All columns, those of `PLACE` too."""
+        """All columns, including `PLACE`."""
         return (*PLACE, *self.measures, *self.own, *self.shared)
 
     def counts(self, is_step: bool) -> bool:
-        """Whether such rows belong to the history of a run, which is a step cell or is none.
+        """Return True if the history of a run contains rows with these columns.
 
-        The memory does not. What `fit` measures are batches, whose metrics are means since the
-        epoch began; its history is that of the epochs.
+        The history of a step cell contains its steps. The history of a `fit` contains its epochs:
+        its measured rows are batches, with running means of the epoch.
         """
         return bool(self.own or self.shared) and (is_step or not self.measures)
 
 
-class Rows(Said, frozen=True):
-    """Reports of one rank, many at once: a table of float64, little-endian, row by row.
+class Rows(Event, frozen=True):
+    """Many reports of one rank: a table of float64, little-endian, row by row.
 
     Attributes:
-        columns: what a row holds.
+        columns: columns of a row.
         values: shape (rows, len(columns.names)).
-        dropped: rows that were lost since the last time, for want of room.
+        dropped: rows lost since the last message because the buffer was full.
     """
 
     columns: Columns
@@ -103,12 +103,12 @@ class Rows(Said, frozen=True):
     dropped: int = 0
 
     def unpacked(self) -> Iterator[Metrics]:
-        """Every row's metrics; what nbdist measured is left out."""
+        """Yield the metrics of every row, without the measurements."""
         for values in struct.iter_unpack(self._layout, self.values):
             yield self._metrics(values)
 
     def last(self) -> Metrics:
-        """The last row's metrics; there has to be a row."""
+        """Return the metrics of the last row. There must be one."""
         offset = len(self.values) - struct.calcsize(self._layout)
         return self._metrics(struct.unpack_from(self._layout, self.values, offset))
 
@@ -133,7 +133,7 @@ class Rows(Said, frozen=True):
 
 
 class Rate(Record, frozen=True):
-    """A learning rate as `--scale-lr` found it, and as it is after `warmup_steps`."""
+    """A learning rate before `--scale-lr` and after its `warmup_steps`."""
 
     name: str
     before: float
@@ -141,17 +141,17 @@ class Rate(Record, frozen=True):
     warmup_steps: int
 
 
-class StepBegun(Said, frozen=True):
-    """A step cell is about to make its first step.
+class StepBegun(Event, frozen=True):
+    """A step cell is about to run its first step.
 
     Attributes:
-        replicas: how many share a batch.
+        replicas: replicas that share a batch.
         batch: samples in the first global batch.
-        samples: samples in an epoch; -1 where nobody knows.
-        epochs: how many there will be.
-        steps: steps of the whole run; -1 where nobody knows.
-        sharding: how samples come to the ranks, in words.
-        rates: learning rates that are scaled.
+        samples: samples in an epoch; -1 if unknown.
+        epochs: epochs of the run.
+        steps: steps of the run; -1 if unknown.
+        sharding: description of how samples are distributed over ranks.
+        rates: scaled learning rates.
         changes: names whose values the steps change.
     """
 
@@ -165,24 +165,24 @@ class StepBegun(Said, frozen=True):
     changes: tuple[str, ...] = ()
 
 
-class Planned(Said, frozen=True):
-    """A step is laid out so; said by rank 0.
+class Planned(Event, frozen=True):
+    """The plan of a step, from rank 0.
 
     Attributes:
-        only: it is not run.
+        only: nbdist does not run the step.
     """
 
     plan: Plan
     only: bool = False
 
 
-class Compiled(Said, frozen=True):
-    """A step was compiled; said by rank 0. Bytes are those of one device, as XLA counts them.
+class Compiled(Event, frozen=True):
+    """Result of the compilation of a step, from rank 0. Bytes are XLA's, on one device.
 
     Attributes:
-        arguments: of what the step is given.
-        temporaries: of what it makes on its way, where the compiler tells.
-        seconds: that it took to compile.
+        arguments: bytes of the arguments.
+        temporaries: bytes of temporaries, if the compiler reports them.
+        seconds: duration of the compilation.
     """
 
     arguments: int
@@ -190,37 +190,37 @@ class Compiled(Said, frozen=True):
     seconds: float
 
 
-class Opened(Said, frozen=True):
-    """The state of a run is saved from here on.
+class Opened(Event, frozen=True):
+    """The rank saves checkpoints from now on.
 
     Attributes:
         names: names whose values are saved.
-        step: the last one before that the state is of; -1 where the run begins.
+        step: step of the checkpoint that the run resumed; -1 for a new run.
     """
 
     names: tuple[str, ...]
     step: int = -1
 
 
-class FitBegun(Said, frozen=True):
-    """A `fit` of Keras's begins.
+class FitBegun(Event, frozen=True):
+    """A Keras `fit` begins.
 
     Attributes:
-        epochs: how many there will be.
-        steps: steps of them all; -1 where nobody knows.
+        epochs: epochs of the fit.
+        steps: steps of all epochs; -1 if unknown.
     """
 
     epochs: int
     steps: int
 
 
-class Note(Said, frozen=True):
-    """Something about a run that is worth a line: said once, by the ranks that see it.
+class Note(Event, frozen=True):
+    """A remark about a run. Each rank that observes it sends it once.
 
     Attributes:
-        topic: what it is about.
-        text: the line.
-        warning: whether something should be done.
+        topic: its subject.
+        text: one line.
+        warning: the user should act.
     """
 
     topic: NoteTopic
@@ -229,15 +229,15 @@ class Note(Said, frozen=True):
 
 
 class Difference(Record, frozen=True):
-    """One value after a step on one replica and after the same step on all.
+    """Difference of a value between a step on one replica and on all replicas.
 
     Attributes:
-        name: the variable's, or the reported scalar's.
-        shape: empty for a scalar.
-        dtype: of the values.
-        largest: the largest difference of an element, relative to the largest change.
-        tolerance: what `largest` may be.
-        reported: it is a scalar that the step reports.
+        name: name of the variable or of the reported scalar.
+        shape: shape of the value; empty for a scalar.
+        dtype: type of the value.
+        largest: largest difference of an element, relative to the largest change.
+        tolerance: largest accepted value of `largest`.
+        reported: the value is a scalar that the step reports.
     """
 
     name: str
@@ -252,14 +252,14 @@ class Difference(Record, frozen=True):
         return self.largest <= self.tolerance
 
 
-class Checked(Said, frozen=True):
-    """What `--check` found.
+class Checked(Event, frozen=True):
+    """Result of `--check`.
 
     Attributes:
         rows: samples in the batch.
-        replicas: how many shared it.
-        differences: the reported scalars, then the variables.
-        causes: what the differences look like, in words; empty when all pass.
+        replicas: replicas that shared the batch.
+        differences: reported scalars, then variables.
+        causes: likely causes of the differences; empty if all pass.
     """
 
     rows: int
@@ -269,12 +269,12 @@ class Checked(Said, frozen=True):
 
 
 class Operation(Record, frozen=True):
-    """What a traced step did, added up by name.
+    """Executions of one operation in traced steps.
 
     Attributes:
-        name: as the framework has it.
-        seconds: of a step, in all executions.
-        count: executions in a step, the mean.
+        name: the framework's name.
+        seconds: seconds of a step in all executions.
+        count: mean number of executions in a step.
     """
 
     name: str
@@ -282,22 +282,22 @@ class Operation(Record, frozen=True):
     count: float
 
 
-class Profiled(Said, frozen=True):
-    """Where the time of a rank's steps went, by a trace of some.
+class Profiled(Event, frozen=True):
+    """Time of a rank's steps by kind, from a trace of some steps.
 
-    Times are seconds of a step, the mean over steps and devices, and add up to `step_s`: what one
-    kind hides of the next, in this order, counts as its own.
+    Times are seconds of a step: means over steps and devices that add up to `step_s`. Overlapping
+    time counts for the first kind in the order of the attributes.
 
     Attributes:
-        steps: how many were traced; 0 where the run ended before.
-        step_s: the whole of a step.
-        compute_s: devices computed.
-        collective_s: they waited for collectives.
-        to_device_s: they waited for what came from the host.
-        to_host_s: the host waited for what came from them.
-        top: the operations that took longest; none where the framework cannot be traced: then
-            computing is all that is neither in collectives nor waiting for data.
-        folder: where the trace is; empty where there is none, or it was not kept.
+        steps: traced steps; 0 if the run ended before the trace.
+        step_s: duration of a step.
+        compute_s: devices compute.
+        collective_s: devices wait in collectives.
+        to_device_s: devices wait for copies from the host.
+        to_host_s: the host waits for copies from devices.
+        top: longest operations. Empty if the framework cannot be traced: `compute_s` is then the
+            time outside of collectives and input.
+        folder: path of the trace; empty if it was discarded.
     """
 
     steps: int
@@ -311,16 +311,16 @@ class Profiled(Said, frozen=True):
 
     @property
     def other_s(self) -> float:
-        """The rest: Python, input, and nothing at all."""
+        """Seconds of a step in Python, input and idle time."""
         known = self.compute_s + self.collective_s + self.to_device_s + self.to_host_s
         return max(0.0, self.step_s - known)
 
 
 class Failure(Record, frozen=True):
-    """An exception as it looked on its rank.
+    """An exception of a rank.
 
-    `same` is equal on ranks that raised for the same reason at the same line. One that `follows`
-    was raised for the sake of another rank, whose own failure tells more.
+    `same` is equal on ranks that raised the same error at the same line. `follows` marks an error
+    that the failure of another rank caused.
     """
 
     ename: str
@@ -334,10 +334,10 @@ class Replicated(Record, frozen=True):
     """Digests of the values under a name that should be the same on all ranks.
 
     Attributes:
-        name: in the user's namespace.
-        number: the digest of all values.
-        changed: the cell has changed one of them.
-        parts: the digest of each value by its path, such as `params['w']`.
+        name: name in the user's namespace.
+        number: digest of all values.
+        changed: the cell changed one of the values.
+        parts: digest of each value by its path, such as `params['w']`.
     """
 
     name: str
@@ -346,18 +346,17 @@ class Replicated(Record, frozen=True):
     parts: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class CellEnded(Said, frozen=True):
-    """The rank is done with the cell: its last record of it.
+class CellEnded(Event, frozen=True):
+    """End of the cell on the rank: its last event of the cell.
 
     Attributes:
-        unfinished: steps were left under way, whose collectives may never end, or collectives have
-            failed by themselves.
-        replicated: digests for the names that a plain cell reads or binds: of replicated arrays
+        unfinished: steps are still running whose collectives may not end, or collectives failed.
+        replicated: digests of the names that a plain cell reads or binds: of replicated arrays
             under pjrt, of mirrored variables under mirrored.
-        collective_keys: the digest of the keys of this rank's next collectives of TensorFlow; 0
-            without TensorFlow. Ranks with different keys cannot meet in a collective.
-        generators: a number for the state of each global random generator, by its library.
-        generator_states: the states, packed by `worker/runtime/rng_alignment.py`; of rank 0 only.
+        collective_keys: digest of the keys of this rank's next TensorFlow collectives; 0 without
+            TensorFlow. Ranks with different keys cannot meet in a collective.
+        generators: digest of the state of each global random generator, by library.
+        generator_states: the states, packed by `worker/runtime/rng_alignment.py`; from rank 0 only.
     """
 
     status: Literal["ok", "error", "interrupted"]
@@ -370,43 +369,43 @@ class CellEnded(Said, frozen=True):
     generator_states: bytes = b""
 
 
-class Stopping(Said, frozen=True):
-    """Steps were interrupted: the rank makes none beyond `limit` until it is answered."""
+class Stopping(Event, frozen=True):
+    """Answer to an interrupt of steps: no step after `limit` without a command."""
 
     limit: int
 
 
-class Preempted(Said, frozen=True):
-    """The rank's process was told to end (SIGTERM): it does at the end of the cell."""
+class Preempted(Event, frozen=True):
+    """The process received SIGTERM and ends at the end of the cell."""
 
 
-class Beat(Said, frozen=True):
-    """The rank's process runs and is in the cell; once a second.
+class Beat(Event, frozen=True):
+    """Heartbeat: the process runs and is in the cell. Sent once a second.
 
     Attributes:
-        step: the last one that it began; 0 is none.
-        tested: batches that it went through without training on them.
+        step: last step that it started; 0 for none.
+        tested: batches of evaluation and prediction so far.
     """
 
     step: int
     tested: int
 
 
-class Where(Said, frozen=True):
-    """Where a rank is in its cell, asked while its main thread may hang.
+class Where(Event, frozen=True):
+    """Position of a rank in its cell, from the watchdog, while the main thread may hang.
 
     Attributes:
-        step: the last one that it began; 0 is none.
-        place: the innermost line of a cell's, as `Cell In[3], line 14`; empty where it is in none.
-        waits: for another thread: as a rule, for the framework's, which are in a collective.
-        cpu_s: what its main thread has computed since it was started.
-        stack: of its main thread, the outermost call first, from the cell on; empty where the step
-            itself is made.
-        collective: the strategy in whose collective the main thread waits; None for no wait, or if
-            it was not asked for.
-        under_way: a computation or a collective of this rank goes on, whoever waits for it.
-        process_s: processor time of the process.
-        clock_s: this host's monotonic clock.
+        step: last step that it started; 0 for none.
+        place: innermost line of a cell, such as `Cell In[3], line 14`; empty if there is none.
+        waits: the main thread waits for another thread, usually one in a collective.
+        cpu_s: processor seconds of the main thread.
+        stack: stack of the main thread from the cell on, outermost call first; empty while it
+            traces the step.
+        collective: strategy in whose collective the main thread waits; None for no wait, or if the
+            query did not ask.
+        under_way: a computation or a collective of this rank is running.
+        process_s: processor seconds of the process.
+        clock_s: monotonic clock of the host, in seconds.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""What a process needs that takes a cluster over: a file in the cluster's folder."""
+"""State that a process needs to take over a cluster: a file in the cluster's folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.records.base import Record, StrategyName
-from nbdist.records.cluster import ClusterRequest, Device, Door, EngineBooks, WorkerHello
+from nbdist.records.cluster import BoundSocket, ClusterRequest, Device, EngineLedger, WorkerHello
 from nbdist.records.commands import CellRequest
 from nbdist.records.runs import Writer
 from nbdist.records.topology import Bench
@@ -15,16 +15,19 @@ from nbdist.records.topology import Bench
 if TYPE_CHECKING:
     from nbdist.records.cell_options import CellOptions
 
+HANDOVER_VERSION = 2
+"""Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0."""
 
-class CellUnderWay(Record, frozen=True):
-    """A cell that was sent to ranks, or was about to be.
+
+class RunningCell(Record, frozen=True):
+    """A cell that the kernel sent or is about to send to ranks.
 
     Attributes:
-        request: as it was sent.
-        ranks: those that run it.
-        run: the id of its run; empty where it is not kept.
-        runs: the folder of the runs.
-        saved: names whose values its checkpoints have.
+        request: the request.
+        ranks: ranks that run it.
+        run: id of its run; empty if the run is not stored.
+        runs: folder of the runs.
+        saved: names whose values its checkpoints contain.
     """
 
     request: CellRequest
@@ -44,81 +47,84 @@ class CellUnderWay(Record, frozen=True):
 
 
 class CollectiveState(Record, frozen=True):
-    """What cells have left of a strategy's collectives on one rank.
+    """State of a strategy's collectives on one rank after its cells.
 
     Attributes:
-        under_way: a collective was launched, and has not ended.
-        keys: the digest of the keys by which the next collectives of different ranks meet.
+        under_way: a collective was launched and has not ended.
+        keys: digest of the keys that match the next collectives of different ranks.
     """
 
     under_way: bool
     keys: int = 0
 
 
-class CollectiveBooks(Record, frozen=True):
-    """What the owner of a cluster knows of its collectives.
+class CollectiveLedger(Record, frozen=True):
+    """Collectives of a cluster, as its owner knows them.
 
     Attributes:
-        devices: of each rank.
-        broken: strategies whose collectives were broken off.
-        unchecked: strategies whose collectives a cell may have left out of step.
-        heals: how often ranks were replaced among others that stayed.
-        bench: what was measured of JAX's devices; None where nothing was.
+        devices: devices of each rank.
+        broken: strategies with aborted collectives.
+        unchecked: strategies whose ranks may disagree on the next collective.
+        recoveries: replacements of ranks in a running process group.
+        bench: measurements of JAX's devices; None if not measured.
     """
 
     devices: dict[int, tuple[Device, ...]] = msgspec.field(default_factory=dict)
     broken: tuple[StrategyName, ...] = ()
     unchecked: tuple[StrategyName, ...] = ()
-    heals: int = 0
+    recoveries: int = 0
     bench: Bench | None = None
 
 
 class Loss(Record, frozen=True):
-    """Ranks were lost, and are not all replaced yet.
+    """A loss of ranks that are not all replaced yet.
 
     Attributes:
-        ranks: which.
-        reason: what became of them, in a line.
+        ranks: the lost ranks.
+        reason: cause of the loss, in one line.
     """
 
     ranks: tuple[int, ...]
     reason: str
 
 
-class Estate(Record, frozen=True):
-    """A cluster, as its owner leaves it.
+class HandoverState(Record, frozen=True):
+    """State of a cluster for its next owner.
 
     Attributes:
-        id: the cluster's; names its folder.
-        request: what was asked for.
-        owner: the process that has it.
-        keeper: the owner is no notebook's kernel.
-        stream: where engines speak to.
-        dispatch: where their cells come from.
-        controllers: ipyparallel's controller, and then its schedulers.
-        hellos: of the ranks; none before they are there.
-        books: what is known of the engines.
-        collectives: what is known of what is between them.
-        loss: engines and collectives are as whoever began to heal them has left them; else None.
-        cells: the number of the last cell that was sent.
-        ran: their texts, in percent format.
-        cell: the one under way; None between cells.
-        last: the one that ran last.
+        id: id of the cluster and name of its folder.
+        request: request for the cluster.
+        owner: process that owns the cluster.
+        detached_runner: the owner is not the kernel of a notebook.
+        stream: socket for events of engines.
+        dispatch: socket for cells.
+        controllers: ipyparallel's controller, then its schedulers.
+        hellos: first answers of the ranks; empty during the start.
+        ledger: engines.
+        collectives: collectives.
+        loss: loss whose recovery was interrupted; None if there is none.
+        cells: number of the last cell sent.
+        ran: source of all cells, in percent format.
+        cell: running cell; None between cells.
+        last: cell that ran last.
+        nbdist: version of nbdist that wrote the state.
+        version: version of this format.
     """
 
     id: str
     request: ClusterRequest
     owner: Writer
-    stream: Door
-    dispatch: Door
-    keeper: bool = False
+    stream: BoundSocket
+    dispatch: BoundSocket
+    detached_runner: bool = False
     controllers: tuple[Writer, ...] = ()
     hellos: tuple[WorkerHello, ...] = ()
-    books: EngineBooks = EngineBooks()
-    collectives: CollectiveBooks = CollectiveBooks()
+    ledger: EngineLedger = EngineLedger()
+    collectives: CollectiveLedger = CollectiveLedger()
     loss: Loss | None = None
     cells: int = 0
     ran: tuple[str, ...] = ()
-    cell: CellUnderWay | None = None
-    last: CellUnderWay | None = None
-    version: int = 1
+    cell: RunningCell | None = None
+    last: RunningCell | None = None
+    nbdist: str = ""
+    version: int = HANDOVER_VERSION

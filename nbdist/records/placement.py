@@ -1,8 +1,8 @@
-"""Where arrays are: what `%dist_show` gathers, shows and can send to a browser as JSON.
+"""Placement of arrays: data of `%dist_show`, also sent to a browser as JSON.
 
-Arrays are many and ways to lay them out few: an array names its layout, a layout its mesh and its
-devices, all by their index. A layout says nothing of sizes, so that arrays of all shapes share it:
-dimension `d` of length `n` is cut in `parts[d]` equal parts, and blocks count as in a C array.
+Many arrays share few layouts. An array refers to its layout by index, and a layout to its mesh and
+its devices. A layout contains no sizes, so arrays of all shapes share it. Dimension `d` of length
+`n` is cut into `parts[d]` equal parts. Blocks are numbered in C order.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ LayoutKind = Literal[
     "deleted",
     "abstract",
 ]
-"""`host`: NumPy; `deleted`: donated or deleted, its data are gone; `abstract`: has no data yet."""
+"""`host`: NumPy. `deleted`: donated or deleted. `abstract`: no data yet."""
 
 OWN_RANK = -1
-"""In what a rank says: the rank that says it."""
+"""In a report of a rank: the rank itself."""
 
 
 HOST_MEMORY = "host memory"
-"""The name of where NumPy's arrays are."""
+"""Name of the device of NumPy arrays."""
 
 
 class PlacedDevice(Record, frozen=True, array_like=True):
-    """A memory that holds arrays, as in `gpu:0`, `host memory`."""
+    """A memory that contains arrays, such as `gpu:0` or `host memory`."""
 
     rank: int
     name: str
 
 
 class MeshShape(Record, frozen=True):
-    """A mesh of JAX's; `devices` in its order, the last axis fastest."""
+    """A JAX mesh. `devices` are in mesh order, last axis fastest."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -50,17 +50,17 @@ class MeshShape(Record, frozen=True):
 
 
 class Layout(Record, frozen=True):
-    """How an array lies on devices.
+    """Layout of an array on devices.
 
     Attributes:
-        kind: in a word.
-        devices: those that hold a block.
-        blocks: for each of them, which block.
-        parts: for each dimension, in how many it is cut; empty where none is.
-        axes: for each dimension, the mesh axes it is cut over.
-        spec: as the user would write it, `P('data', None)`; empty where there is none.
-        mesh: -1 where there is none.
-        owners: how many arrays of this path there are: where each rank has its own, as many.
+        kind: kind of layout.
+        devices: devices that hold a block.
+        blocks: number of the block on each device.
+        parts: number of parts of each dimension; empty if no dimension is cut.
+        axes: mesh axes of each dimension.
+        spec: PartitionSpec as in code, `P('data', None)`; empty if there is none.
+        mesh: index of the mesh; -1 if there is none.
+        owners: number of different arrays under this path, one for each rank that has its own.
     """
 
     kind: LayoutKind
@@ -74,12 +74,12 @@ class Layout(Record, frozen=True):
 
     @property
     def pieces(self) -> int:
-        """Different blocks."""
+        """Number of different blocks."""
         return math.prod(self.parts)
 
     @property
     def copies(self) -> int:
-        """Devices that hold the same block of the same array."""
+        """Number of devices that hold the same block of the same array."""
         return max(1, len(self.devices) // (self.pieces * self.owners))
 
 
@@ -87,9 +87,9 @@ class PlacedArray(Record, frozen=True, array_like=True):
     """An array or a variable.
 
     Attributes:
-        path: what leads to it, from the name on; joined, an expression: `params`, `['w']`.
-        nbytes: of the whole array, once.
-        ranks: those that have it so, where ranks differ; else empty.
+        path: access path from the name on, such as `params`, `['w']`; joined, an expression.
+        nbytes: bytes of the whole array, counted once.
+        ranks: ranks with this layout if ranks differ; else empty.
     """
 
     path: tuple[str, ...]
@@ -105,12 +105,12 @@ class PlacedArray(Record, frozen=True, array_like=True):
 
 
 class Placement(Record, frozen=True):
-    """Where the arrays behind some names are.
+    """Placement of the arrays behind some names.
 
     Attributes:
-        names: as asked for.
-        hosts: of each rank; none of a plan, whose devices are numbers in the mesh's order.
-        notes: what is worth a line: where ranks differ, what was reached twice.
+        names: names in the request.
+        hosts: host of each rank; empty for a plan, whose devices are positions in the mesh.
+        notes: remarks: differences between ranks, arrays reached by two paths.
     """
 
     names: tuple[str, ...]
@@ -123,11 +123,11 @@ class Placement(Record, frozen=True):
 
 
 class PlacementReport(Record, frozen=True):
-    """What one rank says; ranks that have the same say the same, byte for byte.
+    """Report of one rank. Ranks with equal placement send equal bytes.
 
     Attributes:
-        missing: names that it lacks.
-        empty: names that lead to no array, with the type of what they lead to.
+        missing: names that do not exist on the rank.
+        empty: names without an array, with the type of their value.
     """
 
     devices: tuple[PlacedDevice, ...]

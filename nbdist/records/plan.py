@@ -1,4 +1,4 @@
-"""A plan: how a step is laid out over devices, and what that is expected to cost."""
+"""Plans: the layout of a step over devices, and its expected cost."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from nbdist.records.base import Record
 from nbdist.records.options import Option
 
 Spec = tuple[tuple[str, ...], ...]
-"""For each dimension of an array, the mesh axes that it is cut over, the outer one first."""
+"""Mesh axes of each dimension of an array, outermost first."""
 
 Zero = Literal[0, 1, 3]
-"""What is cut over the data axis beside the batch: nothing; the optimizer's state (ZeRO-1);
-parameters too (ZeRO-3, fully sharded)."""
+"""ZeRO stage. Over the data axis, 0 shards the batch, 1 optimizer state too, 3 parameters too."""
 
 
 Schedule = Literal["gpipe", "1f1b"]
-"""The order in which microbatches go through the stages of a pipeline: all there, then all back
-(GPipe); each back as soon as it has come through (1F1B)."""
+"""Pipeline schedule: all forward passes before all backward passes (GPipe), or 1F1B."""
 
 Remat = Literal["", "selective", "full"]
-"""What the backward pass makes again, in place of keeping it: nothing; all but what products and
-convolutions with parameters make; all but what goes from one stretch of layers into the next."""
+"""Activations that the backward pass recomputes.
+
+Empty: none. `selective`: all but the results of matrix products and convolutions with parameters.
+`full`: all but the inputs of each segment of layers."""
 
 
 class PlannedTensor(Record, frozen=True):
-    """An array that the step is given.
+    """An argument array of the step.
 
     Attributes:
-        path: the expression that leads to it.
-        role: `parameter`, `state` (an optimizer's, a counter), `read` or `batch`.
-        spec: one entry for each dimension.
-        device_bytes: on each device.
+        path: expression of its access path.
+        role: `parameter`, `state` (of an optimizer, a counter), `read` or `batch`.
+        spec: mesh axes of each dimension.
+        device_bytes: bytes on each device.
     """
 
     path: str
@@ -49,11 +49,11 @@ class PlannedMemory(Record, frozen=True):
     """Bytes on each device.
 
     Attributes:
-        arguments: of what the step is given: exact.
-        gradients: what is made anew beside parameters, before it takes their place.
-        activations: what the step keeps on its way, at most.
-        margin: for fragments and the runtime's own.
-        available: on a device.
+        arguments: arguments of the step, exact.
+        gradients: gradients and new values of parameters.
+        activations: peak of the activations.
+        margin: reserve for fragmentation and the runtime.
+        available: memory of a device.
     """
 
     arguments: int
@@ -64,7 +64,7 @@ class PlannedMemory(Record, frozen=True):
 
     @property
     def needed(self) -> int:
-        """Without the margin."""
+        """Bytes without the margin."""
         return self.arguments + self.gradients + self.activations
 
     @property
@@ -73,13 +73,13 @@ class PlannedMemory(Record, frozen=True):
 
 
 class Traffic(Record, frozen=True):
-    """What a step sends along one mesh axis.
+    """Traffic of a step along one mesh axis.
 
     Attributes:
-        axis: of the mesh.
-        level: the name of the slowest links that it crosses.
-        bytes: sent by each device.
-        seconds: that it takes, overlapped or not.
+        axis: mesh axis.
+        level: name of the slowest links on the way.
+        bytes: bytes sent by each device.
+        seconds: duration, overlapped or not.
     """
 
     axis: str
@@ -92,11 +92,11 @@ class PlannedTime(Record, frozen=True):
     """Seconds of one step.
 
     Attributes:
-        compute: of the operations.
-        exposed: of collectives that nothing hides.
-        traffic: of all collectives, by level.
-        mfu: model FLOPs utilisation: the step's operations over what the devices could do.
-        bubble: of the step, the share in which a stage waits for microbatches.
+        compute: seconds of operations.
+        exposed: seconds of collectives that do not overlap with computing.
+        traffic: traffic of all collectives, by level.
+        mfu: model FLOPs utilisation, from 0 to 1.
+        bubble: share of the step in which a stage waits for microbatches, from 0 to 1.
     """
 
     compute: float
@@ -111,11 +111,12 @@ class PlannedTime(Record, frozen=True):
 
 
 class Collective(Record, frozen=True):
-    """The collectives of one kind in a compiled program, each loop once.
+    """Collectives of one kind in a compiled program. Loop bodies count once.
 
     Attributes:
-        kind: XLA's word, as `all-reduce`.
-        bytes: of their results on each device.
+        kind: name in HLO, such as `all-reduce`.
+        count: number of collectives.
+        bytes: bytes of their results on each device.
     """
 
     kind: str
@@ -124,13 +125,14 @@ class Collective(Record, frozen=True):
 
 
 class Verified(Record, frozen=True):
-    """What XLA's compiler for the hardware says of a plan. Bytes are those of one device.
+    """Result of XLA's compiler for the hardware of a plan. Bytes are those of one device.
 
     Attributes:
-        arguments: of what the step is given, as they lie in this device's memory.
-        temporaries: of what it makes on its way.
-        total: of all, code too; what is given back takes the place of what was given.
-        seconds: that it took to compile.
+        arguments: bytes of the arguments in the device's memory layout.
+        temporaries: bytes of temporaries.
+        total: bytes of all, including code. Donated arguments and results share memory.
+        collectives: collectives by kind.
+        seconds: duration of the compilation.
     """
 
     arguments: int
@@ -141,11 +143,11 @@ class Verified(Record, frozen=True):
 
 
 class RunnerUp(Record, frozen=True):
-    """A plan that was not chosen, and why.
+    """A plan that was not chosen, and the reason.
 
     Attributes:
-        compiled_bytes: what it takes of each device, as the hardware's compiler says; 0 where that
-            was not asked, or refuses it.
+        compiled_bytes: bytes of each device by the hardware's compiler; 0 if it did not compile the
+            plan.
     """
 
     title: str
@@ -156,32 +158,31 @@ class RunnerUp(Record, frozen=True):
 
 
 class Staging(NamedTuple):
-    """How microbatches go through stages; attributes as a plan's."""
+    """Pipeline schedule. The attributes are those of `Plan`."""
 
     schedule: Schedule = "gpipe"
     rounds: int = 1
 
 
 GPIPE = Staging()
-"""All of them once there, and then all back."""
+"""GPipe with one block of layers in each stage."""
 
 
 class Plan(Record, frozen=True):
-    """How a step is laid out.
+    """Layout of a step.
 
     Attributes:
-        axes: of the mesh, outermost first.
-        zero: what is cut over the data axis beside the batch.
-        rows: in the global batch that it was made for.
-        on: the hardware in words.
-        notes: what could not be looked into, and what was assumed.
-        verified: by the hardware's compiler; None where it was not asked.
-        remat: which activations are made again.
-        micro: in how many parts each device goes through its part of the batch; with stages, in how
-            many microbatches that goes through them.
-        sequence: whether the axis `model` cuts what products pass on along the sequence.
-        schedule: with stages, the order in which microbatches go through them.
-        rounds: with stages, how often they do: each has as many blocks of layers (interleaved).
+        axes: size of each mesh axis, outermost first.
+        zero: ZeRO stage.
+        rows: samples in the global batch of the plan.
+        on: description of the hardware.
+        notes: operations that could not be analysed, and assumptions.
+        verified: result of the hardware's compiler; None if it was not used.
+        remat: recomputed activations.
+        micro: microbatches of each device's part of the batch.
+        sequence: sequence parallelism along the axis `model`.
+        schedule: pipeline schedule, if there are stages.
+        rounds: blocks of layers in each stage (interleaving).
     """
 
     axes: dict[str, int]
@@ -211,12 +212,12 @@ class Plan(Record, frozen=True):
 
     @property
     def title(self) -> str:
-        """As in `data 4 x tensor 2 x 4 stages, ZeRO-1, 16 microbatches, full remat`."""
+        """Short form: `data 4 x tensor 2 x 4 stages, ZeRO-1, 16 microbatches, full remat`."""
         return title_of(self)
 
 
 class _Degrees(Protocol):
-    """What a layout is told by; attributes as a plan's."""
+    """The degrees of a layout. The attributes are those of `Plan`."""
 
     @property
     def axes(self) -> dict[str, int]: ...
@@ -235,7 +236,7 @@ class _Degrees(Protocol):
 
 
 def title_of(layout: _Degrees) -> str:
-    """A layout in a few words."""
+    """Return the short form of a layout."""
     axes, words = layout.axes, {DATA: "data", MODEL: "tensor"}
     stages = axes.get(STAGE, 1)
     parts = [f"{words[axis]} {size}" for axis, size in axes.items() if axis in words and size > 1]
@@ -249,17 +250,17 @@ def title_of(layout: _Degrees) -> str:
 
 
 class Planning(Record, frozen=True):
-    """Constraints on a plan.
+    """A request to the planner.
 
     Attributes:
-        budget: bytes on each device; 0 for all memory.
-        fixed: sizes of axes, `zero`, `micro`, `rounds` and `sequence` (0 or 1).
-        remat: activations to recompute; None leaves it open.
-        schedule: order of microbatches in a pipeline; None leaves it open.
-        given: a plan to use as it is.
-        on: hardware to plan for in place of the devices of the cluster.
-        verify: ask the compiler of the hardware too.
-        only: plan, and run nothing.
+        budget: bytes to use on each device; 0 for all.
+        fixed: fixed sizes of axes, `zero`, `micro`, `rounds` and `sequence` (0 or 1).
+        remat: recomputed activations; None for the planner's choice.
+        schedule: pipeline schedule; None for the planner's choice.
+        given: plan to use unchanged.
+        on: other hardware to plan for. nbdist does not run the step then.
+        only: plan without a run.
+        verify: compile the plan with the hardware's compiler.
     """
 
     given: Annotated[
@@ -312,5 +313,4 @@ class Planning(Record, frozen=True):
 
 
 DATA, MODEL, STAGE = "data", "model", "stage"
-"""The mesh's axes: the batch is cut over the first, what the model is made of over the second, and
-its layers over the third."""
+"""Mesh axes of the batch, of parameters, and of layers."""

@@ -1,4 +1,4 @@
-"""What is looked at before a run, and what was found."""
+"""Checks of hosts and networks before a run, and their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nbdist.records.base import Record
 
 
 class Gpu(Record, frozen=True):
-    """An NVIDIA GPU as its driver tells of it; `busy` is a share of the last second."""
+    """An NVIDIA GPU, from its driver. `busy` is the utilisation of the last second, from 0 to 1."""
 
     name: str
     memory_bytes: int
@@ -17,21 +17,21 @@ class Gpu(Record, frozen=True):
 
 
 class HostFacts(Record, frozen=True):
-    """What a rank's host is, and has to spare.
+    """A rank's host and its free resources.
 
     Attributes:
-        rank: who looked.
-        host: the name that it has for itself.
-        python: the program.
-        versions: of Python and of packages that are installed.
-        folder: where the rank works.
-        cpus: cores that it may use.
-        free_bytes: of memory, for programs that begin now.
-        disk_bytes: free, where it works.
-        shm_bytes: free, in memory that processes share.
-        gpus: all of the host.
-        driver: of these; empty where there are none.
-        time_s: its clock, since 1970.
+        rank: reporting rank.
+        host: own name of the host.
+        python: path of the interpreter.
+        versions: versions of Python and of installed packages.
+        folder: working directory.
+        cpus: cores that the rank may use.
+        free_bytes: memory available to new programs.
+        disk_bytes: free disk space in the working directory.
+        shm_bytes: free shared memory.
+        gpus: all GPUs of the host.
+        driver: version of the GPU driver; empty without GPUs.
+        time_s: clock of the host, in seconds since 1970.
     """
 
     rank: int
@@ -49,13 +49,13 @@ class HostFacts(Record, frozen=True):
 
 
 class Reach(Record, frozen=True):
-    """How one rank reaches another.
+    """Connection from one rank to another.
 
     Attributes:
-        rank: whom.
-        fault: why it does not; empty where it does.
-        latency_s: there and back, the shortest; 0 where it was not measured.
-        bytes_per_s: one way; 0 where it was not measured.
+        rank: the other rank.
+        fault: reason of a failure; empty if the connection works.
+        latency_s: shortest round trip; 0 if not measured.
+        bytes_per_s: bandwidth of one direction; 0 if not measured.
     """
 
     rank: int
@@ -65,13 +65,13 @@ class Reach(Record, frozen=True):
 
 
 class Trouble(Record, frozen=True):
-    """Something that was found.
+    """A problem.
 
     Attributes:
-        where: the hosts.
-        what: is wrong, with its figures.
-        advice: what to type, or to do.
-        is_fatal: a run would fail, or never begin.
+        where: its hosts.
+        what: description with figures.
+        advice: remedy.
+        is_fatal: a run would fail or never start.
     """
 
     where: str
@@ -81,15 +81,15 @@ class Trouble(Record, frozen=True):
 
 
 class Examination(Record, frozen=True):
-    """What was looked at, and found.
+    """Results of the checks.
 
     Attributes:
-        facts: of each rank, in their order.
-        reaches: how each rank reaches the others, by rank.
-        skew_s: by how much its clock is ahead of this machine's, by rank.
-        skew_error_s: how well that is known.
-        troubles: what was found; fatal ones first.
-        seconds: it took.
+        facts: hosts, in the order of ranks.
+        reaches: connections to the other ranks, by rank.
+        skew_s: lead of the clock over this machine's, by rank.
+        skew_error_s: uncertainty of `skew_s`.
+        troubles: problems, fatal ones first.
+        seconds: duration of the checks.
     """
 
     facts: tuple[HostFacts, ...]

@@ -1,7 +1,7 @@
-"""Where the time of a traced cell went: what `%%dist_trace` shows.
+"""Time of a traced cell by operation, device and line: data of `%%dist_trace`.
 
-A device does one thing at a time here: where several operations overlap on it, computing counts
-before collectives, and those before copies. So the three tables add up to the same seconds.
+Each moment of a device counts once. If operations overlap, computing has precedence over
+collectives, and collectives over copies. So the three tables add up to the same seconds.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal
 from nbdist.records.base import Record
 
 SpentKind = Literal["compute", "collective", "to_device", "to_host"]
-"""What a device does: copies `to_device` come from the host's memory, and `to_host` go there."""
+"""Activity of a device. Copies `to_device` read the host's memory, copies `to_host` write it."""
 
 HOST_COPIES = -1
-"""In the place of a device's number: copies that are seen on the host only, as those of CPUs."""
+"""Device number of copies that only the host observes, such as those of CPUs."""
 
 
 class OperationTime(Record, frozen=True):
-    """Operations of one name, of all devices.
+    """Operations of one name on all devices.
 
     Attributes:
-        name: XLA's, as in `dot`, `all-reduce`, `fusion of tanh`; or of a copy.
-        kind: what it is.
-        seconds: of all devices together.
-        count: how often it ran.
+        name: XLA's name, such as `dot`, `all-reduce` or `fusion of tanh`, or that of a copy.
+        kind: activity.
+        seconds: sum over devices.
+        count: number of executions.
     """
 
     name: str
@@ -34,16 +34,16 @@ class OperationTime(Record, frozen=True):
 
 
 class DeviceTime(Record, frozen=True):
-    """One device from the begin of the cell to its end.
+    """Time of one device from the start of the cell to its end.
 
     Attributes:
-        rank: whose it is.
-        device: its number within the rank, or `HOST_COPIES`.
-        compute_s: seconds in which it computed.
-        collective_s: seconds in collectives, the waiting for others included.
-        to_device_s: seconds of copies to it.
-        to_host_s: seconds of copies from it.
-        idle_s: what is left; none of `HOST_COPIES`.
+        rank: rank of the device.
+        device: number of the device in the rank, or `HOST_COPIES`.
+        compute_s: seconds of computing.
+        collective_s: seconds in collectives, including waits for other ranks.
+        to_device_s: seconds of copies to the device.
+        to_host_s: seconds of copies from the device.
+        idle_s: remaining seconds; 0 for `HOST_COPIES`.
     """
 
     rank: int
@@ -56,12 +56,12 @@ class DeviceTime(Record, frozen=True):
 
 
 class LineTime(Record, frozen=True):
-    """What one line had devices do, all devices together.
+    """Time of the operations of one source line, summed over devices.
 
     Attributes:
-        cell: empty for the traced cell itself; an earlier one as in `In [3]`.
-        line: counts from 1, the magic's own line; 0 where no line is known.
-        text: the line.
+        cell: `In [3]` for an earlier cell; empty for the traced cell.
+        line: line number from 1, the magic's line; 0 if unknown.
+        text: source of the line.
         compute_s: seconds of computing.
         collective_s: seconds in collectives.
         transfer_s: seconds of copies between host and devices.
@@ -76,21 +76,21 @@ class LineTime(Record, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Of all kinds."""
+        """Seconds of all kinds."""
         return self.compute_s + self.collective_s + self.transfer_s
 
 
 class Trace(Record, frozen=True):
-    """A traced cell, on one rank or on several.
+    """A traced cell on one or several ranks.
 
     Attributes:
-        ranks: where it was traced.
-        seconds: how long the slowest of them was at it.
-        by_operation: the longest first.
-        by_device: in order.
-        by_line: the traced cell's in order, then those of earlier cells, then what has no line.
-        notes: what the figures do not show, in words.
-        folder: where the profiler's files are; empty where they are not kept.
+        ranks: traced ranks.
+        seconds: duration on the slowest rank.
+        by_operation: operations, longest first.
+        by_device: devices, in order.
+        by_line: lines of the traced cell in order, then of earlier cells, then time without a line.
+        notes: limits of the figures.
+        folder: folder of the profiler's files; empty if they were discarded.
     """
 
     ranks: tuple[int, ...]
@@ -103,15 +103,15 @@ class Trace(Record, frozen=True):
 
 
 class TracedRank(Record, frozen=True):
-    """What one rank saw; its devices are of `OWN_RANK`, and lines of the cell have no text.
+    """Trace of one rank. Its devices have the rank `OWN_RANK`, and its lines no text.
 
     Attributes:
-        seconds: how long it was at the cell, its devices included.
-        by_operation: as of `Trace`.
-        by_device: as of `Trace`.
-        by_line: as of `Trace`.
-        notes: as of `Trace`.
-        file: the profiler's, an `xplane.pb`; empty where it was not asked for.
+        seconds: duration of the cell, including its devices.
+        by_operation: see `Trace`.
+        by_device: see `Trace`.
+        by_line: see `Trace`.
+        notes: see `Trace`.
+        file: `xplane.pb` of the profiler; empty if not requested.
     """
 
     seconds: float

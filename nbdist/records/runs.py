@@ -1,4 +1,4 @@
-"""A run as it is kept on disk and shown in a browser: JSON, and TypeScript made from these."""
+"""Runs on disk and in a browser. TypeScript types are generated from these records."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nbdist.records.cluster import WorkerState
 from nbdist.records.events import Columns
 
 RUN_MIME = "application/vnd.nbdist.run.v1+json"
-"""The type of an output that shows a run."""
+"""MIME type of an output that shows a run."""
 
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
-"""What names of runs look like."""
+"""Pattern of run ids."""
 
 CLUSTER_ID = r"[0-9a-f]{12}"
-"""What ids of clusters look like."""
+"""Pattern of cluster ids."""
 
 RunStatus = Literal["running", "stopping", "finished", "stopped", "failed", "interrupted", "lost"]
-"""`lost`: the kernel that wrote it is gone and has not said how it ended."""
+"""`lost`: the kernel ended without a report of the run's end."""
 
 RankStatus = Literal["running", "finished", "failed", "interrupted", "dead"]
 FindingTopic = Literal[
@@ -38,7 +38,7 @@ FindingTopic = Literal[
 
 
 class Table(Record, frozen=True):
-    """One append-only file of rows; reports with the same columns are in one table."""
+    """An append-only file of rows. Reports with equal columns share a table."""
 
     number: int
     columns: Columns
@@ -48,8 +48,8 @@ class RunWorker(Record, frozen=True):
     """A rank of a run.
 
     Attributes:
-        devices: in words, as in `2 x cpu`.
-        said: of a rank that failed, its error.
+        devices: description, such as `2 x cpu`.
+        said: error of a failed rank; else empty.
     """
 
     rank: int
@@ -61,14 +61,14 @@ class RunWorker(Record, frozen=True):
 
 
 class Finding(Record, frozen=True):
-    """Something about a run that is worth a line; one that no longer holds is taken away.
+    """A remark about a run. nbdist removes it when it no longer applies.
 
     Attributes:
-        topic: what it is about.
-        text: what was seen, and what to type.
-        ranks: whom it is about; empty where it is all.
-        value: the share or the ratio that was seen; 0 where there is none.
-        warning: whether something should be done.
+        topic: its subject.
+        text: observation and remedy.
+        ranks: affected ranks; empty for all.
+        value: observed share or ratio; 0 if there is none.
+        warning: the user should act.
     """
 
     topic: FindingTopic
@@ -79,10 +79,10 @@ class Finding(Record, frozen=True):
 
 
 class Writer(Record, frozen=True):
-    """The process that keeps a run: its start tells it from a later process of the same pid.
+    """The process that writes a run, identified by pid and start.
 
     Attributes:
-        started: seconds after the machine came up: the same however its clock is set later.
+        started: seconds from the boot of the machine. Changes of the clock do not affect it.
     """
 
     host: str
@@ -90,16 +90,16 @@ class Writer(Record, frozen=True):
     started: float
 
 
-class Heal(Record, frozen=True):
-    """Ranks were lost, and the run went on without the user.
+class RecoveryRecord(Record, frozen=True):
+    """A recovery of a run from a loss of ranks.
 
     Attributes:
-        time_s: of the run, when it did: all that is reported of the steps after has a later time.
-        ranks: those that were lost.
-        reason: what became of them.
-        step: the last one that it had not to make again.
-        lost_s: from the loss on, until steps were made again.
-        workers: how many went on, where they are fewer than before; else 0.
+        time_s: seconds of the run at the recovery. Reports of repeated steps are later.
+        ranks: lost ranks.
+        reason: cause of the loss.
+        step: last step that was not repeated.
+        lost_s: seconds from the loss to the next step.
+        workers: remaining workers if they are fewer than before; else 0.
     """
 
     time_s: float
@@ -111,13 +111,13 @@ class Heal(Record, frozen=True):
 
 
 class StepFigures(Record, frozen=True):
-    """What a step takes; None is what is not known, or not yet.
+    """Cost of a step; None for unknown figures.
 
     Attributes:
         step_s: seconds between two steps.
-        collectives: the share of them that is spent in collectives, and in nothing else.
-        arguments: bytes on each device of what the step is given.
-        memory: the same with what it makes on its way.
+        collectives: share of `step_s` in collectives alone, from 0 to 1.
+        arguments: bytes of the arguments on each device.
+        memory: bytes of arguments and temporaries on each device.
     """
 
     step_s: float | None = None
@@ -127,12 +127,12 @@ class StepFigures(Record, frozen=True):
 
 
 class PlanCheck(Record, frozen=True):
-    """What the plan of a step has foretold, and what came of it.
+    """Predicted and measured cost of a step.
 
     Attributes:
-        title: of the layout, as in `data 4 x tensor 2`.
-        planned: without the margin for what nobody can foretell.
-        measured: over the last steps; bytes are those that XLA counts, once it has compiled.
+        title: layout, such as `data 4 x tensor 2`.
+        planned: prediction without the memory margin.
+        measured: measurement over the last steps. Bytes are XLA's, after compilation.
     """
 
     title: str
@@ -141,38 +141,38 @@ class PlanCheck(Record, frozen=True):
 
 
 class RunState(Record, frozen=True):
-    """What `run.json` holds; replaced as a whole whenever it changes.
+    """Content of `run.json`, replaced as a whole at each change.
 
     Attributes:
-        id: names the run's directory; matches `RUN_ID`.
-        number: of the cell within its cluster.
-        label: the notebook's execution count.
-        header: the magic's line, as typed.
-        strategy: whose scope the cell ran in; None where it ran in none.
-        framework: in words, with its version.
-        status: how it is.
+        id: id of the run and name of its directory; matches `RUN_ID`.
+        number: number of the cell in its cluster.
+        label: execution count of the notebook.
+        header: the magic's line.
+        strategy: strategy whose scope the cell ran in; None for no scope.
+        framework: framework with its version.
+        status: state of the run.
         began: seconds since 1970.
         ended: seconds since 1970; 0 while it runs.
-        replicas: how many share a batch; 0 where the cell is no step.
-        batch: samples in the first global batch; 0 where the cell is no step.
-        samples: samples in an epoch; -1 where nobody knows.
-        epochs: how many there will be; 0 where nobody knows.
-        steps: steps of the whole run; -1 where nobody knows.
-        split: how the data come to the ranks, in words.
-        workers: the ranks, in their order.
-        findings: what is worth a line.
-        error: of a run that failed, the one that ended it.
-        versions: of what ran, by name.
-        writer: who keeps it.
-        stoppable: whether Stop ends it at the end of a step.
-        request: id of the front end's request to run the cell; empty where there was none.
-        cell: the cell's id in its notebook; empty where the front end has not told.
-        heals: how often ranks were lost; what was reported of later steps before is void. Whoever
-            watches is told before the rows that stand for these.
-        healing: what became of ranks that are being replaced; empty where none are.
-        plan: what was foretold of the steps, and what came of it; None where nothing was planned.
-        seed: of the cluster's random generators when it started; None in runs of older versions.
-        cell_seed: of the generators when the cell began (`--seed`); None if not given.
+        replicas: replicas that share a batch; 0 if the cell has no steps.
+        batch: samples in the first global batch; 0 if the cell has no steps.
+        samples: samples in an epoch; -1 if unknown.
+        epochs: epochs of the run; 0 if unknown.
+        steps: steps of the run; -1 if unknown.
+        split: description of how data are distributed over ranks.
+        workers: ranks, in order.
+        findings: remarks.
+        error: error of a failed run.
+        versions: versions of Python and packages, by name.
+        writer: process that writes the run.
+        stoppable: Stop ends the run at the end of a step.
+        request: id of the front end's execution request; empty if unknown.
+        cell: id of the cell in its notebook; empty if unknown.
+        recoveries: of lost ranks, `heals` in run.json. Earlier reports of later steps are
+            superseded. Viewers get this field before the new rows of these steps.
+        recovering: `healing` in run.json: the reason while ranks are being replaced, else empty.
+        plan: predicted and measured cost of the steps; None without a plan.
+        seed: seed of the cluster's random generators; None in runs of older versions.
+        cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
     """
 
     id: str
@@ -198,8 +198,8 @@ class RunState(Record, frozen=True):
     stoppable: bool = False
     request: str = ""
     cell: str = ""
-    heals: tuple[Heal, ...] = ()
-    healing: str = ""
+    recoveries: tuple[RecoveryRecord, ...] = msgspec.field(name="heals", default=())
+    recovering: str = msgspec.field(name="healing", default="")
     plan: PlanCheck | None = None
     seed: int | None = None
     cell_seed: int | None = None
@@ -211,12 +211,12 @@ class RunState(Record, frozen=True):
 
 
 class RunOutput(Record, frozen=True):
-    """What an output of type `RUN_MIME` holds: where to look, and what to say until then.
+    """Content of an output of type `RUN_MIME`.
 
     Attributes:
-        id: the run's.
-        text: the run in a line.
-        over: it has ended; what is shown will not change.
+        id: id of the run.
+        text: summary in one line, for front ends without the extension.
+        over: the run has ended and the output is final.
     """
 
     id: str
@@ -225,11 +225,11 @@ class RunOutput(Record, frozen=True):
 
 
 class ShownPlacement(Record, frozen=True):
-    """What `%dist_show` showed last; the picture is in `placement.html`, beside `cluster.json`.
+    """Last output of `%dist_show`. The picture is `placement.html` beside `cluster.json`.
 
     Attributes:
-        names: as asked for.
-        at: when, in seconds since 1970.
+        names: names in the request.
+        at: time in seconds since 1970.
     """
 
     names: tuple[str, ...]
@@ -237,16 +237,16 @@ class ShownPlacement(Record, frozen=True):
 
 
 class ClusterState(Record, frozen=True):
-    """What `cluster.json` holds while a cluster is there.
+    """Content of `cluster.json` while a cluster exists.
 
     Attributes:
-        id: names it.
-        frameworks: what its workers load.
-        workers: the ranks, in their order.
-        run: the run that is under way; empty between runs.
-        writer: the notebook's kernel.
-        kernel: the kernel's id within its Jupyter server; empty where there is none.
-        placement: where arrays were when somebody last looked; None until then.
+        id: id of the cluster.
+        frameworks: frameworks of its workers.
+        workers: ranks, in order.
+        run: id of the current run; empty between runs.
+        writer: kernel of the notebook.
+        kernel: id of the kernel in its Jupyter server; empty without a server.
+        placement: last output of `%dist_show`; None before the first.
     """
 
     id: str
@@ -258,8 +258,8 @@ class ClusterState(Record, frozen=True):
     placement: ShownPlacement | None = None
 
 
-# What the server tells a browser that watches a run; rows go as binary: float64, little-endian, the
-# table's number and then its rows.
+# Messages of the server to a browser that shows a run. Rows are binary: float64, little-endian, the
+# number of the table, then its rows.
 
 
 class ServerMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -267,38 +267,38 @@ class ServerMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StateMessage(ServerMessage, frozen=True):
-    """How the run is; sent first, and whenever it changes."""
+    """State of the run, sent first and at each change."""
 
     state: RunState
 
 
 class TableMessage(ServerMessage, frozen=True):
-    """A table's columns; sent before its rows."""
+    """Columns of a table, sent before its rows."""
 
     table: Table
 
 
 class TextMessage(ServerMessage, frozen=True):
-    """What the cell shows as text, on from what was sent; of both streams in their order."""
+    """Next part of the cell's text output, both streams in order."""
 
     text: str
 
 
 class CaughtUp(ServerMessage, frozen=True):
-    """All that the run had when the browser came has been sent; what follows is new."""
+    """End of the stored content. The following messages are new."""
 
 
 class StopRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a browser may say: end the run at the end of a step."""
+    """Request of a browser to end the run at the end of a step."""
 
 
 AnyServerMessage = StateMessage | TableMessage | TextMessage | CaughtUp
 
 NO_SUCH_RUN = 4404
-"""The socket is closed with this where there is no such run."""
+"""Close code: the run does not exist."""
 
 RUN_IS_GONE = 4410
-"""The socket is closed with this when the run's directory was deleted."""
+"""Close code: the directory of the run was deleted."""
 
 BAD_MESSAGE = 4400
-"""The socket is closed with this after a message that is none of ours."""
+"""Close code: invalid message."""

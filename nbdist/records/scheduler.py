@@ -1,4 +1,4 @@
-"""Hosts that a scheduler gives: how it is asked, and how they find the notebook's machine."""
+"""Requests for hosts from a scheduler, and their connection to the notebook's machine."""
 
 from __future__ import annotations
 
@@ -85,16 +85,18 @@ class Batch(Record, frozen=True):
     ] = ""
 
 
-class Calling(Record, frozen=True):
-    """How a host calls this machine; whoever has it can run programs for the cluster's user.
+class DialInTicket(Record, frozen=True):
+    """Secret ticket of a host for its connection to this machine.
+
+    The holder can run programs as the user of the cluster.
 
     Attributes:
-        address: this machine's.
-        port: likewise, over TCP.
-        key: private, by which the host is known (OpenSSH's format).
-        trusted: public, of the only one who may give it orders.
-        cluster: whose folders' names begin with it, after `nbdist-`.
-        job: of which this is a part, by its number.
+        address: address of this machine.
+        port: TCP port of this machine.
+        key: private key of the host, in OpenSSH's format.
+        trusted: public key of the only client that may send commands.
+        cluster: cluster id, part of the folder names `nbdist-ID...`.
+        job: number of the job.
     """
 
     address: str
@@ -105,12 +107,12 @@ class Calling(Record, frozen=True):
     job: int
 
 
-class Caller(Record, frozen=True):
-    """A host that has called.
+class DialedHost(Record, frozen=True):
+    """A host that connected to this machine.
 
     Attributes:
-        job: of which it is a part, by its number.
-        task: which part, from 0.
+        job: number of its job.
+        task: index of the task in the job, from 0.
     """
 
     job: int
@@ -118,14 +120,14 @@ class Caller(Record, frozen=True):
 
 
 class JobState(Record, frozen=True):
-    """What the scheduler says of a job.
+    """State of a job, from the scheduler.
 
     Attributes:
-        word: its own, in capitals as a rule; empty where it knows nothing of it.
-        detail: the reason, or when it is to begin, as far as it says.
-        waits: it has no hosts yet.
-        over: it has none any more, and will have none.
-        restarts: how often it was queued again.
+        word: the scheduler's name of the state; empty if it does not know the job.
+        detail: reason, or expected start, if the scheduler reports it.
+        waits: the job has no hosts yet.
+        over: the job has ended.
+        restarts: number of requeues.
     """
 
     word: str

@@ -1,4 +1,4 @@
-"""What a plan is made for: devices, and the links between them."""
+"""Hardware of a plan: devices and the links between them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import msgspec
 from nbdist.records.base import Record
 
 Extent = tuple[int, ...]
-"""How a mesh axis lies in a topology: its factor at each level, innermost first. `(4, 2)` is an
-axis of 8: four devices of each of two hosts."""
+"""Factors of a mesh axis at each level of a topology, innermost first.
+
+`(4, 2)` is an axis of size 8: four devices on each of two hosts."""
 
 
 class Chip(Record, frozen=True):
     """One kind of device.
 
     Attributes:
-        name: as people call it, `H100`.
-        platform: JAX's word: `gpu`, `tpu`, `cpu`, or a plugin's own.
-        memory_bytes: its own memory.
+        name: common name, such as `H100`.
+        platform: JAX's platform: `gpu`, `tpu`, `cpu`, or that of a plugin.
+        memory_bytes: memory of the device.
         flops: dense peak by type (`bfloat16`, `float32`, ...), in operations a second. `float32` is
-            exact; what else a product of float32 may be computed in is `tensorfloat32`.
-        bytes_per_s: between the device and its memory.
-        source: where the figures are from.
+            exact. `tensorfloat32` is the reduced precision of float32 products.
+        bytes_per_s: memory bandwidth.
+        source: source of the figures.
     """
 
     name: str
@@ -35,18 +36,18 @@ class Chip(Record, frozen=True):
 
 
 class Level(Record, frozen=True):
-    """Links of one kind, which join `size` of what the level below holds.
+    """Links of one kind that join `size` units of the level below.
 
     Attributes:
-        name: `process`, `host`, `rack`, `network`, `ICI x`, `DCN`.
-        size: how many it joins; on the innermost level, devices.
-        latency_s: for each message, over one link.
-        bytes_per_s: that every device can send one way, when all send at once; on a ring or a line,
-            to each of its neighbours.
-        ring: links join neighbours only, in a ring (a torus axis of TPUs); else all join all.
-        wraps: of neighbours, whether the last is the first one's: where not, a ring is a line.
-        alone_bytes_per_s: that one device can send while the others of its host are silent; None
-            where that is no more.
+        name: `process`, `host`, `rack`, `network`, `ICI x` or `DCN`.
+        size: number of joined units; devices on the innermost level.
+        latency_s: latency of a message over one link.
+        bytes_per_s: bandwidth of one direction for each device while all send; on a ring or a line,
+            to each neighbour.
+        ring: links join neighbours only (a torus axis of TPUs). If False, all units are joined.
+        wraps: the last unit is a neighbour of the first. If False, the ring is a line.
+        alone_bytes_per_s: bandwidth of one device while the others of its host do not send; None if
+            equal.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Topology(Record, frozen=True):
     """Devices of one kind, innermost level first.
 
     Attributes:
-        assumed: what was neither said nor measured, in a line each.
+        assumed: assumptions, one line each.
     """
 
     chip: Chip
@@ -75,7 +76,7 @@ class Topology(Record, frozen=True):
 
 
 class Link(Record, frozen=True):
-    """What was measured of a level's links; the attributes are those of `Level`."""
+    """Measurement of a level's links. The attributes are those of `Level`."""
 
     latency_s: float
     bytes_per_s: float
@@ -83,12 +84,12 @@ class Link(Record, frozen=True):
 
 
 class Product(Record, frozen=True):
-    """What a device reached in products of square matrices, while all others did the same.
+    """Measured rate of products of square matrices while all devices compute.
 
     Attributes:
-        dtype: of both matrices and of the product.
-        size: rows and columns of each.
-        flops: operations a second; of the slowest device.
+        dtype: type of both matrices and of the product.
+        size: rows and columns of each matrix.
+        flops: operations a second of the slowest device.
     """
 
     dtype: str
@@ -97,12 +98,12 @@ class Product(Record, frozen=True):
 
 
 class Way(Record, frozen=True):
-    """A square product where its matrices are, against elsewhere with the way of one of them.
+    """Duration of a square product on the device of its matrices and on another device.
 
     Attributes:
         size: rows and columns.
-        home_s: where they are.
-        there_s: elsewhere, the way to it included.
+        home_s: seconds on the device of the matrices.
+        there_s: seconds on the other device, including the transfer of one matrix.
     """
 
     size: int
@@ -111,19 +112,18 @@ class Way(Record, frozen=True):
 
     @property
     def pays(self) -> bool:
-        """Whether the way is worth it: what is less than a tenth is noise."""
+        """True if the other device is faster by more than 10 %; less is noise."""
         return self.there_s * 1.1 < self.home_s
 
 
 class Crossing(Record, frozen=True):
-    """From which size on the way to other devices is worth it.
+    """Matrix size from which a transfer to other devices pays.
 
     Attributes:
-        ways: as they were measured, by size.
-        size: of square matrices of float32, between two that were measured; None where the way is
-            worth it for none of them.
-        home: where the matrices are, for people.
-        there: the other devices.
+        ways: measurements by size.
+        size: rows of a square float32 matrix, interpolated; None if no measured size pays.
+        home: description of the device of the matrices.
+        there: description of the other devices.
     """
 
     ways: tuple[Way, ...]
@@ -133,22 +133,21 @@ class Crossing(Record, frozen=True):
 
     @property
     def nbytes(self) -> float:
-        """Of one such matrix; infinite where there is no crossing."""
+        """Bytes of one such matrix; infinite if no size pays."""
         return math.inf if self.size is None else 4 * self.size**2
 
 
 class Bench(Record, frozen=True):
-    """What was measured of a cluster's devices, all at work at once; of each the slowest.
+    """Measurements of a cluster's devices while all work. Each figure is that of the slowest.
 
     Attributes:
-        devices: how many there were.
-        products: by type and size.
-        bytes_per_s: read and written in copies within a device's memory.
-        links: of each level that joins some, what all-reduces over it reached.
-        transfers: `to device`, `to host`, and where a process has several, `device to device`.
-        dispatch_s: from a call of the smallest program to its result.
-        crossing: from which size on the way to a device is worth it, on the first process; None
-            where there is but one device.
+        devices: number of devices.
+        products: matrix products by type and size.
+        bytes_per_s: bytes read and written by copies in a device's memory.
+        links: all-reduces over each level.
+        transfers: `to device`, `to host` and, with several devices a process, `device to device`.
+        dispatch_s: seconds from the call of the smallest program to its result.
+        crossing: size from which a transfer pays, on the first process; None with one device.
     """
 
     devices: int
@@ -161,18 +160,18 @@ class Bench(Record, frozen=True):
 
 
 class DeviceState(Record, frozen=True):
-    """A device, and what of its memory is used now.
+    """A device and its memory use.
 
     Attributes:
-        name: `cuda:0`, its platform and number.
-        platform: JAX's word, or TensorFlow's.
-        kind: what its maker calls it.
-        process: the rank that drives it.
-        host: where that is.
-        plugin: the package that brings its platform, with the version.
-        memory_bytes: that a program may use of it, of a CPU its host's; None where nobody tells, as
-            the runtime of some plugins, or another process.
-        used_bytes: of these.
+        name: platform and number, such as `cuda:0`.
+        platform: platform in JAX or TensorFlow.
+        kind: product name.
+        process: rank of the device.
+        host: host of the rank.
+        plugin: package and version of the platform's plugin.
+        memory_bytes: memory available to a program, for a CPU that of its host; None if the runtime
+            does not report it.
+        used_bytes: used part of `memory_bytes`; None if unknown.
     """
 
     name: str
@@ -186,13 +185,13 @@ class DeviceState(Record, frozen=True):
 
 
 class DevicesSeen(Record, frozen=True):
-    """What a process has seen of the devices that it knows.
+    """Devices that a process knows.
 
     Attributes:
-        devices: of all platforms and processes.
-        topology: what steps are planned for; None where nobody knows the devices.
-        fault: why there is none.
-        bench: what was measured last; None where nothing was.
+        devices: devices of all platforms and processes.
+        topology: topology for plans; None if the devices are unknown.
+        fault: reason for a missing topology.
+        bench: last measurements; None if not measured.
     """
 
     devices: tuple[DeviceState, ...]
@@ -202,14 +201,16 @@ class DevicesSeen(Record, frozen=True):
 
 
 class LocalDevices(Record, frozen=True):
-    """What one process says of the devices that it drives, all of one kind.
+    """Devices of one process, all of one kind.
 
     Attributes:
-        platform: JAX's word.
+        host: name of the host.
+        platform: JAX's platform.
         kind: JAX's `device_kind`.
-        memory_bytes: that a program may use of one device; None where the runtime does not tell.
-        slice_index: of TPUs in several slices, which.
-        coords: of TPUs, where each is in its slice: (x, y, z).
+        devices: number of devices.
+        memory_bytes: memory of one device for programs; None if the runtime does not report it.
+        slice_index: index of the slice, for TPUs in several slices.
+        coords: position (x, y, z) of each TPU in its slice.
     """
 
     host: str

@@ -6,12 +6,12 @@ from nbdist.records.base import Record
 
 
 class SeenVariable(Record, frozen=True):
-    """A variable that all ranks should have alike.
+    """A variable that should be equal on all ranks.
 
     Attributes:
-        kind: its name without counters, and its type.
-        shape: of its value.
-        digest: of its value on this rank.
+        kind: name without counters, and type.
+        shape: shape of the value.
+        digest: digest of the value on this rank.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Survey(Record, frozen=True):
 
 
 class CopiedVariable(Record, frozen=True):
-    """A variable that all ranks take from one.
+    """A variable that all ranks copy from one rank.
 
     Attributes:
-        own: its position on this rank; -1 if this rank does not have it.
-        kind: as `SeenVariable` has it.
-        shape: of the value.
+        own: position on this rank; -1 if it does not exist there.
+        kind: see `SeenVariable`.
+        shape: shape of the value.
     """
 
     own: int
@@ -62,12 +62,12 @@ class CopiedVariable(Record, frozen=True):
 
 
 class Agreement(Record, frozen=True):
-    """What one rank does so that all have the same variables.
+    """Actions of one rank that make variables equal on all ranks.
 
     Attributes:
-        source: the rank whose values all take.
-        copied: the variables, in the same order on all ranks.
-        alone: positions of variables that some rank does not have.
+        source: rank whose values all ranks copy.
+        copied: copied variables, in the same order on all ranks.
+        alone: positions of variables that are missing on some rank.
         unbuilt: positions of optimizers that are not built on all ranks.
     """
 
@@ -78,12 +78,12 @@ class Agreement(Record, frozen=True):
 
 
 class Restored(Record, frozen=True):
-    """What the user has to know of one rank after that.
+    """Effects on one rank that the user must know.
 
     Attributes:
-        changed: names of variables that have another value now.
-        alone: names of the user's that hold variables which some rank does not have.
-        iterators: names of the user's that hold iterators over data sets.
+        changed: names of variables with a new value.
+        alone: user names of variables that are missing on some rank.
+        iterators: user names of iterators over data sets.
     """
 
     changed: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from nbdist.telemetry.tail import FRAME_BYTES, States, encoded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.telemetry.run_reader import KeptRun
+    from nbdist.telemetry.run_reader import StoredRun
 
 
 class TextTail:
@@ -23,7 +23,7 @@ class TextTail:
         OSError: the directory is gone.
     """
 
-    def __init__(self, run: KeptRun) -> None:
+    def __init__(self, run: StoredRun) -> None:
         self._run = run
         self._states = States(run)
         self._file = run.open_shown()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from nbdist.telemetry.run_reader import KeptRun
+    from nbdist.telemetry.run_reader import StoredRun
     from nbdist.telemetry.tail import News
 
 TAIL_S = 0.05
@@ -41,7 +41,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def initialize(self, root: Path) -> None:
         self._root = root
-        self._run: KeptRun | None = None
+        self._run: StoredRun | None = None
         self._following: asyncio.Task[None] | None = None
 
     def set_default_headers(self) -> None:
@@ -83,13 +83,13 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         if self._following is not None:
             self._following.cancel()
 
-    def _stop(self, run: KeptRun) -> None:
+    def _stop(self, run: StoredRun) -> None:
         try:
             run.ask_to_stop()
         except OSError as error:
             self.log.warning("nbdist: run %s could not be asked to stop: %s", run.id, error)
 
-    async def _follow(self, run: KeptRun) -> None:
+    async def _follow(self, run: StoredRun) -> None:
         wants_text = self.get_query_argument("text", "") == "1"
         try:
             with contextlib.closing(TextTail(run) if wants_text else Tail(run)) as news:

@@ -17,9 +17,9 @@ from nbdist.cluster.preflight import require_shared
 from nbdist.errors import ClosedError, LeftError, UsageError
 from nbdist.execution import live_run
 from nbdist.execution.result import Run
-from nbdist.records import CellUnderWay, ClusterRequest, Communication
-from nbdist.session.inspection import Sights
-from nbdist.session.lifecycle import Holding, new_view
+from nbdist.records import ClusterRequest, Communication, RunningCell
+from nbdist.session.inspection import ClusterInspection
+from nbdist.session.lifecycle import ClusterLifecycle, new_view
 from nbdist.session.transfer import pull, write_objects
 from nbdist.settings import Settings
 from nbdist.utils.signals import interrupt_held
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Run"]
 
 
-class Cluster(Sights):
+class Cluster(ClusterInspection):
     """Engines, one for each host, wired for the frameworks.
 
     Args:
@@ -95,7 +95,7 @@ class Cluster(Sights):
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._ran: list[str] = []
         self.running = False
-        self._hold(Holding.start(self.request, self.settings))
+        self._hold(ClusterLifecycle.start(self.request, self.settings))
 
     def __enter__(self) -> Self:
         return self
@@ -109,9 +109,13 @@ class Cluster(Sights):
 
     # Starting and stopping.
 
-    def _hold(self, held: Holding) -> None:
+    def _hold(self, held: ClusterLifecycle) -> None:
         self._held, self._folder = held, held.folder
-        self._crew, self._runner, self._journal = held.crew, held.runner, held.journal
+        self._worker_group, self._runner, self._journal = (
+            held.worker_group,
+            held.runner,
+            held.journal,
+        )
         self.running = True
 
     def restart(self) -> None:
@@ -154,11 +158,11 @@ class Cluster(Sights):
     def _go_on(self, run: CellRequest) -> Run:
         """Run a cell that was saved again, from its newest checkpoint; all it uses is there."""
         assert run.saving is not None
-        require_shared(self._crew.engines, run.saving.folder)
+        require_shared(self._worker_group.engines, run.saving.folder)
         request = run.with_options(saving=structs.replace(run.saving, resume=True))
         request = structs.replace(request, number=self._runner.number + 1)
         headers = (text.partition("\n")[0].partition(f"[{run.label}] ")[2] for text in self._ran)
-        under_way = CellUnderWay(request=request, ranks=self._chosen(None))
+        under_way = RunningCell(request=request, ranks=self._chosen(None))
         return self._keep(under_way, next(filter(None, headers), ""))
 
     def stop(self) -> None:
@@ -169,13 +173,14 @@ class Cluster(Sights):
     # Coming back.
 
     @classmethod
-    def adopt(cls, folder: Path, settings: Settings, *, keeper: bool = False) -> Self:
+    def adopt(cls, folder: Path, settings: Settings, *, detached_runner: bool = False) -> Self:
         """Take over a cluster whose owner is gone, as it is; `nbdist.attach` finds it.
 
         Args:
             folder: the cluster's.
             settings: of this process.
-            keeper: this process is no notebook's kernel, and leaves the cluster to one that asks.
+            detached_runner: this process is no notebook's kernel, and leaves the cluster to one
+                that asks.
 
         Raises:
             OwnedError: a notebook's kernel has it.
@@ -183,8 +188,8 @@ class Cluster(Sights):
         """
         self = cls.__new__(cls)
         self.settings = settings
-        self._hold(Holding.adopt(folder, settings, keeper=keeper))
-        self.request, ran = self._held.estate.estate.request, self._held.estate.estate.ran
+        self._hold(ClusterLifecycle.adopt(folder, settings, detached_runner=detached_runner))
+        self.request, ran = self._held.handover.handover.request, self._held.handover.handover.ran
         self._ran = list(ran)
         return self
 
@@ -211,13 +216,13 @@ class Cluster(Sights):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a notebook asks for the cluster, which a keeper has."""
-        return self._crew.engines.is_wanted
+        """Whether a notebook asks for the cluster, which a detached runner has."""
+        return self._worker_group.engines.is_wanted
 
     @property
     def is_whole(self) -> bool:
         """Whether cells can run on all ranks, and engines be made anew."""
-        return self._crew.engines.can_restart() and not self._crew.engines.dead()
+        return self._worker_group.engines.can_restart() and not self._worker_group.engines.dead()
 
     # Cells.
 
@@ -272,16 +277,16 @@ class Cluster(Sights):
             header=header,
         )
         self._runner.settle()
-        needs_heal = self._runner.gone() or self._runner.is_halfway
-        if saving is None or not options.max_heals or not needs_heal:
+        needs_recovery = self._runner.gone() or self._runner.is_halfway
+        if saving is None or not options.max_heals or not needs_recovery:
             self._runner.refuse_unready(chosen)
-            self._mend()
+            self._reconnect()
             if saving is not None:
-                require_shared(self._crew.engines, saving.folder)
+                require_shared(self._worker_group.engines, saving.folder)
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
-        return self._keep(CellUnderWay(request=request, ranks=chosen), header)
+        return self._keep(RunningCell(request=request, ranks=chosen), header)
 
-    def _keep(self, cell: CellUnderWay, header: str) -> Run:
+    def _keep(self, cell: RunningCell, header: str) -> Run:
         """Run the cell, and keep its run."""
         workers = [w for w in self.workers(measure=False) if w.rank in cell.ranks]
         cells, seed = self._ran, self.request.seed
@@ -291,7 +296,7 @@ class Cluster(Sights):
             self._follow(sent, kept, {worker.rank: worker.host for worker in workers})
         return self.last_run
 
-    def _follow(self, cell: CellUnderWay, kept: LiveRun, host_of: Mapping[int, str]) -> None:
+    def _follow(self, cell: RunningCell, kept: LiveRun, host_of: Mapping[int, str]) -> None:
         """Run the cell on these ranks, and show and keep what they say."""
         view = new_view(kept, host_of, self.settings)
         self._held.begin(cell, tuple(self._ran))
@@ -312,24 +317,24 @@ class Cluster(Sights):
             if self.running:
                 with interrupt_held():
                     self._held.settle()
-                    self._journal.add_cell(self._held.estate.estate.last, self.last_run, failed)
+                    self._journal.add_cell(self._held.handover.handover.last, self.last_run, failed)
             if self._runner.stuck:
                 self.restart()
-        self._crew.warm_spares(self._journal.imports())
+        self._worker_group.warm_spares(self._journal.imports())
 
     @property
     def last_run(self) -> Run:
         """The cell that ran last, also when it failed."""
         return self._runner.last_run
 
-    def _mend(self) -> None:
+    def _reconnect(self) -> None:
         """Restore cancelled collectives, with the state; fresh workers start if that fails."""
-        collectives = self._crew.collectives
+        collectives = self._worker_group.collectives
         if not collectives.broken:
             return
         try:
             with StartView("nbdist: a collective was cancelled") as phases:
-                told = collectives.mend(phases, collectives.strategies, self._journal.places)
+                told = collectives.rebuild(phases, collectives.strategies, self._journal.places)
                 phases.finish("; ".join(("nbdist: collectives restored", *told)), ())
         except ClosedError as error:
             sys.stderr.write(f"nbdist: {error}\n")

@@ -46,7 +46,7 @@ def main() -> None:
     with Path(os.devnull).open("w") as nowhere:
         sys.stdout = nowhere  # what the cell shows is kept with the run
         try:
-            cluster = Cluster.adopt(Path(sys.argv[1]), settings, keeper=True)
+            cluster = Cluster.adopt(Path(sys.argv[1]), settings, detached_runner=True)
         except OwnedError:
             return  # a notebook was faster
         _log.info("follows the cell")

@@ -11,7 +11,7 @@ from nbdist.views.cluster.devices import DevicesPicture
 from nbdist.worker.remote import devices as rank_devices
 
 if TYPE_CHECKING:
-    from nbdist.cluster.worker_group import Crew
+    from nbdist.cluster.worker_group import WorkerGroup
 
 _BENCH_S = 300.0
 _NO_JAX = (
@@ -20,37 +20,37 @@ _NO_JAX = (
 )
 
 
-def look(crew: Crew, *, bench: bool) -> DevicesPicture:
+def look(worker_group: WorkerGroup, *, bench: bool) -> DevicesPicture:
     """The devices of all ranks, and the links between them.
 
     Args:
-        crew: the ranks; none is in a cell.
+        worker_group: the ranks; none is in a cell.
         bench: they are measured first, and steps are planned with that from here on.
 
     Raises:
         UsageError: they have no JAX to measure them with.
         WorkerError: a rank failed, or died.
     """
-    has_jax = "pjrt" in crew.collectives.strategies
+    has_jax = "pjrt" in worker_group.collectives.strategies
     if bench and not has_jax:
         raise UsageError(_NO_JAX)
     if bench:
-        with crew.engines.within(_BENCH_S):
-            crew.collectives.bench = crew.engines.apply(rank_devices.bench)[0]
-    topology = crew.engines.apply(rank_devices.topology)[0] if has_jax else None
+        with worker_group.engines.within(_BENCH_S):
+            worker_group.collectives.bench = worker_group.engines.apply(rank_devices.bench)[0]
+    topology = worker_group.engines.apply(rank_devices.topology)[0] if has_jax else None
     return DevicesPicture(
-        devices=_of_jax(crew) if has_jax else _of_tensorflow(crew),
+        devices=_of_jax(worker_group) if has_jax else _of_tensorflow(worker_group),
         topology=None if isinstance(topology, str) else topology,
         fault=topology if isinstance(topology, str) else "",
-        bench=crew.collectives.bench,
+        bench=worker_group.collectives.bench,
     )
 
 
-def _of_jax(crew: Crew) -> tuple[DeviceState, ...]:
-    return tuple(itertools.chain(*crew.engines.apply(rank_devices.devices)))
+def _of_jax(worker_group: WorkerGroup) -> tuple[DeviceState, ...]:
+    return tuple(itertools.chain(*worker_group.engines.apply(rank_devices.devices)))
 
 
-def _of_tensorflow(crew: Crew) -> tuple[DeviceState, ...]:
+def _of_tensorflow(worker_group: WorkerGroup) -> tuple[DeviceState, ...]:
     """As they were when the strategy was built."""
     return tuple(
         DeviceState(
@@ -62,6 +62,6 @@ def _of_tensorflow(crew: Crew) -> tuple[DeviceState, ...]:
             plugin=f"tensorflow {worker.versions.get('tensorflow', '')}".rstrip(),
             memory_bytes=device.memory_bytes,
         )
-        for worker in crew.states((), measure=False)
+        for worker in worker_group.states((), measure=False)
         for device in worker.devices
     )

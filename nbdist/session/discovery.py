@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from nbdist.cluster.forkserver.client import SeedProcess
-from nbdist.cluster.forkserver.control_socket import KERNEL, SEED_SOCKET, connect
-from nbdist.cluster.handover import read_estate
+from nbdist.cluster.forkserver.client import ForkServerProcess
+from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, KERNEL, connect
+from nbdist.cluster.handover import read_handover
 from nbdist.cluster.takeover import clusters_folder
-from nbdist.errors import OwnedError, StartError, UsageError
-from nbdist.records import CLUSTER_ID, Estate
+from nbdist.errors import OwnedError, StartError, UsageError, VersionError
+from nbdist.records import CLUSTER_ID, HandoverState
 from nbdist.session.cluster import Cluster
 from nbdist.settings import Settings
 from nbdist.utils.liveness import await_ends
@@ -38,30 +38,35 @@ class Found:
 
     Attributes:
         folder: its folder.
-        estate: what its owner has left, or would.
+        handover: what its owner has left, or would.
     """
 
     folder: Path
-    estate: Estate
+    handover: HandoverState
 
     @property
     def is_owned(self) -> bool:
         """Whether a notebook's kernel has it."""
-        return not self.estate.keeper and not is_gone(self.estate.owner)
+        return not self.handover.detached_runner and not is_gone(self.handover.owner)
 
     @property
     def runs(self) -> bool:
         """Whether it can be taken over: its seed answers."""
-        with contextlib.suppress(OSError):
-            connect(self.folder / SEED_SOCKET).close()
-            return True
-        return False
+        return _answers(self.folder)
 
     def __str__(self) -> str:
-        workers = formatting.count(len(self.estate.request.hosts), "worker")
-        cell = self.estate.cell
+        workers = formatting.count(len(self.handover.request.hosts), "worker")
+        cell = self.handover.cell
         doing = f", cell {cell.request.label} under way" if cell else ""
-        return f"cluster {self.estate.id} ({workers}{doing})"
+        return f"cluster {self.handover.id} ({workers}{doing})"
+
+
+def _answers(folder: Path) -> bool:
+    """Return True if the fork server of a cluster accepts connections."""
+    with contextlib.suppress(OSError):
+        connect(folder / FORK_SERVER_SOCKET).close()
+        return True
+    return False
 
 
 def attach(cluster: str = "") -> Cluster:
@@ -73,18 +78,21 @@ def attach(cluster: str = "") -> Cluster:
     Raises:
         UsageError: there is none, or several, of which none was named.
         OwnedError: another notebook's kernel has it.
+        VersionError: another version of nbdist started it.
         StartError: it cannot be reached.
     """
-    there = [found for found in _found() if cluster in ("", found.estate.id) and found.runs]
+    there = [found for found in _found() if cluster in ("", found.handover.id) and found.runs]
     free = [found for found in there if not found.is_owned]
     if len(free) > 1:
         ids = "\n".join(f"  {found}" for found in free)
         raise UsageError(f"there are {len(free)} clusters: type %dist_attach with an id\n{ids}")
     if not there:
+        for error in _of_other_versions(cluster):
+            raise error
         which = f"no cluster {cluster}" if cluster else "no cluster of an earlier notebook"
         raise UsageError(f"there is {which}: type %dist_start 4 hosts for a new one")
     if not free:
-        raise OwnedError(there[0].estate.owner.pid)
+        raise OwnedError(there[0].handover.owner.pid)
     return Cluster.adopt(free[0].folder, Settings.from_environment())
 
 
@@ -92,7 +100,7 @@ def offer() -> str:
     """A line on the clusters that wait for a notebook; empty where there is none."""
     waiting = [str(found) for found in _found() if not found.is_owned and found.runs]
     if not waiting:
-        return ""
+        return "\n".join(f"nbdist: {error}" for error in _of_other_versions())
     verb = "are" if len(waiting) > 1 else "is"
     return (
         f"nbdist: {', '.join(waiting)} of an earlier notebook {verb} there: "
@@ -115,17 +123,20 @@ def stop_all() -> tuple[str, ...]:
 
 def _end(folder: Path) -> str:
     try:
-        SeedProcess.take_over(folder, KERNEL).close()
+        ForkServerProcess.take_over(folder, KERNEL).close()
     except OwnedError as error:
         return f"cluster {folder.name} belongs to another notebook (pid {error.pid}): left alone"
     except StartError:  # its seed is gone
         try:
-            estate = read_estate(folder)
+            handover = read_handover(folder)
+        except VersionError as error:
+            origin = error.started_by or "a version before 0.2.0"
+            return f"{folder} of nbdist {origin} is left alone: no process of it answers"
         except (OSError, msgspec.DecodeError) as error:
             return f"{folder} is left alone, as it cannot be read: {error}"
-        if not is_gone(estate.owner):
-            return f"cluster {folder.name} belongs to pid {estate.owner.pid}: left alone"
-        _end_processes(estate.controllers)
+        if not is_gone(handover.owner):
+            return f"cluster {folder.name} belongs to pid {handover.owner.pid}: left alone"
+        _end_processes(handover.controllers)
     shutil.rmtree(folder, ignore_errors=True)
     return f"cluster {folder.name} was ended"
 
@@ -158,7 +169,19 @@ def _found() -> Iterator[Found]:
     """The clusters that there are; what cannot be read is skipped."""
     own = this_process()
     for folder in _folders():
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            estate = read_estate(folder)
-            if estate.owner != own:
-                yield Found(folder, estate)
+        with contextlib.suppress(OSError, VersionError, msgspec.DecodeError):
+            handover = read_handover(folder)
+            if handover.owner != own:
+                yield Found(folder, handover)
+
+
+def _of_other_versions(cluster: str = "") -> Iterator[VersionError]:
+    """Yield an error for each running cluster of another version; `cluster` selects one id."""
+    for folder in _folders():
+        if cluster in ("", folder.name) and _answers(folder):
+            try:
+                read_handover(folder)
+            except VersionError as error:
+                yield error
+            except (OSError, msgspec.DecodeError):
+                continue

@@ -17,28 +17,28 @@ from nbdist.worker.remote import preflight as rank_preflight
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.cluster.worker_group import Crew
+    from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.execution.runner import Runner
     from nbdist.records import ClusterRequest, StepOptions, Trace, WorkerState
-    from nbdist.session.lifecycle import Holding
+    from nbdist.session.lifecycle import ClusterLifecycle
     from nbdist.session.tracing import Traceable
     from nbdist.views.cluster.devices import DevicesPicture
     from nbdist.views.cluster.workers import StatusPicture
     from nbdist.views.placement.picture import PlacementPicture
 
 
-class Sights:
+class ClusterInspection:
     """Of what a process holds of a cluster."""
 
     request: ClusterRequest
-    _held: Holding
-    _crew: Crew
+    _held: ClusterLifecycle
+    _worker_group: WorkerGroup
     _runner: Runner
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return self._crew.world_size
+        return self._worker_group.world_size
 
     def _chosen(self, ranks: str | None) -> tuple[int, ...]:
         """The ranks that were named; all, when none were."""
@@ -49,13 +49,13 @@ class Sights:
     ) -> list[Any]:
         self._runner.refuse_unready(chosen)
         try:
-            return self._crew.engines.apply(function, argument, ranks=chosen)
+            return self._worker_group.engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:
             raise TransferError(str(error)) from None
 
     def show(self, *names: str) -> PlacementPicture:
         """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
-        hosts = {rank: hello.host for rank, hello in self._crew.hellos.items()}
+        hosts = {rank: hello.host for rank, hello in self._worker_group.hellos.items()}
         picture = locate(names, self._apply, hosts)
         self._held.file.show(picture.placement.names, picture.html())
         return picture
@@ -98,13 +98,13 @@ class Sights:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
         text = self._held.logs.read(rank)
-        beside = self._crew.engines.log_tail(rank)
+        beside = self._worker_group.engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
 
     def hosts(self) -> HostsPicture:
         """The host of each rank: its address, devices, Python, folder, and how it is reached."""
         self._runner.refuse_unready(self._chosen(None))
-        engines, given = self._crew.engines, {host.key: host for host in self.request.hosts}
+        engines, given = self._worker_group.engines, {host.key: host for host in self.request.hosts}
         ranks = range(self.world_size)
         keys = [engines.places.host(rank) for rank in ranks]
         return HostsPicture(
@@ -122,5 +122,5 @@ class Sights:
             checkpoint: a folder that all hosts should share.
         """
         self._runner.refuse_unready(self._chosen(None))
-        asked = self._crew.engines, self.request
+        asked = self._worker_group.engines, self.request
         return DoctorPicture(examine(*asked, measure=True, data=data, folder=checkpoint))

@@ -1,4 +1,4 @@
-"""What one process has of a cluster: its folder, its crew, and what runs cells on it."""
+"""What one process has of a cluster: its folder, its worker group, and what runs cells on it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import shutil
 from typing import TYPE_CHECKING, Self
 
 from nbdist.cluster.fleet import Fleet
-from nbdist.cluster.forkserver.client import SeedProcess
-from nbdist.cluster.forkserver.control_socket import KEEPER, KERNEL
-from nbdist.cluster.handover import EstateFile
+from nbdist.cluster.forkserver.client import ForkServerProcess
+from nbdist.cluster.forkserver.control_socket import DETACHED_RUNNER, KERNEL
+from nbdist.cluster.handover import HandoverFile
 from nbdist.cluster.takeover import (
     controllers_of,
     inherit,
-    new_estate,
     new_folder,
-    of_crew,
+    new_handover,
+    of_worker_group,
     take_up,
 )
-from nbdist.cluster.worker_group import Crew, new_fleet
+from nbdist.cluster.worker_group import WorkerGroup, new_fleet
 from nbdist.errors import StartError
 from nbdist.execution import live_run
 from nbdist.execution.replay_journal import Journal
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
     from nbdist.execution.live_run import LiveRun
     from nbdist.records import (
+        AnyEvent,
         CellRequest,
-        CellUnderWay,
         ClusterRequest,
-        Estate,
-        Speech,
+        HandoverState,
+        RunningCell,
         WorkerState,
     )
     from nbdist.settings import Settings
     from nbdist.views.cluster.devices import DevicesPicture
 
 
-class Holding:
+class ClusterLifecycle:
     """One cluster, as its owner has it; made by `start` or `adopt`.
 
     Attributes:
         folder: the cluster's.
-        crew: its ranks.
-        estate: for whoever comes after this process.
+        worker_group: its ranks.
+        handover: for whoever comes after this process.
         journal: what was done to the ranks.
         runner: runs cells.
         logs: what the ranks wrote.
@@ -65,14 +65,16 @@ class Holding:
         is_up: there are workers, or have been since the last time that fresh ones were to come.
     """
 
-    def __init__(self, folder: Path, crew: Crew, estate: Estate, settings: Settings) -> None:
-        request = estate.request
+    def __init__(
+        self, folder: Path, worker_group: WorkerGroup, handover: HandoverState, settings: Settings
+    ) -> None:
+        request = handover.request
         self._files = LateFiles()
         self.folder = folder
-        self.crew = crew
-        self.estate = EstateFile(folder, estate, self._files)
+        self.worker_group = worker_group
+        self.handover = HandoverFile(folder, handover, self._files)
         self.journal = Journal(folder / "journal", self._files)
-        self.runner = Runner(crew, self.journal, self.estate, settings)
+        self.runner = Runner(worker_group, self.journal, self.handover, settings)
         self.logs = OutputLogs(folder / "log")
         self.file = ClusterFile(folder, request.frameworks, self._files)
         self.under_way: Callable[[], None] | None = None
@@ -92,83 +94,85 @@ class Holding:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             fleet = new_fleet(request, folder, settings)
             undo.callback(fleet.close)
-            crew = Crew(request, folder, settings, fleet)
-            undo.callback(crew.close)
+            worker_group = WorkerGroup(request, folder, settings, fleet)
+            undo.callback(worker_group.close)
 
-            def hear(record: Speech) -> None:  # nobody speaks before there are engines
+            def hear(record: AnyEvent) -> None:  # nobody speaks before there are engines
                 held.hear(record)
 
-            crew.open(hear)
-            held = cls(folder, crew, new_estate(folder, request, crew), settings)
+            worker_group.open(hear)
+            held = cls(folder, worker_group, new_handover(folder, request, worker_group), settings)
             undo.callback(held._close_files)
-            crew.start(phases)
+            worker_group.start(phases)
             held._come_up(phases)
             held._ended = undo.pop_all()
         return held
 
     @classmethod
-    def adopt(cls, folder: Path, settings: Settings, *, keeper: bool) -> Self:
+    def adopt(cls, folder: Path, settings: Settings, *, detached_runner: bool) -> Self:
         """Take over what another process had; see `Cluster.adopt`."""
         with contextlib.ExitStack() as undo:
-            home = SeedProcess.take_over(folder, KEEPER if keeper else KERNEL)
+            home = ForkServerProcess.take_over(
+                folder, DETACHED_RUNNER if detached_runner else KERNEL
+            )
             undo.callback(home.leave)
-            estate = inherit(folder, keeper=keeper)
-            fleet = Fleet(home, estate.request, settings)
+            handover = inherit(folder, detached_runner=detached_runner)
+            fleet = Fleet(home, handover.request, settings)
             undo.callback(fleet.leave)
-            crew = Crew(estate.request, folder, settings, fleet)
-            undo.callback(crew.close_sockets)
-            take_up(estate, crew)
-            held = cls(folder, crew, estate, settings)
+            worker_group = WorkerGroup(handover.request, folder, settings, fleet)
+            undo.callback(worker_group.close_sockets)
+            take_up(handover, worker_group)
+            held = cls(folder, worker_group, handover, settings)
             undo.callback(held._close_files)
-            held._expect(estate, settings)
-            crew.open(held.hear, estate)
+            held._expect(handover, settings)
+            worker_group.open(held.hear, handover)
             held._ended.callback(shutil.rmtree, folder, ignore_errors=True)
             held._ended.push(undo.pop_all())
-        held._ended.callback(crew.close)
-        held.file.write(held.workers(), run=estate.cell.run if estate.cell else "")
+        held._ended.callback(worker_group.close)
+        held.file.write(held.workers(), run=handover.cell.run if handover.cell else "")
         return held
 
-    def _expect(self, estate: Estate, settings: Settings) -> None:
-        self.runner.last_run = run_of(estate.last)
-        if estate.cell is not None:
-            former = reopen(estate.cell, settings)
-            hosts = {rank: self.crew.hellos[rank].host for rank in estate.cell.ranks}
-            view = new_view(former.live, hosts, settings)
-            self.under_way = self.runner.expect(estate.cell, former, view, hosts)
+    def _expect(self, handover: HandoverState, settings: Settings) -> None:
+        self.runner.last_run = run_of(handover.last)
+        if handover.cell is not None:
+            resumed = reopen(handover.cell, settings)
+            hosts = {rank: self.worker_group.hellos[rank].host for rank in handover.cell.ranks}
+            view = new_view(resumed.live, hosts, settings)
+            self.under_way = self.runner.expect(handover.cell, resumed, view, hosts)
 
-    def hear(self, record: Speech) -> None:
+    def hear(self, record: AnyEvent) -> None:
         """On the receiver's thread: keep the text, and tell whoever follows a cell."""
         self.runner.hear(record)
         self.logs.take(record)
 
-    def begin(self, cell: CellUnderWay, ran: tuple[str, ...]) -> None:
+    def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
         """A cell is about to be sent; `ran` are the texts of all, this one too."""
         self.file.begin(cell.run, cell.ranks)
-        self.estate.begin(cell, ran)
+        self.handover.begin(cell, ran)
 
     def settle(self) -> None:
         """There is no cell under way any more."""
-        cell = self.estate.estate.cell
+        cell = self.handover.handover.cell
         self.file.write(self.workers(), run="")
-        self.estate.settle(**of_crew(self.crew))
+        self.handover.settle(**of_worker_group(self.worker_group))
         if cell is not None and cell.detached:
             with contextlib.suppress(StartError):  # the seed is gone, and all with it
-                self.crew.detach(on=False)
+                self.worker_group.detach(on=False)
 
     def devices(self, *, bench: bool) -> DevicesPicture:
         """See `devices.look`; what is measured is known to whoever comes after this process."""
-        picture = look(self.crew, bench=bench)
-        self.estate.update(**of_crew(self.crew))
+        picture = look(self.worker_group, bench=bench)
+        self.handover.update(**of_worker_group(self.worker_group))
         return picture
 
     def restart(self) -> None:
         """Replace every engine by a fresh one, where `engines.can_restart()`."""
-        count = len(self.estate.estate.request.hosts)
+        count = len(self.handover.handover.request.hosts)
         phases = StartView(f"nbdist: restarting {count} workers")
         with contextlib.ExitStack() as undo, phases:
             undo.push(self._ended.pop_all())
             self.runner.forget()
-            self.crew.restart(phases, range(count))
+            self.worker_group.restart(phases, range(count))
             self.journal.clear()
             self._come_up(phases)
             self._ended = undo.pop_all()
@@ -184,22 +188,22 @@ class Holding:
             ReplayError: that cannot be done again; nothing was changed.
             UsageError: a host cannot be reached; likewise.
         """
-        before, after = self.crew.world_size, len(request.hosts)
+        before, after = self.worker_group.world_size, len(request.hosts)
         if run is not None:
             self.runner.refuse_unmade(run)
         phases = StartView(f"nbdist: from {formatting.count(before, 'worker')} to {after}")
         with contextlib.ExitStack() as undo, phases:
-            fleet = self.crew.engines.fleet
+            fleet = self.worker_group.engines.fleet
             if fleet.lacks(request):
-                bound_s = self.crew.engines.timeout_s
+                bound_s = self.worker_group.engines.timeout_s
                 require = functools.partial(fleet.require, request, bound_s, phases.say)
                 phases.run("hosts reached", require)
             undo.push(self._ended.pop_all())
             self.is_up = False
             self.runner.forget()
-            self.crew.resize(phases, request)
-            self.journal.resized(before, self.crew.world_size)
-            self.estate.update(request=request)
+            self.worker_group.resize(phases, request)
+            self.journal.resized(before, self.worker_group.world_size)
+            self.handover.update(request=request)
             if run is not None:
                 self.runner.make_again(run, phases)
             self._come_up(phases, "" if run is not None else self.journal.gone([]))
@@ -211,7 +215,9 @@ class Holding:
         ready = f"nbdist: {formatting.ready(len(workers))}"
         phases.finish(f"{ready}, {gone}" if gone else ready, workers)
         self.file.write(self.workers(), run="")
-        self.estate.update(loss=None, **of_crew(self.crew), **controllers_of(self.crew))
+        self.handover.update(
+            loss=None, **of_worker_group(self.worker_group), **controllers_of(self.worker_group)
+        )
 
     def stop(self) -> None:
         """End every process. May be called more than once."""
@@ -222,7 +228,7 @@ class Holding:
         """Let go of everything: it goes on for another owner."""
         self._ended.pop_all()
         self._close_files()
-        self.crew.leave()
+        self.worker_group.leave()
 
     def _close_files(self) -> None:
         self.logs.close()
@@ -230,7 +236,7 @@ class Holding:
 
     def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
         """Every rank, as it is now; with `measure`, also the memory that each takes."""
-        return self.crew.states(self.runner.busy(), measure=measure)
+        return self.worker_group.states(self.runner.busy(), measure=measure)
 
 
 def _what(request: ClusterRequest) -> str:

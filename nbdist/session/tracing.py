@@ -23,7 +23,7 @@ from nbdist.worker.remote import cell_trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nbdist.cluster.worker_group import Crew
+    from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.execution.runner import Runner
     from nbdist.records import ClusterRequest, SpentKind
 
@@ -42,7 +42,7 @@ class Traceable(Protocol):
     """What is needed of a cluster to trace a cell on it."""
 
     request: ClusterRequest
-    _crew: Crew
+    _worker_group: WorkerGroup
     _runner: Runner
 
     @property
@@ -182,7 +182,7 @@ def _begun(cluster: Traceable, chosen: Sequence[int]) -> Callable[..., list[Any]
         UsageError: a rank has another trace under way; then no rank has ours.
     """
     cluster._runner.refuse_unready(chosen)
-    ask = partial(cluster._crew.engines.apply, ranks=chosen)
+    ask = partial(cluster._worker_group.engines.apply, ranks=chosen)
     begun = ask(cell_trace.begin)
     if not all(begun):
         ask(cell_trace.end, False)

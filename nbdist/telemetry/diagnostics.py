@@ -78,7 +78,7 @@ class Pace(msgspec.Struct, frozen=True):
     collectives: float | None = None
 
 
-class Analyst:
+class Diagnostics:
     """Looks at the recent steps of one run.
 
     Args:

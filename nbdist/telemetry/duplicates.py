@@ -11,7 +11,7 @@ from nbdist.records import PLACE, Metrics, Rows
 from nbdist.telemetry.tables import FLOAT_BYTES, as_rows
 
 if TYPE_CHECKING:
-    from nbdist.records import Columns, Speech
+    from nbdist.records import AnyEvent, Columns
 
 _TIME = PLACE.index("time_s")
 
@@ -35,7 +35,7 @@ class Repeats:
         last = rows.last()
         self._heard[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
 
-    def fresh(self, record: Speech) -> Speech | None:
+    def fresh(self, record: AnyEvent) -> AnyEvent | None:
         """What of it is new; None where nothing is."""
         if not isinstance(record, Rows | Metrics):
             return record

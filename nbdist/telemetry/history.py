@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from nbdist.records import Heal, Metrics
+    from nbdist.records import Metrics, RecoveryRecord
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Reports:
         metrics: by name, shape (reports,), float64; nan where a report has none. A rank's own
             value goes before the one that was reduced over the ranks.
         reported: by name, shape (reports,), bool: whether a report has it, if only as nan.
-        heals: how often ranks were lost.
+        recoveries: how often ranks were lost.
     """
 
     places: np.ndarray
     metrics: Mapping[str, np.ndarray]
     reported: Mapping[str, np.ndarray]
-    heals: Sequence[Heal] = ()
+    recoveries: Sequence[RecoveryRecord] = ()
 
     @classmethod
     def of_tables(
-        cls, tables: Iterable[tuple[Columns, np.ndarray]], heals: Sequence[Heal] = ()
+        cls, tables: Iterable[tuple[Columns, np.ndarray]], recoveries: Sequence[RecoveryRecord] = ()
     ) -> Self:
         """Of rows as they are kept: shape (rows, len(columns.names))."""
         kept = [(columns, rows) for columns, rows in tables if len(rows)]
@@ -53,11 +53,13 @@ class Reports:
                 reported[name][start : start + len(rows)] = True
             start += len(rows)
         order = np.argsort(all_places[:, PLACE.index("time_s")], kind="stable")
-        chosen = order[standing(all_places[order], heals)]
-        return cls(all_places, metrics, reported, heals)._chosen(chosen)
+        chosen = order[standing(all_places[order], recoveries)]
+        return cls(all_places, metrics, reported, recoveries)._chosen(chosen)
 
     @classmethod
-    def of(cls, reports: Iterable[Metrics | Rows], heals: Sequence[Heal] = ()) -> Self:
+    def of(
+        cls, reports: Iterable[Metrics | Rows], recoveries: Sequence[RecoveryRecord] = ()
+    ) -> Self:
         """Of reports as they come from the ranks."""
         tables: dict[Columns, list[np.ndarray]] = {}
         for report in reports:
@@ -72,7 +74,7 @@ class Reports:
             (columns, np.concatenate(parts).reshape(-1, len(columns.names)))
             for columns, parts in tables.items()
         ]
-        return cls.of_tables(arrays, heals)
+        return cls.of_tables(arrays, recoveries)
 
     @property
     def ranks(self) -> list[int]:
@@ -98,12 +100,12 @@ class Reports:
     def step_s(self) -> float:
         """Seconds between two steps of a rank, the median; 0 with fewer than two.
 
-        Steps between which the run was healed are not counted.
+        Steps between which the run was recovered are not counted.
         """
         rank, _, step, time_s = self.places[self._place("step") > 0].T
         own = rank == rank[:1]
         times = time_s[own][np.argsort(step[own], kind="stable")]
-        part = np.searchsorted(np.sort([heal.time_s for heal in self.heals]), times)
+        part = np.searchsorted(np.sort([recovery.time_s for recovery in self.recoveries]), times)
         between = np.diff(times)[np.diff(part) == 0]
         return float(np.median(between)) if len(between) else 0.0
 
@@ -135,11 +137,11 @@ class Reports:
                 found[name][row[there], column[there]] = chosen.metrics[name][there]
         return found
 
-    def healed_after(self) -> list[int]:
-        """After how many of the history's columns the run was healed, each time; none of epochs."""
+    def recovered_after(self) -> list[int]:
+        """Columns of the history before each recovery; empty for a history of epochs."""
         steps = np.unique(self._place("step"))
         steps = steps[steps > 0]
-        return [int((steps <= heal.step).sum()) for heal in self.heals if len(steps)]
+        return [int((steps <= recovery.step).sum()) for recovery in self.recoveries if len(steps)]
 
     def frame(self) -> pd.DataFrame:
         """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
@@ -161,7 +163,7 @@ class Reports:
     def _chosen(self, rows: np.ndarray) -> Self:
         metrics = {name: values[rows] for name, values in self.metrics.items()}
         reported = {name: there[rows] for name, there in self.reported.items()}
-        return type(self)(self.places[rows], metrics, reported, self.heals)
+        return type(self)(self.places[rows], metrics, reported, self.recoveries)
 
 
 def _count(numbers: np.ndarray) -> int:

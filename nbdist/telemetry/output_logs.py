@@ -11,7 +11,7 @@ from nbdist.records import Display, Output
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 
 class OutputLogs:
@@ -31,7 +31,7 @@ class OutputLogs:
         self.fault = ""
         self._lock = threading.Lock()
 
-    def take(self, record: Speech) -> None:
+    def take(self, record: AnyEvent) -> None:
         """Append the record's text, if it is text or has a text form."""
         if isinstance(record, Output):
             self._append(record.rank, record.text)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nbdist.telemetry.diagnostics import Pace
 
 
-class Foretold:
+class PlanComparison:
     """The figures of one run.
 
     Args:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import zmq
 
-from nbdist.records import Speech
-from nbdist.utils.sockets import open_door
+from nbdist.records import AnyEvent
+from nbdist.utils.sockets import bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import Door
+    from nbdist.records import BoundSocket
 
 _log = logging.getLogger(__name__)
 
@@ -29,18 +29,20 @@ class Receiver:
 
     Args:
         handle: takes a record.
-        door: as the socket was bound before, by another process.
+        bound_socket: as the socket was bound before, by another process.
 
     Attributes:
-        door: where engines connect.
+        bound_socket: where engines connect.
     """
 
-    def __init__(self, handle: Callable[[Speech], None], door: Door | None = None) -> None:
+    def __init__(
+        self, handle: Callable[[AnyEvent], None], bound_socket: BoundSocket | None = None
+    ) -> None:
         self._handle = handle
-        self._decoder = msgspec.msgpack.Decoder(Speech)
+        self._decoder = msgspec.msgpack.Decoder(AnyEvent)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
-        self.door = open_door(self._socket, door)
+        self.bound_socket = bind_socket(self._socket, bound_socket)
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         self._stop.bind(f"inproc://nbdist-receiver-{id(self)}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class KeptRun:
+class StoredRun:
     """One run's directory. Every method raises `OSError` where it has been deleted.
 
     Attributes:
@@ -133,7 +133,7 @@ class KeptRun:
         return max(file.stat().st_mtime for file in files)
 
 
-def find(root: Path, name: str) -> KeptRun:
+def find(root: Path, name: str) -> StoredRun:
     """The run of that id.
 
     Raises:
@@ -144,12 +144,12 @@ def find(root: Path, name: str) -> KeptRun:
     path = root / name
     if path.resolve() != root.resolve() / name or not (path / RUN_FILE).is_file():
         raise UsageError(f"there is no run {name} in {root}: see nbdist.runs()")
-    return KeptRun(path)
+    return StoredRun(path)
 
 
-def kept(root: Path) -> tuple[KeptRun, ...]:
+def kept(root: Path) -> tuple[StoredRun, ...]:
     """The runs in `root`, newest first; what is none is skipped."""
-    began: dict[KeptRun, float] = {}
+    began: dict[StoredRun, float] = {}
     for path in root.iterdir() if root.is_dir() else ():
         try:
             run = find(root, path.name)
@@ -174,7 +174,7 @@ def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     return tuple(run.id for run in old if run.id != spared and _deleted(run))
 
 
-def _deleted(run: KeptRun) -> bool:
+def _deleted(run: StoredRun) -> bool:
     try:
         if not run.state().is_over:
             return False

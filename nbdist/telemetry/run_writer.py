@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from nbdist.records import Plan, Speech, Table
+    from nbdist.records import AnyEvent, Plan, Table
 
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
 PLAN_FILE = "plan.json"
@@ -108,7 +108,7 @@ class RunDirectory:
         faults = (*self._faults.values(), self._logs.fault, self._events.fault)
         return "; ".join(filter(None, faults))
 
-    def take(self, record: Speech) -> None:
+    def take(self, record: AnyEvent) -> None:
         """Keep what a rank says: reports and text."""
         with self._lock:
             if self._closed:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.records import RunState, ServerMessage, Table
-    from nbdist.telemetry.run_reader import KeptRun
+    from nbdist.telemetry.run_reader import StoredRun
 
 FRAME_BYTES = 1 << 20
 LOOK_S = 1.0
@@ -55,7 +55,7 @@ class News(Protocol):
 class States:
     """The run's state, whenever it is another."""
 
-    def __init__(self, run: KeptRun) -> None:
+    def __init__(self, run: StoredRun) -> None:
         self._run = run
         self._written = b""
         self._looked_at = 0.0
@@ -83,7 +83,7 @@ class Tail:
     Nothing is read before the last message has been taken: a slow browser holds up itself only.
     """
 
-    def __init__(self, run: KeptRun) -> None:
+    def __init__(self, run: StoredRun) -> None:
         self._run = run
         self._states = States(run)
         self._tables: list[Table] = []

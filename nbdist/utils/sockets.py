@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from nbdist.errors import StartError
-from nbdist.records import Door
+from nbdist.records import BoundSocket
 
 if TYPE_CHECKING:
     from typing import Any
@@ -22,12 +22,12 @@ _FORMER_S = 5.0
 _POLL_S = 0.02
 
 
-def open_door(socket: zmq.Socket[Any], door: Door | None) -> Door:
+def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> BoundSocket:
     """Encrypt a socket and bind it.
 
     Args:
         socket: has to be new.
-        door: as it was bound before; None for a port and keys of its own.
+        bound_socket: as it was bound before; None for a port and keys of its own.
 
     Returns:
         How to bind it again.
@@ -35,14 +35,16 @@ def open_door(socket: zmq.Socket[Any], door: Door | None) -> Door:
     Raises:
         StartError: the port is taken.
     """
-    keys = (door.public_key, door.secret_key) if door else zmq.curve_keypair()
+    keys = (
+        (bound_socket.public_key, bound_socket.secret_key) if bound_socket else zmq.curve_keypair()
+    )
     socket.curve_publickey, socket.curve_secretkey = keys
     socket.curve_server = True
-    if door is None:
+    if bound_socket is None:
         port = socket.bind_to_random_port(_HOST, *_PORTS)
-        return Door(port=port, public_key=keys[0], secret_key=keys[1])
-    _bind_again(socket, door.port)
-    return door
+        return BoundSocket(port=port, public_key=keys[0], secret_key=keys[1])
+    _bind_again(socket, bound_socket.port)
+    return bound_socket
 
 
 def _bind_again(socket: zmq.Socket[Any], port: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nbdist.records import Device, Heal
+    from nbdist.records import Device, RecoveryRecord
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -103,12 +103,12 @@ def share(part: float) -> str:
     return f"{part:.1%}" if 0 < part < 0.0995 or 0.9905 <= part < 1 else f"{part:.0%}"
 
 
-def healed(heal: Heal) -> str:
+def recovered(recovery: RecoveryRecord) -> str:
     """`healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`."""
-    reason, _, _ = heal.reason.partition("\n")
-    onward = f"went on after step {heal.step:,}" if heal.step else "began again"
-    onward += f" with {count(heal.workers, 'worker')}" if heal.workers else ""
-    return f"healed: {reason}, {onward}, {duration(heal.lost_s)} lost"
+    reason, _, _ = recovery.reason.partition("\n")
+    onward = f"went on after step {recovery.step:,}" if recovery.step else "began again"
+    onward += f" with {count(recovery.workers, 'worker')}" if recovery.workers else ""
+    return f"recovered: {reason}, {onward}, {duration(recovery.lost_s)} lost"
 
 
 def times(number: int) -> str:

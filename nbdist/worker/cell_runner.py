@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
-    from nbdist.worker.training.step_contract import Stepper
+    from nbdist.worker.training.step_contract import StepStrategy
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
@@ -54,7 +54,10 @@ def take_cells(address: SocketAddress) -> None:
     ipykernel's requests are handled on the same loop, so that one thing runs at a time.
     """
     _interrupts.install()
-    context.current().hurry, context.current().shield = _interrupts.hurry, _interrupts.shield
+    context.current().force_interrupt, context.current().shield = (
+        _interrupts.force_interrupt,
+        _interrupts.shield,
+    )
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.routing_id = str(context.current().rank).encode()
     connect(socket, address)
@@ -176,8 +179,10 @@ class _Cell:
     def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
         namespace = self._shell.user_ns
         training_loop.check_names(request, namespace)
-        stepper = self._stepper(request, namespace)
-        training_loop.run(self._worker, request, namespace, stepper, stop, self._request.saving)
+        step_strategy = self._step_strategy(request, namespace)
+        training_loop.run(
+            self._worker, request, namespace, step_strategy, stop, self._request.saving
+        )
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
@@ -194,7 +199,7 @@ class _Cell:
                 return order
         return None
 
-    def _stepper(self, request: StepRequest, namespace: dict[str, Any]) -> Stepper:
+    def _step_strategy(self, request: StepRequest, namespace: dict[str, Any]) -> StepStrategy:
         strategy = self._worker.strategies[self._request.strategy or "mirrored"]
         if self._request.strategy == "pjrt":
             from nbdist.worker.jax.step.step import PjrtStep

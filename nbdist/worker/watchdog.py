@@ -24,14 +24,14 @@ import zmq
 from nbdist.errors import UnsentError
 from nbdist.records import (
     WATCHDOG,
+    AbortCollectives,
     Beat,
-    BreakOff,
     CellEnded,
     Diagnose,
     Failure,
-    Hurry,
+    ForceInterrupt,
     Preempted,
-    StillThere,
+    StatusQuery,
     Where,
 )
 from nbdist.worker import waiting
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
-_Orders = Hurry | Diagnose | BreakOff | StillThere
+_Orders = ForceInterrupt | Diagnose | AbortCollectives | StatusQuery
 _OF_SOURCE = 4
 """The fields of a source in `linecache`; one that has yet to be read has fewer."""
 
@@ -108,14 +108,14 @@ def _take(worker: Worker, frame: bytes, main: int) -> None:
 
 
 def _obey(worker: Worker, order: _Orders, main: int) -> None:
-    if isinstance(order, StillThere):
+    if isinstance(order, StatusQuery):
         _say_whether_there(worker, order.number)
     elif isinstance(order, Diagnose) and order.waits:
         _say_whether_waiting(worker, order.number, main)
     elif order.number != worker.cell:
         return  # it has ended meanwhile
-    elif isinstance(order, Hurry):
-        worker.hurry()
+    elif isinstance(order, ForceInterrupt):
+        worker.force_interrupt()
     elif isinstance(order, Diagnose):
         worker.say(_where(worker, main), urgent=True)
     elif order.strategy in worker.strategies:
@@ -123,11 +123,11 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
         if order.strategy == "mirrored":
             from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
-            tensorflow_strategy.break_off()
+            tensorflow_strategy.abort_collectives()
         else:
             from nbdist.worker.jax import backend as jax_backend
 
-            jax_backend.break_off()
+            jax_backend.abort_collectives()
 
 
 def _say_whether_there(worker: Worker, cell: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Page, Route, WebSocket, expect
 
-from nbdist.telemetry.run_reader import KeptRun
+from nbdist.telemetry.run_reader import StoredRun
 from tests.browser.lab import (
     TIMEOUT_MS,
     Lab,
@@ -70,7 +70,7 @@ def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
     tab.get_by_role("form", name="Start a cluster").wait_for()
     yield tab
     for kept in lab.server.runs.glob("*"):
-        KeptRun(kept).ask_to_stop()  # one may be under way
+        StoredRun(kept).ask_to_stop()  # one may be under way
     tab.unroute_all()
     tab.remove_listener("pageerror", note)
     assert not errors
@@ -134,7 +134,7 @@ def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
     notebook.route(re.compile("/nbdist/(runs|clusters)"), answer)
     expect(button).to_be_enabled()
     is_old = True
-    KeptRun(max(lab.server.runs.iterdir())).ask_to_stop()
+    StoredRun(max(lab.server.runs.iterdir())).ask_to_stop()
     wait(notebook, RUN)
     start(notebook, RUN)
     notebook.locator(f"{OUTPUT} canvas").first.wait_for()

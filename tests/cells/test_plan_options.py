@@ -110,7 +110,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, 
 
 def test_what_is_fitted_is_laid_out_under_pjrt_alone() -> None:
     asked = CellOptions(step=StepOptions(data="", planning=Planning(budget=1)))
-    with pytest.raises(UsageError, match="laid out under --strategy pjrt"):
+    with pytest.raises(UsageError, match="only under --strategy pjrt"):
         parse_cell("model.fit(x)", asked, number=1, label=1, strategy="mirrored")
     request = parse_cell("model.fit(x)", asked, number=1, label=1, strategy="pjrt")
     assert request.step is None

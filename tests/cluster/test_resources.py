@@ -107,6 +107,6 @@ def test_the_users_environment_wins() -> None:
 
 
 def test_cores_are_dealt_in_turn() -> None:
-    dealt = [resources.deal_cores((0, 1, 2, 3), before, 2) for before in range(3)]
+    dealt = [resources.share_cores((0, 1, 2, 3), before, 2) for before in range(3)]
     assert dealt == [(0, 1), (2, 3), (0, 1)]
-    assert resources.deal_cores((5, 7), 1, 4) == (5, 7)
+    assert resources.share_cores((5, 7), 1, 4) == (5, 7)

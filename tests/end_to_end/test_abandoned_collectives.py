@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from nbdist.execution.cancellation import Escalation
-    from nbdist.records import Order, StrategyName
+    from nbdist.execution.cancellation import Cancellation
+    from nbdist.records import Command, StrategyName
 
 BOUND_S = 25.0
 REMEDY = 'call it on all ranks, not under "if rank == 0"'
@@ -228,9 +228,9 @@ class Asked:
 
     def __init__(self, *running: int) -> None:
         self.running = set(running)
-        self.orders: list[tuple[Order, Sequence[int]]] = []
+        self.orders: list[tuple[Command, Sequence[int]]] = []
 
-    def order(self, order: Order, ranks: Sequence[int]) -> None:
+    def order(self, order: Command, ranks: Sequence[int]) -> None:
         self.orders.append((order, ranks))
 
 
@@ -253,7 +253,7 @@ def found(
     ended: dict[int, CellEnded], *answers: Where, running: Sequence[int] = (0,)
 ) -> dict[int, Where]:
     asked = Asked(*running)
-    lone = LoneWaits(cast("Escalation", asked), (0, 1, 2)[: len({*running, *ended})])
+    lone = LoneWaits(cast("Cancellation", asked), (0, 1, 2)[: len({*running, *ended})])
     for one in answers:
         lone.hear(one)
     return lone.found(ended)
@@ -298,5 +298,5 @@ def test_all_ranks_in_the_cell_have_to_wait() -> None:
 
 def test_nobody_is_asked_while_all_are_in_the_cell() -> None:
     asked = Asked(0, 1)
-    assert LoneWaits(cast("Escalation", asked), (0, 1)).found({}) == {}
+    assert LoneWaits(cast("Cancellation", asked), (0, 1)).found({}) == {}
     assert not asked.orders

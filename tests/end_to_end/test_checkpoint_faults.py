@@ -73,9 +73,9 @@ def test_broken_collectives_are_mended_where_nobody_is_lost(
             "jax.experimental.multihost_utils.sync_global_devices('wait')",
             strategy="pjrt",
         )
-    assert cluster._crew.collectives.broken == {"pjrt"}
+    assert cluster._worker_group.collectives.broken == {"pjrt"}
     run = FORM.run(cluster, saving=resumed(copied))
-    assert not run.heals
+    assert not run.recoveries
     assert cluster.run("int(count)").results == {0: "24", 1: "24"}
 
 
@@ -191,6 +191,6 @@ def test_what_a_failed_step_took_along_is_made_again(
         FORM.run(cluster, data="batches", saving=Saving(folder=str(folder), every_steps=4))
     cluster.run("def at(step):\n    pass")
     run = FORM.run(cluster, data="batches", saving=resumed(folder))
-    assert [heal.ranks for heal in run.heals] == [()]
-    assert run.heals[0].reason.endswith("went with a step that failed")
+    assert [recover.ranks for recover in run.recoveries] == [()]
+    assert run.recoveries[0].reason.endswith("went with a step that failed")
     assert FORM.digest_of(cluster) == whole

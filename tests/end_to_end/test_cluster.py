@@ -125,10 +125,10 @@ def test_a_strategy_that_is_not_there(cluster: nbdist.Cluster, strategy: str, sa
 
 
 def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
-    before = len(cluster._crew.engines.controller.client.history)
+    before = len(cluster._worker_group.engines.controller.client.history)
     for _ in range(5):
         cluster.run("1")
-    assert len(cluster._crew.engines.controller.client.history) == before
+    assert len(cluster._worker_group.engines.controller.client.history) == before
 
 
 def test_a_rank_that_waits_in_a_collective_is_freed(cluster: nbdist.Cluster) -> None:
@@ -206,7 +206,7 @@ def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     alone: nbdist.Cluster, parts: list[str]
 ) -> None:
     """The controller's schedulers outlive it; whoever would end them may be gone as well."""
-    engines = alone._crew.engines
+    engines = alone._worker_group.engines
     controllers = [psutil.Process(pid) for pid in engines.controller.pids]
     for part in parts:
         os.kill(engines.fleet.home.pid if part == "seed" else controllers[0].pid, signal.SIGKILL)
@@ -219,7 +219,7 @@ def test_a_restart_when_the_parts_behind_the_workers_are_gone(
 def test_stopping_twice_is_fine(alone: nbdist.Cluster) -> None:
     alone.stop()
     alone.stop()
-    assert not psutil.pid_exists(alone._crew.hellos[0].pid)
+    assert not psutil.pid_exists(alone._worker_group.hellos[0].pid)
 
 
 # Starts that fail.

@@ -22,7 +22,7 @@ from tests.operations import FIT, STEP, TOTAL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 RANKS = 3
 ENDS_S = 3.0
@@ -75,13 +75,13 @@ def when_it_hangs(
     hear = cluster._held.hear
 
     def arm(do: Callable[[], None]) -> None:
-        def heard(record: Speech) -> None:
+        def heard(record: AnyEvent) -> None:
             hear(record)
             if isinstance(record, Output) and "hanging" in record.text:
                 for later_s in (0.2, 0.2 + AGAIN_S):
                     threading.Timer(later_s, do).start()
 
-        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
 
     return arm
 
@@ -194,7 +194,7 @@ def test_collectives_that_fail_by_themselves_are_made_anew(
     """A time-out, or a link that is lost: none works from there on."""
     cluster.run(SETUP[strategy], strategy=strategy)
     total = TOTAL[strategy]
-    fails = f"from nbdist.worker.{BACKENDS[strategy]} as wired\nwired.break_off()\n"
+    fails = f"from nbdist.worker.{BACKENDS[strategy]} as wired\nwired.abort_collectives()\n"
     with pytest.raises(nbdist.CellError, match=r"Gloo|Collective ops is aborted"):
         cluster.run(fails + total, strategy=strategy)
     run = cluster.run(total, strategy=strategy)
@@ -388,7 +388,7 @@ def test_a_frozen_rank_is_named_and_the_others_are_freed(
     pid = cluster.workers()[1].pid
     take, reported = cluster._runner.hear, threading.Event()
 
-    def hear(record: Speech) -> None:
+    def hear(record: AnyEvent) -> None:
         take(record)
         if isinstance(record, Beat) and record.step and not reported.is_set():
             reported.set()

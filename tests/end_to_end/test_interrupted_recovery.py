@@ -1,4 +1,4 @@
-"""A heal that is not brought to its end: it is begun anew, by whoever is there."""
+"""A recovery that is not brought to its end: it is begun anew, by whoever is there."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def kill_a_rank_and_hold(folder: Path) -> RunState:
     (folder / "hold").touch()
     os.kill(state.workers[1].pid, signal.SIGKILL)
     assert repeat_until(lambda: held(folder), BOUND_S)
-    return until(folder, lambda state, _: bool(state.healing))
+    return until(folder, lambda state, _: bool(state.recovering))
 
 
 def begin(kernel: Kernel, folder: Path) -> None:
@@ -81,8 +81,8 @@ def check_the_end() -> None:
     with nbdist.attach() as cluster:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)
-        (heal,) = run.heals
-        assert 1 in heal.ranks  # rank 0 with it, where it heeded nothing by then
+        (recover,) = run.recoveries
+        assert 1 in recover.ranks  # rank 0 with it, where it heeded nothing by then
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
 
 
@@ -100,7 +100,7 @@ def test_the_kernel_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None
     check_the_end()
 
 
-@pytest.mark.full  # a keeper heals as a kernel does
+@pytest.mark.full  # a detached runner recoveries as a kernel does
 def test_the_keeper_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
@@ -114,7 +114,7 @@ def test_the_keeper_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None
     check_the_end()
 
 
-@pytest.mark.full  # elsewhere in the heal
+@pytest.mark.full  # elsewhere in the recovery
 def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
@@ -122,7 +122,7 @@ def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> N
         seed = psutil.Process(state.workers[0].pid).parent()
         assert seed is not None
         os.kill(state.workers[1].pid, signal.SIGKILL)
-        until(tmp_path, lambda now, _: bool(now.healing))
+        until(tmp_path, lambda now, _: bool(now.recovering))
         seed.suspend()
         os.kill(owner_of(state), signal.SIGKILL)
         seed.resume()

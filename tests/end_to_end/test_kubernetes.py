@@ -82,7 +82,7 @@ def test_a_pod_that_is_lost_has_a_successor(
         victim = server.running()[1]
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=lambda: server.kill(victim, number))
         np.testing.assert_array_equal(run.loss, losses(STEPS))
-        assert len(run.heals) == 1
+        assert len(run.recoveries) == 1
         assert len([key for key in server.objects if key[0] == "Job"]) == 1
 
 

@@ -39,7 +39,7 @@ def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
     assert run.results[0] == run.results[1]
     laid = cluster.run(LAID, strategy="pjrt").results
     assert laid == dict.fromkeys((0, 1), "{2}")
-    seed = cluster._crew.engines.fleet.home
+    seed = cluster._worker_group.engines.fleet.home
 
     def has_it() -> bool:
         cluster.restart()
@@ -60,4 +60,6 @@ def test_on_one_rank_first_and_within_scopes(cluster: nbdist.Cluster) -> None:
     laid = cluster.run(LAID, strategy="pjrt").results
     assert laid == dict.fromkeys((0, 1), "{2}")
     outside = "__import__('keras').distribution.distribution()"
-    assert cluster._crew.engines.apply(eval, outside) == [None, None], "no scope was left open"
+    assert cluster._worker_group.engines.apply(eval, outside) == [None, None], (
+        "no scope was left open"
+    )

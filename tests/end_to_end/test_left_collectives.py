@@ -86,7 +86,7 @@ def test_an_interrupt_while_they_are_made_anew_costs_no_array(
     cluster.run(f"{LARGE}\ndone, kept = 0, jnp.arange(3.0)", strategy="pjrt")
     with pytest.raises(nbdist.CellError, match="TypeError on rank 1@"):
         cluster.run("if rank == 1: raise TypeError\ndone = summed(many)", strategy="pjrt")
-    apply = cluster._crew.engines.apply
+    apply = cluster._worker_group.engines.apply
 
     def interrupted(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
         found = apply(function, *args, **options)
@@ -95,7 +95,7 @@ def test_an_interrupt_while_they_are_made_anew_costs_no_array(
             signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr(cluster._crew.engines, "apply", interrupted)
+    monkeypatch.setattr(cluster._worker_group.engines, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cluster.run("rank", strategy="pjrt")
     run = cluster.run("kept.tolist(), float(many.sum())", strategy="pjrt")

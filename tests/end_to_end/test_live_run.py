@@ -19,13 +19,13 @@ from nbdist.records import CellRequest, Columns, Rows, StepOptions, WorkerState
 from nbdist.settings import Settings
 from nbdist.telemetry.run_reader import kept
 from tests import clusters
-from tests.runs import heal, ids, largest_file, latest, losses, reports
+from tests.runs import ids, largest_file, latest, losses, recover, reports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nbdist.records import Finding, Speech
+    from nbdist.records import AnyEvent, Finding
 
 SETUP = "import numpy as np, jax.numpy as jnp\nones = np.ones(64, 'float32')\nweight = jnp.zeros(3)"
 STEP = "weight = weight + batch.mean()\nloss = weight[0]"
@@ -150,12 +150,12 @@ def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
 ) -> None:
     hear, before = cluster._held.hear, ids(cluster)
 
-    def heard(record: Speech) -> None:
+    def heard(record: AnyEvent) -> None:
         for run in ids(cluster) - before:
             shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
         hear(record)
 
-    monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+    monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
     run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
@@ -225,15 +225,15 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     """The last test of the module: its cluster is no good afterwards."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
-    hear, done = cluster._crew.receiver._handle, []
+    hear, done = cluster._worker_group.receiver._handle, []
 
-    def heard(record: Speech) -> None:
+    def heard(record: AnyEvent) -> None:
         hear(record)
         if isinstance(record, Rows) and record.rank == 1 and not done:
             done.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    cluster._crew.receiver._handle = heard
+    cluster._worker_group.receiver._handle = heard
     with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* died"):
         cluster.run(cell)
     state = latest(cluster).state()
@@ -250,19 +250,19 @@ def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> N
     run = live_run.begin(request, "%%dist_run", [""], workers, Settings(runs_folder=str(tmp_path)))
     run.hear(losses(1, 7))
     run.lost([1])
-    run.healing("rank 1 died in the cell")
+    run.recovering("rank 1 died in the cell")
     (past,) = kept(tmp_path)
     assert [len(table) for table in reports(past)] == [7], "the notebook may be killed meanwhile"
     state = past.state()
-    assert (state.healing, state.heals) == ("rank 1 died in the cell", ())
+    assert (state.recovering, state.recoveries) == ("rank 1 died in the cell", ())
     assert [worker.status for worker in state.workers] == ["running", "dead"]
     run.hear(losses(5, 9, lost_s=1.6))
     time.sleep(live_run.FLUSH_INTERVAL_S)
     run.tick()
     assert [len(table) for table in reports(past)] == [7]
-    run.healed(heal(7, 4, time_s=2.0), {0: 20, 1: 21})
+    run.recovered(recover(7, 4, time_s=2.0), {0: 20, 1: 21})
     state = past.state()
-    assert (state.healing, state.heals) == ("", (heal(7, 4, time_s=2.0),))
+    assert (state.recovering, state.recoveries) == ("", (recover(7, 4, time_s=2.0),))
     assert [(worker.pid, worker.status) for worker in state.workers] == [
         (20, "running"),
         (21, "running"),
@@ -276,7 +276,7 @@ def test_a_run_that_could_not_be_healed_is_healing_no_more(tmp_path: Path) -> No
     request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
     run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
     run.hear(losses(1, 7))
-    run.healing("rank 1 died in the cell")
+    run.recovering("rank 1 died in the cell")
     run.end("failed", "rank 1 died in the cell")
     (past,) = kept(tmp_path)
-    assert past.state().healing == ""
+    assert past.state().recovering == ""

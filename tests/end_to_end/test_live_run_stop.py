@@ -19,7 +19,7 @@ from tests.runs import ids, latest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from nbdist.records import Order, Speech
+    from nbdist.records import AnyEvent, Command
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,14 @@ def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
     def arm(step: int) -> None:
         asked = threading.Event()
 
-        def heard(record: Speech) -> None:
+        def heard(record: AnyEvent) -> None:
             hear(record)
             told = isinstance(record, Rows) and record.values and record.last().step >= step
             if told and not asked.is_set():
                 asked.set()
                 latest(cluster).ask_to_stop()
 
-        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
 
     return arm
 
@@ -143,14 +143,14 @@ def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
 def test_of_a_cell_that_cannot_be_sent_nothing_is_left(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, before = cluster._crew.dispatcher.send, ids(cluster)
+    send, before = cluster._worker_group.dispatcher.send, ids(cluster)
 
-    def fails(order: Order, ranks: Iterable[int]) -> None:
+    def fails(order: Command, ranks: Iterable[int]) -> None:
         if 1 in ranks:
             raise nbdist.WorkerError("rank 1 cannot be reached")
         send(order, ranks)
 
-    monkeypatch.setattr(cluster._crew.dispatcher, "send", fails)
+    monkeypatch.setattr(cluster._worker_group.dispatcher, "send", fails)
     with pytest.raises(nbdist.WorkerError, match="cannot be reached"):
         cluster.run("import time\ntime.sleep(60)")
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from nbdist.records import CellEnded, CellRequest, StepOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbdist.records import Order, Speech
+    from nbdist.records import AnyEvent, Command
 
 pytestmark = pytest.mark.usefixtures("bounded")
 
@@ -43,7 +43,7 @@ def test_an_interrupt_while_a_cell_is_sent(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: bytes, step: StepOptions | None
 ) -> None:
     cluster.run("import numpy as np, time\nones = np.ones(60)\nweight = 0.0")
-    dispatcher = cluster._crew.dispatcher
+    dispatcher = cluster._worker_group.dispatcher
     monkeypatch.setattr(dispatcher, "_socket", InterruptedSocket(dispatcher._socket, name))
     with pytest.raises(KeyboardInterrupt):
         cluster.run("weight = weight + 1.0\nweight" if step else "time.sleep(600)", step=step)
@@ -54,14 +54,14 @@ def test_an_interrupt_while_a_cell_is_sent(
 @pytest.fixture
 def unsent(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next cell reaches rank 0 alone."""
-    send = cluster._crew.dispatcher.send
+    send = cluster._worker_group.dispatcher.send
 
-    def sent(order: Order, ranks: Iterable[int]) -> None:
+    def sent(order: Command, ranks: Iterable[int]) -> None:
         if isinstance(order, CellRequest):
             ranks = [rank for rank in ranks if not rank]
         send(order, ranks)
 
-    monkeypatch.setattr(cluster._crew.dispatcher, "send", sent)
+    monkeypatch.setattr(cluster._worker_group.dispatcher, "send", sent)
 
 
 @pytest.mark.usefixtures("unsent")
@@ -90,13 +90,13 @@ def test_a_rank_whose_end_was_not_heard_says_it_again(
 ) -> None:
     hear, dropped = cluster._held.hear, threading.Event()
 
-    def heard(record: Speech) -> None:
+    def heard(record: AnyEvent) -> None:
         if isinstance(record, CellEnded) and record.rank == 1 and not dropped.is_set():
             dropped.set()
         else:
             hear(record)
 
-    monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+    monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
     with pytest.raises(nbdist.CellError, match="TypeError") as error:
         cluster.run("len(3)")
     assert dropped.is_set()

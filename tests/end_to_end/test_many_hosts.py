@@ -76,7 +76,7 @@ def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) 
             hosts.names, True
         )
         listening = [host.listening() for host in hosts.each]
-        folders = [seed.folder for seed in cluster._crew.engines.fleet.sown.values()]
+        folders = [seed.folder for seed in cluster._worker_group.engines.fleet.location.values()]
     for host, there in zip(hosts.each, listening, strict=True):
         others = {port for address, port in there if address != "127.0.0.1"} - {22}
         assert len(others) == 1, f"beside sshd, gloo listens: {there}"
@@ -101,7 +101,7 @@ def test_tensorflow_across_hosts(hosts: Hosts) -> None:
         across = cluster.run(model).results
         assert across[0] == across[1]
         break_connection(hosts.each[1])  # all that goes through it has to come back
-        fleet = cluster._crew.engines.fleet
+        fleet = cluster._worker_group.engines.fleet
         assert repeat_until(lambda: bool(fleet.cut()), END_S)
         assert repeat_until(lambda: not fleet.cut(), 10)
         assert cluster.run(model).results == across
@@ -121,7 +121,7 @@ def test_two_workers_on_one_host_and_what_is_its_own(hosts: Hosts, tmp_path: Pat
     with nbdist.Cluster(hosts=[host, host], framework="jax") as cluster:
         said = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
         assert set(said.results.values()) == {str(("yes", str(tmp_path), 4))}
-        assert len(cluster._crew.engines.fleet.sown) == 1
+        assert len(cluster._worker_group.engines.fleet.location) == 1
 
 
 @pytest.mark.parametrize("least", [0, 2])
@@ -187,7 +187,7 @@ def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> No
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=pull)
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert not run.heals
+        assert not run.recoveries
         before, then = pulled
         assert then < 2 * STEPS, "it stood still"
         assert then - before < STEPS
@@ -205,7 +205,7 @@ def test_a_connection_that_breaks_is_made_again(hosts: Hosts, tmp_path: Path) ->
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert [heal.ranks for heal in run.heals] == [(1,)]
+        assert [recover.ranks for recover in run.recoveries] == [(1,)]
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
@@ -220,7 +220,7 @@ def test_a_worker_that_dies_on_another_host_is_replaced(hosts: Hosts, tmp_path: 
         newest = max(victim, key=lambda process: process.create_time())
         run = train(cluster, tmp_path, meanwhile=newest.kill)
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert len(run.heals) == 1
+        assert len(run.recoveries) == 1
 
 
 def cmd(process: object) -> str:
@@ -230,7 +230,7 @@ def cmd(process: object) -> str:
 @pytest.mark.full
 def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax", spares=2) as cluster:
-        engines = cluster._crew.engines
+        engines = cluster._worker_group.engines
         assert engines.can_replace([0, 1])
         assert not engines.can_replace([1, 1])
         first = cluster.run("import os\nos.getpid()").results
@@ -239,7 +239,7 @@ def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) 
         )
         np.testing.assert_array_equal(run.loss, LOSSES)
         now = cluster.run("import os\nos.getpid()").results
-        lost = {rank for heal in run.heals for rank in heal.ranks}
+        lost = {rank for recover in run.recoveries for rank in recover.ranks}
         assert 1 in lost
         assert {rank for rank in now if now[rank] != first[rank]} == lost
         assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
@@ -287,7 +287,7 @@ def test_a_host_that_dies_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
             killer.join()
             host.power_on()
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert [heal.workers for heal in run.heals] == [1]
+        assert [recover.workers for recover in run.recoveries] == [1]
         assert cluster.world_size == 1
         cluster.restart()
         assert cluster.world_size == 2, "it is there again"
@@ -306,7 +306,7 @@ def test_a_host_that_comes_back_is_waited_for(hosts: Hosts, tmp_path: Path) -> N
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=switch)
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert len(run.heals) == 1
+        assert len(run.recoveries) == 1
         assert cluster.world_size == 2
 
 
@@ -325,7 +325,7 @@ def test_a_host_that_is_frozen_is_told_of(hosts: Hosts, monkeypatch: pytest.Monk
 
 @pytest.mark.full
 def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path) -> None:
-    """A keeper follows the run meanwhile, over the same connections."""
+    """A detached runner follows the run meanwhile, over the same connections."""
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:
         kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
@@ -338,12 +338,12 @@ def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path
     with nbdist.attach() as cluster:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert not run.heals
+        assert not run.recoveries
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
         cluster.restart()
         assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
         break_connection(hosts.each[1])
-        fleet = cluster._crew.engines.fleet
+        fleet = cluster._worker_group.engines.fleet
         assert repeat_until(lambda: bool(fleet.cut()), END_S)
         assert repeat_until(lambda: not fleet.cut(), 10)
         cluster.restart()
@@ -372,7 +372,7 @@ def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyP
         try:
             assert repeat_until(lambda: not ours(host), SILENCE_S + 2 + END_S)
             assert time.monotonic() - began > SILENCE_S - 2
-            assert repeat_until(lambda: bool(cluster._crew.engines.dead()), 3 * LOST_S), (
+            assert repeat_until(lambda: bool(cluster._worker_group.engines.dead()), 3 * LOST_S), (
                 "and are dead for the notebook"
             )
         finally:

@@ -69,5 +69,5 @@ def test_the_notebook_is_killed(name: str, step: int, tmp_path: Path) -> None:
     run = kept(tmp_path / "runs")[0]
     assert repeat_until(lambda: run.state().writer.pid != process.pid, BOUND_S)
     with nbdist.attach() as cluster:
-        assert cluster.follow().heals == ()
+        assert cluster.follow().recoveries == ()
         assert training.FORMS[name].digest_of(cluster) == undisturbed

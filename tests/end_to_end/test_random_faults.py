@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import nbdist
-from nbdist.cluster.collectives import MOST_HEALS_IN_PLACE
+from nbdist.cluster.collectives import MAX_RECOVERIES_IN_PLACE
 from nbdist.records import Saving
 from tests import training
 
@@ -28,11 +28,11 @@ KILLS = 100
 EPOCHS = 40
 PACE_S = 0.02
 GROWTH_BYTES = 60e6
-"""What the notebook's process may grow by: a hundred heals keep their rows, and no more."""
+"""What the notebook's process may grow by: a hundred recoveries keep their rows, and no more."""
 
 GROWTH_BELOW_BYTES = 400e6
 """Likewise the workers, and what they are made with; a worker has 100 to 300 MB to itself, and ten
-heals in place leave as many coordination services of some 10 MB."""
+recoveries in place leave as many coordination services of some 10 MB."""
 
 SPARE_FILES = 8
 """What ZeroMQ may hold of engines that came back."""
@@ -47,7 +47,7 @@ HEAL_S = 2.5
 
 
 class Killer:
-    """Kills a random worker once the run is a checkpoint farther, and now and then one in a heal.
+    """Kills a random worker after each checkpoint, and sometimes one during a recovery.
 
     Args:
         cluster: whose workers.
@@ -87,8 +87,8 @@ class Killer:
                 self._kill()
 
     def _kill(self) -> None:
-        """One of those that there are now, whatever they do; they may be none in a heal."""
-        pids = list(self._cluster._crew.engines.pids().values())
+        """One of those that there are now, whatever they do; they may be none in a recovery."""
+        pids = list(self._cluster._worker_group.engines.pids().values())
         if pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(pids), signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_random_kills_leave_no_trace(
         first_below = first_below or of_children(process)
     assert process.memory_info().rss - first_bytes < GROWTH_BYTES
     assert of_children(process) - first_below < GROWTH_BELOW_BYTES
-    children += MOST_HEALS_IN_PLACE  # their coordinators stay until the engines are fresh
+    children += MAX_RECOVERIES_IN_PLACE  # their coordinators stay until the engines are fresh
     deadline = time.monotonic() + 10
     while len(process.children(recursive=True)) > children and time.monotonic() < deadline:
         time.sleep(0.1)

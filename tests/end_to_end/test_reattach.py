@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 import nbdist
-from nbdist.cluster.handover import ESTATE_FILE, read_estate
-from nbdist.session.discovery import stop_all
+from nbdist.cluster.handover import HANDOVER_FILE, read_handover
+from nbdist.session.discovery import offer, stop_all
 from nbdist.telemetry.run_reader import kept
 from nbdist.utils.liveness import await_ends, is_alive
 from nbdist.utils.polling import repeat_until
@@ -65,7 +65,7 @@ OWNER = """
 import nbdist, json, sys, time
 cluster = nbdist.Cluster(hosts=2, framework="jax")
 cluster.run("answer = 42")
-engines = cluster._crew.engines
+engines = cluster._worker_group.engines
 pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
 print("PIDS", json.dumps(pids), flush=True)
 sys.stdin.read()
@@ -176,7 +176,7 @@ def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
         check_attached(kernel, "jax")
 
 
-@pytest.mark.full  # of what a keeper does, the first test sees the most
+@pytest.mark.full  # of what a detached runner does, the first test sees the most
 def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
     tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
         assert cluster.pull(["answer"])[1]["answer"] == 42
 
 
-@pytest.mark.full  # of what a keeper does, the first test sees the most
+@pytest.mark.full  # of what a detached runner does, the first test sees the most
 def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -241,7 +241,7 @@ def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
         assert f"(pid {process.pid}): left alone" in "\n".join(stop_all())
         (folder,) = (tmp_path / "nbdist").iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert stat.S_IMODE((folder / ESTATE_FILE).stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / HANDOVER_FILE).stat().st_mode) == 0o600
         process.kill()
         process.wait()
         with nbdist.attach() as cluster:
@@ -288,22 +288,45 @@ def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path
     assert not list((tmp_path / "nbdist").iterdir())
 
 
+@pytest.mark.parametrize("written_by", ["0.1.9", ""], ids=["named", "before 0.2.0"])
+def test_a_cluster_of_another_version_is_refused_with_both_versions(
+    tmp_path: Path, written_by: str
+) -> None:
+    with owner() as (process, family):
+        process.kill()
+        process.wait()
+        (folder,) = (tmp_path / "nbdist").iterdir()
+        state = folder / HANDOVER_FILE
+        if written_by:
+            fields = json.loads(state.read_bytes()) | {"nbdist": written_by}
+            state.write_text(json.dumps(fields))
+        else:
+            state.rename(folder / "estate.json")
+        theirs = written_by or "a version before 0.2.0"
+        both = f"started by nbdist {theirs}, and this is nbdist {nbdist.__version__}"
+        with pytest.raises(nbdist.StartError, match=f"{both}.*%dist_stop --all"):
+            nbdist.attach()
+        assert both in offer()
+        assert stop_all() == (f"cluster {folder.name} was ended",)
+        assert not await_ends(family, 10)
+
+
 @pytest.mark.full
 def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None:
     with owner() as (process, _):
         (folder,) = (tmp_path / "nbdist").iterdir()
-        estate = read_estate(folder)
+        handover = read_handover(folder)
         process.kill()
         process.wait()
         stop_all()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         wrong = msgspec.structs.replace(this_process(), pid=stranger.pid, started=1.0)
-        reused = msgspec.structs.replace(estate, owner=wrong, controllers=(wrong,))
+        reused = msgspec.structs.replace(handover, owner=wrong, controllers=(wrong,))
         (folder / "log").mkdir(parents=True)
-        (folder / ESTATE_FILE).write_bytes(msgspec.json.encode(reused))
+        (folder / HANDOVER_FILE).write_bytes(msgspec.json.encode(reused))
         other = folder.with_name("0" * 12)
         (other / "log").mkdir(parents=True)
-        (other / ESTATE_FILE).write_bytes(b'{"id": 3')
+        (other / HANDOVER_FILE).write_bytes(b'{"id": 3')
         precious = tmp_path / "precious"
         precious.mkdir()
         folder.with_name("1" * 12).symlink_to(precious)
@@ -324,7 +347,7 @@ def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
 ) -> None:
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
         cluster.run(SETUP["jax"])
-        controller = psutil.Process(cluster._crew.engines.controller.pids[0])
+        controller = psutil.Process(cluster._worker_group.engines.controller.pids[0])
         cluster.push({"pid": controller.pid})
         cluster.run(KILLING)
         let_go()
@@ -339,8 +362,8 @@ def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
 @pytest.mark.full
 def test_engines_end_by_themselves_without_any_process_of_the_controller() -> None:
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
-        engines = [psutil.Process(pid) for pid in cluster._crew.engines.pids().values()]
-        for pid in cluster._crew.engines.controller.pids:
+        engines = [psutil.Process(pid) for pid in cluster._worker_group.engines.pids().values()]
+        for pid in cluster._worker_group.engines.controller.pids:
             psutil.Process(pid).kill()
         assert not await_ends(engines, 50)
         with pytest.raises(nbdist.WorkerError, match="type %dist_restart"):
@@ -372,7 +395,7 @@ def test_a_keeper_replaces_a_worker_that_dies_while_nobody_is_there(
         os.kill(pid_of(kernel), signal.SIGKILL)
     until(lambda state, _: state.writer.pid != before.writer.pid)
     os.kill(before.workers[1].pid, signal.SIGKILL)
-    until(lambda state, _: bool(state.heals))
+    until(lambda state, _: bool(state.recoveries))
     with nbdist.attach() as cluster:
         run = cluster.follow()
         assert run.history["loss"].shape == (2, 3 * STEPS)

@@ -32,7 +32,7 @@ WHENEVER = [1, 12, LAST]
 """The first step, one between, the last."""
 
 HEALED_S = 30.0
-"""A heal takes two to four seconds here; these machines are busy."""
+"""A recovery takes two to four seconds here; these machines are busy."""
 
 FAULT = """
 def at(step):
@@ -87,9 +87,9 @@ class Trial:
         assert time.monotonic() - began < HEALED_S
         return run
 
-    def check(self, run: Run, undisturbed: str, heals: int = 1) -> None:
-        """It was healed so often, and came to the same bits."""
-        assert len(run.heals) == heals
+    def check(self, run: Run, undisturbed: str, recoveries: int = 1) -> None:
+        """It was recovered so often, and came to the same bits."""
+        assert len(run.recoveries) == recoveries
         assert self.form.digest_of(self.cluster) == undisturbed
         assert not list(self.folder.glob(".*.part-*"))
         assert np.isfinite(run.loss).all()
@@ -100,7 +100,7 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
     return Trial(cluster, form, tmp_path)
 
 
-@training.forms("pjrt step")  # test_shrink.py has a heal under mirrored
+@training.forms("pjrt step")  # test_shrink.py has a recovery under mirrored
 @pytest.mark.parametrize(
     ("rank", "step"),
     [
@@ -118,8 +118,8 @@ def test_a_rank_that_is_killed_is_replaced(
     trial.fault(KILL, rank, step)
     run = trial.run()
     trial.check(run, undisturbed)
-    assert rank in run.heals[0].ranks  # one that heeds nothing in time is lost with it
-    assert run.heals[0].step <= step
+    assert rank in run.recoveries[0].ranks  # one that heeds nothing in time is lost with it
+    assert run.recoveries[0].step <= step
 
 
 @FULL  # test_fail_fast.py finds a frozen one
@@ -163,12 +163,12 @@ def test_a_rank_that_leaves_the_others_waiting_is_replaced(
 def test_a_rank_that_is_gone_between_cells_is_replaced(
     trial: Trial, undisturbed: str, rank: int, what: signal.Signals
 ) -> None:
-    engines = trial.cluster._crew.engines
+    engines = trial.cluster._worker_group.engines
     os.kill(engines.pids()[rank], what)
     assert repeat_until(lambda: rank in engines.dead() or engines.frozen(rank), HEALED_S)
     run = trial.run()
     trial.check(run, undisturbed)
-    assert run.heals[0].step == 0
+    assert run.recoveries[0].step == 0
 
 
 @training.forms("pjrt step")
@@ -188,7 +188,7 @@ def test_a_bug_of_the_users_is_not_healed(
         trial.run()
     trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
     trial.saving = Saving(folder=str(trial.folder), every_steps=EVERY, resume=True)
-    trial.check(trial.run(), undisturbed, heals=0)
+    trial.check(trial.run(), undisturbed, recoveries=0)
 
 
 @training.forms("pjrt step")
@@ -205,7 +205,7 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
     trial.saving = Saving(folder=str(trial.folder), every_steps=EVERY, resume=True)
     trial.cluster.restart()
     trial.cluster.run(trial.form.setup, strategy=trial.form.strategy)
-    trial.check(trial.run(), undisturbed, heals=0)
+    trial.check(trial.run(), undisturbed, recoveries=0)
 
 
 @training.forms("pjrt step")
@@ -229,7 +229,7 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     trial.fault("threading.Thread(target=die, daemon=True).start()", rank, save - 3)
     run = trial.run()
     trial.check(run, undisturbed)
-    assert run.heals[0].step in (*range(0, save, EVERY)[-1:], save)
+    assert run.recoveries[0].step in (*range(0, save, EVERY)[-1:], save)
 
 
 @FULL  # test_checkpoint_faults.py fills one
@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_stops_nothing(
     trial.fault(limit.format("(100, resource.RLIM_INFINITY)"), rank, step)
     run = trial.run()
     trial.cluster.run(limit.format("2 * (resource.RLIM_INFINITY,)"))
-    assert not run.heals
+    assert not run.recoveries
     assert trial.form.digest_of(trial.cluster) == undisturbed
     newest = max((int(path.name[5:]) for path in trial.folder.glob("step-*")), default=0)
     assert newest in range(0, step, EVERY)[-2:]  # the last was being written, or had been
@@ -275,11 +275,11 @@ def test_a_run_goes_on_without_what_started_it(
     if not alone.is_whole:  # after the controller of the test before
         alone.restart()
     trial = Trial(alone, form, tmp_path)
-    engines = alone._crew.engines
+    engines = alone._worker_group.engines
     pid = engines.fleet.home.pid if part == "seed" else engines.controller.pids[0]
     wait = "time.sleep(60)" if part == "seed" else "None"  # for its own end, also in the last step
     trial.fault(f"[os.kill({pid}, signal.SIGKILL), {wait}]", 0, step)
-    trial.check(trial.run(), undisturbed, heals=int(part == "seed"))
+    trial.check(trial.run(), undisturbed, recoveries=int(part == "seed"))
 
 
 @FULL  # TensorFlow is imported once more
@@ -290,7 +290,7 @@ def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(
     with nbdist.Cluster(hosts=RANKS, spares=1) as both:
         trial = Trial(both, training.FORMS["pjrt step"], tmp_path)
         trial.fault(KILL, 1, 12)
-        heals = trial.run().heals
-        assert [heal.ranks for heal in heals] == [(1,)]
+        recoveries = trial.run().recoveries
+        assert [recover.ranks for recover in recoveries] == [(1,)]
         both.run("import tensorflow as tf\nstrategy.num_replicas_in_sync", strategy="mirrored")
         assert "without the variables and datasets of TensorFlow" in capsys.readouterr().out

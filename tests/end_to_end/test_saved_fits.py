@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import nbdist
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 STRATEGY = {"jax": "pjrt", "tensorflow": "mirrored"}
 SETUP = """
@@ -82,11 +82,11 @@ def test_a_cell_with_two_fits_is_healed_in_the_second(
     cluster.run(SETUP + KILLS.format(mark=str(tmp_path / "mark")), strategy=strategy)
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
     run = cluster.run(CELL, strategy=strategy, saving=saving)
-    assert [heal.ranks for heal in run.heals] == [(1,)]
+    assert [recover.ranks for recover in run.recoveries] == [(1,)]
     assert digest_of(cluster) == undisturbed
     again = Saving(folder=saving.folder, every_steps=3, resume=True)
     run = cluster.run(CELL, strategy=strategy, saving=again)  # `last` is there, from before
-    assert not run.heals
+    assert not run.recoveries
     assert digest_of(cluster) == undisturbed
 
 
@@ -104,7 +104,7 @@ def test_a_model_that_an_earlier_cell_trained_is_healed(
         saving = Saving(folder=str(tmp_path / str(kills)), every_steps=3)
         run = cluster.run(CELL.replace("last", "other"), strategy=strategy, saving=saving)
         digests.append(digest_of(cluster))
-        assert len(run.heals) == int(kills)
+        assert len(run.recoveries) == int(kills)
     assert digests[0] == digests[1]
 
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_pat
     with pytest.raises(RanksLostError, match=r"rank 1@.* died") as error:
         cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
     (note,) = error.value.__notes__
-    assert "It could not be healed: [" in note
+    assert "It could not be recovered: [" in note
     assert "is marked --once" in note
     cluster.restart()
 
@@ -133,7 +133,7 @@ def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
     cluster.run(f"{SETUP}\n{dies}", strategy=strategy)
     take, heard = cluster._runner.hear, threading.Event()
 
-    def hear(record: Speech) -> None:
+    def hear(record: AnyEvent) -> None:
         take(record)
         if isinstance(record, Output) and "there" in record.text and not heard.is_set():
             heard.set()
@@ -143,7 +143,7 @@ def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
     assert heard.is_set()
-    assert not cluster.last_run.heals
+    assert not cluster.last_run.recoveries
     cluster.restart()
     assert len(cluster.run("rank").results) == 2
 

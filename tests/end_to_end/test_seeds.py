@@ -13,7 +13,7 @@ import pytest
 
 import nbdist
 from nbdist.cells.parse import parse_cell
-from nbdist.cluster.handover import read_estate
+from nbdist.cluster.handover import read_handover
 from nbdist.errors import UsageError
 from nbdist.records import CellOptions, ClusterRequest, Host, RunState, Saving, StepOptions
 from tests import clusters
@@ -88,7 +88,7 @@ def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
     first, second = drawn(tensorflow_cluster, two), drawn(tensorflow_cluster, two)
     tensorflow_cluster.run("pass", seed=3)
     assert drawn(tensorflow_cluster, two) == first
-    tensorflow_cluster._crew.collectives.broken.add("mirrored")
+    tensorflow_cluster._worker_group.collectives.broken.add("mirrored")
     assert drawn(tensorflow_cluster, two) == second
 
 
@@ -117,7 +117,7 @@ def test_the_seed_holds_after_a_resize(
     jax_cluster.resize(3)
     assert drawn(jax_cluster, OF_PYTHON) == at_first
     jax_cluster.resize(2)
-    assert read_estate(jax_cluster._folder).request.seed == SEED, "as who attaches finds it"
+    assert read_handover(jax_cluster._folder).request.seed == SEED, "as who attaches finds it"
 
 
 def test_a_worker_that_is_replaced_draws_what_the_others_drew(
@@ -146,7 +146,7 @@ def batches():
         saving=Saving(folder=str(tmp_path / "kept"), every_steps=4),
         strategy="pjrt",
     )
-    assert len(run.heals) == 1
+    assert len(run.recoveries) == 1
     after = jax_cluster.pull(["w", "v"])
     assert after[0]["v"] == after[1]["v"] == before[0]["v"]
     trained = before[0]["w"] + sum(range(20)) * before[0]["v"]

@@ -186,7 +186,7 @@ def test_a_cell_is_not_skipped_because_something_else_failed(
     cluster: nbdist.Cluster, cell: str
 ) -> None:
     """After an error, ipykernel aborts what is queued; ipyparallel calls that a success."""
-    view = cluster._crew.engines._view([0])
+    view = cluster._worker_group.engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
     assert cluster.run(cell, ranks="0").results == {0: "0"}
     assert failing.wait(10)
@@ -196,7 +196,7 @@ def test_ipyparallels_own_answer_to_a_skipped_cell_is_still_success(
     cluster: nbdist.Cluster,
 ) -> None:
     """The trap itself: what our own way to the engines (`cluster/dispatcher.py`) spares us."""
-    view = cluster._crew.engines._view([0])
+    view = cluster._worker_group.engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
     skipped = view.execute("1", silent=False)
     skipped.get(timeout=10)

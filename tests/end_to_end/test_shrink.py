@@ -54,7 +54,7 @@ def killed_at_birth(cluster: nbdist.Cluster, most: int = 1000) -> Iterator[list[
     Yields:
         Their pids, so far; at most so many die.
     """
-    engines, pids, over = cluster._crew.engines, [], threading.Event()
+    engines, pids, over = cluster._worker_group.engines, [], threading.Event()
     first = engines.pids()[LAST]
 
     def kill() -> None:
@@ -100,9 +100,9 @@ def test_the_run_goes_on_with_fewer_and_the_same_batch(
     with killed_at_birth(cluster):
         saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
         run = form.run(cluster, data="batches", saving=saving)
-    (heal,) = run.heals
-    assert heal.workers == 2
-    assert heal.step >= 5
+    (recover,) = run.recoveries
+    assert recover.workers == 2
+    assert recover.step >= 5
     assert cluster.world_size == 2
     assert run.summary.epochs == training.EPOCHS
     np.testing.assert_allclose(losses(run, form), losses(undisturbed, form), rtol=1e-4)
@@ -131,7 +131,7 @@ def test_what_the_lost_worker_had_counted_is_not_lost(
     with killed_at_birth(cluster):
         saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
         run = counted.run(cluster, data="batches", saving=saving)
-    assert [heal.workers for heal in run.heals] == [2]
+    assert [recover.workers for recover in run.recoveries] == [2]
     total = training.SAMPLES * training.EPOCHS
     said = cluster.run("float(samples.result())", strategy=form.strategy).results
     assert said == {rank: str(float(total)) for rank in range(2)}
@@ -147,7 +147,7 @@ def test_without_it_a_worker_is_waited_for(
         saving = Saving(folder=str(tmp_path / "kept"), every_steps=5)
         run = form.run(cluster, data="batches", saving=saving)
     assert len(pids) == 2
-    assert [heal.workers for heal in run.heals] == [0]
+    assert [recover.workers for recover in run.recoveries] == [0]
     assert run.summary.steps == training.STEPS
 
 

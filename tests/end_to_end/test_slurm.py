@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nbdist
-from nbdist.cluster.schedulers.allocations import SWITCH_SOCKET
+from nbdist.cluster.schedulers.allocations import RENDEZVOUS_SOCKET
 from nbdist.errors import PreemptedError, StartError, UsageError, WorkerError
 from nbdist.telemetry.run_reader import kept
 from nbdist.utils.polling import repeat_until
@@ -87,7 +87,7 @@ def test_three_hosts_train(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_
 
 
 def job_of(cluster: nbdist.Cluster) -> str:
-    exchange = cluster._crew.engines.fleet._exchange
+    exchange = cluster._worker_group.engines.fleet._exchange
     assert exchange is not None
     return exchange.job(0).split()[-1]
 
@@ -242,7 +242,7 @@ def test_a_job_that_is_queued_again_is_healed(
 
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=requeue)
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert len(run.heals) == 1
+        assert len(run.recoveries) == 1
         assert list(slurm.jobs()) == [job]
 
 
@@ -263,7 +263,7 @@ def test_a_host_that_dies_is_replaced_by_another(
             victim.power_on()
             slurm.power_on(victim)
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert len(run.heals) == 1
+        assert len(run.recoveries) == 1
         now = [worker.host for worker in cluster.workers()]
         assert now[1 - rank] == before[1 - rank]
         assert now[rank] not in before
@@ -320,7 +320,7 @@ def test_the_notebook_is_killed_and_another_goes_on(
     with nbdist.attach() as cluster:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert not run.heals
+        assert not run.recoveries
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
         assert len(slurm.jobs()) == 1
@@ -341,14 +341,14 @@ def test_a_notebook_that_is_killed_leaves_no_job(slurm: Slurm, batch: nbdist.Bat
 def test_what_hosts_call_has_died(slurm: Slurm, batch: nbdist.Batch) -> None:
     """Nothing goes on without it; with another one, all does."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
-        exchange = cluster._crew.engines.fleet._exchange
+        exchange = cluster._worker_group.engines.fleet._exchange
         assert exchange is not None
         os.kill(exchange.ask("open", place=0)["pid"], signal.SIGKILL)
-        engines = cluster._crew.engines
+        engines = cluster._worker_group.engines
         assert repeat_until(lambda: len(engines.dead()) == 2, 20)
         began = time.monotonic()
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
         assert time.monotonic() - began < 60
-        assert (cluster._folder / SWITCH_SOCKET).exists()
+        assert (cluster._folder / RENDEZVOUS_SOCKET).exists()
         assert repeat_until(lambda: len(slurm.jobs()) == 1, 90), "the former one ends by itself"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import nbdist
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 SETUP = """
 import numpy as np, tensorflow as tf, jax, jax.numpy as jnp
@@ -57,20 +57,20 @@ def cluster() -> Iterator[nbdist.Cluster]:
 @pytest.fixture
 def interrupt_when(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[Speech], bool], float], None]:
+) -> Callable[[Callable[[AnyEvent], bool], float], None]:
     """Interrupts this process, as the kernel's, so long after a rank has said what is meant."""
     hear = cluster._held.hear
 
-    def arm(is_it: Callable[[Speech], bool], later_s: float) -> None:
+    def arm(is_it: Callable[[AnyEvent], bool], later_s: float) -> None:
         done = threading.Event()
 
-        def heard(record: Speech) -> None:
+        def heard(record: AnyEvent) -> None:
             hear(record)
             if not done.is_set() and is_it(record):
                 done.set()
                 interrupt_after(later_s)
 
-        monkeypatch.setattr(cluster._crew.receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
 
     return arm
 
@@ -81,7 +81,7 @@ def interrupt_after(*seconds: float) -> None:
         threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-def has_reported(step: int) -> Callable[[Speech], bool]:
+def has_reported(step: int) -> Callable[[AnyEvent], bool]:
     return lambda record: (
         isinstance(record, Rows) and any(metrics.step >= step for metrics in record.unpacked())
     )
@@ -154,7 +154,7 @@ model.fit(rows, rows, batch_size=6, callbacks=[Naps()])
 """
 
 
-def naps(record: Speech) -> bool:
+def naps(record: AnyEvent) -> bool:
     return isinstance(record, Output) and "napping" in record.text
 
 

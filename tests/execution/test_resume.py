@@ -10,10 +10,10 @@ from nbdist.execution.resume import reopen
 from nbdist.records import (
     CellOptions,
     CellRequest,
-    CellUnderWay,
     Columns,
     Output,
     Rows,
+    RunningCell,
     SocketAddress,
     StepBegun,
 )
@@ -21,8 +21,8 @@ from nbdist.settings import Settings
 from nbdist.telemetry.duplicates import Repeats
 from nbdist.telemetry.receiver import Receiver
 from nbdist.worker.runtime.memory import MemoryGauge
-from nbdist.worker.runtime.reporter import Probe
-from nbdist.worker.runtime.row_buffer import Sheets
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
 from tests.runs import loss, losses, new_run, read, reports, rows
 from tests.telemetry.test_receiver import Heard
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def under_way(root: Path, run: str) -> CellUnderWay:
+def under_way(root: Path, run: str) -> RunningCell:
     options = CellOptions(detach=True, max_heals=0)
     request = CellRequest(
         number=1, source="", label=3, strategy="mirrored", awaits=False, options=options
     )
-    return CellUnderWay(request=request, ranks=(0, 1), run=run, runs=str(root))
+    return RunningCell(request=request, ranks=(0, 1), run=run, runs=str(root))
 
 
 def test_what_was_heard_before_is_taken_out_of_each_ranks_rows() -> None:
@@ -96,15 +96,16 @@ def test_what_was_on_the_way_to_a_kernel_that_is_gone_is_said_again() -> None:
     columns = Columns(measures=("step_s",), own=("loss",))
     first = Heard(1)
     receiver = Receiver(first)
-    probe = Probe(receiver.door.address, Sheets(0, MemoryGauge()))
+    probe = Reporter(receiver.bound_socket.address, RowBuffer(0, MemoryGauge()))
     probe.report(1, columns, (1, 1, 0.1, 0.1, 1.0))
     first.wait()
     receiver.close()
     probe.report(1, columns, (1, 2, 0.2, 0.1, 2.0))
     second = Heard(2)
-    with Receiver(second, receiver.door) as again:
-        assert again.door.address == SocketAddress(
-            url=f"tcp://127.0.0.1:{receiver.door.port}", server_key=receiver.door.public_key
+    with Receiver(second, receiver.bound_socket) as again:
+        assert again.bound_socket.address == SocketAddress(
+            url=f"tcp://127.0.0.1:{receiver.bound_socket.port}",
+            server_key=receiver.bound_socket.public_key,
         )
         second.wait()
         probe.close()

@@ -11,7 +11,7 @@ import pytest
 import nbdist
 from nbdist.execution.saved_runs import SHOWN_RUNS
 from nbdist.records import RUN_MIME, Columns, Metrics, Output
-from tests.runs import heal, losses, new_run, rows, writing_process
+from tests.runs import losses, new_run, recover, rows, writing_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_run_is_opened_by_position_and_by_id(root: Path) -> None:
 
 
 def test_of_a_healed_run_each_step_is_there_once(root: Path) -> None:
-    run = new_run(root, replicas=0, heals=(heal(7, 4, time_s=2.0),))
+    run = new_run(root, replicas=0, recoveries=(recover(7, 4, time_s=2.0),))
     for rank in (0, 1):
         run.take(losses(1, 7, rank))
     for rank in (0, 1):
@@ -60,7 +60,7 @@ def test_of_a_healed_run_each_step_is_there_once(root: Path) -> None:
     past = nbdist.runs()[0]
     np.testing.assert_allclose(past.metric("loss")[0], np.arange(1, 10))
     assert [m.step for m in past.run.metrics if m.rank == 1] == list(range(1, 10))
-    assert past.run.summary.heals == 1
+    assert past.run.summary.recoveries == 1
     assert "9 steps" in repr(past)
     assert len(past.to_dataframe()) == 18
     bundle, _ = past._repr_mimebundle_()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.optimizer_state import states_of
 from tests.plan_models import model_of_program, tensor, traced
 from tests.plan_programs import PROGRAMS
@@ -256,7 +256,7 @@ def test_inputs_that_the_step_does_not_need_are_told() -> None:
     model = traced(step, {n: floats(4) for n in ("w", "kept", "unused")}, floats(3), floats(8))
     used = {t.path: t.used for t in model.tensors if t.role == "carried"}
     assert used == {"['kept']": True, "['unused']": False, "['w']": True}
-    laid = Laid(model, Layout(1, 1), states_of(model))
+    laid = ShardedModel(model, Layout(1, 1), states_of(model))
     assert [laid.device_bytes(t) for t in model.tensors] == [16, 0, 16, 0, 0]
 
 

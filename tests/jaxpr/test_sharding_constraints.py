@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nbdist.jaxpr.sharding_constraints import Lie, with_laid_products
+from nbdist.jaxpr.sharding_constraints import Lie, with_sharded_products
 from nbdist.records import Plan, Planning, Remat
 from nbdist.worker.planning.plan_step import named_target, plan_of
 from tests import plans
@@ -126,7 +126,7 @@ def test_under_zero_1_only_gradients_of_kernels_are_said_to_be_whole(
     closed = jax.jit(step).trace(stack, rows).jaxpr
     mesh = jax.sharding.AbstractMesh((8,), ("data",))
     lie = Lie(mesh, rows=False)
-    laid = with_laid_products(closed, [("w", "carried"), ("x", "batch")], lie)
+    laid = with_sharded_products(closed, [("w", "carried"), ("x", "batch")], lie)
     said = [e for e in laid.jaxpr.eqns if e.primitive.name == "sharding_constraint"]
     assert len(said) == kernels
     for constraint in said:

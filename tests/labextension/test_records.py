@@ -33,7 +33,7 @@ def test_records_ts_is_not_stale(generator: ModuleType) -> None:
 def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:
     block = generator.source().split("export interface RunState {")[1].split("}\n")[0]
     fields = [line.split(":")[0].removeprefix("  readonly ") for line in block.splitlines() if line]
-    assert fields == list(records.RunState.__struct_fields__)
+    assert fields == list(records.RunState.__struct_encode_fields__)
 
 
 def test_messages_carry_the_tag_that_is_sent(generator: ModuleType) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.records import PLACE, Columns, Finding, Rows
-from nbdist.telemetry.diagnostics import FLOOR_S, NETWORK, STARVED, STRAGGLER, WINDOW, Analyst
+from nbdist.telemetry.diagnostics import FLOOR_S, NETWORK, STARVED, STRAGGLER, WINDOW, Diagnostics
 from nbdist.telemetry.recent_rows import LONGEST_ROWS, Recent
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def rows(rank: int, columns: Columns, table: Sequence[Sequence[float]], first: i
 
 
 def feed(
-    analyst: Analyst,
+    analyst: Diagnostics,
     own_s: Mapping[int, float],
     network_s: float = 0.0,
     input_s: Mapping[int, float] | None = None,
@@ -45,7 +45,7 @@ def feed(
         analyst.take(rows(rank, ALL, [row] * steps, first))
 
 
-def found(analyst: Analyst) -> dict[str, Finding]:
+def found(analyst: Diagnostics) -> dict[str, Finding]:
     return {finding.topic: finding for finding in analyst.findings()}
 
 
@@ -54,14 +54,14 @@ def alike(own_s: float = STEP_S) -> dict[int, float]:
 
 
 @pytest.fixture
-def analyst() -> Analyst:
-    return Analyst(HOSTS, "mirrored", batch=96)
+def analyst() -> Diagnostics:
+    return Diagnostics(HOSTS, "mirrored", batch=96)
 
 
 class TestNetwork:
     @pytest.mark.parametrize(("share", "told"), [(0.15, False), (0.25, True), (0.8, True)])
     def test_its_share_is_told_above_the_limit(
-        self, analyst: Analyst, share: float, told: bool
+        self, analyst: Diagnostics, share: float, told: bool
     ) -> None:
         feed(analyst, alike(), network_s=STEP_S * share / (1 - share))
         assert ("network" in found(analyst)) is told
@@ -73,12 +73,12 @@ class TestNetwork:
             assert "--precision bfloat16" in finding.text
             assert "a faster link" in finding.text
 
-    def test_waiting_for_a_straggler_is_not_the_networks(self, analyst: Analyst) -> None:
+    def test_waiting_for_a_straggler_is_not_the_networks(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 4 * STEP_S}, network_s=0.001)
         assert found(analyst).keys() == {"straggler"}
 
     def test_pjrt_is_told_what_pjrt_has(self) -> None:
-        analyst = Analyst({0: "here", 1: "here"}, "pjrt")
+        analyst = Diagnostics({0: "here", 1: "here"}, "pjrt")
         feed(analyst, {0: STEP_S, 1: STEP_S}, network_s=STEP_S)
         text = found(analyst)["network"].text
         assert "--precision" not in text
@@ -86,24 +86,26 @@ class TestNetwork:
         assert "arrays in bfloat16" in text
         assert "fewer workers on this machine" in text
 
-    def test_it_goes_away_and_does_not_flicker(self, analyst: Analyst) -> None:
+    def test_it_goes_away_and_does_not_flicker(self, analyst: Diagnostics) -> None:
         between = (NETWORK.on + NETWORK.off) / 2
         for share, told in [(between, False), (0.3, True), (between, True), (0.1, False)]:
             feed(analyst, alike(), network_s=STEP_S * share / (1 - share), steps=5 * WINDOW)
             assert ("network" in found(analyst)) is told
 
-    def test_a_value_that_hardly_moves_is_shown_as_it_was(self, analyst: Analyst) -> None:
+    def test_a_value_that_hardly_moves_is_shown_as_it_was(self, analyst: Diagnostics) -> None:
         feed(analyst, alike(), network_s=STEP_S, steps=2 * WINDOW)
         before = analyst.findings()
         feed(analyst, alike(), network_s=1.05 * STEP_S, steps=5 * WINDOW)
         assert analyst.findings() == before
 
     def test_one_rank_has_no_network(self) -> None:
-        analyst = Analyst({0: "here"}, "mirrored")
+        analyst = Diagnostics({0: "here"}, "mirrored")
         feed(analyst, {0: STEP_S}, network_s=STEP_S)
         assert not analyst.findings()
 
-    def test_short_steps_of_ranks_that_are_heard_at_different_times(self, analyst: Analyst) -> None:
+    def test_short_steps_of_ranks_that_are_heard_at_different_times(
+        self, analyst: Diagnostics
+    ) -> None:
         """A message of 100 rows each: the last ones of two ranks have no step in common."""
         row = (0.0005, 0.0, 0.0004, 1.0)
         for rank in HOSTS:
@@ -114,7 +116,7 @@ class TestNetwork:
 
 class TestStraggler:
     @pytest.mark.parametrize("ratio", [1.12, 1.2, 1.4, 3.0])
-    def test_a_slow_rank_is_named_with_its_host(self, analyst: Analyst, ratio: float) -> None:
+    def test_a_slow_rank_is_named_with_its_host(self, analyst: Diagnostics, ratio: float) -> None:
         feed(analyst, alike() | {2: ratio * STEP_S}, network_s=0.002)
         finding = found(analyst)["straggler"]
         assert finding.ranks == (2,)
@@ -125,14 +127,14 @@ class TestStraggler:
     @pytest.mark.parametrize("own_s", [0.003, STEP_S, 10.0])
     @pytest.mark.parametrize(("ratio", "told"), [(1.08, False), (1.12, True)])
     def test_the_limit_is_a_tenth(
-        self, analyst: Analyst, own_s: float, ratio: float, told: bool
+        self, analyst: Diagnostics, own_s: float, ratio: float, told: bool
     ) -> None:
         feed(analyst, alike(own_s) | {2: ratio * own_s})
         assert ("straggler" in found(analyst)) is told
 
     @pytest.mark.parametrize(("own_s", "told"), [(0.004, False), (STEP_S, True)])
     def test_times_that_scatter_hide_less_than_milliseconds(
-        self, analyst: Analyst, own_s: float, told: bool
+        self, analyst: Diagnostics, own_s: float, told: bool
     ) -> None:
         for rank in HOSTS:
             usual = own_s * (1.12 if rank == 2 else 1)
@@ -141,45 +143,45 @@ class TestStraggler:
         assert ("straggler" in found(analyst)) is told
 
     def test_of_two_ranks_the_slow_one_is_measured_by_the_other(self) -> None:
-        analyst = Analyst({0: "here", 1: "here"}, "mirrored")
+        analyst = Diagnostics({0: "here", 1: "here"}, "mirrored")
         feed(analyst, {0: STEP_S, 1: 2 * STEP_S})
         assert found(analyst)["straggler"].value == pytest.approx(2)
 
-    def test_several_are_named_and_counted(self, analyst: Analyst) -> None:
+    def test_several_are_named_and_counted(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {1: 2 * STEP_S, 3: 3 * STEP_S})
         finding = found(analyst)["straggler"]
         assert finding.ranks == (1, 3)
         assert finding.text.startswith("rank 3@hostB is 3 times slower")
         assert "(and 1 more" in finding.text
 
-    def test_few_steps_are_not_judged(self, analyst: Analyst) -> None:
+    def test_few_steps_are_not_judged(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 2 * STEP_S}, steps=WINDOW - 1)
         assert not analyst.findings()
 
-    def test_noise_of_short_steps_is_none(self, analyst: Analyst) -> None:
+    def test_noise_of_short_steps_is_none(self, analyst: Diagnostics) -> None:
         feed(analyst, alike(FLOOR_S) | {2: 1.9 * FLOOR_S})
         assert "straggler" not in found(analyst)
 
-    def test_one_that_recovers_is_no_longer_told(self, analyst: Analyst) -> None:
+    def test_one_that_recovers_is_no_longer_told(self, analyst: Diagnostics) -> None:
         between = (STRAGGLER.on + STRAGGLER.off) / 2
         for ratio, told in [(between, False), (1.5, True), (between, True), (1.0, False)]:
             feed(analyst, alike() | {2: ratio * STEP_S}, steps=5 * WINDOW)
             assert ("straggler" in found(analyst)) is told
 
-    def test_one_that_waits_for_data_is_told_so(self, analyst: Analyst) -> None:
+    def test_one_that_waits_for_data_is_told_so(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 2 * STEP_S}, input_s={2: STEP_S})
         says = found(analyst)
         assert "it waits for its data; type --prefetch auto" in says["straggler"].text
         assert says["starved"].ranks == (2,)
 
-    def test_ranks_that_go_at_their_own_pace(self, analyst: Analyst) -> None:
+    def test_ranks_that_go_at_their_own_pace(self, analyst: Diagnostics) -> None:
         """No collectives at all: a step's time is the rank's own."""
         for rank in HOSTS:
             table = [(STEP_S * (2 if rank == 1 else 1),)] * WINDOW
             analyst.take(rows(rank, Columns(measures=("step_s",)), table))
         assert found(analyst)["straggler"].ranks == (1,)
 
-    def test_collectives_timed_at_some_steps_only(self, analyst: Analyst) -> None:
+    def test_collectives_timed_at_some_steps_only(self, analyst: Diagnostics) -> None:
         for rank in HOSTS:
             analyst.take(rows(rank, Columns(measures=("step_s",)), [(STEP_S,)] * WINDOW, 1000))
             waits = 0.3 if rank == 1 else 0.5
@@ -191,7 +193,7 @@ class TestStraggler:
 
 
 class TestStarved:
-    def test_waiting_for_data_is_told_with_what_to_type(self, analyst: Analyst) -> None:
+    def test_waiting_for_data_is_told_with_what_to_type(self, analyst: Diagnostics) -> None:
         feed(analyst, alike(), input_s=alike(0.3 * STEP_S))
         finding = found(analyst)["starved"]
         assert finding.ranks == ()
@@ -200,7 +202,7 @@ class TestStarved:
         assert "--prefetch auto" in finding.text
         assert "num_parallel_calls=tf.data.AUTOTUNE" in finding.text
 
-    def test_the_ranks_are_named_with_their_hosts(self, analyst: Analyst) -> None:
+    def test_the_ranks_are_named_with_their_hosts(self, analyst: Diagnostics) -> None:
         waits = 0.3 * STEP_S
         for starved, said in [
             ({2: waits}, "on rank 2@hostB: "),
@@ -208,12 +210,12 @@ class TestStarved:
         ]:
             feed(analyst, alike(), input_s=starved, steps=5 * WINDOW)
             assert said in found(analyst)["starved"].text
-        analyst = Analyst(dict.fromkeys(range(6), "here"), "pjrt")
+        analyst = Diagnostics(dict.fromkeys(range(6), "here"), "pjrt")
         feed(analyst, dict.fromkeys(range(6), STEP_S), input_s=dict.fromkeys(range(5), waits))
         says = "on rank 0@here, rank 1@here, rank 2@here, 2 more: "
         assert says in found(analyst)["starved"].text
 
-    def test_a_rank_between_the_limits_stays_as_it_was(self, analyst: Analyst) -> None:
+    def test_a_rank_between_the_limits_stays_as_it_was(self, analyst: Diagnostics) -> None:
         between = (STARVED.on + STARVED.off) / 2 * STEP_S
         feed(analyst, alike(), input_s={0: between, 2: STEP_S / 2}, steps=5 * WINDOW)
         assert found(analyst)["starved"].ranks == (2,)
@@ -221,14 +223,14 @@ class TestStarved:
         assert found(analyst)["starved"].ranks == (2,)
 
     def test_a_cell_that_is_no_step_has_no_such_option(self) -> None:
-        analyst = Analyst(HOSTS, None)
+        analyst = Diagnostics(HOSTS, None)
         feed(analyst, alike(), input_s=alike(0.3 * STEP_S))
         text = found(analyst)["starved"].text
         assert "--prefetch" not in text
         for way in (".prefetch(tf.data.AUTOTUNE)", ".cache()", "num_parallel_calls", "workers=4"):
             assert way in text
 
-    def test_it_goes_away_and_does_not_flicker(self, analyst: Analyst) -> None:
+    def test_it_goes_away_and_does_not_flicker(self, analyst: Diagnostics) -> None:
         between = (STARVED.on + STARVED.off) / 2
         for share, told in [(between, False), (0.5, True), (between, True), (0.01, False)]:
             feed(analyst, alike(), input_s=alike(share * STEP_S), steps=5 * WINDOW)
@@ -260,7 +262,7 @@ def any_rows(draw: st.DrawFn) -> Rows:
 
 @given(st.lists(any_rows(), max_size=12))
 def test_whatever_ranks_report_nothing_is_raised(told: list[Rows]) -> None:
-    analyst = Analyst(HOSTS, "mirrored", batch=8)
+    analyst = Diagnostics(HOSTS, "mirrored", batch=8)
     for message in told:
         analyst.take(message)
         for finding in analyst.findings():
@@ -270,14 +272,14 @@ def test_whatever_ranks_report_nothing_is_raised(told: list[Rows]) -> None:
 @given(bad=st.lists(NUMBERS.filter(lambda x: not 0 <= x < 1e9), min_size=1, max_size=30))
 def test_numbers_that_are_no_seconds_do_not_hide_the_others(bad: list[float]) -> None:
     """NaN, infinite, or negative, as after a clock that jumped."""
-    analyst = Analyst(HOSTS, "mirrored", batch=8)
+    analyst = Diagnostics(HOSTS, "mirrored", batch=8)
     feed(analyst, alike() | {2: 2 * STEP_S}, steps=2 * WINDOW)
     for rank in HOSTS:
         analyst.take(rows(rank, ALL, [(x, x, x, x) for x in bad if not x > 0], 1000))
     assert found(analyst)["straggler"].ranks == (2,)
 
 
-def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Analyst) -> None:
+def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Diagnostics) -> None:
     feed(analyst, alike(), network_s=STEP_S)
     before = found(analyst)["network"]
     for rank in (0, 1, 2):
@@ -285,7 +287,7 @@ def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Analyst) -> None:
     assert found(analyst)["network"] == before
 
 
-def test_a_heal_makes_neither_a_straggler_nor_hunger(analyst: Analyst) -> None:
+def test_a_heal_makes_neither_a_straggler_nor_hunger(analyst: Diagnostics) -> None:
     """What was before counts no more; the first step after takes long, on the new rank longest."""
     feed(analyst, alike() | {2: 5 * STEP_S}, steps=WINDOW - 1)
     analyst.forget()

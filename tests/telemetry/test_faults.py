@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Columns, Metrics, Output
-from nbdist.telemetry.run_reader import KeptRun, find
+from nbdist.telemetry.run_reader import StoredRun, find
 from nbdist.telemetry.run_writer import RunDirectory, new_id
 from nbdist.telemetry.tables import MOST_TABLES
 from tests.runs import (
@@ -164,7 +164,7 @@ def test_a_run_that_is_killed_at_any_instant_opens(tmp_path: Path) -> None:
     assert 0 < lost <= KILLS
 
 
-def opened(run: KeptRun) -> str:
+def opened(run: StoredRun) -> str:
     """The status of a run of which every file was read."""
     state = run.state()
     assert state.status in ("finished", "lost")

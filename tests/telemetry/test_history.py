@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nbdist.execution.recorder import Recorder
 from nbdist.records import PLACE, Columns, Metrics
 from nbdist.telemetry.history import Reports
-from tests.runs import heal, loss, losses
+from tests.runs import loss, losses, recover
 
 reports = st.builds(
     Metrics,
@@ -79,7 +79,7 @@ def test_a_metric_may_have_the_name_of_a_column() -> None:
     assert frame["rank (reported)"].tolist() == [7]
 
 
-HEALS = (heal(7, 4, time_s=2.0), heal(9, 6, time_s=4.0))
+HEALS = (recover(7, 4, time_s=2.0), recover(9, 6, time_s=4.0))
 TWICE_HEALED = [
     part
     for rank in (0, 1)
@@ -93,19 +93,21 @@ TWICE_HEALED = [
 
 
 def test_a_step_that_was_made_again_is_there_once_as_it_was_made_last() -> None:
-    healed = Reports.of(TWICE_HEALED, HEALS)
-    np.testing.assert_allclose(healed.history()["loss"], [np.arange(1, 11), np.arange(1, 11) + 0.1])
-    frame = healed.frame()
+    recovered = Reports.of(TWICE_HEALED, HEALS)
+    np.testing.assert_allclose(
+        recovered.history()["loss"], [np.arange(1, 11), np.arange(1, 11) + 0.1]
+    )
+    frame = recovered.frame()
     assert not frame.duplicated(["rank", "epoch", "step"]).any()
     assert len(frame) == 20
     later = {step: 0.1 * step + (step > 4) * 1.6 + (step > 6) * 1.8 for step in range(1, 11)}
     assert frame[frame["rank"] == 0].set_index("step").time_s.to_dict() == pytest.approx(later)
-    assert healed.healed_after() == [4, 6]
+    assert recovered.recovered_after() == [4, 6]
 
 
 def test_of_a_run_that_ended_before_it_was_as_far_again_the_lost_steps_are_not_told() -> None:
-    healed = Reports.of([losses(1, 7), losses(5, 5, lost_s=1.6)], HEALS[:1])
-    np.testing.assert_allclose(healed.history()["loss"], [[1, 2, 3, 4, 5]])
+    recovered = Reports.of([losses(1, 7), losses(5, 5, lost_s=1.6)], HEALS[:1])
+    np.testing.assert_allclose(recovered.history()["loss"], [[1, 2, 3, 4, 5]])
 
 
 def test_an_epoch_with_steps_that_were_made_again_is_there_once() -> None:
@@ -121,8 +123,8 @@ def test_an_epoch_with_steps_that_were_made_again_is_there_once() -> None:
 
     once = [(m.epoch, m.step) for m in fit(range(1, 13), 0.0)]
     reports = [*fit(range(1, 10), 0.0), *fit(range(5, 13), 1.6)]
-    healed = Reports.of(reports, HEALS[:1])
-    epochs_and_steps = [(int(epoch), int(step)) for _, epoch, step, _ in healed.places]
+    recovered = Reports.of(reports, HEALS[:1])
+    epochs_and_steps = [(int(epoch), int(step)) for _, epoch, step, _ in recovered.places]
     assert epochs_and_steps == once
 
 
@@ -132,7 +134,7 @@ def _at(epoch: int, step: int, time_s: float) -> Metrics:
 
 def test_the_time_of_a_step_is_not_that_of_a_heal() -> None:
     reports = [losses(1, 2), losses(3, 3, lost_s=50.0)]
-    assert Reports.of(reports, [heal(2, 2, time_s=50.0)]).step_s == pytest.approx(0.1)
+    assert Reports.of(reports, [recover(2, 2, time_s=50.0)]).step_s == pytest.approx(0.1)
     assert Reports.of(reports).step_s > 1
 
 
@@ -140,13 +142,13 @@ def test_what_a_run_returns_has_each_step_once() -> None:
     recorder = Recorder(1, is_step=False)
     for part in TWICE_HEALED[:2]:
         recorder.keep(part)
-    recorder.healed(HEALS[0])
+    recorder.recovered(HEALS[0])
     run = recorder.run()
     assert [m.step for m in run.metrics] == list(range(1, 10))
     assert run.table().lines()[-1].split()[1:] == ["9.000"], "the epoch's last"
     assert run.summary.steps == 9
-    assert "healed once" in repr(run)
+    assert "recovered once" in repr(run)
     undone = Recorder(1, is_step=False)
     undone.keep(TWICE_HEALED[0])
-    undone.healed(HEALS[0])
+    undone.recovered(HEALS[0])
     assert undone.run().last("loss") == 4, "no step was made since"

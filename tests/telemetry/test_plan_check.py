@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.records import Compiled, Planned, StepFigures
 from nbdist.telemetry.diagnostics import Pace
-from nbdist.telemetry.plan_check import Foretold
+from nbdist.telemetry.plan_check import PlanComparison
 from tests.plans import made
 
 PLAN = made("both")
@@ -17,13 +17,13 @@ def compiled(arguments: int, temporaries: int) -> Compiled:
 
 
 @pytest.fixture
-def foretold() -> Foretold:
-    kept = Foretold(None)
+def foretold() -> PlanComparison:
+    kept = PlanComparison(None)
     kept.note(Planned(rank=0, cell=1, plan=PLAN))
     return kept
 
 
-def test_what_was_planned_is_there_before_anything_is_measured(foretold: Foretold) -> None:
+def test_what_was_planned_is_there_before_anything_is_measured(foretold: PlanComparison) -> None:
     check = foretold.check(Pace())
     assert check is not None
     assert check.title == "data 4 x tensor 2, ZeRO-1"
@@ -34,7 +34,7 @@ def test_what_was_planned_is_there_before_anything_is_measured(foretold: Foretol
     assert check.measured == StepFigures()
 
 
-def test_the_first_executable_is_what_was_planned(foretold: Foretold) -> None:
+def test_the_first_executable_is_what_was_planned(foretold: PlanComparison) -> None:
     """The next one is of a smaller batch, as the last of an epoch."""
     foretold.note(compiled(100, 20))
     foretold.note(compiled(70, 10))
@@ -43,23 +43,23 @@ def test_the_first_executable_is_what_was_planned(foretold: Foretold) -> None:
     assert check.measured == StepFigures(step_s=0.5, collectives=0.25, arguments=100, memory=120)
 
 
-def test_a_backend_that_tells_nothing_of_memory_leaves_it_out(foretold: Foretold) -> None:
+def test_a_backend_that_tells_nothing_of_memory_leaves_it_out(foretold: PlanComparison) -> None:
     foretold.note(compiled(0, 0))
     check = foretold.check(Pace(step_s=0.5))
     assert check is not None
     assert check.measured == StepFigures(step_s=0.5)
 
 
-def test_what_was_measured_stays_where_there_is_nothing_newer(foretold: Foretold) -> None:
-    """A run that is healed begins with no steps; one that is taken over has those of before."""
+def test_what_was_measured_stays_where_there_is_nothing_newer(foretold: PlanComparison) -> None:
+    """A run that is recovered begins with no steps; one that is taken over has those of before."""
     foretold.note(compiled(100, 20))
     before = foretold.check(Pace(step_s=0.5, collectives=0.25))
     assert foretold.check(Pace()) == before
-    assert Foretold(before).check(Pace()) == before
+    assert PlanComparison(before).check(Pace()) == before
 
 
 def test_a_plan_that_is_not_run_has_nothing_to_be_measured() -> None:
-    kept = Foretold(None)
+    kept = PlanComparison(None)
     kept.note(Planned(rank=0, cell=1, plan=PLAN, only=True))
     kept.note(compiled(100, 20))
     assert kept.check(Pace(step_s=0.5)) is None

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from nbdist.records import Columns, Output, Rows, SocketAddress, Speech
+from nbdist.records import AnyEvent, Columns, Output, Rows, SocketAddress
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.receiver import Receiver
 from nbdist.worker.runtime.memory import MemoryGauge
-from nbdist.worker.runtime.reporter import PENDING_LIMIT_BYTES, Probe
-from nbdist.worker.runtime.row_buffer import ROOM_ROWS, Sheets
+from nbdist.worker.runtime.reporter import PENDING_LIMIT_BYTES, Reporter
+from nbdist.worker.runtime.row_buffer import ROOM_ROWS, RowBuffer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,11 +26,11 @@ class Heard:
     """Collects records until there are as many as were expected."""
 
     def __init__(self, expected: int) -> None:
-        self.records: list[Speech] = []
+        self.records: list[AnyEvent] = []
         self._expected = expected
         self._all = threading.Event()
 
-    def __call__(self, record: Speech) -> None:
+    def __call__(self, record: AnyEvent) -> None:
         self.records.append(record)
         if len(self.records) >= self._expected:
             self._all.set()
@@ -39,8 +39,8 @@ class Heard:
         assert self._all.wait(30), f"{len(self.records)} of {self._expected} arrived"
 
 
-def probe_of(rank: int, address: SocketAddress) -> Probe:
-    return Probe(address, Sheets(rank, MemoryGauge()))
+def probe_of(rank: int, address: SocketAddress) -> Reporter:
+    return Reporter(address, RowBuffer(rank, MemoryGauge()))
 
 
 def text(rank: int, number: int) -> Output:
@@ -50,7 +50,7 @@ def text(rank: int, number: int) -> Output:
 def test_every_record_arrives_in_each_ranks_order() -> None:
     heard = Heard(WORKERS * RECORDS)
     with Receiver(heard) as receiver:
-        probes = [probe_of(rank, receiver.door.address) for rank in range(WORKERS)]
+        probes = [probe_of(rank, receiver.bound_socket.address) for rank in range(WORKERS)]
         for number in range(RECORDS):
             for rank, probe in enumerate(probes):
                 probe.say(text(rank, number))
@@ -67,9 +67,9 @@ import os, sys
 import msgspec
 from nbdist.records import Output, SocketAddress
 from nbdist.worker.runtime.memory import MemoryGauge
-from nbdist.worker.runtime.reporter import Probe
-from nbdist.worker.runtime.row_buffer import Sheets
-probe = Probe(msgspec.json.decode(sys.argv[1], type=SocketAddress), Sheets(0, MemoryGauge()))
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
+probe = Reporter(msgspec.json.decode(sys.argv[1], type=SocketAddress), RowBuffer(0, MemoryGauge()))
 for number in range(40):
     probe.say(Output(rank=0, cell=1, stream="stdout", text=f"{number}" + 100_000 * " "))
 probe.close()
@@ -81,7 +81,7 @@ def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
     """ZeroMQ sends on a thread of its own, which ends with the process."""
     heard = Heard(40)
     with Receiver(heard) as receiver:
-        address = msgspec.json.encode(receiver.door.address).decode()
+        address = msgspec.json.encode(receiver.bound_socket.address).decode()
         subprocess.run([sys.executable, "-c", LEAVES, address], check=True, timeout=60)
         heard.wait()
 
@@ -97,9 +97,9 @@ def test_without_the_key_nothing_can_be_said() -> None:
         strangers[1].curve_publickey, strangers[1].curve_secretkey = zmq.curve_keypair()
         strangers[1].curve_serverkey = wrong
         for stranger in strangers:
-            stranger.connect(receiver.door.address.url)
+            stranger.connect(receiver.bound_socket.address.url)
             stranger.send(msgspec.msgpack.encode(text(9, 9)))
-        known = probe_of(0, receiver.door.address)
+        known = probe_of(0, receiver.bound_socket.address)
         known.say(text(0, 0))
         heard.wait()
         known.close()
@@ -114,8 +114,8 @@ def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
         public, secret = zmq.curve_keypair()
         socket = zmq.Context.instance().socket(zmq.PUSH)
         socket.curve_publickey, socket.curve_secretkey = public, secret
-        socket.curve_serverkey = receiver.door.address.server_key
-        socket.connect(receiver.door.address.url)
+        socket.curve_serverkey = receiver.bound_socket.address.server_key
+        socket.connect(receiver.bound_socket.address.url)
         socket.send_multipart([b"\xc1 no record", msgspec.msgpack.encode(text(3, 0))])
         heard.wait()
         socket.close()
@@ -160,7 +160,7 @@ def test_rows_arrive_together_and_with_the_memory() -> None:
     heard = Heard(2)
     columns = Columns(measures=("step_s",), own=("loss",))
     with Receiver(heard) as receiver:
-        probe = probe_of(3, receiver.door.address)
+        probe = probe_of(3, receiver.bound_socket.address)
         for step in range(1, 101):
             probe.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))
         heard.wait()
@@ -183,13 +183,13 @@ def test_the_memory_of_the_fullest_device_is_told_where_it_is_known() -> None:
 
 
 def test_rows_that_find_no_room_are_counted_and_wait_for_nobody() -> None:
-    sheets = Sheets(0, MemoryGauge())
+    row_buffer = RowBuffer(0, MemoryGauge())
     columns = Columns(own=("loss",))
     for step in range(ROOM_ROWS + 5):
-        sheets.add(1, columns, (-1, step, 0.0, 1.0))
-    sheets.add(1, Columns(own=("late",)), (-1, 1, 0.0, 1.0))
-    kept, late, memory = sheets.take()
+        row_buffer.add(1, columns, (-1, step, 0.0, 1.0))
+    row_buffer.add(1, Columns(own=("late",)), (-1, 1, 0.0, 1.0))
+    kept, late, memory = row_buffer.take()
     assert (kept.dropped, len(kept.values)) == (5, ROOM_ROWS * 5 * 8)
     assert (late.dropped, late.values) == (1, b"")
     assert memory.columns.measures == ("process_bytes",)
-    assert not sheets
+    assert not row_buffer

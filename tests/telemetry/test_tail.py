@@ -7,7 +7,7 @@ import numpy as np
 
 from nbdist.records import AnyServerMessage, StateMessage
 from nbdist.telemetry.tail import Tail
-from tests.runs import heal, losses, new_run, read
+from tests.runs import losses, new_run, read, recover
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,17 +19,17 @@ def test_a_heal_is_told_before_the_rows_that_stand_for_others(tmp_path: Path) ->
     run.take(losses(1, 7))
     run.flush()
     news = Tail(read(run)).news()
-    heals = list[int]()
+    recoveries = list[int]()
 
     def look(message: str | bytes) -> None:
         said = (
             msgspec.json.decode(message, type=AnyServerMessage) if isinstance(message, str) else 0
         )
         if isinstance(said, StateMessage):
-            heals.append(len(said.state.heals))
+            recoveries.append(len(said.state.recoveries))
 
     look(next(news))
-    run.update(heals=(heal(7, 4, time_s=2.0),))
+    run.update(recoveries=(recover(7, 4, time_s=2.0),))
     run.take(losses(5, 9, lost_s=1.6))
     run.flush()
     told: list[list[int]] = []
@@ -38,6 +38,6 @@ def test_a_heal_is_told_before_the_rows_that_stand_for_others(tmp_path: Path) ->
         if isinstance(message, bytes):
             steps = np.frombuffer(message[8:], "<f8").reshape(-1, 5)[:, 2]
             assert list(steps) == [*range(1, 8), *range(5, 10)]
-            told.append(list(heals))
+            told.append(list(recoveries))
     assert told == [[0, 1]]
     run.close()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nbdist.magics.options import COMMANDS
+from nbdist.magics.options import MAGICS
 from nbdist.records import Option
 from tools import generate_commands
 
@@ -26,15 +26,15 @@ def test_each_magic_has_a_section() -> None:
     assert magics == set(generate_commands.commands())
     headings = re.findall(r"^## .*?(dist_\w+)`$", generate_commands.page(), re.MULTILINE)
     assert headings == generate_commands.commands()
-    assert sorted(headings) == sorted(COMMANDS)
+    assert sorted(headings) == sorted(MAGICS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", MAGICS)
 def test_each_option_is_in_the_table_of_its_magic(name: str) -> None:
     text = "\n".join(generate_commands.section(name))
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert len(rows) == len(COMMANDS[name].options)
-    for option, row in zip(COMMANDS[name].options, rows, strict=True):
+    assert len(rows) == len(MAGICS[name].options)
+    for option, row in zip(MAGICS[name].options, rows, strict=True):
         assert option.help.replace("|", "\\|") in row
         assert all(f"`{choice}`" in row for choice in option.choices)
 
@@ -43,6 +43,6 @@ def test_values_and_defaults_are_shown() -> None:
     option = Option(
         flags=("-n", "--number"), kind="number", metavar="N|M", default="3", help="A number."
     )
-    command = generate_commands.Command("dist_x", "", (option,))
+    command = generate_commands.Magic("dist_x", "", (option,))
     (*_, row, _) = generate_commands.table(command)
     assert row == "| `-n`, `--number` | `N\\|M` | `3` | A number. |"

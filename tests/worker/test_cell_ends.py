@@ -64,7 +64,7 @@ def test_an_interrupt_leaves_no_lock_of_the_probe_taken(cluster: nbdist.Cluster)
     cell = """
 import signal, threading
 from nbdist.worker.runtime import context as state
-changed = state.current()._probe._changed
+changed = state.current()._reporter._changed
 class Interrupted:
     def __init__(self, lock): self.lock = lock
     def __enter__(self):

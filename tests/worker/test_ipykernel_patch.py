@@ -38,7 +38,7 @@ def uncured(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
 
 
 def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
-    answer = cluster._crew.engines._view([0]).execute(AWAITS, silent=False, block=False)
+    answer = cluster._worker_group.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert answer.wait(10)
     assert answer.status == ["ok"]
 
@@ -46,7 +46,7 @@ def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
 @pytest.mark.full
 def test_without_the_cure_it_never_answers(uncured: nbdist.Cluster) -> None:
     """When this fails, ipykernel has mended it: take the patch out."""
-    answer = uncured._crew.engines._view([0]).execute(AWAITS, silent=False, block=False)
+    answer = uncured._worker_group.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert not answer.wait(5)
 
 
@@ -57,7 +57,7 @@ def interrupt_in_a_storm(cluster: nbdist.Cluster) -> bool:
         Whether the engine lived and answered every request.
     """
     pid = cluster.workers()[0].pid
-    view = cluster._crew.engines._view([0])
+    view = cluster._worker_group.engines._view([0])
     answers = []
     for _ in range(150):
         answers.append(view.apply_async(sum, range(2000)))

@@ -1,4 +1,4 @@
-import type { Heal } from '../records';
+import type { RecoveryRecord } from '../records';
 import { MEDIAN } from './bands';
 import { DataTable } from './datatable';
 import { describe, entries, place, valueOf } from './describe';
@@ -33,8 +33,8 @@ export interface ChartContext {
   readonly hidden: Set<number>;
   /** Ranks that are always shown by name. */
   stragglers(): readonly number[];
-  /** How often the run was healed. */
-  heals(): readonly Heal[];
+  /** How often the run was recovered. */
+  recoveries(): readonly RecoveryRecord[];
   /** Draw again in the next frame. */
   request(): void;
   /** Draw again, the words too. */
@@ -219,9 +219,9 @@ export class Chart {
   }
 
   private drawWords(): void {
-    const { settings, heals, say } = this.context;
+    const { settings, recoveries, say } = this.context;
     this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
-    setAttribute(this.image, 'aria-label', describe(this.picture, settings, heals(), say));
+    setAttribute(this.image, 'aria-label', describe(this.picture, settings, recoveries(), say));
     this.table.draw(this.picture, settings);
     this.heat.root.hidden = this.picture.bands === null;
     if (this.picture.bands !== null) {
@@ -233,8 +233,8 @@ export class Chart {
     const { x, columns, shown, y, isLog } = this.picture;
     const painter = new Painter(canvas, area, x, columns, shown, y, isLog, ratio);
     this.painter = painter;
-    this.marks.draw(this.context.heals(), this.plot.inset, heal =>
-      this.picture.partOf(heal, this.context.settings)
+    this.marks.draw(this.context.recoveries(), this.plot.inset, recovery =>
+      this.picture.partOf(recovery, this.context.settings)
     );
     painter.inside(() => {
       this.paintBands(painter);

@@ -1,11 +1,11 @@
-import type { Heal } from '../records';
+import type { RecoveryRecord } from '../records';
 import { MEDIAN, QUANTILES } from './bands';
 import type { Strip } from './decimate';
 import type { Axis } from './grid';
 import type { Entry } from './legend';
 import type { Picture, Settings } from './picture';
 import type { Say } from './words';
-import { amount, clock, count, counted, fill, healed, ranks as spans } from './words';
+import { amount, clock, count, counted, fill, recovered, ranks as spans } from './words';
 
 const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
 
@@ -88,7 +88,7 @@ function bandEntries(values: readonly string[], say: Say): Entry[] {
 export function describe(
   picture: Picture,
   settings: Settings,
-  heals: readonly Heal[],
+  recoveries: readonly RecoveryRecord[],
   say: Say
 ): string {
   const { source, ranks, all } = picture;
@@ -110,9 +110,9 @@ export function describe(
     parts.push(fill(say('Latest: {0}.'), amount(valueOf(middle, -1), source.unit)));
   }
   parts.push(...extremes(picture, say), ...holes(picture, at, say));
-  if (heals.length > 0) {
-    const times = counted(heals.length, say('Healed once'), say('Healed {0} times'));
-    parts.push(`${times}; ${say('latest')}: ${healed(heals[heals.length - 1]!, say)}.`);
+  if (recoveries.length > 0) {
+    const times = counted(recoveries.length, say('Recovered once'), say('Recovered {0} times'));
+    parts.push(`${times}; ${say('latest')}: ${recovered(recoveries[recoveries.length - 1]!, say)}.`);
   }
   return parts.join(' ');
 }

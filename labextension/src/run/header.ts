@@ -3,7 +3,7 @@ import { Disposables, make, setAttribute, setText } from './dom';
 import type { Figures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
-import { HEALING, isOpen, RUN_LOOKS } from './status';
+import { RECOVERING, isOpen, RUN_LOOKS } from './status';
 import type { Say } from './words';
 import { amount, clock, count, fill, plain } from './words';
 
@@ -76,10 +76,10 @@ export class Header {
   draw(now: number): void {
     const { state, connection } = this.model;
     const words = CONNECTIONS[connection];
-    const healing = state !== null && isOpen(state.status) ? state.healing : '';
-    const [lost] = healing.split('\n', 1);
+    const recovering = state !== null && isOpen(state.status) ? state.healing : '';
+    const [lost] = recovering.split('\n', 1);
     setText(this.connection, words === undefined ? lost! : this.say(words));
-    setAttribute(this.connection, 'title', healing);
+    setAttribute(this.connection, 'title', recovering);
     this.isAsked &&= connection === 'live';
     if (state !== null) {
       this.stoppingSince = state.status === 'stopping' ? (this.stoppingSince ?? now) : null;
@@ -112,12 +112,12 @@ export class Header {
 
   private drawState(state: RunState): void {
     const isStopping = this.isAsked && state.status === 'running';
-    const isHealing = state.healing !== '' && state.status === 'running' && !isStopping;
+    const isRecovering = state.healing !== '' && state.status === 'running' && !isStopping;
     const look = RUN_LOOKS[isStopping ? 'stopping' : state.status];
-    const { sign, word, tone } = isHealing ? HEALING : look;
+    const { sign, word, tone } = isRecovering ? RECOVERING : look;
     setText(this.sign, sign);
     setText(this.word, this.say(word));
-    const told = isHealing ? `${this.say(word)}: ${state.healing}` : this.say(word);
+    const told = isRecovering ? `${this.say(word)}: ${state.healing}` : this.say(word);
     setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, told));
     setAttribute(this.pill, 'data-tone', tone);
     setText(this.title, state.header);

@@ -1,7 +1,7 @@
-import type { Heal } from '../records';
+import type { RecoveryRecord } from '../records';
 import { make } from './dom';
 import type { Say } from './words';
-import { healed } from './words';
+import { recovered } from './words';
 
 /** Where lines are drawn, in pixels of the page, from the corner of what it is in. */
 export interface Frame {
@@ -11,7 +11,7 @@ export interface Frame {
   readonly height: number;
 }
 
-/** Where a run was healed: upright lines over a chart, each with a sign that says what happened. */
+/** Where a run was recovered: upright lines over a chart, each with a sign that says what happened. */
 export class Marks {
   readonly root = make('div', 'marks', { dir: 'ltr' });
   private readonly marks: HTMLElement[] = [];
@@ -27,19 +27,19 @@ export class Marks {
 
   /**
    * Args:
-   *   partOf: where in the frame a heal is, from 0 to 1; elsewhere it is not seen.
+   *   partOf: where in the frame a recovery is, from 0 to 1; elsewhere it is not seen.
    */
-  draw(heals: readonly Heal[], frame: Frame, partOf: (heal: Heal) => number): void {
-    for (const heal of heals.slice(this.marks.length)) {
-      this.add(healed(heal, this.say));
+  draw(recoveries: readonly RecoveryRecord[], frame: Frame, partOf: (recovery: RecoveryRecord) => number): void {
+    for (const recovery of recoveries.slice(this.marks.length)) {
+      this.add(recovered(recovery, this.say));
     }
     const { style } = this.root;
     style.left = `${frame.left}px`;
     style.top = `${frame.top}px`;
     style.width = `${frame.width}px`;
     style.height = `${frame.height}px`;
-    heals.forEach((heal, i) => {
-      const part = partOf(heal);
+    recoveries.forEach((recovery, i) => {
+      const part = partOf(recovery);
       const mark = this.marks[i]!;
       mark.hidden = !(part >= 0 && part <= 1);
       mark.style.left = `${100 * part}%`;

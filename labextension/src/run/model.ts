@@ -1,4 +1,4 @@
-import type { Heal, RunState, Table } from '../records';
+import type { RecoveryRecord, RunState, Table } from '../records';
 import { PLACE } from '../records';
 import type { Axis } from './grid';
 import { Grid } from './grid';
@@ -103,7 +103,7 @@ interface Sink {
 /**
  * A run as the browser knows it: its state, and of each metric a bounded line for each rank.
  *
- * Of a run that was healed steps come twice; the state that says so comes before they do again.
+ * Of a run that was recovered steps come twice; the state that says so comes before they do again.
  */
 export class RunModel {
   state: RunState | null = null;
@@ -121,10 +121,10 @@ export class RunModel {
   private readonly listeners = new Set<() => void>();
 
   onState(state: RunState): void {
-    const heals = state.heals.slice(this.state?.heals.length ?? 0);
+    const recoveries = state.heals.slice(this.state?.heals.length ?? 0);
     this.state = state;
-    for (const heal of heals) {
-      this.forget(heal);
+    for (const recovery of recoveries) {
+      this.forget(recovery);
     }
     this.changed();
   }
@@ -218,8 +218,8 @@ export class RunModel {
     return far;
   }
 
-  /** What came of steps that are made again: their rows follow, and are later than the heal. */
-  private forget({ step }: Heal): void {
+  /** What came of steps that are made again: their rows follow, and are later than the recovery. */
+  private forget({ step }: RecoveryRecord): void {
     this.grids.get('step')?.cut(step);
     for (const progress of this.progressByRank.values()) {
       progress.step = Math.min(progress.step, step);
@@ -228,8 +228,8 @@ export class RunModel {
 
   /** The step was made again after this, or is to be. */
   private isVoid(step: number, seconds: number): boolean {
-    const heals = this.state?.heals ?? [];
-    return heals.some(heal => step > heal.step && seconds < heal.time_s);
+    const recoveries = this.state?.heals ?? [];
+    return recoveries.some(recovery => step > recovery.step && seconds < recovery.time_s);
   }
 
   private changed(): void {

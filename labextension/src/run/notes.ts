@@ -1,12 +1,12 @@
-import type { Finding, Heal, RunState } from '../records';
+import type { Finding, RecoveryRecord, RunState } from '../records';
 import { make } from './dom';
 import type { Say } from './words';
-import { counted, healed } from './words';
+import { counted, recovered } from './words';
 
-/** A run may be healed often: so many times are told, the latest. */
-const MOST_HEALS = 3;
+/** A run may be recovered often: so many times are told, the latest. */
+const MAX_RECOVERIES = 3;
 
-/** What is worth a line about a run: heals, what was seen and what to type; and why it failed. */
+/** What is worth a line about a run: recoveries, what was seen and what to type; and why it failed. */
 export class Notes {
   readonly root = make('div', 'notes');
   private shown = '';
@@ -15,15 +15,15 @@ export class Notes {
 
   draw(state: RunState | null): void {
     const findings = state?.findings ?? [];
-    const heals = state?.heals ?? [];
+    const recoveries = state?.heals ?? [];
     const error = state?.error ?? '';
-    const content = JSON.stringify([heals, findings, error]);
+    const content = JSON.stringify([recoveries, findings, error]);
     if (content === this.shown) {
       return;
     }
     this.shown = content;
     const parts: HTMLElement[] = error === '' ? [] : [this.failure(error)];
-    const lines = [...this.healed(heals), ...findings.map(finding => this.finding(finding))];
+    const lines = [...this.recovered(recoveries), ...findings.map(finding => this.finding(finding))];
     if (lines.length > 0) {
       const name = this.say('What was found');
       parts.push(make('ul', 'findings', { 'aria-label': name }, ...lines));
@@ -31,19 +31,19 @@ export class Notes {
     this.root.replaceChildren(...parts);
   }
 
-  private healed(heals: readonly Heal[]): HTMLElement[] {
-    const told = heals.slice(-MOST_HEALS).map(heal => healed(heal, this.say));
-    const before = heals.length - told.length;
-    const [once, often] = [this.say('healed once before'), this.say('healed {0} times before')];
+  private recovered(recoveries: readonly RecoveryRecord[]): HTMLElement[] {
+    const told = recoveries.slice(-MAX_RECOVERIES).map(recovery => recovered(recovery, this.say));
+    const before = recoveries.length - told.length;
+    const [once, often] = [this.say('recovered once before'), this.say('recovered {0} times before')];
     const all = before > 0 ? [counted(before, once, often), ...told] : told;
-    return all.map(text => this.line('✚', text, 'heal'));
+    return all.map(text => this.line('✚', text, 'recovery'));
   }
 
   private finding({ text, warning }: Finding): HTMLElement {
     return warning ? this.line('▲', text, 'warning') : this.line('i', text, 'note');
   }
 
-  private line(symbol: string, text: string, kind: 'heal' | 'note' | 'warning'): HTMLElement {
+  private line(symbol: string, text: string, kind: 'recovery' | 'note' | 'warning'): HTMLElement {
     const sign = make('span', 'sign', { 'aria-hidden': 'true' }, symbol);
     const word = make('span', 'hidden', {}, this.say(kind === 'warning' ? 'warning:' : 'note:') + ' ');
     const words = make('span', '', {}, word, ...withCode(text));

@@ -1,4 +1,4 @@
-import type { Heal } from '../records';
+import type { RecoveryRecord } from '../records';
 import { Bands } from './bands';
 import type { Cut } from './decimate';
 import { cut, Strip } from './decimate';
@@ -108,8 +108,8 @@ export class Picture {
     return best;
   }
 
-  /** Where a heal is in what is seen: from 0, at its left, to 1. */
-  partOf({ step, time_s: time }: Heal, { x }: Settings): number {
+  /** Where a recovery is in what is seen: from 0, at its left, to 1. */
+  partOf({ step, time_s: time }: RecoveryRecord, { x }: Settings): number {
     const { grid } = this.source;
     let place = x === 'time' ? time : Math.max(step, grid.first);
     if (x === 'place' && grid.axis !== 'step') {

@@ -18,7 +18,7 @@ export const RUN_LOOKS: Readonly<Record<RunStatus, Look>> = {
 };
 
 /** A run of which ranks are being replaced. */
-export const HEALING: Look = { sign: '✚', word: 'healing', tone: 'calm' };
+export const RECOVERING: Look = { sign: '✚', word: 'recovering', tone: 'calm' };
 
 export const RANK_LOOKS: Readonly<Record<RankStatus, Look>> = {
   running: { sign: '▶', word: 'running', tone: 'live' },

@@ -102,7 +102,7 @@ export class RunView {
       say,
       hidden: new Set(),
       stragglers: () => [...stragglersOf(model.state)],
-      heals: () => model.state?.heals ?? [],
+      recoveries: () => model.state?.heals ?? [],
       request: () => this.frames.request(),
       requestAll: () => this.drawAll()
     };

@@ -1,4 +1,4 @@
-import type { Heal } from '../records';
+import type { RecoveryRecord } from '../records';
 
 /** Puts a text of the view into the language of the reader. */
 export type Say = (text: string) => string;
@@ -137,9 +137,9 @@ export function clock(seconds: number): string {
   return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
-/** `healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`. */
-export function healed(
-  { reason, step, lost_s: lost, workers }: Heal,
+/** `recovered: rank 2 died after step 73, went on after step 50, 1.4 s lost`. */
+export function recovered(
+  { reason, step, lost_s: lost, workers }: RecoveryRecord,
   say: Say
 ): string {
   const [what] = reason.split('\n', 1);
@@ -147,8 +147,8 @@ export function healed(
   const fewer = workers > 0 ? fill(left, count(workers)) : '';
   const text =
     step > 0
-      ? say('healed: {0}, went on after step {1}{3}, {2} lost')
-      : say('healed: {0}, began again{3}, {2} lost');
+      ? say('recovered: {0}, went on after step {1}{3}, {2} lost')
+      : say('recovered: {0}, began again{3}, {2} lost');
   const time = lost < 60 ? `${lost.toFixed(1)} s` : clock(lost);
   return fill(text, what!, count(step), time, fewer);
 }

@@ -1,6 +1,6 @@
-"""A child of a seed: what it runs, in a session and with a log of its own.
+"""A child of a fork server: what it runs, in a session and with a log of its own.
 
-A forked child is here at once. Where the seed may not fork, `python -m
+A forked child is here at once. Where the fork server may not fork, `python -m
 nbdist.cluster.forkserver.child FOLDER DESCRIPTOR` is one that begins from nothing, and reads its
 order from standard input.
 """
@@ -31,9 +31,9 @@ def become(order: Event, folder: Path, announce: Callable[[Event], None]) -> NoR
     """Run the order's target to its end, and end with it.
 
     Args:
-        order: as the seed got it.
+        order: as the fork server got it.
         folder: the cluster's.
-        announce: tells the seed's owner an event.
+        announce: tells the fork server's owner an event.
     """
     code = 1
     try:
@@ -57,14 +57,14 @@ def become(order: Event, folder: Path, announce: Callable[[Event], None]) -> NoR
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the seed is gone, however it went."""
+    """Ask Linux to kill this process when the fork server is gone, however it went."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the seed ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
     folder, descriptor = sys.argv[1:]
     order = json.load(sys.stdin)
 

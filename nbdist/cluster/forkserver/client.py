@@ -1,7 +1,7 @@
-"""The notebook's handles on seeds (`nbdist.cluster.forkserver.server`), which fork what runs.
+"""The notebook's clients of fork servers (`nbdist.cluster.forkserver.server`).
 
-`SeedLink` is what orders go into and events come out of; `SeedProcess` is the seed on this machine,
-and `away.AwaySeed` one on another host.
+`ForkServerClient` is what orders go into and events come out of; `ForkServerProcess` is the fork
+server on this machine, and `away.RemoteForkServer` one on another host.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 from nbdist.cluster.forkserver.control_socket import (
+    FORK_SERVER_SOCKET,
     KERNEL,
     LEAVE_S,
-    SEED_SOCKET,
     Event,
     connect,
     listen,
@@ -39,27 +39,27 @@ END_TIMEOUT_S = 10.0
 _BEGIN_TIMEOUT_S = 60.0
 _ANSWERED: Event = {"event": ""}
 _LOOK_S = 1.0
-"""A seed answers at once, unless it is frozen, or still imports."""
+"""A fork server answers at once, unless it is frozen, or still imports."""
 
 
-class SeedLink(abc.ABC):
+class ForkServerClient(abc.ABC):
     """Orders go in, events are kept and can be waited for.
 
     Args:
         peer: the connection, on which nothing has been said.
-        role: `KERNEL` or `KEEPER`.
+        role: `KERNEL` or `DETACHED_RUNNER`.
         timeout_s: how long another owner may take to leave.
         key: knows this owner again, when it connects once more; empty where it never does.
 
     Attributes:
-        pid: the seed's, on its own host.
+        pid: the fork server's, on its own host.
         gpus: the NVIDIA GPUs of its host; none before it is ready.
         cores: of its host, those that children may use.
         versions: of the modules that it had imported when it was owned.
-        is_wanted: a notebook asks for the cluster that this keeper has.
+        is_wanted: a notebook asks for the cluster that this detached runner has.
 
     Raises:
-        OwnedError: a notebook's kernel is there that orders the seed about.
+        OwnedError: a notebook's kernel is there that orders the fork server about.
         StartError: there is no answer.
     """
 
@@ -113,7 +113,7 @@ class SeedLink(abc.ABC):
     def look(self) -> dict[str, tuple[int, bool]]:
         """Of the children that run: how many bytes of memory each takes, and whether it is frozen.
 
-        Empty where the seed does not answer.
+        Empty where the fork server does not answer.
         """
         try:
             seen = self._ask("seen", _LOOK_S, op="look")
@@ -122,7 +122,7 @@ class SeedLink(abc.ABC):
         return {name: (size, frozen) for name, (size, frozen) in seen["children"].items()}
 
     def guard(self, pid: int) -> None:
-        """Have the seed end this process too when the notebook's kernel is gone."""
+        """Have the fork server end this process too when the notebook's kernel is gone."""
         self._order(op="guard", pid=pid)
 
     def pids(self) -> dict[str, int]:
@@ -136,7 +136,7 @@ class SeedLink(abc.ABC):
             return name in self._pids or name in self._codes
 
     def runs(self) -> bool:
-        """Whether the seed itself still runs."""
+        """Whether the fork server itself still runs."""
         return not self._is_over
 
     def preload(self, module: str) -> None:
@@ -144,7 +144,7 @@ class SeedLink(abc.ABC):
         self._order(op="preload", module=module)
 
     def detach(self, *, on: bool) -> None:
-        """Whether engines outlive this process: a keeper is started then."""
+        """Whether engines outlive this process: a detached runner is started then."""
         self._order(op="detach", on=on)
 
     def count(self) -> int:
@@ -166,7 +166,7 @@ class SeedLink(abc.ABC):
         """The first event of a kind after mark `since`.
 
         Raises:
-            StartError: the time is over, or the seed ended or failed to import a module.
+            StartError: the time is over, or the fork server ended or failed to import a module.
         """
 
         def found() -> Event | None:
@@ -277,20 +277,20 @@ class SeedLink(abc.ABC):
             self._changed.notify_all()
 
 
-class SeedProcess(SeedLink):
-    """The seed on this machine.
+class ForkServerProcess(ForkServerClient):
+    """The fork server on this machine.
 
-    When this process ends in order, or forgets the seed, the seed ends too (`close`).
+    When this process ends in order, or forgets the fork server, the fork server ends too (`close`).
 
     Args:
         peer: the connection, on which nothing has been said.
-        role: `KERNEL` or `KEEPER`.
-        folder: the cluster's; the seed and its children write in its `log`.
+        role: `KERNEL` or `DETACHED_RUNNER`.
+        folder: the cluster's; the fork server and its children write in its `log`.
         timeout_s: how long another owner may take to leave.
-        process: the seed's, where it is a child of this one.
+        process: the fork server's, where it is a child of this one.
 
     Raises:
-        OwnedError: a notebook's kernel is there that orders the seed about.
+        OwnedError: a notebook's kernel is there that orders the fork server about.
         StartError: there is no answer.
     """
 
@@ -319,7 +319,7 @@ class SeedProcess(SeedLink):
         grace_s: float,
         role: str = KERNEL,
     ) -> Self:
-        """Start a seed, and own it.
+        """Start a fork server, and own it.
 
         Args:
             modules: what it imports before it forks.
@@ -328,7 +328,7 @@ class SeedProcess(SeedLink):
             grace_s: how long it waits for another owner when this process has died.
             role: this process's.
         """
-        path = folder / SEED_SOCKET
+        path = folder / FORK_SERVER_SOCKET
         with listen(path) as listener, log_file(folder, "seed").open("ab") as log:
             descriptor = listener.fileno()
             program = [sys.executable, "-m", "nbdist.cluster.forkserver.server"]
@@ -350,14 +350,14 @@ class SeedProcess(SeedLink):
 
     @classmethod
     def take_over(cls, folder: Path, role: str) -> Self:
-        """Own the seed of a cluster whose owner is gone, or is a keeper.
+        """Own the fork server of a cluster whose owner is gone, or is a detached runner.
 
         Raises:
             OwnedError: a notebook's kernel owns it.
             StartError: there is none.
         """
         try:
-            peer = connect(folder / SEED_SOCKET)
+            peer = connect(folder / FORK_SERVER_SOCKET)
         except OSError as error:
             raise StartError(f"nothing of the cluster in {folder} runs any more") from error
         return cls(peer, role, folder, LEAVE_S + END_TIMEOUT_S)
@@ -369,12 +369,12 @@ class SeedProcess(SeedLink):
         return read_tail(self.folder, name, lines)
 
     def leave(self) -> None:
-        """Go without a farewell: the seed waits for another owner."""
+        """Go without a farewell: the fork server waits for another owner."""
         self._farewell.detach()
         self._end_connection()
 
     def close(self) -> None:
-        """End every child and every guarded process, then the seed."""
+        """End every child and every guarded process, then the fork server."""
         if self._farewell.detach() is None:
             return
         _say_farewell(self._peer, os.getpid(), leaves=False)
@@ -390,7 +390,7 @@ def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
     """Said by the owner, not by a process that was forked from it.
 
     Args:
-        peer: the seed.
+        peer: the fork server.
         pid: the owner's.
         leaves: it does not remove the cluster's folder itself, as it ends.
     """

@@ -1,14 +1,16 @@
-"""Whose orders the seed takes: one owner at a time, over a socket in the cluster's folder.
+"""Whose orders the fork server takes: one owner at a time, over a socket in the cluster's folder.
 
-Whoever connects says so (`own`), as a notebook's kernel or as the keeper; one JSON object a line:
+Whoever connects says so (`own`), as a notebook's kernel or as the detached runner; one JSON object
+a line:
 
-    newcomer → seed                     seed → newcomer
+    newcomer → fork server                     fork server → newcomer
     {"op": "own", "role", "key"}        {"event": "owned", "pid", "children", "versions", "gpus"}
                                         {"event": "refused", "pid"}
 
-A kernel keeps its place until its connection closes; a keeper is asked to leave it to a kernel
-(`{"event": "leave"}`), and is killed where it does not. When the owner goes without a farewell, the
-seat stays free for a while. While the owner's run is detached, a keeper is started to follow it.
+A kernel keeps its place until its connection closes; a detached runner is asked to leave it to a
+kernel (`{"event": "leave"}`), and is killed where it does not. When the owner goes without a
+farewell, the seat stays free for a while. While the owner's run is detached, a detached runner is
+started to follow it.
 
 An owner on another host comes through ssh, whose connections may be cut without a word to either
 end. So it beats, is gone when it does not, and is known by its key when it comes once more: what
@@ -35,12 +37,12 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-SEED_SOCKET = "seed.sock"
-KERNEL, KEEPER = "kernel", "keeper"
+FORK_SERVER_SOCKET = "seed.sock"
+KERNEL, DETACHED_RUNNER = "kernel", "detached runner"
 LEAVE_S = 20.0
-"""How long a keeper may take to leave before it is killed: it may be replacing a worker."""
+"""Time for a detached runner to leave before it is killed. It may be replacing a worker."""
 
-MOST_KEEPERS = 3
+MAX_DETACHED_RUNNERS = 3
 """Keepers that are started one after the other, when each goes, before nobody is waited for."""
 
 SILENCE_S = 30.0
@@ -130,7 +132,7 @@ class Peer:
 
 def listen(path: Path) -> socket.socket:
     """A socket that only this user can connect to."""
-    path.unlink(missing_ok=True)  # of a seed that is gone
+    path.unlink(missing_ok=True)  # of a fork server that is gone
     listener = socket.socket(socket.AF_UNIX)
     with _short(path) as address:
         listener.bind(address)
@@ -140,7 +142,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path) -> Peer:
-    """Connect to a seed.
+    """Connect to a fork server.
 
     Raises:
         OSError: nobody listens there.
@@ -165,15 +167,15 @@ def _short(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-class Seat:
-    """The seed's side.
+class ControlSocket:
+    """The fork server's side.
 
     Args:
         listener: where owners connect.
-        folder: the cluster's, for the keeper.
+        folder: the cluster's, for the detached runner.
         grace_s: how long the seat stays free for a new owner.
         describe: what a new owner is told.
-        is_away: owners are on another host.
+        is_remote: owners are on another host.
 
     Attributes:
         over: the owner has ended it, or nobody has come: everything has to end.
@@ -187,9 +189,9 @@ class Seat:
         grace_s: float,
         describe: Callable[[], Event],
         *,
-        is_away: bool = False,
+        is_remote: bool = False,
     ) -> None:
-        self._is_away = is_away
+        self._is_remote = is_remote
         self._heard_at = time.monotonic()
         self.over = self.left = False
         self._listener = listener
@@ -200,8 +202,8 @@ class Seat:
         self._owner: Peer | None = None
         self._heir: Peer | None = None
         self._detached = False
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._keepers = 0
+        self._detached_runner: subprocess.Popen[bytes] | None = None
+        self._detached_runners = 0
         self._deadline = time.monotonic() + grace_s
 
     @property
@@ -223,7 +225,7 @@ class Seat:
         """How long to wait before `serve` is called in any case; None is for ever."""
         until = self._deadline
         if self._owner is not None and self._heir is None:
-            if not self._is_away:
+            if not self._is_remote:
                 return None
             until = self._heard_at + SILENCE_S
         return max(0.0, until - time.monotonic())
@@ -243,17 +245,17 @@ class Seat:
         self._look()
 
     def close(self) -> None:
-        """Close this process's descriptors; the keeper goes on."""
+        """Close this process's descriptors; the detached runner goes on."""
         self._listener.close()
         for peer in (*self._guests, self._owner, self._heir):
             if peer is not None:
                 peer.close()
 
     def end(self) -> None:
-        """Leave no keeper."""
-        if self._keeper is not None and self._owner is None:
-            self._keeper.kill()
-            self._keeper.wait()
+        """Leave no detached runner."""
+        if self._detached_runner is not None and self._owner is None:
+            self._detached_runner.kill()
+            self._detached_runner.wait()
 
     def _hear(self, guest: Peer) -> None:
         """Whoever says anything but `own` first is sent away."""
@@ -264,15 +266,18 @@ class Seat:
             guest.close()
             return
         guest.role, guest.key = str(order.get("role")), str(order.get("key", ""))
-        if order.get("op") != "own" or guest.role not in (KERNEL, KEEPER):
+        if order.get("op") != "own" or guest.role not in (KERNEL, DETACHED_RUNNER):
             guest.close()
         elif self._owner is None and self._heir is None:
             self._grant(guest)
         elif self._owner is not None and guest.key and guest.key == self._owner.key:
             self._cut(self._owner, but=guest.pid)
             self._grant(guest)
-        elif self._owner is not None and (self._owner.role, guest.role) == (KEEPER, KERNEL):
-            self._wait_for_keeper(guest, self._owner)
+        elif self._owner is not None and (self._owner.role, guest.role) == (
+            DETACHED_RUNNER,
+            KERNEL,
+        ):
+            self._wait_for_detached_runner(guest, self._owner)
         else:
             self._refuse(guest)
 
@@ -288,7 +293,7 @@ class Seat:
         self._heard_at = time.monotonic()
         peer.watch()
         if peer.role == KERNEL:
-            self._keepers = 0
+            self._detached_runners = 0
         self.announce({"event": "owned", "pid": os.getpid(), **self._describe()})
 
     def _refuse(self, guest: Peer) -> None:
@@ -298,7 +303,7 @@ class Seat:
             guest.send({"event": "refused", "pid": there.pid})
         guest.close()
 
-    def _wait_for_keeper(self, guest: Peer, keeper: Peer) -> None:
+    def _wait_for_detached_runner(self, guest: Peer, detached_runner: Peer) -> None:
         """It has to be gone before somebody else binds the sockets that it has."""
         if self._heir is not None:
             self._refuse(guest)
@@ -306,7 +311,7 @@ class Seat:
         self._heir = guest
         self._deadline = time.monotonic() + LEAVE_S
         with contextlib.suppress(OSError):
-            keeper.send({"event": "leave"})
+            detached_runner.send({"event": "leave"})
 
     def _drop_heir(self, heir: Peer) -> None:
         """It says nothing before it is the owner: it is gone."""
@@ -337,48 +342,52 @@ class Seat:
             self._replace()
 
     def _replace(self) -> None:
-        """There is no owner: a keeper is started where a run goes on, else somebody may come."""
+        """Start a detached runner if a run continues, else wait for a new owner."""
         if not self._describe()["children"] and not self._detached:  # nothing to come back to
             self.over = self.left = True
             return
         self._deadline = time.monotonic() + self._grace_s
-        keeps = self._detached and not self._is_away  # that of another host is there
-        if keeps and self._keepers < MOST_KEEPERS and self._keeper is None:
-            self._keepers += 1
-            self._keeper = _start_keeper(self._folder)
+        keeps = self._detached and not self._is_remote  # that of another host is there
+        if (
+            keeps
+            and self._detached_runners < MAX_DETACHED_RUNNERS
+            and self._detached_runner is None
+        ):
+            self._detached_runners += 1
+            self._detached_runner = _start_detached_runner(self._folder)
 
     def _look(self) -> None:
-        """What became of the keeper, and of the time that there was."""
-        if self._keeper is not None and self._keeper.poll() is not None:
-            self._keeper = None
+        """What became of the detached runner, and of the time that there was."""
+        if self._detached_runner is not None and self._detached_runner.poll() is not None:
+            self._detached_runner = None
             if self._owner is None and self._heir is None:
                 self._replace()
-        if self._is_away and self._owner is not None:
+        if self._is_remote and self._owner is not None:
             if time.monotonic() >= self._heard_at + SILENCE_S:
                 self._cut(self._owner)
                 self._replace()
             return
         late = time.monotonic() >= self._deadline
         if self._heir is not None:
-            self._seat_heir(self._heir, late=late)
+            self._admit_successor(self._heir, late=late)
         elif self._owner is None and late:
             self.over = self.left = True
 
-    def _seat_heir(self, heir: Peer, *, late: bool) -> None:
-        if late and self._keeper is not None:
-            self._keeper.kill()
-            self._keeper.wait()
-            self._keeper = None
+    def _admit_successor(self, heir: Peer, *, late: bool) -> None:
+        if late and self._detached_runner is not None:
+            self._detached_runner.kill()
+            self._detached_runner.wait()
+            self._detached_runner = None
         if late and self._owner is not None:
             self._owner.close()
             self._owner = None
-        if self._owner is None and self._keeper is None:
+        if self._owner is None and self._detached_runner is None:
             self._heir = None
             self._grant(heir)
 
 
-def _start_keeper(folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "log" / "keeper.log").open("ab") as log:
+def _start_detached_runner(folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "log" / "detached_runner.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "nbdist.session.detached", str(folder)],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What the children of a seed write outside of cells: a file for each, in its folder."""
+"""What the children of a fork server write outside of cells: a file for each, in its folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG_FOLDER = "log"
 
 
 def log_file(folder: Path, name: str) -> Path:
-    """That of a child, or of the seed itself (`seed`); `folder` is the cluster's."""
+    """That of a child, or of the fork server itself (`fork_server`); `folder` is the cluster's."""
     return folder / LOG_FOLDER / f"{name}.log"
 
 

@@ -1,9 +1,9 @@
-"""Starts a seed on this host for a notebook on another, over ssh.
+"""Starts a fork server on this host for a notebook on another, over ssh.
 
 Run as `python -m nbdist.cluster.forkserver.remote_start`.
-What it is to do comes in as JSON (`Sowing`), so that no shell sees it; what it did goes out as JSON
-(`Sown`), on the last line. The seed outlives the connection: who gives it orders connects to its
-socket, which ssh brings to the notebook's machine.
+What it is to do comes in as JSON (`ForkServerRequest`), so that no shell sees it; what it did goes
+out as JSON (`ForkServerLocation`), on the last line. The fork server outlives the connection: who
+gives it orders connects to its socket, which ssh brings to the notebook's machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.cluster.forkserver.control_socket import SEED_SOCKET, listen
+from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, listen
 from nbdist.cluster.forkserver.logs import LOG_FOLDER, log_file
-from nbdist.cluster.forkserver.server import Seed
-from nbdist.records import Sowing, Sown
+from nbdist.cluster.forkserver.server import ForkServer
+from nbdist.records import ForkServerLocation, ForkServerRequest
 
 if TYPE_CHECKING:
     import socket
@@ -29,39 +29,41 @@ ROOT = Path("/tmp")  # noqa: S108 - the folder is made here, for this user only
 
 
 def main() -> None:
-    sowing = msgspec.json.decode(sys.stdin.buffer.read(), type=Sowing)
-    folder = ROOT / sowing.name
+    start_request = msgspec.json.decode(sys.stdin.buffer.read(), type=ForkServerRequest)
+    folder = ROOT / start_request.name
     folder.mkdir(mode=0o700)
     (folder / LOG_FOLDER).mkdir(mode=0o700)
-    work = Path(sowing.work).expanduser()
-    if sowing.must_work_there and not work.is_dir():
+    work = Path(start_request.work).expanduser()
+    if start_request.must_work_there and not work.is_dir():
         shutil.rmtree(folder)
-        sys.exit(f"there is no folder {sowing.work}")
+        sys.exit(f"there is no folder {start_request.work}")
     os.chdir(work if work.is_dir() else Path.home())
-    listener = listen(folder / SEED_SOCKET)
+    listener = listen(folder / FORK_SERVER_SOCKET)
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
     pid = os.fork()
     if pid == 0:
-        _become_seed(listener, folder, sowing)
-    sown = Sown(pid=pid, folder=str(folder), address=server, from_address=client)
-    sys.stdout.write(f"{msgspec.json.encode(sown).decode()}\n")
+        _become_fork_server(listener, folder, start_request)
+    location = ForkServerLocation(pid=pid, folder=str(folder), address=server, from_address=client)
+    sys.stdout.write(f"{msgspec.json.encode(location).decode()}\n")
 
 
-def _become_seed(listener: socket.socket, folder: Path, sowing: Sowing) -> None:
+def _become_fork_server(
+    listener: socket.socket, folder: Path, start_request: ForkServerRequest
+) -> None:
     """Never returns: leaves the connection's session, and what it is read on."""
     os.setsid()
     log = os.open(log_file(folder, "seed"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    os.environ.update(sowing.env)
-    seed = Seed(listener, folder, sowing.grace_s, is_away=True)
+    os.environ.update(start_request.env)
+    fork_server = ForkServer(listener, folder, start_request.grace_s, is_remote=True)
     try:
-        seed.preload(list(sowing.modules))
+        fork_server.preload(list(start_request.modules))
     except SystemExit:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    seed.serve()
+    fork_server.serve()
     os._exit(0)
 
 

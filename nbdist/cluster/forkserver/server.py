@@ -27,9 +27,9 @@ What `preload` names is imported on a thread, and `spawn` waits for it; the othe
 tells the owner an event of the child's own. Each child leads a session of its own.
 
 Being told to end (SIGTERM), one on another host tells its children, and ends with the last. At the
-owner's farewell, or when an owner that died has had no successor for `SECONDS`, the seed
-kills every child and every guarded process, and ends. Only the seed signals its children: as their
-parent, it knows that a pid still means the process it started.
+owner's farewell, or when an owner that died has had no successor for `SECONDS`, the fork server
+kills every child and every guarded process, and ends. Only the fork server signals its children: as
+their parent, it knows that a pid still means the process it started.
 
 Forking is safe as long as the parent has started no framework runtime: a TensorFlow op or a
 JAX backend in the parent hangs or crashes the children. Where there is one, children begin from
@@ -58,7 +58,7 @@ from typing import Any, NoReturn
 import psutil
 
 from nbdist.cluster.forkserver.child import become, die_with_parent
-from nbdist.cluster.forkserver.control_socket import Event, Seat
+from nbdist.cluster.forkserver.control_socket import ControlSocket, Event
 from nbdist.cluster.forkserver.logs import read_tail
 from nbdist.utils.gpus import visible_gpus
 from nbdist.utils.liveness import await_ends
@@ -86,7 +86,7 @@ class _Pipe:
         return self._write
 
     def __call__(self, event: Event) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the seed is gone, and so are we
+        with contextlib.suppress(BrokenPipeError):  # the fork server is gone, and so are we
             os.write(self._write, json.dumps(event).encode() + b"\n")
 
     def read(self) -> list[Event]:
@@ -94,21 +94,23 @@ class _Pipe:
         return [json.loads(line) for line in lines]
 
 
-class Seed:
+class ForkServer:
     """The parent's loop.
 
     Args:
         listener: where owners connect.
         folder: the cluster's.
         grace_s: how long an owner that died may have no successor.
-        is_away: the owner is on another host.
+        is_remote: the owner is on another host.
     """
 
     def __init__(
-        self, listener: socket.socket, folder: Path, grace_s: float, *, is_away: bool = False
+        self, listener: socket.socket, folder: Path, grace_s: float, *, is_remote: bool = False
     ) -> None:
         self._folder = folder
-        self._seat = Seat(listener, folder, grace_s, self._describe, is_away=is_away)
+        self._control_socket = ControlSocket(
+            listener, folder, grace_s, self._describe, is_remote=is_remote
+        )
         self._of_children = _Pipe()
         self._children: dict[str, int] = {}
         self._versions: dict[str, str] = {}
@@ -125,7 +127,7 @@ class Seed:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._is_told_to_end = False
-        if is_away:
+        if is_remote:
             signal.signal(signal.SIGTERM, self._tell_children)
 
     def _tell_children(self, _signal: int, _frame: object) -> None:
@@ -145,8 +147,8 @@ class Seed:
         }
 
     def preload(self, modules: list[str]) -> None:
-        """Import `modules`; one that fails is reported, and ends the seed."""
-        while not (self._seat.is_taken or self._seat.over):
+        """Import `modules`; one that fails is reported, and ends the fork server."""
+        while not (self._control_socket.is_taken or self._control_socket.over):
             self._wait()  # the first owner is on the way
         for name in modules:
             try:
@@ -154,7 +156,7 @@ class Seed:
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
                 module = name.removesuffix(IF_THERE)
-                self._seat.announce({"event": "failed", "module": module, "error": said})
+                self._control_socket.announce({"event": "failed", "module": module, "error": said})
                 self._end_everything()
                 raise SystemExit(1) from error
         gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
@@ -164,7 +166,7 @@ class Seed:
             sys.stderr.write(f"children are not forked, but begin from nothing: {self._unsafe}\n")
         self._is_ready = True
         ready = {"event": "ready", "versions": self._versions, "gpus": self._gpus}
-        self._seat.announce(ready)
+        self._control_socket.announce(ready)
 
     def _import(self, name: str) -> None:
         wanted = name.removesuffix(IF_THERE)
@@ -205,26 +207,26 @@ class Seed:
     def serve(self) -> None:
         """Obey orders until all is over; then leave nothing running."""
         try:
-            while not self._seat.over:
+            while not self._control_socket.over:
                 self._wait()
         finally:
             self._end_everything()
-            self._seat.announce({"event": "ended"})
-            if self._seat.left:
+            self._control_socket.announce({"event": "ended"})
+            if self._control_socket.left:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait(self) -> None:
         """Take in the next thing that happens."""
-        waits_on = [*self._seat.waits_on(), self._of_children, self._wake]
-        readable: list[Any] = select.select(waits_on, [], [], self._seat.timeout_s())[0]
+        waits_on = [*self._control_socket.waits_on(), self._of_children, self._wake]
+        readable: list[Any] = select.select(waits_on, [], [], self._control_socket.timeout_s())[0]
         if self._of_children in readable:
             for event in self._of_children.read():
-                self._seat.announce(event)
+                self._control_socket.announce(event)
         if self._wake in readable:
             os.read(self._wake, 4096)
             self._reap()
             self._end_import()
-        for order in self._seat.serve(readable):
+        for order in self._control_socket.serve(readable):
             self._obey(order)
 
     def _obey(self, order: Event) -> None:
@@ -235,14 +237,14 @@ class Seed:
         elif order["op"] == "signal":
             self._signal(order["id"], order["signal"])
         elif order["op"] == "look":
-            self._seat.announce({"event": "seen", "children": self._look()})
+            self._control_socket.announce({"event": "seen", "children": self._look()})
         elif order["op"] == "tail":
             text = read_tail(self._folder, order["id"], order["lines"])
-            self._seat.announce({"event": "tail", "text": text})
+            self._control_socket.announce({"event": "tail", "text": text})
         elif order["op"] == "unlink":
             for path in self._folder.glob(f"{order['name']}:*"):
                 path.unlink(missing_ok=True)
-            self._seat.announce({"event": "unlinked"})
+            self._control_socket.announce({"event": "unlinked"})
         elif order["op"] == "preload":
             self._begin_import(order["module"])
         elif order["op"] == "guard":
@@ -254,17 +256,17 @@ class Seed:
         if pid == 0:
             self._become_child(order)
         self._children[order["id"]] = pid
-        self._seat.announce({"event": "spawned", "id": order["id"], "pid": pid})
+        self._control_socket.announce({"event": "spawned", "id": order["id"], "pid": pid})
 
     def _become_child(self, order: Event) -> NoReturn:
-        """What was forked leaves what is the seed's."""
+        """What was forked leaves what is the fork server's."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         die_with_parent()
-        self._seat.close()
+        self._control_socket.close()
         for descriptor in (self._of_children.fileno(), self._wake, self._wake_write):
             os.close(descriptor)
         become(order, self._folder, self._of_children)
@@ -298,7 +300,7 @@ class Seed:
         if child in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._children[child], number)
-        self._seat.announce({"event": "signalled", "id": child})
+        self._control_socket.announce({"event": "signalled", "id": child})
 
     def _reap(self) -> None:
         for name, pid in list(self._children.items()):
@@ -306,12 +308,14 @@ class Seed:
             if done:
                 del self._children[name]
                 code = os.waitstatus_to_exitcode(status)
-                self._seat.announce({"event": "exited", "id": name, "pid": pid, "code": code})
+                self._control_socket.announce(
+                    {"event": "exited", "id": name, "pid": pid, "code": code}
+                )
         if self._is_told_to_end and not self._children:
-            self._seat.over = self._seat.left = True
+            self._control_socket.over = self._control_socket.left = True
 
     def _end_everything(self) -> None:
-        self._seat.end()
+        self._control_socket.end()
         for pid in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -350,7 +354,7 @@ def _with_children(process: psutil.Process) -> list[psutil.Process]:
 def _why_not_fork() -> str:
     """What has begun to run in this process, and would hang or crash what is forked from it.
 
-    Nothing of what a seed imports does; what a user has Python import at its start may.
+    Nothing of what a fork server imports does; what a user has Python import at its start may.
     """
     for file in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # it was closed meanwhile
@@ -369,9 +373,9 @@ def main() -> None:
     descriptor, folder, grace_s, *modules = sys.argv[1:]
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
-    seed = Seed(listener, Path(folder), float(grace_s))
-    seed.preload(modules)
-    seed.serve()
+    fork_server = ForkServer(listener, Path(folder), float(grace_s))
+    fork_server.preload(modules)
+    fork_server.serve()
 
 
 if __name__ == "__main__":

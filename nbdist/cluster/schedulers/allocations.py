@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
-    from nbdist.records import Batch, Calling
+    from nbdist.records import Batch, DialInTicket
 
-SWITCH_SOCKET = "switch.sock"
+RENDEZVOUS_SOCKET = "switch.sock"
 """On which the switchboard is asked, in the cluster's folder."""
 
 LOOK_S = 2.0
@@ -38,7 +38,7 @@ _BEGIN_AGAIN_S = 15.0
 _SUBMIT_END_S = 2.0
 
 
-class Bookings:
+class Allocations:
     """The jobs of one cluster.
 
     Args:
@@ -53,7 +53,7 @@ class Bookings:
         batch: Batch,
         folder: Path,
         called: Callable[[int], bool],
-        write: Callable[[int], Calling],
+        write: Callable[[int], DialInTicket],
     ) -> None:
         self._batch = batch
         self._folder = folder

@@ -1,13 +1,14 @@
-"""A host that a scheduler has given calls the notebook's machine: `… cluster.caller FILE [TASK]`.
+"""Connect a scheduler's host to the notebook's machine: `... dial_in FILE [TASK]`.
 
-It connects to where the file (`Calling`) says, and is an SSH server on that connection: whoever has
-the one key that it trusts may start a seed here (`cluster/forkserver/remote_start.py`), and have
-the sockets of the cluster's folder brought here and there; nothing else, and nothing of it listens
-on a network. A connection that breaks is made again. It ends once its seed has, or when nobody has
-answered for a while.
+It connects to where the file (`DialInTicket`) says, and is an SSH server on that connection:
+whoever has the one key that it trusts may start a fork server here
+(`cluster/forkserver/remote_start.py`), and have the sockets of the cluster's folder brought here
+and there; nothing else, and nothing of it listens on a network. A connection that breaks is made
+again. It ends once its fork server has, or when nobody has answered for a while.
 
-Being told to end (SIGTERM), it tells the seed, and that its engines, which save what they do; it
-goes on until they have ended, for their words pass through it, and ends as one that was lost.
+Being told to end (SIGTERM), it tells the fork server, and that its engines, which save what they
+do; it goes on until they have ended, for their words pass through it, and ends as one that was
+lost.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import asyncssh
 import msgspec
 
 from nbdist.cluster.forkserver.remote_start import ROOT
-from nbdist.records import Caller, Calling, Sown
+from nbdist.records import DialedHost, DialInTicket, ForkServerLocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,11 +38,11 @@ ALIVE: dict[str, Any] = {"keepalive_interval": 2, "keepalive_count_max": 3}
 """A connection on which nothing was heard for so many seconds, so often, is over."""
 
 CIPHERS = ["aes128-gcm@openssh.com", "aes256-ctr"]
-WHO, SOW, END = "who", "sow", "end"
+WHO, START_FORK_SERVER, END = "who", "start_fork_server", "end"
 """What it does when it is asked to."""
 
 PATIENCE_S = 60.0
-"""How long it tries to reach the notebook's machine while it has no seed."""
+"""How long it tries to reach the notebook's machine while it has no fork server."""
 
 _LOGIN_S = 10
 _AGAIN_S = 0.3
@@ -57,7 +58,7 @@ _TASKS_FROM_1 = ("PBS_ARRAYID", "PBS_ARRAY_INDEX", "SGE_TASK_ID", "LSB_JOBINDEX"
 """Variables in which launchers say which part of a job a process is."""
 
 
-class _Door(asyncssh.SSHServer):
+class _HostServer(asyncssh.SSHServer):
     """Lets in whoever has the key, to the sockets of one cluster's seeds.
 
     Args:
@@ -86,19 +87,19 @@ class _Host:
         task: which part of its job this process is.
     """
 
-    def __init__(self, calling: Calling, task: int) -> None:
+    def __init__(self, calling: DialInTicket, task: int) -> None:
         self._calling = calling
-        self._who = Caller(job=calling.job, task=task)
+        self._who = DialedHost(job=calling.job, task=task)
         self._ends: tuple[str, str] = "", ""  # of the connection: that machine, this one
-        self._seed = 0
+        self._fork_server = 0
         self._is_told_to_end = False
         self._over = asyncio.Event()
         self._until = time.monotonic() + PATIENCE_S
 
     async def serve(self) -> str:
-        """Until the seed has ended, or nobody has answered in time; says why, if that is so."""
+        """Serve until the fork server ends or nobody answers in time; return the reason."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._tell_seed)
+        loop.add_signal_handler(signal.SIGTERM, self._notify_fork_server)
         calls = asyncio.ensure_future(self._call())
         over = asyncio.ensure_future(self._over.wait())
         await asyncio.wait([calls, over], return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +112,7 @@ class _Host:
     async def _call(self) -> str:
         """Have a connection, again and again; says why there is none any more."""
         said = "nobody answered"
-        while self._seed or time.monotonic() < self._until:
+        while self._fork_server or time.monotonic() < self._until:
             try:
                 connection = await self._connect()
             except (OSError, asyncssh.Error) as error:
@@ -129,7 +130,7 @@ class _Host:
             calling.address,
             calling.port,
             config=None,
-            server_factory=functools.partial(_Door, calling.cluster),
+            server_factory=functools.partial(_HostServer, calling.cluster),
             process_factory=self._obey,
             server_host_keys=[asyncssh.import_private_key(calling.key)],
             authorized_client_keys=asyncssh.import_authorized_keys(calling.trusted),
@@ -146,54 +147,54 @@ class _Host:
         if process.command == WHO:
             process.stdout.write(msgspec.json.encode(self._who))
             process.exit(0)
-        elif process.command == SOW:
-            await self._sow(process)
+        elif process.command == START_FORK_SERVER:
+            await self._start_fork_server(process)
         elif process.command == END:
             process.exit(0)
             self._over.set()
         else:
             process.exit(1)
 
-    async def _sow(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
-        """Start a seed, as ssh would: it becomes this process's child once `sow` has ended."""
+    async def _start_fork_server(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Start a fork server, as ssh would. It becomes this process's child."""
         content = await process.stdin.read()
         client, server = self._ends
-        sow = await asyncio.create_subprocess_exec(
+        starter = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nbdist.cluster.forkserver.remote_start"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "SSH_CONNECTION": f"{client} 0 {server} 0"},
         )
-        output, said = await sow.communicate(content)
-        if sow.returncode == 0:
-            self._follow(msgspec.json.decode(output, type=Sown).pid)
+        output, said = await starter.communicate(content)
+        if starter.returncode == 0:
+            self._follow(msgspec.json.decode(output, type=ForkServerLocation).pid)
         process.stdout.write(output)
         process.stderr.write(said)
-        process.exit(sow.returncode or 0)
+        process.exit(starter.returncode or 0)
 
     def _follow(self, pid: int) -> None:
-        """Notice the end of the seed."""
-        self._seed = pid
+        """Notice the end of the fork server."""
+        self._fork_server = pid
         descriptor = os.pidfd_open(pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, self._reap, pid, descriptor)
 
     def _reap(self, pid: int, descriptor: int) -> None:
-        """A seed that was told to end took its leave; one that died may have a successor."""
+        """A fork server that was told to end took its leave; one that died may have a successor."""
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
-        if self._seed == pid:
-            self._seed, self._until = 0, time.monotonic() + PATIENCE_S
+        if self._fork_server == pid:
+            self._fork_server, self._until = 0, time.monotonic() + PATIENCE_S
             if os.waitstatus_to_exitcode(status) == 0:
                 self._over.set()
 
-    def _tell_seed(self) -> None:
+    def _notify_fork_server(self) -> None:
         self._is_told_to_end = True
-        if self._seed:
+        if self._fork_server:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._seed, signal.SIGTERM)
+                os.kill(self._fork_server, signal.SIGTERM)
         else:
             self._over.set()
 
@@ -211,7 +212,7 @@ def task_of(environment: Mapping[str, str]) -> int:
 
 def main() -> None:
     file, *typed = sys.argv[1:]
-    calling = msgspec.json.decode(Path(file).read_bytes(), type=Calling)
+    calling = msgspec.json.decode(Path(file).read_bytes(), type=DialInTicket)
     task = int(typed[0]) if typed else task_of(os.environ)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 

@@ -1,11 +1,11 @@
 """Where hosts that a scheduler has given call: `… cluster.switchboard FOLDER PID`.
 
-A process of the cluster's, beside the notebook's kernel, which it outlives as the seed (`PID`)
-does. It has the jobs submitted (`allocations.py`), takes the calls of their hosts over one port,
-and does for each of them what an ssh master does: starts the seed there, and brings sockets here
-and there. Whoever calls has to have the key that the jobs were given, and is given orders only with
-the other one, which never leaves this process. When it is told to end, or the seed is gone, it has
-the jobs cancelled.
+A process of the cluster's, beside the notebook's kernel, which it outlives as the fork server
+(`PID`) does. It has the jobs submitted (`allocations.py`), takes the calls of their hosts over one
+port, and does for each of them what an ssh master does: starts the fork server there, and brings
+sockets here and there. Whoever calls has to have the key that the jobs were given, and is given
+orders only with the other one, which never leaves this process. When it is told to end, or the fork
+server is gone, it has the jobs cancelled.
 
 It is asked over a socket in the cluster's folder, one JSON object for each connection:
 
@@ -41,10 +41,10 @@ from typing import TYPE_CHECKING, Any
 import asyncssh
 import msgspec
 
-from nbdist.cluster.schedulers.allocations import LOOK_S, SWITCH_SOCKET, Bookings
-from nbdist.cluster.schedulers.dial_in import ALIVE, CIPHERS, END, SOW, WHO
+from nbdist.cluster.schedulers.allocations import LOOK_S, RENDEZVOUS_SOCKET, Allocations
+from nbdist.cluster.schedulers.dial_in import ALIVE, CIPHERS, END, START_FORK_SERVER, WHO
 from nbdist.errors import StartError
-from nbdist.records import Batch, Caller, Calling
+from nbdist.records import Batch, DialedHost, DialInTicket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _LOGIN_S = 10
-_SOW_S = 30.0
+_START_FORK_SERVER_S = 30.0
 _END_S = 2.0
 _MOST_BYTES = 1 << 24
 _ANYWHERE = ("192.0.2.1", 9)
@@ -61,7 +61,7 @@ _ANYWHERE = ("192.0.2.1", 9)
 _Answer = dict[str, Any]
 
 
-class Switchboard:
+class Rendezvous:
     """Its state, on one event loop.
 
     Args:
@@ -78,27 +78,27 @@ class Switchboard:
         self._cluster = folder.name
         self._port = 0
         self._over = asyncio.Event()
-        self._bookings = Bookings(batch, folder, self._calls.__contains__, self._calling)
+        self._allocations = Allocations(batch, folder, self._calls.__contains__, self._calling)
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def serve(self, seed: int) -> None:
-        """Until it is told to end, or the seed of this pid has ended."""
+    async def serve(self, fork_server: int) -> None:
+        """Until it is told to end, or the fork server of this pid has ended."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._over.set)
         try:
-            loop.add_reader(os.pidfd_open(seed), self._over.set)
+            loop.add_reader(os.pidfd_open(fork_server), self._over.set)
         except ProcessLookupError:
             self._over.set()
         calls = await self._listen()
-        asked = await asyncio.start_unix_server(self._answer, SWITCH_SOCKET, limit=_MOST_BYTES)
-        Path(SWITCH_SOCKET).chmod(0o600)
+        asked = await asyncio.start_unix_server(self._answer, RENDEZVOUS_SOCKET, limit=_MOST_BYTES)
+        Path(RENDEZVOUS_SOCKET).chmod(0o600)
         await self._over.wait()
         asked.close()
         calls.close()
         for connection in self._calls.values():
             connection.abort()
-        await self._bookings.end()
+        await self._allocations.end()
 
     # Calls.
 
@@ -126,8 +126,8 @@ class Switchboard:
     async def _hear(self, connection: asyncssh.SSHClientConnection) -> None:
         """A host has called: it takes its place; one that has called from there is gone."""
         done = await connection.run(WHO, encoding=None)
-        caller = msgspec.json.decode(done.stdout or b"", type=Caller)
-        place = self._bookings.place(caller.job, caller.task)
+        caller = msgspec.json.decode(done.stdout or b"", type=DialedHost)
+        place = self._allocations.place(caller.job, caller.task)
         if place is None:  # another one was asked for in its place, or nobody wants it any more
             self._let_go(connection)
             return
@@ -151,9 +151,9 @@ class Switchboard:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _calling(self, job: int) -> Calling:
+    def _calling(self, job: int) -> DialInTicket:
         """What hosts of this job read."""
-        return Calling(
+        return DialInTicket(
             address=self._address,
             port=self._port,
             key=self._host_key.export_private_key("openssh").decode(),
@@ -182,42 +182,42 @@ class Switchboard:
         writer.close()
 
     async def _do_book(self, places: list[int]) -> _Answer:
-        return {"new": await self._bookings.book(places)}
+        return {"new": await self._allocations.book(places)}
 
     async def _do_release(self, places: list[int]) -> _Answer:
-        await self._bookings.release(places)
+        await self._allocations.release(places)
         for place in places:
             if place in self._calls:
                 self._let_go(self._calls.pop(place))
         return {}
 
     async def _do_comes_again(self, places: list[int]) -> _Answer:
-        return {"again": await self._bookings.comes_again(places)}
+        return {"again": await self._allocations.comes_again(places)}
 
     async def _do_state(self, places: list[int]) -> _Answer:
         """Who has called of these, and what the jobs of the others do."""
         called = sorted(place for place in places if place in self._calls)
-        jobs = self._bookings.of(place for place in places if place not in self._calls)
-        states = await asyncio.gather(*(self._bookings.look(number) for number in jobs))
+        jobs = self._allocations.of(place for place in places if place not in self._calls)
+        states = await asyncio.gather(*(self._allocations.look(number) for number in jobs))
         said = [
-            {"job": self._bookings.named(number), "state": msgspec.to_builtins(state)}
+            {"job": self._allocations.named(number), "state": msgspec.to_builtins(state)}
             for number, state in zip(jobs, states, strict=True)
         ]
         return {"called": called, "jobs": said, "address": f"{self._address}:{self._port}"}
 
     async def _do_fate(self, place: int) -> _Answer:
         """What the scheduler says of this place's job; it may not answer at once."""
-        for number in self._bookings.of([place]):
-            look = asyncio.ensure_future(self._bookings.look(number))
+        for number in self._allocations.of([place]):
+            look = asyncio.ensure_future(self._allocations.look(number))
             await asyncio.wait([look], timeout=LOOK_S)
-            state = msgspec.to_builtins(self._bookings.known(number))
-            return {"job": self._bookings.named(number), "state": state}
+            state = msgspec.to_builtins(self._allocations.known(number))
+            return {"job": self._allocations.named(number), "state": state}
         raise StartError("no job was asked for")
 
     async def _do_words(self, place: int) -> _Answer:
         """What hosts of this place's job wrote last."""
-        for number in self._bookings.of([place]):
-            return {"words": await asyncio.to_thread(self._bookings.words, number)}
+        for number in self._allocations.of([place]):
+            return {"words": await asyncio.to_thread(self._allocations.words, number)}
         return {"words": ""}
 
     async def _do_open(self, place: int) -> _Answer:
@@ -229,11 +229,13 @@ class Switchboard:
         return {"open": place in self._calls}
 
     async def _do_run(self, place: int, content: str) -> _Answer:
-        run = self._called(place).run(SOW, input=content.encode(), encoding=None)
+        run = self._called(place).run(START_FORK_SERVER, input=content.encode(), encoding=None)
         try:
-            done = await asyncio.wait_for(run, _SOW_S)
+            done = await asyncio.wait_for(run, _START_FORK_SERVER_S)
         except TimeoutError:
-            raise StartError(f"Python did not begin there within {_SOW_S:g} s") from None
+            raise StartError(
+                f"Python did not begin there within {_START_FORK_SERVER_S:g} s"
+            ) from None
         output, said = done.stdout or b"", done.stderr or b""
         assert isinstance(output, bytes)
         assert isinstance(said, bytes)
@@ -272,13 +274,13 @@ def own_address() -> str:
 
 
 def main() -> None:
-    folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+    folder, fork_server = Path(sys.argv[1]), int(sys.argv[2])
     os.chdir(folder)  # a socket's path has room for 108 bytes
     batch = msgspec.json.decode(sys.stdin.buffer.read(), type=Batch)
     logging.basicConfig(level=logging.WARNING)
 
     async def serve() -> None:
-        await Switchboard(batch, folder).serve(seed)
+        await Rendezvous(batch, folder).serve(fork_server)
 
     asyncio.run(serve())
 

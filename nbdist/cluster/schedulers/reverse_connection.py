@@ -12,7 +12,7 @@ import msgspec
 
 from nbdist.cluster.forkserver.control_socket import connect
 from nbdist.cluster.forkserver.logs import log_file, read_tail
-from nbdist.cluster.schedulers.allocations import LOOK_S, SWITCH_SOCKET
+from nbdist.cluster.schedulers.allocations import LOOK_S, RENDEZVOUS_SOCKET
 from nbdist.cluster.ssh.connection import CONNECT_S
 from nbdist.errors import StartError
 from nbdist.records import JobState
@@ -20,7 +20,7 @@ from nbdist.records import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from nbdist.cluster.forkserver.client import SeedProcess
+    from nbdist.cluster.forkserver.client import ForkServerProcess
     from nbdist.records import Batch, Host
 
 CALL_S = 60.0
@@ -48,19 +48,19 @@ class Exchange:
 
     Args:
         batch: how hosts are asked for.
-        home: this machine's seed, which ends it.
+        home: this machine's fork server, which ends it.
         wait_s: how long a job may be queued.
     """
 
-    def __init__(self, batch: Batch, home: SeedProcess, wait_s: float) -> None:
+    def __init__(self, batch: Batch, home: ForkServerProcess, wait_s: float) -> None:
         self._batch = batch
         self._home = home
         self._wait_s = wait_s
         self._process: subprocess.Popen[bytes] | None = None
 
-    def link(self, host: Host, place: int) -> Called:
+    def link(self, host: Host, place: int) -> ReverseConnection:
         """The connection of the host that has this place."""
-        return Called(self, host, place, f"b{place}")
+        return ReverseConnection(self, host, place, f"b{place}")
 
     def call(self, places: Sequence[int], say: Callable[[str], None]) -> tuple[str, bool]:
         """Ask the scheduler for hosts for these places, and wait until they have called.
@@ -173,7 +173,7 @@ class Exchange:
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Raises StartError where it refuses, or is not there."""
         try:
-            peer = connect(self._home.folder / SWITCH_SOCKET)
+            peer = connect(self._home.folder / RENDEZVOUS_SOCKET)
         except OSError as error:
             raise StartError("what the hosts call is gone: type %dist_restart") from error
         deadline = time.monotonic() + _ANSWERS_S.get(op, _ANSWER_S)
@@ -191,7 +191,7 @@ class Exchange:
         return answers[0]
 
     def close(self) -> None:
-        """It ends with the seed, and has its jobs cancelled."""
+        """It ends with the fork server, and has its jobs cancelled."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
@@ -202,9 +202,9 @@ class Exchange:
         """Have a switchboard."""
         folder = self._home.folder
         try:
-            connect(folder / SWITCH_SOCKET).close()
+            connect(folder / RENDEZVOUS_SOCKET).close()
         except OSError:
-            (folder / SWITCH_SOCKET).unlink(missing_ok=True)
+            (folder / RENDEZVOUS_SOCKET).unlink(missing_ok=True)
             self.close()
             with log_file(folder, "switchboard").open("ab") as log:
                 self._process = process = subprocess.Popen(
@@ -225,14 +225,14 @@ class Exchange:
 
     def _await_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _BEGIN_S
-        while not (self._home.folder / SWITCH_SOCKET).exists():
+        while not (self._home.folder / RENDEZVOUS_SOCKET).exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 said = read_tail(self._home.folder, "switchboard", _LOG_LINES)
                 raise StartError(f"hosts cannot call this machine:\n{said}")
             time.sleep(_POLL_S)
 
 
-class Called:
+class ReverseConnection:
     """One of them; it is as `ssh.Connection`.
 
     Args:
@@ -271,8 +271,8 @@ class Called:
         except StartError:
             return False
 
-    def sow(self, content: bytes) -> bytes:
-        """Start a seed there; returns what it said of itself.
+    def start_fork_server(self, content: bytes) -> bytes:
+        """Start a fork server there; returns what it said of itself.
 
         Raises:
             StartError: it failed.

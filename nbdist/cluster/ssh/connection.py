@@ -29,7 +29,7 @@ ALIVE_S, ALIVE_TIMES = 2, 5
 """A connection on which so many questions, so far apart, had no answer is over."""
 
 _END_S = 2.0
-_SOW_S = 30.0
+_START_FORK_SERVER_S = 30.0
 _POLL_S = 0.02
 _OPTIONS = {
     "BatchMode": "yes",  # there is nobody who could type a password
@@ -100,8 +100,8 @@ class Connection:
         """Whether there is a master that answers here, of this process or another."""
         return (self._folder / self._control).exists() and self._do("-O", "check").returncode == 0
 
-    def sow(self, content: bytes) -> bytes:
-        """Start a seed there.
+    def start_fork_server(self, content: bytes) -> bytes:
+        """Start a fork server there.
 
         Args:
             content: what it is to be like, for standard input.
@@ -114,7 +114,7 @@ class Connection:
         """
         python = self.host.python or sys.executable  # nothing in it means anything to a shell
         command = [f"exec {python} -m nbdist.cluster.forkserver.remote_start"]
-        done = self._do(content=content, command=command, timeout_s=_SOW_S)
+        done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip() or str(done.returncode)
             raise StartError(_advice(said, python))

@@ -1,4 +1,4 @@
-"""The seed of another host, reached over one ssh connection, which is made again when it breaks."""
+"""The fork server of another host, over an ssh connection that reconnects when it breaks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from nbdist.cluster.forkserver.client import END_TIMEOUT_S, SeedLink
-from nbdist.cluster.forkserver.control_socket import SEED_SOCKET, connect
+from nbdist.cluster.forkserver.client import END_TIMEOUT_S, ForkServerClient
+from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, connect
 from nbdist.errors import NbdistError, StartError
-from nbdist.records import Sown
+from nbdist.records import ForkServerLocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nbdist.cluster.forkserver.client import SeedProcess
+    from nbdist.cluster.forkserver.client import ForkServerProcess
     from nbdist.cluster.forkserver.control_socket import Event, Peer
-    from nbdist.cluster.schedulers.reverse_connection import Called
+    from nbdist.cluster.schedulers.reverse_connection import ReverseConnection
     from nbdist.cluster.ssh.connection import Connection
-    from nbdist.records import Sowing
+    from nbdist.records import ForkServerRequest
 
 LOST_S = 5.0
 """A host whose connection is gone for so long is lost, and its engines count as dead."""
 
 BEAT_S = 1.0
-"""Often enough for the seed's `SILENCE_S`."""
+"""Often enough for the fork server's `SILENCE_S`."""
 
 SOCKET_PREFIX = "n"
 _OWN_S = 10.0
@@ -40,22 +40,27 @@ _FAREWELL_S = 3.0
 _FAREWELL = {"op": "farewell", "leaves": True}
 
 
-class AwaySeed(SeedLink):
-    """A running seed on another host; made by `start` or `take_over`.
+class RemoteForkServer(ForkServerClient):
+    """A running fork server on another host; made by `start` or `take_over`.
 
     Args:
         link: the connection, which is open.
-        sown: where the seed is.
+        location: where the fork server is.
         home: this machine's, which ends connections with the cluster.
 
     Attributes:
         host: which.
-        sown: where it is.
+        location: where it is.
     """
 
-    def __init__(self, link: Connection | Called, sown: Sown, home: SeedProcess) -> None:
+    def __init__(
+        self,
+        link: Connection | ReverseConnection,
+        location: ForkServerLocation,
+        home: ForkServerProcess,
+    ) -> None:
         self.host = link.host
-        self.sown = sown
+        self.location = location
         self._link = link
         self._home = home
         self._ports: set[int] = set()  # that are to be there
@@ -75,9 +80,13 @@ class AwaySeed(SeedLink):
 
     @classmethod
     def take_over(
-        cls, link: Connection | Called, sown: Sown, home: SeedProcess, ports: Iterable[int]
+        cls,
+        link: Connection | ReverseConnection,
+        location: ForkServerLocation,
+        home: ForkServerProcess,
+        ports: Iterable[int],
     ) -> Self:
-        """Own a seed that another process has started; `ports` were brought there.
+        """Own a fork server that another process has started; `ports` were brought there.
 
         Raises:
             StartError: it cannot be reached.
@@ -85,7 +94,7 @@ class AwaySeed(SeedLink):
         was_open = link.is_open()
         if not was_open:
             home.guard(link.open())
-        self = cls(link, sown, home)
+        self = cls(link, location, home)
         self._ports.update(ports)
         self._is_bare = not was_open
         if self._is_bare:
@@ -94,15 +103,24 @@ class AwaySeed(SeedLink):
         return self
 
     @classmethod
-    def start(cls, link: Connection | Called, sowing: Sowing, home: SeedProcess) -> Self:
-        """Connect to the host, start a seed there, and own it.
+    def start(
+        cls,
+        link: Connection | ReverseConnection,
+        start_request: ForkServerRequest,
+        home: ForkServerProcess,
+    ) -> Self:
+        """Connect to the host, start a fork server there, and own it.
 
         Raises:
             StartError: that failed; it says why, and what to do.
         """
         try:
             home.guard(link.open())
-            return cls(link, _sown(link.sow(msgspec.json.encode(sowing))), home)
+            return cls(
+                link,
+                _parsed_location(link.start_fork_server(msgspec.json.encode(start_request))),
+                home,
+            )
         except BaseException:
             link.close()
             raise
@@ -111,7 +129,7 @@ class AwaySeed(SeedLink):
 
     def prefix(self) -> str:
         """Ports of this machine's are Unix sockets there: `<prefix>:<port>`."""
-        return f"{self.sown.folder}/{SOCKET_PREFIX}"
+        return f"{self.location.folder}/{SOCKET_PREFIX}"
 
     def bring(self, ports: Sequence[int]) -> None:
         """See that its engines reach these ports of this machine."""
@@ -136,7 +154,7 @@ class AwaySeed(SeedLink):
         """What an engine is told there of the controller, and what the host has for it."""
         return {
             "IPP_CONNECTION_INFO": json.dumps(self._connection),
-            "IPP_PROFILE_DIR": self.sown.folder,
+            "IPP_PROFILE_DIR": self.location.folder,
             **self.host.env,
         }
 
@@ -164,11 +182,11 @@ class AwaySeed(SeedLink):
         return self._cut_at > 0
 
     def _reach(self) -> Peer:
-        """A connection to the seed over a link that is open."""
+        """A connection to the fork server over a link that is open."""
         here = self._home.folder / f"{self._link.name}.sock"
         with contextlib.suppress(OSError):
             return connect(here)  # it was brought here before
-        self._link.bring_here(f"{self.sown.folder}/{SEED_SOCKET}", here.name)
+        self._link.bring_here(f"{self.location.folder}/{FORK_SERVER_SOCKET}", here.name)
         try:
             return connect(here)
         except OSError as error:
@@ -195,7 +213,7 @@ class AwaySeed(SeedLink):
             self._changed.wait_for(lambda: not self.is_cut or self._is_over, 2 * LOST_S)
 
     def _await_other(self, peer: Peer) -> None:
-        """Wait until the connection to the seed is another one, or there will be none."""
+        """Wait until the connection to the fork server is another one, or there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._peer is not peer, 2 * LOST_S)
 
@@ -206,7 +224,7 @@ class AwaySeed(SeedLink):
         self._cut_at = time.monotonic()
         while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
             try:
-                self._mend()
+                self._reconnect()
             except (NbdistError, OSError):
                 self._closing.wait(_AGAIN_S)
                 continue
@@ -216,8 +234,8 @@ class AwaySeed(SeedLink):
             return True
         return False
 
-    def _mend(self) -> None:
-        """Have a connection to the seed again, and all ports there.
+    def _reconnect(self) -> None:
+        """Have a connection to the fork server again, and all ports there.
 
         Raises:
             NbdistError, OSError: not yet.
@@ -257,12 +275,12 @@ class AwaySeed(SeedLink):
             self._codes[name] = None
 
     def leave(self) -> None:
-        """Go without a farewell: the seed waits for another owner; the connection stays."""
+        """Go without a farewell: the fork server waits for another owner; the connection stays."""
         self._farewell.detach()
         self._end()
 
     def close(self) -> None:
-        """End every child there, then the seed, and the connection.
+        """End every child there, then the fork server, and the connection.
 
         A host that cannot be reached does so by itself.
         """
@@ -291,11 +309,11 @@ class AwaySeed(SeedLink):
         self._end_connection()
 
 
-def _sown(output: bytes) -> Sown:
-    """Where a seed is, by what started it; a shell's start-up files may print, too."""
+def _parsed_location(output: bytes) -> ForkServerLocation:
+    """Where a fork server is, by what started it; a shell's start-up files may print, too."""
     lines = output.strip().splitlines()
     try:
-        return msgspec.json.decode(lines[-1] if lines else b"", type=Sown)
+        return msgspec.json.decode(lines[-1] if lines else b"", type=ForkServerLocation)
     except msgspec.DecodeError:
         said = output.decode(errors="replace").strip()[-200:]
         raise StartError(f"Python said {said!r} there, and not where the seed is") from None
@@ -313,7 +331,7 @@ def _say_farewell(
 ) -> None:
     """Said by the owner, not by a process that was forked from it; returns when it was heeded.
 
-    Also as Python ends, and before this machine's seed ends the connections.
+    Also as Python ends, and before this machine's fork server ends the connections.
     """
     if os.getpid() == pid:
         closing.set()

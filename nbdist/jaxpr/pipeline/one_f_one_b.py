@@ -92,7 +92,7 @@ class Turn:
         """What is added to: of each place that rows are shared out over."""
         places = (self._schedule.parts, self._shares)
         return [
-            self._laid(jnp.zeros((*places, *var.aval.shape), wide(var.aval.dtype)))
+            self._sharded(jnp.zeros((*places, *var.aval.shape), wide(var.aval.dtype)))
             for var in self.sums
         ]
 
@@ -126,7 +126,7 @@ class Turn:
             for (n, var), array in zip(self._turning.items(), back, strict=True)
         }
         totals = [
-            self._laid(total + new.astype(total.dtype))
+            self._sharded(total + new.astype(total.dtype))
             for total, new in zip(totals, sums, strict=True)
         ]
         whole = [self._whole(array, var) for var, array in zip(self.rows, rows, strict=True)]
@@ -141,7 +141,7 @@ class Turn:
         (dim,) = self._dims[var]
         shape = array.shape
         cut = (*shape[: dim + 1], self._shares, shape[dim + 1] // self._shares, *shape[dim + 2 :])
-        return self._laid(jnp.moveaxis(array.reshape(cut), dim + 1, 1))
+        return self._sharded(jnp.moveaxis(array.reshape(cut), dim + 1, 1))
 
     def _whole(self, array: Any, var: Var) -> Any:
         """What `_shared` has shared out."""
@@ -150,7 +150,7 @@ class Turn:
         shape = made.shape
         return made.reshape(*shape[: dim + 1], shape[dim + 1] * shape[dim + 2], *shape[dim + 3 :])
 
-    def _laid(self, array: Any) -> Any:
+    def _sharded(self, array: Any) -> Any:
         if STAGE not in jax.sharding.get_abstract_mesh().shape:
             return array
         places = (self._axis(DATA) or _OPEN, self._axis(STAGE) or _OPEN)
@@ -280,7 +280,7 @@ class Alternating:
             lambda: stages.advanced(there, state, stages.zeros(), now, schedule.seats(0))[2]
         )
         kept = {
-            n: schedule.laid(jnp.zeros((self._slots, *avals[n].shape), avals[n].dtype), 1)
+            n: schedule.sharded(jnp.zeros((self._slots, *avals[n].shape), avals[n].dtype), 1)
             for n in sorted(set(self._held.values()))
         }
         return _There(state, stages.zeros(), kept)
@@ -325,7 +325,7 @@ class Alternating:
             ),
             in_axes=(1, 0),
         )
-        return self._schedule.laid(own(kept, ticks))
+        return self._schedule.sharded(own(kept, ticks))
 
     def _turned(self, given: Sequence[Any], over: Sequence[Any], entering: Arrays) -> Arrays:
         """What goes back of one microbatch, for its shapes."""

@@ -53,7 +53,7 @@ class Dealt(NamedTuple):
     array: Any
 
 
-class Seats(NamedTuple):
+class Ticks(NamedTuple):
     """What stages are at in a tick, each [stages], or what one of them is at.
 
     Attributes:
@@ -104,7 +104,7 @@ class Schedule:
         """Ticks before the first microbatch is in its last round, at the last stage."""
         return self.rounds * self.stages - 1
 
-    def seats(self, tick: Any, *, stage: int | None = None, is_late: bool = False) -> Seats:
+    def seats(self, tick: Any, *, stage: int | None = None, is_late: bool = False) -> Ticks:
         """What stages are at.
 
         Args:
@@ -116,9 +116,9 @@ class Schedule:
         item = tick - (self.stages - 1 - wait if is_late else wait)
         micro, turn = self._of(item)
         is_working = (item >= 0) & (item < self.items)
-        return Seats(micro, self.rounds - 1 - turn if is_late else turn, is_working)
+        return Ticks(micro, self.rounds - 1 - turn if is_late else turn, is_working)
 
-    def came(self, seats: Seats) -> Any:
+    def came(self, seats: Ticks) -> Any:
         """Of each stage, the tick in which it was on the way there at what it is at."""
         item = seats.micro // self.stages * self.rounds * self.stages
         item += seats.round * self.stages + seats.micro % self.stages
@@ -226,7 +226,7 @@ class Schedule:
         apart = (self.stages, shape[dim] // self.stages)
         return array.reshape(*shape[:dim], *apart, *shape[dim + 1 :])
 
-    def laid(self, array: Any, dim: int = 0, *, parts: bool = True) -> Any:
+    def sharded(self, array: Any, dim: int = 0, *, parts: bool = True) -> Any:
         """Cut over the mesh's stages, if it has some; other dimensions as they come.
 
         Args:
@@ -253,7 +253,7 @@ class Schedule:
 
         run = jax.vmap(own, in_axes=(dim, 1, 1), out_axes=1)
         seats = self.seats(jnp.arange(self.ticks)[:, None], is_late=is_late)
-        return self.laid(run(array, seats.micro, seats.round), 1)
+        return self.sharded(run(array, seats.micro, seats.round), 1)
 
 
 def inner(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nbdist.jaxpr.pipeline.layer_scans import Layers
     from nbdist.jaxpr.pipeline.precompute import Arrays
-    from nbdist.jaxpr.pipeline.schedule import Schedule, Seats
+    from nbdist.jaxpr.pipeline.schedule import Schedule, Ticks
 
 
 class Alike(NamedTuple):
@@ -91,7 +91,7 @@ class Stages:
         deal = partial(schedule.dealt, is_cut=True)
         collect = partial(schedule.collected, is_cut=True)
         made = ahead(layers, dict(enumerate(given)), deal, collect)
-        drawn = [schedule.laid(array, parts=False) for array in made.drawn.values()]
+        drawn = [schedule.sharded(array, parts=False) for array in made.drawn.values()]
         all_ = [*given, *drawn]
         needed, (constants, _, _) = self._round.needed, layers.scan.parts(all_)
         work = Work({}, {}, {}, {}, made.left)
@@ -104,7 +104,7 @@ class Stages:
                 work.fed[n] = schedule.fed(value, layers.scan.eqn.invars[n], is_late=is_late)
         for n in sorted(needed.difference(range(len(constants)))):
             if n in made.over:
-                work.blocks[n] = schedule.laid(schedule.by_stages(made.over[n]), parts=False)
+                work.blocks[n] = schedule.sharded(schedule.by_stages(made.over[n]), parts=False)
             elif isinstance(all_[n], Skewed):
                 work.slices[n] = all_[n].array
             elif n >= len(constants) + layers.scan.carried and all_[n] is not None:
@@ -117,14 +117,14 @@ class Stages:
         """What stages begin with, like such rows; of what they make of it nothing is left."""
         return {n: self._everywhere(array) for n, array in entering.items()}
 
-    def entered(self, state: Arrays, entering: Mapping[int, Any], seats: Seats) -> Arrays:
+    def entered(self, state: Arrays, entering: Mapping[int, Any], seats: Ticks) -> Arrays:
         """What stages have once a microbatch is at the first of them, and in its first round."""
         is_first = jnp.arange(self._schedule.stages) == self.first
         is_first &= seats.round == self._begins
         return {n: _chosen(is_first, array, state[n]) for n, array in entering.items()}
 
     def advanced(
-        self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], seats: Seats
+        self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], seats: Ticks
     ) -> tuple[Arrays, Arrays, Arrays]:
         """A tick.
 
@@ -142,20 +142,20 @@ class Stages:
         fed, slices = now
         left = self._stages(work.shared, work.blocks, fed, state, slices, seats.round)
         totals = {n: self._summed(total, left[n], seats, n) for n, total in totals.items()}
-        rows = {n: schedule.laid(left[n]) for n in self.passed}
-        return rows, totals, {n: schedule.laid(left[n]) for n in self.stacks}
+        rows = {n: schedule.sharded(left[n]) for n in self.passed}
+        return rows, totals, {n: schedule.sharded(left[n]) for n in self.stacks}
 
     def moved(self, rows: Arrays) -> Arrays:
         """What stages have of what was passed on."""
         step = -1 if self._layers.reverse else 1
-        return {n: self._schedule.laid(jnp.roll(array, step, 0)) for n, array in rows.items()}
+        return {n: self._schedule.sharded(jnp.roll(array, step, 0)) for n, array in rows.items()}
 
     def leaves(self, passed: Arrays) -> Arrays:
         """Where `left` puts what leaves, of such rows: [microbatches, stages, parts, ...]."""
         schedule = self._schedule
         sizes = schedule.micro, schedule.stages
         return {
-            n: schedule.laid(jnp.zeros((*sizes, *array.shape), array.dtype), 1)
+            n: schedule.sharded(jnp.zeros((*sizes, *array.shape), array.dtype), 1)
             for n, array in passed.items()
         }
 
@@ -197,11 +197,11 @@ class Stages:
         left = {n: self._total(n, totals[n].sum((0, 1)), given[first + n]) for n in self._added}
         return left | {n: self._of_layers(n, totals[n]) for n in self._gradients}
 
-    def _summed(self, total: Any, new: Any, seats: Seats, n: int) -> Any:
+    def _summed(self, total: Any, new: Any, seats: Ticks, n: int) -> Any:
         """With what was made in a tick; gradients of one block are those of its layers alone."""
         new = new.astype(total.dtype)
         if n not in self._gradients or self._schedule.rounds == 1:
-            return self._schedule.laid(_chosen(seats.is_working, total + new, total))
+            return self._schedule.sharded(_chosen(seats.is_working, total + new, total))
 
         def own(total: Any, new: Any, turn: Any, is_working: Any) -> Any:
             before = jax.lax.dynamic_slice_in_dim(total, turn * self._per, self._per, 1)
@@ -209,7 +209,7 @@ class Stages:
             return jax.lax.dynamic_update_slice_in_dim(total, now, turn * self._per, 1)
 
         run = jax.vmap(own, spmd_axis_name=STAGE)
-        return self._schedule.laid(run(total, new, seats.round, seats.is_working))
+        return self._schedule.sharded(run(total, new, seats.round, seats.is_working))
 
     def _stages(self, *given: Any) -> Arrays:
         """What the layers leave, [stages, parts, ...], of what `_stage` is given."""
@@ -243,7 +243,9 @@ class Stages:
         return {**passed, **left}
 
     def _everywhere(self, array: Any) -> Any:
-        return self._schedule.laid(jnp.broadcast_to(array, (self._schedule.stages, *array.shape)))
+        return self._schedule.sharded(
+            jnp.broadcast_to(array, (self._schedule.stages, *array.shape))
+        )
 
     def _zeros(self, n: int) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval
@@ -251,11 +253,11 @@ class Stages:
         if n in self._gradients:
             own = (self._per * self._schedule.rounds, *own[1:])
         shape = (self._schedule.stages, self._schedule.parts, *own)
-        return self._schedule.laid(jnp.zeros(shape, wide(aval.dtype)))
+        return self._schedule.sharded(jnp.zeros(shape, wide(aval.dtype)))
 
     def _of_layers(self, n: int, totals: Any) -> Any:
         """[stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
-        summed = self._schedule.laid(totals.sum(1), parts=False)
+        summed = self._schedule.sharded(totals.sum(1), parts=False)
         whole = self._total(n, summed.reshape(self._layers.length, *summed.shape[2:]), 0)
         return self._schedule.collected(whole, is_cut=True)
 

@@ -128,7 +128,7 @@ def offer(scene: Scene, leaves: Sequence[Any], arguments: Sequence[int], out_byt
     taken = [Candidate(DEFAULT, _default_words(leaves, now), (None,) * len(leaves))]
     left_out = []
     wanted = [] if scene.is_bound else _single(now)
-    for whole in (*wanted, *_laid(scene, leaves, arguments)):
+    for whole in (*wanted, *_sharded(scene, leaves, arguments)):
         candidate = _without_what_stays(whole, scene, leaves, now)
         why = (
             _same(candidate, taken)
@@ -185,7 +185,7 @@ def _roomiest(devices: Sequence[Device], used: set[Device]) -> Device:
     )
 
 
-def _laid(scene: Scene, leaves: Sequence[Any], arguments: Sequence[int]) -> list[Candidate]:
+def _sharded(scene: Scene, leaves: Sequence[Any], arguments: Sequence[int]) -> list[Candidate]:
     if scene.mesh is None or scene.mesh.size == 1:
         return []
     return [

@@ -15,7 +15,7 @@ from nbdist.parallel.pipeline.stacked_layer_checks import check_rows, wrong_coun
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nbdist.parallel.pipeline.stage_devices import Seat
+    from nbdist.parallel.pipeline.stage_devices import StagePlace
 
 
 def check_options(functions: Sequence[Callable[..., Any]], micro: int) -> None:
@@ -29,26 +29,31 @@ def check_options(functions: Sequence[Callable[..., Any]], micro: int) -> None:
         raise UsageError("; ".join(wrong))
 
 
-def check_there(params: Sequence[Any], seats: Sequence[Seat]) -> None:
+def check_there(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> None:
     """Whether there are parameters for each stage.
 
     Raises:
         UsageError: there are not, or arrays were donated; each fault.
     """
-    wrong = [*_wrong_length(params, seats), *_faults(params, "params")]
+    wrong = [*_wrong_length(params, stage_places), *_faults(params, "params")]
     if wrong:
         raise UsageError("; ".join(wrong))
 
 
 def check_call(
-    params: Sequence[Any], x: Any, seats: Sequence[Seat], micro: int, *, gradients: bool = False
+    params: Sequence[Any],
+    x: Any,
+    stage_places: Sequence[StagePlace],
+    micro: int,
+    *,
+    gradients: bool = False,
 ) -> None:
     """Whether stages can be called with these.
 
     Args:
         params: for each stage.
         x: with rows first.
-        seats: of the stages.
+        stage_places: of the stages.
         micro: how many microbatches.
         gradients: whether there are to be any, of all parameters.
 
@@ -60,8 +65,8 @@ def check_call(
             "stages are compiled one by one, each for its devices, and cannot be within jax.jit or "
             "jax.vmap: call them outside; jax.grad may be around them"
         )
-    check_there(params, seats)
-    wrong = [*_faults(x, "x"), *_elsewhere(params, seats)]
+    check_there(params, stage_places)
+    wrong = [*_faults(x, "x"), *_elsewhere(params, stage_places)]
     if gradients:
         wrong += _whole_numbers(params)
     try:
@@ -80,12 +85,15 @@ def _wrong_functions(functions: Sequence[Any]) -> Iterator[str]:
             yield f"stage {number} is {function!r}, and no function (params, x) -> y"
 
 
-def _wrong_length(params: Sequence[Any], seats: Sequence[Seat]) -> Iterator[str]:
+def _wrong_length(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> Iterator[str]:
     if not isinstance(params, (tuple, list)):
         yield f"params is a {type(params).__name__}: give a tuple, with each stage's in order"
-    elif len(params) != len(seats):
-        names = ", ".join(seat.function for seat in seats)
-        yield f"params has {len(params)} entries for {len(seats)} stages ({names}): give one each"
+    elif len(params) != len(stage_places):
+        names = ", ".join(stage_place.function for stage_place in stage_places)
+        yield (
+            f"params has {len(params)} entries for {len(stage_places)} stages ({names}): "
+            "give one each"
+        )
 
 
 def _faults(tree: Any, root: str) -> Iterator[str]:
@@ -113,25 +121,26 @@ def _is_abstract(tree: Any) -> bool:
     return False
 
 
-def _elsewhere(params: Sequence[Any], seats: Sequence[Seat]) -> Iterator[str]:
-    for seat, own in zip(seats, params, strict=True):
+def _elsewhere(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> Iterator[str]:
+    for stage_place, own in zip(stage_places, params, strict=True):
         wrong = [
-            jax.tree_util.keystr((jax.tree_util.SequenceKey(seat.number), *path))
+            jax.tree_util.keystr((jax.tree_util.SequenceKey(stage_place.number), *path))
             for path, leaf in jax.tree_util.tree_leaves_with_path(own)
-            if not _is_on(concrete_or_error(None, leaf), seat)
+            if not _is_on(concrete_or_error(None, leaf), stage_place)
         ]
         if wrong:
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             yield (
-                f"params{wrong[0]}{more} is not on {seat.where}, where {seat.title} runs: call "
+                f"params{wrong[0]}{more} is not on {stage_place.where}, where {stage_place.title} "
+                "runs: call "
                 "params = stages.place(params) once, before the steps"
             )
 
 
-def _is_on(leaf: Any, seat: Seat) -> bool:
+def _is_on(leaf: Any, stage_place: StagePlace) -> bool:
     if not isinstance(leaf, jax.Array):
         return False
-    there: bool = leaf.is_deleted() or leaf.sharding.device_set == seat.devices
+    there: bool = leaf.is_deleted() or leaf.sharding.device_set == stage_place.devices
     return there
 
 

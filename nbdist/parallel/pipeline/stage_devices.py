@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seat:
+class StagePlace:
     """A stage's function and its place.
 
     Attributes:
@@ -69,9 +69,9 @@ class Seat:
         return NamedSharding(self.mesh, spec)
 
 
-def seats_of(
+def stage_places_of(
     functions: Sequence[Callable[..., Any]], places: Sequence[Device | Mesh] | None
-) -> tuple[Seat, ...]:
+) -> tuple[StagePlace, ...]:
     """A seat for each function.
 
     Args:
@@ -89,7 +89,7 @@ def seats_of(
             raise UsageError("; ".join(wrong))
         meshes = [_mesh_of(place) for place in places]
     return tuple(
-        Seat(number, getattr(function, "__name__", type(function).__name__), mesh)
+        StagePlace(number, getattr(function, "__name__", type(function).__name__), mesh)
         for number, (function, mesh) in enumerate(zip(functions, meshes, strict=True))
     )
 

@@ -15,7 +15,7 @@ from nbdist.errors import NbdistError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.parallel.pipeline.stage_devices import Seat
+    from nbdist.parallel.pipeline.stage_devices import StagePlace
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["made"], meta_fields=["structure", "given"])
@@ -56,24 +56,24 @@ class Step:
     """A stage, compiled.
 
     Args:
-        seat: where it runs, for errors.
+        stage_place: where it runs, for errors.
         function: `(params, x) -> y`.
     """
 
-    def __init__(self, seat: Seat, function: Callable[[Any, Any], Any]) -> None:
-        self.seat = seat
+    def __init__(self, stage_place: StagePlace, function: Callable[[Any, Any], Any]) -> None:
+        self.stage_place = stage_place
         self._function = function
         self._alone = jax.jit(function)
         self._forward = jax.jit(self._kept)
         self._backward = jax.jit(self._pulled, donate_argnums=0)
 
     def __call__(self, params: Any, x: Any) -> Any:
-        with told(self.seat.title):
+        with told(self.stage_place.title):
             return self._alone(params, x)
 
     def forward(self, params: Any, x: Any) -> tuple[Any, Kept]:
         """What the stage makes of x, and what `backward` needs."""
-        with told(self.seat.title):
+        with told(self.stage_place.title):
             made: tuple[Any, Kept] = self._forward(params, x)
             return made
 
@@ -90,13 +90,13 @@ class Step:
         Returns:
             The new total; the gradient of x, or None for the first stage.
         """
-        with told(f"backward of {self.seat.title}"):
+        with told(f"backward of {self.stage_place.title}"):
             pulled: tuple[Any, Any] = self._backward(total, params, x, kept, above)
             return pulled
 
     @property
     def _is_first(self) -> bool:
-        return self.seat.number == 0
+        return self.stage_place.number == 0
 
     def _kept(self, params: Any, x: Any) -> tuple[Any, Kept]:
         if self._is_first:  # x may be of whole numbers, such as tokens

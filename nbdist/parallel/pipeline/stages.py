@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from nbdist.errors import UsageError
 from nbdist.parallel.pipeline import stage_checks
 from nbdist.parallel.pipeline.schedule import forward_only, one_forward_one_backward
-from nbdist.parallel.pipeline.stage_devices import seats_of
+from nbdist.parallel.pipeline.stage_devices import stage_places_of
 from nbdist.parallel.pipeline.stage_programs import Step, mean, told, zeros
 from nbdist.parallel.pipeline.transfers import Leg, Transfers
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jax import Device
     from jax.sharding import Sharding
 
-    from nbdist.parallel.pipeline.stage_devices import Seat
+    from nbdist.parallel.pipeline.stage_devices import StagePlace
     from nbdist.parallel.pipeline.stage_programs import Kept
     from nbdist.records import MimeBundle
 
@@ -58,7 +58,7 @@ def stages(
         UsageError: there are no functions, or devices do not fit; each fault is named.
     """
     stage_checks.check_options(functions, micro)
-    return Stages(functions, seats_of(functions, devices), micro)
+    return Stages(functions, stage_places_of(functions, devices), micro)
 
 
 class Stages:
@@ -66,16 +66,21 @@ class Stages:
 
     Args:
         functions: `(params, x) -> y` each.
-        seats: where each runs.
+        stage_places: where each runs.
         micro: into how many microbatches rows are cut.
     """
 
     def __init__(
-        self, functions: Sequence[Callable[[Any, Any], Any]], seats: tuple[Seat, ...], micro: int
+        self,
+        functions: Sequence[Callable[[Any, Any], Any]],
+        stage_places: tuple[StagePlace, ...],
+        micro: int,
     ) -> None:
-        self.seats = seats
+        self.stage_places = stage_places
         self.micro = micro
-        self._steps = [Step(seat, f) for seat, f in zip(seats, functions, strict=True)]
+        self._steps = [
+            Step(stage_place, f) for stage_place, f in zip(stage_places, functions, strict=True)
+        ]
         self._moved: Counter[tuple[int | None, int]] = Counter()
 
     def __repr__(self) -> str:
@@ -88,7 +93,7 @@ class Stages:
     def transfers(self) -> Transfers:
         """What the last call moved; of gradients only what `value_and_grad` did."""
         legs = (Leg(source, target, nbytes) for (source, target), nbytes in self._moved.items())
-        return Transfers(self.seats, tuple(legs))
+        return Transfers(self.stage_places, tuple(legs))
 
     def place(self, params: Sequence[Any]) -> tuple[Any, ...]:
         """Each stage's parameters on its devices.
@@ -100,10 +105,10 @@ class Stages:
         Raises:
             UsageError: there are more or less of them, or arrays were donated; each is named.
         """
-        stage_checks.check_there(params, self.seats)
+        stage_checks.check_there(params, self.stage_places)
         return tuple(
-            jax.device_put(own, jax.tree.map(seat.of_params, own))
-            for own, seat in zip(params, self.seats, strict=True)
+            jax.device_put(own, jax.tree.map(stage_place.of_params, own))
+            for own, stage_place in zip(params, self.stage_places, strict=True)
         )
 
     def __call__(self, params: Sequence[Any], x: Any) -> Any:
@@ -119,15 +124,15 @@ class Stages:
             UsageError: something does not divide, is elsewhere or gone, or is traced by `jax.jit`;
                 or a stage cannot be run, which is named, with the cause.
         """
-        stage_checks.check_call(params, x, self.seats, self.micro)
+        stage_checks.check_call(params, x, self.stage_places, self.micro)
         self._moved = Counter()
         made: dict[tuple[int, int], Any] = {}
         with _no_mesh(params, x):
-            for stage, micro, _ in forward_only(len(self.seats), self.micro):
+            for stage, micro, _ in forward_only(len(self.stage_places), self.micro):
                 above = made.pop((stage - 1, micro), None)
                 fed = self._fed(stage, above if stage else self._part(x, micro))
                 made[stage, micro] = self._steps[stage](params[stage], fed)
-            last = len(self.seats) - 1
+            last = len(self.stage_places) - 1
             return _joined([made[last, micro] for micro in range(self.micro)])
 
     def value_and_grad(
@@ -155,7 +160,7 @@ class Stages:
         graded = jax.jit(jax.value_and_grad(loss, allow_int=True))
 
         def step(params: Sequence[Any], x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
-            stage_checks.check_call(params, (x, y), self.seats, self.micro, gradients=True)
+            stage_checks.check_call(params, (x, y), self.stage_places, self.micro, gradients=True)
             self._moved = Counter()
             with _no_mesh(params, (x, y)):
                 return _Pass(self, params, graded).run(x, y)
@@ -176,12 +181,12 @@ class Stages:
 
     def _to(self, target: int, source: int | None, tree: Any) -> Any:
         """The tree with its rows at a stage's devices."""
-        seat = self.seats[target]
+        stage_place = self.stage_places[target]
 
         def moved(leaf: Any) -> Any:
             if jax.dtypes.result_type(leaf) == jax.dtypes.float0:  # the gradient of a whole number
                 return leaf
-            there = seat.of_rows(leaf)
+            there = stage_place.of_rows(leaf)
             self._moved[source, target] += _arriving(leaf, there)
             return jax.device_put(leaf, there)
 
@@ -204,7 +209,7 @@ class _Pass:
         self._held: dict[tuple[int, int], tuple[Any, Kept]] = {}
 
     def run(self, x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
-        micro, last = self._stages.micro, len(self._stages.seats) - 1
+        micro, last = self._stages.micro, len(self._stages.stage_places) - 1
         for stage, number, forward in one_forward_one_backward(last + 1, micro):
             if not forward:
                 self._back(stage, number)
@@ -225,7 +230,7 @@ class _Pass:
         self._held[stage, number] = fed, kept
 
     def _lost(self, number: int, y: Any) -> None:
-        last = len(self._stages.seats) - 1
+        last = len(self._stages.stage_places) - 1
         wanted = self._stages._to(last, None, self._stages._part(y, number))
         with told("the loss"):
             value, above = self._graded(self._made.pop((last, number)), wanted)

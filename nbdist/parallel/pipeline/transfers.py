@@ -9,7 +9,7 @@ from nbdist.views import formatting, html
 from nbdist.views.surface import bundle
 
 if TYPE_CHECKING:
-    from nbdist.parallel.pipeline.stage_devices import Seat
+    from nbdist.parallel.pipeline.stage_devices import StagePlace
     from nbdist.records import MimeBundle
 
 _HEADER = ("stage", "function", "devices", "in, from before", "in, gradients from behind")
@@ -35,11 +35,11 @@ class Transfers:
     """What the last call moved; a table in a notebook.
 
     Attributes:
-        seats: where each stage runs.
+        stage_places: where each stage runs.
         legs: in the order in which they were first used; none before the first call.
     """
 
-    seats: tuple[Seat, ...]
+    stage_places: tuple[StagePlace, ...]
     legs: tuple[Leg, ...]
 
     @property
@@ -61,20 +61,20 @@ class Transfers:
 
     @property
     def _title(self) -> str:
-        stages = formatting.count(len(self.seats), "stage")
+        stages = formatting.count(len(self.stage_places), "stage")
         moved = f"{formatting.size(self.nbytes)} moved by the last call"
         return f"nbdist: {stages}, {moved if self.legs else 'not called yet'}"
 
     def _rows(self) -> list[list[str]]:
         return [
             [
-                str(seat.number),
-                seat.function,
-                seat.where,
-                self._arrived(seat.number, back=False),
-                self._arrived(seat.number, back=True),
+                str(stage_place.number),
+                stage_place.function,
+                stage_place.where,
+                self._arrived(stage_place.number, back=False),
+                self._arrived(stage_place.number, back=True),
             ]
-            for seat in self.seats
+            for stage_place in self.stage_places
         ]
 
     def _arrived(self, stage: int, *, back: bool) -> str:

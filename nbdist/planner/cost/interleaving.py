@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.layout import ShardedModel
     from nbdist.planner.graph.model import Op, Value
 
 
-def deals(laid: Laid, program: tuple[Op, ...]) -> dict[int, Value]:
+def deals(sharded: ShardedModel, program: tuple[Op, ...]) -> dict[int, Value]:
     """Stacks of layers that go to their stages, or come back, by their numbers.
 
     As `jaxpr/pipeline/interleaving.py` and `jaxpr/pipeline/precompute.py` have it: each goes once,
@@ -19,19 +19,19 @@ def deals(laid: Laid, program: tuple[Op, ...]) -> dict[int, Value]:
     is.
 
     Args:
-        laid: the model in its layout.
+        sharded: the model in its layout.
         program: its operations, fused.
     """
-    if laid.layout.rounds == 1:
+    if sharded.layout.rounds == 1:
         return {}
-    loops = list(_loops(laid, program))
+    loops = list(_loops(sharded, program))
     needed = {value.number for op in loops for value in _given(op)}
     made: set[int] = set()
     found: dict[int, Value] = {}
     for op in loops:
         given = {value.number for value in _given(op)}
         for value in op.over:
-            if laid.has_rows(value):
+            if sharded.has_rows(value):
                 continue
             if value.number not in given:
                 made.add(value.number)
@@ -40,12 +40,12 @@ def deals(laid: Laid, program: tuple[Op, ...]) -> dict[int, Value]:
     return found
 
 
-def _loops(laid: Laid, program: tuple[Op, ...]) -> Iterator[Op]:
+def _loops(sharded: ShardedModel, program: tuple[Op, ...]) -> Iterator[Op]:
     for op in program:
-        if laid.is_staged(op):
+        if sharded.is_staged(op):
             yield op
         else:
-            yield from _loops(laid, op.body)
+            yield from _loops(sharded, op.body)
 
 
 def _given(op: Op) -> Iterator[Value]:

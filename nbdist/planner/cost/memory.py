@@ -21,7 +21,7 @@ from nbdist.records import PlannedMemory
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.layout import ShardedModel
     from nbdist.planner.graph.model import Op, Value
 
 MARGIN = 0.04
@@ -40,20 +40,20 @@ class _Scope(NamedTuple):
     deals: Collection[int]
 
 
-def memory_of(laid: Laid, program: tuple[Op, ...], available: int) -> PlannedMemory:
+def memory_of(sharded: ShardedModel, program: tuple[Op, ...], available: int) -> PlannedMemory:
     """What a layout takes.
 
     Args:
-        laid: the model in its layout.
+        sharded: the model in its layout.
         program: its operations, fused.
         available: bytes that may be taken on each.
     """
-    given = {tensor.value.number for tensor in laid.model.tensors}
-    scope = _Scope(laid.model.batch_groups, frozenset(deals(laid, program)))
-    batch, rest = _peak(laid, program, laid.model.results | given, scope)
-    gathered = _gathered(laid)
+    given = {tensor.value.number for tensor in sharded.model.tensors}
+    scope = _Scope(sharded.model.batch_groups, frozenset(deals(sharded, program)))
+    batch, rest = _peak(sharded, program, sharded.model.results | given, scope)
+    gathered = _gathered(sharded)
     return PlannedMemory(
-        arguments=sum(laid.device_bytes(tensor) for tensor in laid.model.tensors),
+        arguments=sum(sharded.device_bytes(tensor) for tensor in sharded.model.tensors),
         gradients=int(rest + gathered),
         activations=int(batch),
         margin=int(MARGIN * available),
@@ -61,30 +61,30 @@ def memory_of(laid: Laid, program: tuple[Op, ...], available: int) -> PlannedMem
     )
 
 
-def _gathered(laid: Laid) -> float:
+def _gathered(sharded: ShardedModel) -> float:
     """What is put together of parts that devices have.
 
     Under ZeRO-3, the two largest parameters are whole at a time: one used, one on its way. Under
     ZeRO-1, a new one is, before it takes the place of the old one.
     """
-    if laid.layout.zero == 1:
-        parameters = (t for t in laid.model.tensors if laid.role(t) == "parameter")
-        return max((laid.bytes_of(t.value) for t in parameters), default=0.0)
+    if sharded.layout.zero == 1:
+        parameters = (t for t in sharded.model.tensors if sharded.role(t) == "parameter")
+        return max((sharded.bytes_of(t.value) for t in parameters), default=0.0)
     wholes = [
-        laid.bytes_of(tensor.value) - laid.device_bytes(tensor)
-        for tensor in laid.model.tensors
-        if laid.is_gathered(tensor)
+        sharded.bytes_of(tensor.value) - sharded.device_bytes(tensor)
+        for tensor in sharded.model.tensors
+        if sharded.is_gathered(tensor)
     ]
     return sum(sorted(wholes)[-2:])
 
 
 def _peak(
-    laid: Laid, ops: tuple[Op, ...], free: Collection[int], scope: _Scope
+    sharded: ShardedModel, ops: tuple[Op, ...], free: Collection[int], scope: _Scope
 ) -> tuple[float, float]:
     """The most bytes at a time, of values with the batch's dimensions and of others.
 
     Args:
-        laid: the model in its layout.
+        sharded: the model in its layout.
         ops: in their order.
         free: numbers of values that take no memory of their own.
         scope: what else is known.
@@ -94,32 +94,32 @@ def _peak(
     now = [0.0, 0.0]
     worst = (0.0, 0.0)
     for place, op in enumerate(ops):
-        inner = _within(laid, op, scope)
+        inner = _within(sharded, op, scope)
         for value in op.outs:
             if value.number not in free:
-                now[_is_other(value, scope.batch)] += _bytes_of(value, op, laid)
+                now[_is_other(value, scope.batch)] += _bytes_of(value, op, sharded)
                 ends.setdefault(last.get(value.number, place), []).append((value, op))
-        beside = _gathered_along(laid, op) + _of_all(laid, op)
+        beside = _gathered_along(sharded, op) + _of_all(sharded, op)
         here = now[0] + inner[0] + beside, now[1] + inner[1]
         worst = max(worst, here, key=sum)
         for value, maker in ends.pop(place, ()):
-            now[_is_other(value, scope.batch)] -= _bytes_of(value, maker, laid)
+            now[_is_other(value, scope.batch)] -= _bytes_of(value, maker, sharded)
     return worst
 
 
-def _within(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
+def _within(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
     """As `_peak`, of what a loop has in memory beside what it is given and leaves."""
     if not op.body:
         return 0.0, 0.0
     if op.name == ALTERNATING:
-        return _alternating(laid, op, scope)
-    if laid.is_staged(op):
-        rows, others = _staged(laid, op, scope)
-        return rows + 2 * _passed(laid, op), others
-    return _peak(laid, op.body, {value.number for value in op.outs}, scope)
+        return _alternating(sharded, op, scope)
+    if sharded.is_staged(op):
+        rows, others = _staged(sharded, op, scope)
+        return rows + 2 * _passed(sharded, op), others
+    return _peak(sharded, op.body, {value.number for value in op.outs}, scope)
 
 
-def _alternating(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
+def _alternating(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
     """Of a loop in which microbatches go back as soon as they have come through.
 
     One of the ways, or what is between, has its own in memory at a time; beside it there is what is
@@ -128,81 +128,83 @@ def _alternating(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
     there, between, back = parts_of(op)
     free = {value.number for value in op.outs}
     stacks = kept(there, back)
-    each = sum(laid.microbatch.bytes_of(value) for value in stacks if laid.has_rows(value))
-    now = each / laid.layout.rounds
-    rows, others = _staged(laid, back, scope)
+    each = sum(sharded.microbatch.bytes_of(value) for value in stacks if sharded.has_rows(value))
+    now = each / sharded.layout.rounds
+    rows, others = _staged(sharded, back, scope)
     rows, others = max(
-        _staged(laid, there, scope),
-        _peak(laid.turning, between, free, scope),
+        _staged(sharded, there, scope),
+        _peak(sharded.turning, between, free, scope),
         (rows + now, others),
         key=sum,
     )
-    rows += laid.layout.held * each
-    others += sum(laid.bytes_of(value) for value in stacks if not laid.has_rows(value))
-    rows += _passed(laid, there) + _passed(laid, back)
+    rows += sharded.layout.held * each
+    others += sum(sharded.bytes_of(value) for value in stacks if not sharded.has_rows(value))
+    rows += _passed(sharded, there) + _passed(sharded, back)
     return rows, others
 
 
-def _passed(laid: Laid, op: Op) -> float:
+def _passed(sharded: ShardedModel, op: Op) -> float:
     """What goes from layer to layer, of all microbatches."""
-    return sum(map(laid.entering_bytes, filter(laid.has_rows, op.carried)))
+    return sum(map(sharded.entering_bytes, filter(sharded.has_rows, op.carried)))
 
 
-def _staged(laid: Laid, op: Op, scope: _Scope) -> tuple[float, float]:
+def _staged(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
     """Of a tick of a loop over layers that are cut into stages."""
-    rows, others = _peak(laid.microbatch, op.body, {value.number for value in op.outs}, scope)
-    given, rounds = {value.number for value in op.ins}, laid.layout.rounds
+    rows, others = _peak(sharded.microbatch, op.body, {value.number for value in op.outs}, scope)
+    given, rounds = {value.number for value in op.ins}, sharded.layout.rounds
     for value in op.over:
         if value.number in given:
-            if rounds > 1 and not laid.has_rows(value):
+            if rounds > 1 and not sharded.has_rows(value):
                 is_dealt = value.number in scope.deals
-                others += (is_dealt + 1 / rounds) * laid.bytes_of(value)  # and the block of a tick
-        elif laid.has_rows(value):
-            rows += laid.microbatch.bytes_of(value) / rounds
+                others += (is_dealt + 1 / rounds) * sharded.bytes_of(
+                    value
+                )  # and the block of a tick
+        elif sharded.has_rows(value):
+            rows += sharded.microbatch.bytes_of(value) / rounds
         else:  # to a block's gradient a tick's is added aside: both, and the sum
             aside = 3 if value.number in scope.deals else 1
-            others += aside * laid.bytes_of(value) / rounds
+            others += aside * sharded.bytes_of(value) / rounds
     return rows, others
 
 
-def _gathered_along(laid: Laid, op: Op) -> float:
+def _gathered_along(sharded: ShardedModel, op: Op) -> float:
     """What an operation has whole in memory, that is cut along the sequence before and after."""
-    around = laid.around(op)
-    if around is laid:
+    around = sharded.around(op)
+    if around is sharded:
         return 0.0
-    cut = {v.number: v for v in (*op.ins, *op.outs) if laid.is_cut_along(v)}.values()
-    return sum(around.bytes_of(value) - laid.bytes_of(value) for value in cut)
+    cut = {v.number: v for v in (*op.ins, *op.outs) if sharded.is_cut_along(v)}.values()
+    return sum(around.bytes_of(value) - sharded.bytes_of(value) for value in cut)
 
 
-def _of_all(laid: Laid, op: Op) -> float:
+def _of_all(sharded: ShardedModel, op: Op) -> float:
     """What an operation has of all devices' rows, where a table lies in parts."""
-    sent = laid.exchanged(op)
+    sent = sharded.exchanged(op)
     return sent.nbytes if sent is not None else 0.0
 
 
-def _ticks(laid: Laid) -> float:
+def _ticks(sharded: ShardedModel) -> float:
     """Over the batch, the rows of all ticks, those included in which a stage waits."""
-    return laid.layout.ticks / (laid.layout.rounds * laid.layout.micro)
+    return sharded.layout.ticks / (sharded.layout.rounds * sharded.layout.micro)
 
 
-def _bytes_of(value: Value, maker: Op, laid: Laid) -> float:
+def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
     """On each device. Gradients that a loop sums or stacks are cut as the state that they change.
 
     (Seen in what XLA makes of ZeRO-1, for GPUs; those that no loop makes are whole there.) Those of
     a pipeline's layers are whole, and wide, until all microbatches have come through.
     """
-    if maker.name == ALTERNATING and not laid.has_rows(value):
-        return laid.summed_bytes(value)
-    if laid.is_staged(maker) and value.groups[:1] and value.groups[0] in laid.model.layers:
-        if laid.has_rows(value):
-            return laid.entering_bytes(value) * _ticks(laid)
-        return laid.summed_bytes(value)
-    nbytes = laid.bytes_of(value)
-    if laid.lies_as_table(value):
-        return nbytes / laid.layout.data
-    if maker.kind != "loop" or laid.layout.zero != 1 or laid.by_data(set(value.groups)) > 1:
+    if maker.name == ALTERNATING and not sharded.has_rows(value):
+        return sharded.summed_bytes(value)
+    if sharded.is_staged(maker) and value.groups[:1] and value.groups[0] in sharded.model.layers:
+        if sharded.has_rows(value):
+            return sharded.entering_bytes(value) * _ticks(sharded)
+        return sharded.summed_bytes(value)
+    nbytes = sharded.bytes_of(value)
+    if sharded.lies_as_table(value):
+        return nbytes / sharded.layout.data
+    if maker.kind != "loop" or sharded.layout.zero != 1 or sharded.by_data(set(value.groups)) > 1:
         return nbytes
-    return nbytes / laid.layout.data
+    return nbytes / sharded.layout.data
 
 
 def _is_other(value: Value, batch: Collection[int]) -> bool:

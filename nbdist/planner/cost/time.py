@@ -32,7 +32,7 @@ from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.layout import ShardedModel
     from nbdist.planner.graph.model import Op, Value
     from nbdist.planner.hardware.efficiency import Calibration
     from nbdist.records import Chip, Extent, Level, Topology
@@ -71,7 +71,7 @@ class _Bill:
 
 
 def time_of(
-    laid: Laid,
+    sharded: ShardedModel,
     program: tuple[Op, ...],
     target: Target,
     extents: dict[str, Extent],
@@ -80,13 +80,13 @@ def time_of(
     """Seconds of one step.
 
     Args:
-        laid: the model in its layout.
+        sharded: the model in its layout.
         program: its operations, fused.
         target: the hardware.
         extents: how each mesh axis lies in the topology.
         useful: the operations without those that are made again, for the model's utilisation.
     """
-    cost = Cost(laid, target, extents)
+    cost = Cost(sharded, target, extents)
     bill = cost.bill(program)
     topology = target.topology
     compute = issued_s(bill.device_s, bill.operations, bill.collectives, target.calibration)
@@ -113,11 +113,11 @@ class Cost:
     """Seconds of operations and of the collectives that they need.
 
     Attributes:
-        laid: the model in its layout.
+        sharded: the model in its layout.
     """
 
-    def __init__(self, laid: Laid, target: Target, extents: dict[str, Extent]) -> None:
-        self.laid = laid
+    def __init__(self, sharded: ShardedModel, target: Target, extents: dict[str, Extent]) -> None:
+        self.sharded = sharded
         self._target = target
         self._extents = extents
 
@@ -134,23 +134,23 @@ class Cost:
         chip, calibration = self._target.topology.chip, self._target.calibration
         if op.kind in ("dot", "conv"):
             dtype = computed_as(chip, _dtype(op, chip))
-            batch, m, n, k = _product(op, self.laid.around(op))
+            batch, m, n, k = _product(op, self.sharded.around(op))
             return matmul_s(batch, m, n, k, dtype, chip, calibration)
-        return memory_s(_moved(op, self.laid.around(op)), chip, calibration)
+        return memory_s(_moved(op, self.sharded.around(op)), chip, calibration)
 
     def reduced(self, op: Op) -> dict[str, float]:
         """Bytes of the all-reduce that an operation needs, over each axis that needs one."""
-        laid, summed = self.laid.around(op), set(op.summed)
+        sharded, summed = self.sharded.around(op), set(op.summed)
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
-        sized = laid.summed_bytes if laid.is_microbatch else laid.bytes_of
-        is_summed = laid.by_data(summed) > 1 and laid.by_data(out) == 1
-        if laid.layout.data > 1 and is_summed and laid.exchanged(op) is None:
+        sized = sharded.summed_bytes if sharded.is_microbatch else sharded.bytes_of
+        is_summed = sharded.by_data(summed) > 1 and sharded.by_data(out) == 1
+        if sharded.layout.data > 1 and is_summed and sharded.exchanged(op) is None:
             found[DATA] = sum(map(sized, op.outs))
-        if laid.by_stage_too and is_summed:
+        if sharded.by_stage_too and is_summed:
             found[STAGE] = sum(map(sized, op.outs))
-        if laid.by_model(summed) > 1 and laid.by_model(out) == 1:
-            found[MODEL] = sum(map(laid.bytes_of, op.outs))
+        if sharded.by_model(summed) > 1 and sharded.by_model(out) == 1:
+            found[MODEL] = sum(map(sharded.bytes_of, op.outs))
         return found
 
     def all_reduce_s(self, axis: str, nbytes: float) -> float:
@@ -168,28 +168,28 @@ class Cost:
         for op in ops:
             for axis, nbytes in self.reduced(op).items() if op.kind != "loop" else ():
                 first = op.outs[0].number
-                whole = axis, self.laid.model.added.get(first, first)
+                whole = axis, self.sharded.model.added.get(first, first)
                 if whole not in done:
                     done.add(whole)
                     yield op, axis, nbytes
 
     def _gathers(self, ops: tuple[Op, ...]) -> list[float]:
         """Bytes of what is gathered along the sequence for a program's operations, each once."""
-        laid = self.laid
+        sharded = self.sharded
         found: dict[int, float] = {}
         for op in ops:
-            around = laid.around(op)
-            if around is not laid:
-                whole = (value for value in op.ins if laid.is_cut_along(value))
+            around = sharded.around(op)
+            if around is not sharded:
+                whole = (value for value in op.ins if sharded.is_cut_along(value))
                 found |= {value.number: around.bytes_of(value) for value in whole}
         return list(found.values())
 
     def inside(self, op: Op) -> tuple[Cost, int]:
         """Of a loop, what prices its body, and how often each device goes through it."""
-        laid, layout = self.laid, self.laid.layout
-        if not laid.is_staged(op):
+        sharded, layout = self.sharded, self.sharded.layout
+        if not sharded.is_staged(op):
             return self, op.times
-        few = Cost(laid.microbatch, self._target, self._extents)
+        few = Cost(sharded.microbatch, self._target, self._extents)
         return few, layout.ticks * op.times // layout.blocks
 
     def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, together: int) -> None:
@@ -213,17 +213,17 @@ class Cost:
             if axis == DATA and together:
                 bill.gradients += together * nbytes  # in few messages
                 continue
-            if axis == STAGE and self.laid.is_microbatch:  # kept apart until all have come
+            if axis == STAGE and self.sharded.is_microbatch:  # kept apart until all have come
                 self._add_collective(bill, axis, nbytes, 1, is_half=False)
                 continue
-            is_scattered = axis == MODEL and any(map(self.laid.is_cut_along, op.outs))
+            is_scattered = axis == MODEL and any(map(self.sharded.is_cut_along, op.outs))
             self._add_collective(bill, axis, nbytes, times, is_half=is_scattered)
         for nbytes in self._gathers(ops):
             self._add_collective(bill, MODEL, nbytes, times, is_half=True)
 
     def _add_exchange(self, bill: _Bill, op: Op, times: int) -> None:
         """Rows that are looked up where a table lies; the indices are few bytes beside them."""
-        sent, extent, target = self.laid.exchanged(op), self._extents[DATA], self._target
+        sent, extent, target = self.sharded.exchanged(op), self._extents[DATA], self._target
         if sent is None:
             return
         send = all_to_all_s
@@ -247,42 +247,44 @@ class Cost:
         if op.name == ALTERNATING:
             there, between, back = parts_of(op)
             self._add_loop(bill, there, times, together)
-            turn = Cost(self.laid.turning, self._target, self._extents)
-            turn._add(bill, between, self.laid.layout.micro, together=1)
+            turn = Cost(self.sharded.turning, self._target, self._extents)
+            turn._add(bill, between, self.sharded.layout.micro, together=1)
             self._add_loop(bill, back, times, together)
             return
         within, rounds = self.inside(op)
         if within is self:
-            kept = together if self.laid.is_microbatch else 0
+            kept = together if self.sharded.is_microbatch else 0
             self._add(bill, op.body, times * rounds, together=kept)
             return
-        layout, before = self.laid.layout, bill.seconds
+        layout, before = self.sharded.layout, bill.seconds
         within._add(bill, op.body, rounds, together=op.times // layout.stage)
         waits = bubble(layout.stage, layout.micro, layout.rounds)
         bill.idle_s += (bill.seconds - before) * waits / (1 + waits)
-        self._add_sends(bill, op, within.laid)
+        self._add_sends(bill, op, within.sharded)
 
-    def _add_sends(self, bill: _Bill, op: Op, few: Laid) -> None:
+    def _add_sends(self, bill: _Bill, op: Op, few: ShardedModel) -> None:
         """What stages pass on in each tick, and what all have of it when it is through."""
         ticks = few.layout.ticks
         passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
         whole = sum(
-            self.laid.entering_bytes(value) if few.has_rows(value) else self.laid.bytes_of(value)
+            self.sharded.entering_bytes(value)
+            if few.has_rows(value)
+            else self.sharded.bytes_of(value)
             for value in op.carried
         )
         self._add_send(bill, passed, ticks)
         # All rows come to all stages, and go to where they are made use of: there and back halves.
-        is_whole = self.laid.layout.schedule == "gpipe"
+        is_whole = self.sharded.layout.schedule == "gpipe"
         self._add_collective(bill, STAGE, whole, 1, is_half=not is_whole)
         if not is_whole:  # at the turn each microbatch by itself
-            each = whole / self.laid.layout.micro
-            self._add_collective(bill, STAGE, each, self.laid.layout.micro, is_half=True)
+            each = whole / self.sharded.layout.micro
+            self._add_collective(bill, STAGE, each, self.sharded.layout.micro, is_half=True)
 
     def _add_deals(self, bill: _Bill, program: tuple[Op, ...]) -> None:
         """Blocks of layers go to their stages, and gradients back."""
-        rounds = self.laid.layout.rounds
-        for value in deals(self.laid, program).values():
-            self._add_send(bill, self.laid.bytes_of(value) / rounds, rounds)
+        rounds = self.sharded.layout.rounds
+        for value in deals(self.sharded, program).values():
+            self._add_send(bill, self.sharded.bytes_of(value) / rounds, rounds)
 
     def _add_send(self, bill: _Bill, nbytes: float, times: int) -> None:
         """What each stage sends to another one."""
@@ -294,16 +296,18 @@ class Cost:
 
     def _add_data(self, bill: _Bill) -> None:
         """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""
-        laid, extent = self.laid, self._extents[DATA]
+        sharded, extent = self.sharded, self._extents[DATA]
         topology, calibration = self._target.topology, self._target.calibration
-        if laid.layout.data == 1:
+        if sharded.layout.data == 1:
             return
-        if laid.layout.zero != 3:
+        if sharded.layout.zero != 3:
             bill.axes[DATA] += all_reduce_s(bill.gradients, extent, topology, calibration)
             bill.bytes[DATA] += bill.gradients
             return
-        micro = laid.layout.micro
-        wholes = [laid.bytes_of(t.value) for t in laid.model.tensors if laid.is_gathered(t)]
+        micro = sharded.layout.micro
+        wholes = [
+            sharded.bytes_of(t.value) for t in sharded.model.tensors if sharded.is_gathered(t)
+        ]
         bill.axes[DATA] += reduce_scatter_s(bill.gradients, extent, topology, calibration)
         bill.axes[DATA] += sum(
             2 * micro * all_gather_s(whole, extent, topology, calibration) for whole in wholes
@@ -328,25 +332,25 @@ def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
     return seconds
 
 
-def _product(op: Op, laid: Laid) -> tuple[int, int, int, int]:
+def _product(op: Op, sharded: ShardedModel) -> tuple[int, int, int, int]:
     """Batch, m, n and k of a product, on each device."""
-    left, right, out = (value.size / laid.parts(value) for value in (*op.ins, *op.outs))
+    left, right, out = (value.size / sharded.parts(value) for value in (*op.ins, *op.outs))
     summed = set(op.summed)
-    k = max(1.0, op.contract / (laid.by_data(summed) * laid.by_model(summed)))
+    k = max(1.0, op.contract / (sharded.by_data(summed) * sharded.by_model(summed)))
     batch = 1.0 if op.kind == "conv" else max(1.0, left / k * (right / k) / out)
     n = right / k / batch
     return _whole(batch), _whole(out / n / batch), _whole(n), _whole(k)
 
 
-def _moved(op: Op, laid: Laid) -> float:
+def _moved(op: Op, sharded: ShardedModel) -> float:
     """Bytes that an operation reads and writes on each device."""
-    outs = sum(laid.bytes_in(op, value) for value in op.outs)
+    outs = sum(sharded.bytes_in(op, value) for value in op.outs)
     if op.kind == "lookup":
         return 2 * outs
     ins: list[Value] = list(op.ins)
     if op.kind == "scatter":
         ins = ins[1:]  # it adds to the table in place
-    return outs + sum(laid.bytes_in(op, value) for value in ins)
+    return outs + sum(sharded.bytes_in(op, value) for value in ins)
 
 
 def _dtype(op: Op, chip: Chip) -> str:

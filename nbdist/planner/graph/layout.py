@@ -97,7 +97,7 @@ class Exchange(NamedTuple):
     is_by_rows: bool
 
 
-class Laid:
+class ShardedModel:
     """A model in a layout.
 
     Args:
@@ -129,21 +129,21 @@ class Laid:
         self._pads = False
         self._known: dict[tuple[int, ...], int] = {}
 
-    def with_layout(self, layout: Layout) -> Laid:
+    def with_layout(self, layout: Layout) -> ShardedModel:
         """The same model in another layout."""
-        same = Laid(self.model, layout, self._states, self._given)
+        same = ShardedModel(self.model, layout, self._states, self._given)
         same._pads = self._pads
         return same
 
     @cached_property
-    def on_tpus(self) -> Laid:
+    def on_tpus(self) -> ShardedModel:
         """The same, as TPUs have it in memory; what a step is given is counted as it is."""
         same = self.with_layout(self.layout)
         same._pads = True
         return same
 
     @cached_property
-    def microbatch(self) -> Laid:
+    def microbatch(self) -> ShardedModel:
         """The same with the rows of one microbatch."""
         few = self.with_layout(self.layout)
         few._parts = self.layout.data * self.layout.micro
@@ -151,7 +151,7 @@ class Laid:
         return few
 
     @cached_property
-    def turning(self) -> Laid:
+    def turning(self) -> ShardedModel:
         """The same, where stages share out its rows among them if they can."""
         few = self.with_layout(self.layout)
         few._parts, few.is_microbatch = self.microbatch._parts, True
@@ -169,14 +169,14 @@ class Laid:
         return sequence_of(self.model, layout.split, layout.model)
 
     @cached_property
-    def _gathered(self) -> Laid:
+    def _gathered(self) -> ShardedModel:
         """The same, with whole sequences."""
         same = self.with_layout(replace(self.layout, sequence=False))
         same._parts, same.is_microbatch = self._parts, self.is_microbatch
         same.shares = self.shares
         return same
 
-    def around(self, op: Op) -> Laid:
+    def around(self, op: Op) -> ShardedModel:
         """As an operation has its values: one that the model's axis shares has whole sequences.
 
         (Not a loop: its body's operations have them.)

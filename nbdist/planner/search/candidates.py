@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nbdist.planner.cost.time import Target
-    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.layout import ShardedModel
     from nbdist.planner.graph.model import Op, Tensor
     from nbdist.planner.search.step_variants import Steps
     from nbdist.records import Extent, PlannedMemory, PlannedTime, Topology
@@ -31,7 +31,7 @@ class Candidate:
         copied: the path of a large table that every device has all of, if there is one.
     """
 
-    laid: Laid
+    sharded: ShardedModel
     memory: PlannedMemory
     time: PlannedTime
     strained: str
@@ -43,11 +43,11 @@ class Candidate:
 
     @property
     def is_pipeline(self) -> bool:
-        return self.laid.layout.stage > 1
+        return self.sharded.layout.stage > 1
 
     @property
     def title(self) -> str:
-        return title_of(self.laid.layout)
+        return title_of(self.sharded.layout)
 
     @property
     def keeps_too_much(self) -> bool:
@@ -70,7 +70,7 @@ class Candidate:
     @property
     def changes(self) -> tuple[int, ...]:
         """What it makes of a step on one device."""
-        layout = self.laid.layout
+        layout = self.sharded.layout
         remat = REMATS.index(layout.remat)
         order = layout.schedule != "gpipe", layout.rounds
         cut = layout.stage, layout.model, layout.sequence
@@ -96,35 +96,37 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found, key=key)
 
 
-def priced(laid: Laid, steps: Steps, target: Target, budget: int) -> Candidate:
+def priced(sharded: ShardedModel, steps: Steps, target: Target, budget: int) -> Candidate:
     """What a layout comes to, with a budget of bytes on each device."""
-    step = steps.of(laid.layout)
+    step = steps.of(sharded.layout)
     is_tpu = target.topology.chip.platform == "tpu"
     program = step.program
-    if laid.layout.schedule == "1f1b":
+    if sharded.layout.schedule == "1f1b":
         program = step.alternating
-    elif laid.layout.stage == 1 and is_tpu:
+    elif sharded.layout.stage == 1 and is_tpu:
         program = step.on_tpus
-    lie = extents(laid.layout.axes, target.topology)
+    lie = extents(sharded.layout.axes, target.topology)
     return Candidate(
-        laid,
-        memory_of(laid.on_tpus if is_tpu else laid, program, budget),
-        time_of(laid, program, target, lie, steps.plain.ops),
-        _strained(laid, step.program, target.topology, lie[MODEL]),
-        _copied(laid, step.large),
+        sharded,
+        memory_of(sharded.on_tpus if is_tpu else sharded, program, budget),
+        time_of(sharded, program, target, lie, steps.plain.ops),
+        _strained(sharded, step.program, target.topology, lie[MODEL]),
+        _copied(sharded, step.large),
     )
 
 
-def _strained(laid: Laid, program: tuple[Op, ...], topology: Topology, lie: Extent) -> str:
+def _strained(
+    sharded: ShardedModel, program: tuple[Op, ...], topology: Topology, lie: Extent
+) -> str:
     """Links between hosts over which parts of products are summed; tables are no products.
 
     What each layer has to wait for belongs on the links within hosts (arXiv:2104.04473, section 3).
     """
     crossed = slow_links(topology, lie)
-    return crossed[-1] if crossed and laid.cuts_products(program) else ""
+    return crossed[-1] if crossed and sharded.cuts_products(program) else ""
 
 
-def _copied(laid: Laid, large: list[Tensor]) -> str | None:
+def _copied(sharded: ShardedModel, large: list[Tensor]) -> str | None:
     """The first large table that every device has all of."""
-    whole = (t.path for t in large if laid.device_bytes(t) == t.value.nbytes)
+    whole = (t.path for t in large if sharded.device_bytes(t) == t.value.nbytes)
     return next(whole, None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import PlanError
-from nbdist.planner.graph.layout import Laid, Layout, split_by
+from nbdist.planner.graph.layout import Layout, ShardedModel, split_by
 from nbdist.planner.graph.optimizer_state import states_of
 from nbdist.planner.search.explain import NO_SEQUENCE, NO_TENSOR, faults_of_stages
 from nbdist.records import DATA, MODEL, STAGE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nbdist.records import Plan, PlannedTensor
 
 
-def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
+def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
     """A step as a plan lays it out: its axes, how microbatches go, what is made again, and specs.
 
     Not the batch's: it comes cut over all devices.
@@ -49,11 +49,11 @@ def laid_as(given: Plan, steps: Steps, devices: int) -> Laid:
     specs = {tensor.path: tensor.spec for tensor in given.tensors if tensor.path in ours}
     split = split_by(model, [specs.get(tensor.path, ()) for tensor in model.tensors])
     layout = replace(layout, split=split, sequence=given.sequence)
-    laid = Laid(model, layout, states_of(model), specs)
-    if given.sequence and not laid.sequence:
+    sharded = ShardedModel(model, layout, states_of(model), specs)
+    if given.sequence and not sharded.sequence:
         why = NO_SEQUENCE if given.axes[MODEL] > 1 else NO_TENSOR
         raise _refused([f"sequence is true: {why}"])
-    return laid
+    return sharded
 
 
 def _refused(faults: list[str]) -> PlanError:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
     """It, and the same with what products pass on cut along the sequence, where that can be."""
-    asked, layout = wishes.fixed.get("sequence"), found.laid.layout
+    asked, layout = wishes.fixed.get("sequence"), found.sharded.layout
     if asked != 1:
         yield found
-    along = found.laid.with_layout(replace(layout, sequence=True))
+    along = found.sharded.with_layout(replace(layout, sequence=True))
     if asked != 0 and along.sequence:
         yield priced(along, steps, target, found.memory.available)
 
@@ -31,13 +31,13 @@ def alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> I
 
     Where not all of them can be kept, they go back as soon as they have come through.
     """
-    layout, wanted = found.laid.layout, wishes.schedule
+    layout, wanted = found.sharded.layout, wishes.schedule
     first = list(_in_turns(found, steps, target, wishes)) if wanted != "1f1b" else []
     yield from first
     too_much = wanted == "1f1b" or (wanted is None and any(c.keeps_too_much for c in first))
     if layout.stage > 1 and too_much and not steps.why_waiting(layout.remat):
-        laid = found.laid.with_layout(replace(layout, schedule="1f1b"))
-        other = priced(laid, steps, target, found.memory.available)
+        sharded = found.sharded.with_layout(replace(layout, schedule="1f1b"))
+        other = priced(sharded, steps, target, found.memory.available)
         yield from _in_turns(other, steps, target, wishes)
 
 
@@ -51,9 +51,9 @@ def _in_turns(
     if not fitting:
         return
     best = min(fitting, key=lambda c: c.time.step)
-    for rounds in more_rounds(best.laid.layout, steps, wishes):
-        laid = best.laid.with_layout(replace(best.laid.layout, rounds=rounds))
-        now = priced(laid, steps, target, found.memory.available)
+    for rounds in more_rounds(best.sharded.layout, steps, wishes):
+        sharded = best.sharded.with_layout(replace(best.sharded.layout, rounds=rounds))
+        now = priced(sharded, steps, target, found.memory.available)
         yield now
         if now.fits and now.time.step >= best.time.step:
             return
@@ -66,11 +66,11 @@ def _in_more(
     """It, and the same in more microbatches, until that is no faster."""
     yield found
     last = found
-    for layout in staged(found.laid.layout, steps, wishes):
-        if layout.micro == last.laid.layout.micro and last.fits:
+    for layout in staged(found.sharded.layout, steps, wishes):
+        if layout.micro == last.sharded.layout.micro and last.fits:
             continue
-        laid = found.laid.with_layout(layout)
-        now = priced(laid, steps, target, found.memory.available)
+        sharded = found.sharded.with_layout(layout)
+        now = priced(sharded, steps, target, found.memory.available)
         yield now
         if last.fits and now.time.step >= last.time.step:
             return

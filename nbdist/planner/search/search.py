@@ -10,11 +10,11 @@ import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.planner.cost.memory import MARGIN
-from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.hardware.topology import describe, extents
 from nbdist.planner.search.candidates import Candidate, priced, ranked
 from nbdist.planner.search.explain import gib, none_as_asked
-from nbdist.planner.search.fixed_plan import laid_as
+from nbdist.planner.search.fixed_plan import sharded_as
 from nbdist.planner.search.mesh_sizes import LEVELS, bare_layouts
 from nbdist.planner.search.schedule_variants import alike, kinds
 from nbdist.planner.search.step_variants import LARGE, Steps
@@ -121,7 +121,7 @@ def _notes(steps: Steps, target: Target) -> tuple[str, ...]:
 def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...]:
     """Those among which the search chooses, whether they fit or not."""
     found = _candidates(Steps(model), target, wishes, None)
-    return tuple(candidate.laid.layout for candidate in found)
+    return tuple(candidate.sharded.layout for candidate in found)
 
 
 def _candidates(
@@ -154,7 +154,7 @@ def _laid_out(
         for remat in _remats(steps, target) if wishes.remat is None else (wishes.remat,):
             if bare.stage > 1 and steps.why_whole(remat):
                 continue
-            found = _laid(replace(bare, remat=remat), steps, target, wishes, pinned)
+            found = _sharded(replace(bare, remat=remat), steps, target, wishes, pinned)
             if found is None:
                 break
             ways = list(kinds(found, steps, target, wishes))
@@ -177,7 +177,7 @@ def _in_parts(
     pinned: Mapping[str, Spec] | None,
 ) -> Iterator[Candidate]:
     """The same in the fewest microbatches that fit, if it does not fit in one."""
-    memory, layout = whole.memory, whole.laid.layout
+    memory, layout = whole.memory, whole.sharded.layout
     if not whole.keeps_too_much or steps.whole or steps.is_fixed:
         return
     least = memory.activations / (memory.available - (memory.total - memory.activations))
@@ -186,7 +186,7 @@ def _in_parts(
     for micro in itertools.islice(enough, _TRIES):
         bare = replace(layout, split=frozenset(), micro=micro)
         try:
-            found = _laid(bare, steps, target, wishes, pinned)
+            found = _sharded(bare, steps, target, wishes, pinned)
         except PlanError as error:
             steps.whole = str(error)
             return
@@ -202,7 +202,7 @@ def _remats(steps: Steps, target: Target) -> tuple[Remat, ...]:
     return steps.remats[:1] if target.topology.chip.platform == "cpu" else steps.remats
 
 
-def _laid(
+def _sharded(
     bare: Layout,
     steps: Steps,
     target: Target,
@@ -221,8 +221,8 @@ def _laid(
         if not split:
             return None
         layout = replace(bare, split=split)
-    laid = Laid(step.model, layout, step.states, _over_all(pinned or {}, layout))
-    return priced(laid, steps, target, budget)
+    sharded = ShardedModel(step.model, layout, step.states, _over_all(pinned or {}, layout))
+    return priced(sharded, steps, target, budget)
 
 
 def _over_all(pinned: Mapping[str, Spec], layout: Layout) -> dict[str, Spec]:
@@ -236,41 +236,41 @@ def _over_all(pinned: Mapping[str, Spec], layout: Layout) -> dict[str, Spec]:
 
 def _taken(given: Plan, steps: Steps, target: Target, wishes: Planning) -> Plan:
     """A plan that was given, priced anew."""
-    laid = laid_as(given, steps, target.topology.devices)
+    sharded = sharded_as(given, steps, target.topology.devices)
     budget = wishes.budget or target.topology.chip.memory_bytes
-    found = priced(laid, steps, target, budget)
+    found = priced(sharded, steps, target, budget)
     if not found.fits:
         raise PlanError(_too_large([found]))
     return _plan(found, [], target)
 
 
 def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
-    laid, model = best.laid, best.laid.model
+    sharded, model = best.sharded, best.sharded.model
     tensors = tuple(
         PlannedTensor(
             path=tensor.path,
-            role=laid.role(tensor),
+            role=sharded.role(tensor),
             shape=tensor.value.sizes,
             dtype=tensor.value.dtype,
-            spec=laid.spec(tensor),
-            device_bytes=laid.device_bytes(tensor),
+            spec=sharded.spec(tensor),
+            device_bytes=sharded.device_bytes(tensor),
         )
         for tensor in model.tensors
     )
     return Plan(
-        axes=laid.layout.axes,
-        zero=laid.layout.zero,
-        remat=laid.layout.remat,
-        micro=laid.layout.micro,
-        sequence=laid.layout.sequence,
-        schedule=laid.layout.schedule,
-        rounds=laid.layout.rounds,
+        axes=sharded.layout.axes,
+        zero=sharded.layout.zero,
+        remat=sharded.layout.remat,
+        micro=sharded.layout.micro,
+        sequence=sharded.layout.sequence,
+        schedule=sharded.layout.schedule,
+        rounds=sharded.layout.rounds,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,
         memory=best.memory,
         time=best.time,
-        warnings=warnings_of(laid, best.time, target.topology),
+        warnings=warnings_of(sharded, best.time, target.topology),
         runners_up=tuple(_why(best, other) for other in _shown(best, others)),
         notes=(*model.notes, *target.topology.assumed),
     )
@@ -300,7 +300,7 @@ def _why(best: Candidate, other: Candidate) -> RunnerUp:
     elif other.is_pipeline and other.time.step > best.time.step:
         why = f"{_slower(best, other)}: its stages wait {other.time.bubble:.0%} of a step"
     elif other.is_pipeline and not best.is_pipeline:
-        stages = other.laid.layout.stage
+        stages = other.sharded.layout.stage
         why = (
             "its stages wait in any case, and what the best one sends may be hidden by "
             f"operations; --fix stage={stages} has it"
@@ -336,7 +336,7 @@ def _too_large(candidates: list[Candidate]) -> str:
         f"{gib(budget)} there are. It would fit with"
     )
     lines = [head, f"  - about {more} times as many devices"]
-    layout, rows = least.laid.layout, least.laid.model.rows
+    layout, rows = least.sharded.layout, least.sharded.model.rows
     part = max(0.0, 1 - over / memory.activations) if memory.activations else 0.0
     parts = layout.data * layout.micro
     if rows * part >= parts:

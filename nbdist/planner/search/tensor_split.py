@@ -14,7 +14,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from nbdist.planner.cost.time import Cost
-from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.search.legal_splits import splittable
 from nbdist.records import MODEL
 
@@ -116,12 +116,12 @@ class _Program:
         self._saved: dict[frozenset[int], float] = defaultdict(float)
         self._summed: dict[int, float] = defaultdict(float)
         self._freed: dict[frozenset[int], float] = defaultdict(float)
-        self._laid = laid = Laid(model, layout, states)
-        self._given = sum(laid.device_bytes(tensor) for tensor in model.tensors)
+        self._sharded = sharded = ShardedModel(model, layout, states)
+        self._given = sum(sharded.device_bytes(tensor) for tensor in model.tensors)
         for tensor in model.tensors:
-            whole = laid.device_bytes(tensor)
+            whole = sharded.device_bytes(tensor)
             self._freed[self._of(tensor.value.groups)] += whole * (1 - 1 / layout.model)
-        self._price(program, Cost(laid, target, extents))
+        self._price(program, Cost(sharded, target, extents))
 
     def solved(self, budget: float, large: Sequence[Tensor]) -> frozenset[int] | None:
         import numpy as np
@@ -185,8 +185,8 @@ class _Program:
             if not bundle:
                 continue
             seconds = times * cost.op_s(op)
-            self._saved[bundle] += seconds * (1 - 1 / self._laid.layout.model)
-            nbytes = sum(map(cost.laid.bytes_of, op.outs))
+            self._saved[bundle] += seconds * (1 - 1 / self._sharded.layout.model)
+            nbytes = sum(map(cost.sharded.bytes_of, op.outs))
             out = self._of(tuple(group for value in op.outs for group in value.groups))
             for group in self._of(op.summed) - out:
                 self._summed[group] += times * cost.all_reduce_s(MODEL, nbytes)

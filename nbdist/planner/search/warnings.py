@@ -8,7 +8,7 @@ from nbdist.planner.hardware.lookup import host_of
 from nbdist.records import DATA
 
 if TYPE_CHECKING:
-    from nbdist.planner.graph.layout import Laid
+    from nbdist.planner.graph.layout import ShardedModel
     from nbdist.records import PlannedTime, Topology
 
 FEW_ROWS = 4
@@ -25,13 +25,13 @@ MUCH_INPUT = 1e9
 step waits for: what one process reads and copies, at best. Assumed."""
 
 
-def warnings_of(laid: Laid, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
+def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
     """In whole sentences."""
     found = []
-    each = laid.model.rows / laid.layout.axes[DATA]
-    if each <= FEW_ROWS and laid.layout.data > 1:
+    each = sharded.model.rows / sharded.layout.axes[DATA]
+    if each <= FEW_ROWS and sharded.layout.data > 1:
         samples = "sample" if round(each) == 1 else "samples"
-        found.append(f"each device has {each:.0f} {samples} of a batch of {laid.model.rows}")
+        found.append(f"each device has {each:.0f} {samples} of a batch of {sharded.model.rows}")
     share = time.exposed / time.step if time.step else 0.0
     if share > MUCH_TRAFFIC:
         slowest = max(time.traffic, key=lambda traffic: traffic.seconds)
@@ -43,7 +43,7 @@ def warnings_of(laid: Laid, time: PlannedTime, topology: Topology) -> tuple[str,
             f"{time.bubble:.0%} of a step stages wait for microbatches (the pipeline's bubble): a "
             "larger batch, in more of them, makes it smaller"
         )
-    fed = _fed(laid, time, topology)
+    fed = _fed(sharded, time, topology)
     if fed > MUCH_INPUT:
         found.append(
             f"each host has to have {fed / 1e9:.1f} GB/s of batches, more than a process usually "
@@ -52,8 +52,8 @@ def warnings_of(laid: Laid, time: PlannedTime, topology: Topology) -> tuple[str,
     return tuple(found)
 
 
-def _fed(laid: Laid, time: PlannedTime, topology: Topology) -> float:
+def _fed(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> float:
     """Bytes of the batches a second, on each host; each reads its devices' part."""
-    batch = sum(t.value.nbytes for t in laid.model.tensors if t.role == "batch")
+    batch = sum(t.value.nbytes for t in sharded.model.tensors if t.role == "batch")
     on_host = min(topology.devices, host_of(topology.chip).devices)
     return batch * on_host / topology.devices / time.step if time.step else 0.0

@@ -35,7 +35,7 @@ from nbdist.views.surface import show_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nbdist.records import Heal
+    from nbdist.records import RecoveryRecord
     from nbdist.views.run.live_display import RunView
 
 Shareable = (
@@ -65,11 +65,11 @@ class View(Protocol):
         """Go on with steps that began elsewhere, where it was said how they would be."""
         ...
 
-    def healing(self, reason: str) -> None:
+    def recovering(self, reason: str) -> None:
         """Ranks are being replaced, for this reason."""
         ...
 
-    def healed(self, heal: Heal) -> None:
+    def recovered(self, recovery: RecoveryRecord) -> None:
         """They were, and the run goes on."""
         ...
 
@@ -231,16 +231,16 @@ class CellView:
         """Show a line that is about the run, and of no rank's."""
         self._tail.write("stderr", f"nbdist: {line}\n")
 
-    def healing(self, reason: str) -> None:
-        self._run.healing(reason)
+    def recovering(self, reason: str) -> None:
+        self._run.recovering(reason)
 
     def shrink(self, host_of: Mapping[int, str]) -> None:
         self.flush(everything=True)
         self._of_ranks(host_of)
 
-    def healed(self, heal: Heal) -> None:
-        self._run.healed(heal)
-        self.say(formatting.healed(heal))
+    def recovered(self, recovery: RecoveryRecord) -> None:
+        self._run.recovered(recovery)
+        self.say(formatting.recovered(recovery))
 
     def close(
         self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]

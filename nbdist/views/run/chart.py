@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from nbdist.records import Heal, MimeBundle
+    from nbdist.records import MimeBundle, RecoveryRecord
 
 MANY_RANKS = 16
 CHART_WIDTH = 672
@@ -39,9 +39,12 @@ class Mark:
     text: str
 
 
-def marks(after: Iterable[int], heals: Iterable[Heal]) -> tuple[Mark, ...]:
-    """Where a run was healed; nowhere in a picture of epochs, which has no `after`."""
-    return tuple(Mark(a, formatting.healed(heal)) for a, heal in zip(after, heals, strict=False))
+def marks(after: Iterable[int], recoveries: Iterable[RecoveryRecord]) -> tuple[Mark, ...]:
+    """Where a run was recovered; nowhere in a picture of epochs, which has no `after`."""
+    return tuple(
+        Mark(a, formatting.recovered(recovery))
+        for a, recovery in zip(after, recoveries, strict=False)
+    )
 
 
 def run_bundle(
@@ -135,7 +138,7 @@ def _draw_marks(figure: Figure, axes: Axes, marked: Sequence[Mark]) -> None:
     axes.plot(places, [1] * len(places), "P", transform=upright, clip_on=False, color="0.25", ms=5)
     named = [formatting.shortened(mark.text, _MARK_LETTERS) for mark in marked[-_NAMED_MARKS:]]
     before = len(marked) - len(named)
-    words = [f"healed {formatting.times(before)} before", *named] if before else named
+    words = [f"recovered {formatting.times(before)} before", *named] if before else named
     text = _plain("\n".join(words))
     figure.supxlabel(text, x=0.01, ha="left", fontsize=7, color="0.25", linespacing=1.4)
 

@@ -20,7 +20,7 @@ from nbdist.views.surface import TextSurface, bundle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import FitBegun, Heal, Metrics, MimeBundle, Rows, StepBegun
+    from nbdist.records import FitBegun, Metrics, MimeBundle, RecoveryRecord, Rows, StepBegun
 
 INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
@@ -69,8 +69,8 @@ class RunView:
         self._pace: deque[tuple[int, float]] = deque(maxlen=RECENT_MESSAGES)
         self._leader = -1
         self._waiting = "waiting for the first step"
-        self._healing = ""
-        self._heals = 0
+        self._recovering = ""
+        self._recoveries = 0
         self._changed = False
         self._shown_at = time.monotonic()
         self._surface = surface
@@ -92,19 +92,21 @@ class RunView:
             self._pace.append((last.step, last.time_s))
         self._changed = True
 
-    def healing(self, reason: str) -> None:
+    def recovering(self, reason: str) -> None:
         """Show that ranks are being replaced, for this reason."""
-        self._healing, _, _ = reason.partition("\n")
+        self._recovering, _, _ = reason.partition("\n")
         self._changed = True
         self.flush(everything=True)
 
-    def healed(self, heal: Heal) -> None:
-        """They were: steps after `heal.step` are made again."""
-        self._healing = ""
-        self._heals += 1
+    def recovered(self, recovery: RecoveryRecord) -> None:
+        """They were: steps after `recovery.step` are made again."""
+        self._recovering = ""
+        self._recoveries += 1
         self._pace.clear()
         self._latest.clear()
-        self._waiting = f"going on after step {heal.step:,}" if heal.step else "beginning again"
+        self._waiting = (
+            f"going on after step {recovery.step:,}" if recovery.step else "beginning again"
+        )
         self._changed = True
 
     def flush(self, *, everything: bool = False) -> None:
@@ -122,13 +124,13 @@ class RunView:
         Args:
             drawn: makes a picture and a text of the run, with its metadata.
         """
-        self._healing = ""
+        self._recovering = ""
         self.flush(everything=True)
         self._surface.close(drawn)
 
     def _picture(self) -> RunPicture:
         if not self._latest:
-            waiting = f"healing: {self._healing}" if self._healing else self._waiting
+            waiting = f"recovering: {self._recovering}" if self._recovering else self._waiting
             return RunPicture((waiting,), None)
         latest = min(self._latest.values(), key=lambda m: m.step)
         words = [_of(f"step {latest.step:,}", self._steps)]
@@ -139,10 +141,10 @@ class RunView:
         if known:
             words.append(f"loss {sum(known) / len(known):.4g}")
         words += [*self._pace_words(), f"{latest.time_s:.1f} s"]
-        if self._healing:
-            words.insert(0, f"healing: {self._healing}")
-        if self._heals:
-            words.append(f"healed {formatting.times(self._heals)}")
+        if self._recovering:
+            words.insert(0, f"recovering: {self._recovering}")
+        if self._recoveries:
+            words.append(f"recovered {formatting.times(self._recoveries)}")
         return RunPicture(tuple(words), latest.step / self._steps if self._steps > 0 else None)
 
     def _pace_words(self) -> list[str]:

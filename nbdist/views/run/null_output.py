@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nbdist.records import FitBegun, Heal, MimeBundle, StepBegun
+    from nbdist.records import FitBegun, MimeBundle, RecoveryRecord, StepBegun
     from nbdist.views.run.cell_output import Shareable
 
 
@@ -22,9 +22,9 @@ class SilentView:
 
     def resume(self, begun: StepBegun | FitBegun) -> None: ...
 
-    def healing(self, reason: str) -> None: ...
+    def recovering(self, reason: str) -> None: ...
 
-    def healed(self, heal: Heal) -> None: ...
+    def recovered(self, recovery: RecoveryRecord) -> None: ...
 
     def shrink(self, host_of: Mapping[int, str]) -> None: ...
 

@@ -89,7 +89,7 @@ class Pace:
         first = batch - self._each + 1
         took = Unknown() if self._function is None else self._function.take(first)
         measured = {"step_s": (self._ended_at - before) / made, **took.measured(before, made)}
-        self._tracing.landed(step, measured)
+        self._tracing.step_result(step, measured)
         self.settleed.notify_all()
         return measured
 

@@ -20,7 +20,7 @@ from jax._src.lib import _jax
 
 from nbdist.records import CollectiveState, Device
 from nbdist.worker.jax.arrays import callbacks_patch
-from nbdist.worker.jax.rebuild.preserve import Rescued
+from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.jax.runtime import compile_cache, processes
 from nbdist.worker.jax.runtime.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.jax.strategy import PjRTStrategy
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 60
 _make_gloo = _jax.make_gloo_tcp_collectives
-_rescued = Rescued()
+_preserved = PreservedArrays()
 _unready: list[jax.Array] = []
 """Arrays that were being computed when a cell failed."""
 
@@ -40,7 +40,7 @@ _listeners: set[int] = set()
 """What peers connect to for collectives, by inode."""
 
 
-def break_off() -> None:
+def abort_collectives() -> None:
     """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
     gloo_connections.shut_beside(_listeners)
 
@@ -78,12 +78,12 @@ def leave() -> None:
 
     The user's arrays are kept on the host meanwhile.
     """
-    global _rescued  # noqa: PLW0603 - from one request to a later one
+    global _preserved  # noqa: PLW0603 - from one request to a later one
     if context.current().strategies.pop("pjrt", None) is None:
         return
     _unready.clear()
-    break_off()  # a step that nobody waits for any more may be under way, and never end
-    _rescued = Rescued.take(engine_shell().user_ns)
+    abort_collectives()  # a step that nobody waits for any more may be under way, and never end
+    _preserved = PreservedArrays.take(engine_shell().user_ns)
     distributed.global_state.client = None
     dispatch.runtime_tokens.clear()  # those of what failed would raise
     gc.collect()
@@ -93,9 +93,9 @@ def leave() -> None:
 
 def put_back() -> tuple[str, ...]:
     """Make the user's arrays again; returns the names that are lost."""
-    global _rescued
-    rescued, _rescued = _rescued, Rescued()
-    return rescued.put_back(engine_shell().user_ns)
+    global _preserved
+    preserved, _preserved = _preserved, PreservedArrays()
+    return preserved.put_back(engine_shell().user_ns)
 
 
 def build(wiring: PjrtWiring) -> tuple[Device, ...]:

@@ -50,7 +50,7 @@ class PjRTStrategy:
         )
         self._placement = Placement(self.mesh)
         self._runner = Runner(self.mesh)
-        self._laid: dict[int, weakref.ref[jax.Array]] = {}
+        self._sharded: dict[int, weakref.ref[jax.Array]] = {}
         self._bench: Bench | None = None
 
     @functools.cached_property
@@ -74,14 +74,14 @@ class PjRTStrategy:
         self._bench = bench
         self.__dict__.pop("target", None)
 
-    def note_laid(self, arrays: Iterable[jax.Array]) -> None:
+    def note_sharded(self, arrays: Iterable[jax.Array]) -> None:
         """A plan has laid these arrays out: a later one may do so anew."""
-        self._laid = {place: held for place, held in self._laid.items() if held() is not None}
-        self._laid |= {id(array): weakref.ref(array) for array in arrays}
+        self._sharded = {place: held for place, held in self._sharded.items() if held() is not None}
+        self._sharded |= {id(array): weakref.ref(array) for array in arrays}
 
-    def has_laid(self, array: jax.Array) -> bool:
+    def has_sharded(self, array: jax.Array) -> bool:
         """Whether a plan has laid it out, and not its user."""
-        held = self._laid.get(id(array))
+        held = self._sharded.get(id(array))
         return held is not None and held() is array
 
     @property

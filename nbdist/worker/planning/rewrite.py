@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from nbdist.jaxpr.microbatches import in_parts
 from nbdist.jaxpr.pipeline.build import piped
 from nbdist.jaxpr.remat import rematerialised
-from nbdist.jaxpr.sharding_constraints import with_laid_products
+from nbdist.jaxpr.sharding_constraints import with_sharded_products
 from nbdist.records import GPIPE, Staging
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def rewritten(
     if remat:
         closed = rematerialised(closed, inputs, remat)
     if lie is not None:
-        closed = with_laid_products(closed, inputs, lie)
+        closed = with_sharded_products(closed, inputs, lie)
     return piped(closed, inputs, stages, micro, staging) if stages > 1 else closed
 
 

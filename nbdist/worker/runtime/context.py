@@ -13,19 +13,19 @@ from nbdist.records import Columns, Metrics, Note, Planning
 from nbdist.worker.runtime.cell_names import NamesOfCell
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.output import DescriptorTap, LogTap, RankDisplayPublisher, RankStream
-from nbdist.worker.runtime.reporter import Probe
-from nbdist.worker.runtime.row_buffer import Sheets
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.records import (
+        AnyEvent,
         CellEnded,
         CellRequest,
         NoteTopic,
         Saving,
-        Speech,
         StrategyName,
         WorkerIdentity,
     )
@@ -58,7 +58,7 @@ class Worker:
         strategies: what was built.
         memory: measures what this process takes.
         stop_point: within it, an interrupt is put off until all ranks can stop at the same step.
-        hurry: from here on, no interrupt of this cell is put off.
+        force_interrupt: from here on, no interrupt of this cell is put off.
         shield: within it, an interrupt waits for its end.
         batches: how many batches `fit` has gone through in this cell.
         step: the last step that was begun in this cell; 0 is none.
@@ -97,7 +97,7 @@ class Worker:
         self._beginning = threading.Lock()
         self.strategies: dict[StrategyName, Any] = {}
         self.stop_point: Callable[[], contextlib.AbstractContextManager[StopPoint]] = _no_cell
-        self.hurry: Callable[[], None] = _no_cell
+        self.force_interrupt: Callable[[], None] = _no_cell
         self.shield: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self.batches = 0
         self.epochs = 0
@@ -117,15 +117,15 @@ class Worker:
         self._noted: set[str] = set()
         self.memory = MemoryGauge()
         self.collective_keys: Callable[[], int] = int
-        self._probe = Probe(identity.stream, Sheets(identity.rank, self.memory))
+        self._reporter = Reporter(identity.stream, RowBuffer(identity.rank, self.memory))
         self._stdout = RankStream("stdout", self.said, self.say)
         self._stderr = RankStream("stderr", self.said, self.say)
         self._reported_steps = 0
         self._cell_started = time.perf_counter()
 
-    def say(self, record: Speech, *, urgent: bool = False) -> None:
+    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
         with self.shield:
-            self._probe.say(record, urgent=urgent)
+            self._reporter.say(record, urgent=urgent)
 
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Say a line about the run; the same line of several ranks is shown once."""
@@ -140,7 +140,7 @@ class Worker:
     def flush(self) -> None:
         """What was said and reported is on its way: it is not lost with this process."""
         with self.shield:
-            self._probe.flush()
+            self._reporter.flush()
 
     def said(self) -> dict[str, Any]:
         """The fields that every record begins with."""
@@ -190,7 +190,7 @@ class Worker:
 
     def leave(self) -> None:
         """The process is about to end: what was said arrives first."""
-        self._probe.close()
+        self._reporter.close()
 
     def seconds(self) -> float:
         return time.perf_counter() - self._cell_started
@@ -233,7 +233,7 @@ class Worker:
         columns = Columns(measures=tuple(measured), own=tuple(own), shared=tuple(shared))
         row = (epoch, step, seconds, *measured.values(), *own.values(), *shared.values())
         with self.shield:
-            self._probe.report(self.cell, columns, row)
+            self._reporter.report(self.cell, columns, row)
 
     def scope(self, strategy: StrategyName | None) -> contextlib.AbstractContextManager[object]:
         """The scope of the strategy, or of none; raises LookupError when it was not built."""

@@ -86,7 +86,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def put_off(self, *, noted: bool = False) -> Iterator[None]:
-        """Within it, an interrupt is noted, however often it comes, and raised after `hurry`.
+        """Defer interrupts. A deferred one is raised after `force_interrupt`.
 
         When it was sent is not to be known: one that comes while the main thread waits in a
         collective is handled at its end, seconds later perhaps.
@@ -101,7 +101,7 @@ class Interrupts:
         finally:
             self._puts_off = False
 
-    def hurry(self) -> None:
+    def force_interrupt(self) -> None:
         """From here on, nothing of this cell puts an interrupt off. Any thread."""
         self._puts_off = False
 

@@ -22,7 +22,7 @@ from nbdist.records import Display, MimeBundle, Output, StreamName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 _SETTLE_S = 1.0
 _LOG_INTERVAL_S = 0.2
@@ -32,7 +32,10 @@ class RankStream(io.TextIOBase):
     """Standard output or error of a rank: every write becomes a record at once."""
 
     def __init__(
-        self, stream: StreamName, said: Callable[[], dict[str, Any]], say: Callable[[Speech], None]
+        self,
+        stream: StreamName,
+        said: Callable[[], dict[str, Any]],
+        say: Callable[[AnyEvent], None],
     ) -> None:
         self._stream: StreamName = stream
         self._said = said
@@ -239,7 +242,7 @@ class RankDisplayPublisher(DisplayPublisher):
     """`display(...)` on a rank: a record, not a message to the controller."""
 
     def __init__(
-        self, said: Callable[[], dict[str, Any]], say: Callable[[Speech], None], **kwargs: Any
+        self, said: Callable[[], dict[str, Any]], say: Callable[[AnyEvent], None], **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         self._said = said

@@ -2,7 +2,7 @@
 
 Records are batched (at most 20 messages a second unless a batch is full) and pushed over a
 CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, as it
-would on a pipe. Reports of steps never wait: those that find no room are counted (`Sheets`).
+would on a pipe. Reports of steps never wait: those that find no room are counted (`RowBuffer`).
 
 What is on the way when the notebook's kernel is killed is lost. So the reports of the last seconds
 are kept, and said again to whoever comes in its place, who has some of them (`Repeats`).
@@ -21,8 +21,8 @@ from zmq.utils.monitor import recv_monitor_message
 from nbdist.records import CellEnded, FitBegun, Metrics, StepBegun, Stopping
 
 if TYPE_CHECKING:
-    from nbdist.records import Columns, SocketAddress, Speech
-    from nbdist.worker.runtime.row_buffer import Sheets
+    from nbdist.records import AnyEvent, Columns, SocketAddress
+    from nbdist.worker.runtime.row_buffer import RowBuffer
 
 BATCH_INTERVAL_S = 0.05
 PENDING_LIMIT_BYTES = 16 << 20
@@ -65,22 +65,22 @@ class RankReporter(Protocol):
         """Return the fields that every record of this rank begins with."""
         ...
 
-    def say(self, record: Speech, *, urgent: bool = False) -> None:
+    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Send a record to the notebook."""
         ...
 
 
-class Probe:
+class Reporter:
     """Sends records in the order they were said, from any thread.
 
     Args:
         address: where to.
-        sheets: the reports of steps, which go before the other records of a batch.
+        row_buffer: the reports of steps, which go before the other records of a batch.
     """
 
-    def __init__(self, address: SocketAddress, sheets: Sheets) -> None:
+    def __init__(self, address: SocketAddress, row_buffer: RowBuffer) -> None:
         self._address = address
-        self._sheets = sheets
+        self._row_buffer = row_buffer
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_as_text)
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -92,7 +92,7 @@ class Probe:
         self._thread = threading.Thread(target=self._pump, name="nbdist-probe", daemon=True)
         self._thread.start()
 
-    def say(self, record: Speech, *, urgent: bool = False) -> None:
+    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record.
 
         Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent. An urgent record takes all
@@ -116,20 +116,20 @@ class Probe:
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
 
     def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
-        """Queue a row, as `Sheets.add` takes it; never blocks."""
-        if self._sheets.add(cell, columns, row):
+        """Queue a row, as `RowBuffer.add` takes it; never blocks."""
+        if self._row_buffer.add(cell, columns, row):
             with self._changed:
                 self._changed.notify_all()
 
     def flush(self) -> None:
         """Hand all that is pending, rows too, to ZeroMQ, and wait until that is done."""
         with self._changed:
-            if self._pending or self._sheets:
+            if self._pending or self._row_buffer:
                 self._urgent = True
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
 
-    def _encode(self, record: Speech) -> bytes:
+    def _encode(self, record: AnyEvent) -> bytes:
         """Text that is no UTF-8 (a surrogate, as of a file name) is sent with question marks."""
         try:
             return self._encoder.encode(record)
@@ -171,9 +171,9 @@ class Probe:
     def _await_records(self) -> bool:
         """Wait for the next batch; False when the probe is closed and nothing is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._sheets or self._closing)
+            self._changed.wait_for(lambda: self._pending or self._row_buffer or self._closing)
             self._changed.wait_for(lambda: self._urgent or self._closing, BATCH_INTERVAL_S)
-            return bool(self._pending or self._sheets)
+            return bool(self._pending or self._row_buffer)
 
     def _take(self) -> list[bytes]:
         """The next batch."""
@@ -183,7 +183,7 @@ class Probe:
             self._pending_bytes = 0
             self._urgent = False
             self._changed.notify_all()
-        rows = [*map(self._encode, self._sheets.take())]
+        rows = [*map(self._encode, self._row_buffer.take())]
         self._sent.append([*rows, *reports])
         return [*rows, *batch]
 

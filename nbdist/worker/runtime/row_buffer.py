@@ -17,13 +17,13 @@ ROOM_ROWS = 100_000
 """Rows of a rank that may wait for a notebook that does not take them in; further ones are lost."""
 
 
-class _Sheet:
+class _TableBuffer:
     def __init__(self) -> None:
         self.values = array("d")
         self.dropped = 0
 
 
-class Sheets:
+class RowBuffer:
     """The rows of one rank that have not been sent. For any thread.
 
     Args:
@@ -35,7 +35,7 @@ class Sheets:
         self._rank = rank
         self._gauge = gauge
         self._lock = threading.Lock()
-        self._open: dict[tuple[int, Columns], _Sheet] = {}
+        self._open: dict[tuple[int, Columns], _TableBuffer] = {}
         self._rows = 0
 
     def add(self, cell: int, columns: Columns, row: tuple[float, ...]) -> bool:
@@ -51,13 +51,13 @@ class Sheets:
         """
         key = cell, columns
         with self._lock:
-            if (sheet := self._open.get(key)) is None:
-                sheet = self._open[key] = _Sheet()
+            if (table_buffer := self._open.get(key)) is None:
+                table_buffer = self._open[key] = _TableBuffer()
             if self._rows >= ROOM_ROWS:
-                sheet.dropped += 1
+                table_buffer.dropped += 1
                 return False
-            sheet.values.append(self._rank)
-            sheet.values.extend(row)
+            table_buffer.values.append(self._rank)
+            table_buffer.values.extend(row)
             self._rows += 1
             return self._rows == 1
 
@@ -69,17 +69,17 @@ class Sheets:
         with self._lock:
             taken, self._open = self._open, {}
             self._rows = 0
-        for (cell, columns), sheet in taken.items():
+        for (cell, columns), table_buffer in taken.items():
             yield Rows(
                 rank=self._rank,
                 cell=cell,
                 columns=columns,
-                values=sheet.values.tobytes(),
-                dropped=sheet.dropped,
+                values=table_buffer.values.tobytes(),
+                dropped=table_buffer.dropped,
             )
         if taken and self._gauge.is_due():
-            (cell, columns), sheet = next(iter(taken.items()))
-            last = sheet.values[-len(columns.names) :][: len(PLACE)]
+            (cell, columns), table_buffer = next(iter(taken.items()))
+            last = table_buffer.values[-len(columns.names) :][: len(PLACE)]
             yield self._memory(cell, last)
 
     def _memory(self, cell: int, place: array[float]) -> Rows:

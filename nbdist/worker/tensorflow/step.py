@@ -181,20 +181,20 @@ class MirroredStep:
             trace.get_concrete_function(map_arrays(longer, values), whole=True)
             self._run = self._compiled()
 
-    def read(self, report: Any) -> step_contract.Landed:
+    def read(self, report: Any) -> step_contract.StepResult:
         """The mean over this rank's own replicas."""
         if self._local == 1:
             measured = self._clock.measured(report.get(COLLECTIVES))
             values = {n: float(value) for n, value in report.items() if n != COLLECTIVES}
             finite = bool(values.pop(FINITE))
-            return step_contract.Landed(values, finite, self._watch.reason, measured)
+            return step_contract.StepResult(values, finite, self._watch.reason, measured)
         local = {
             name: [part.numpy() for part in self._strategy.experimental_local_results(value)]
             for name, value in report.items()
         }
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
-        return step_contract.Landed(values, finite, self._watch.reason)
+        return step_contract.StepResult(values, finite, self._watch.reason)
 
     def compilations(self) -> int:
         traced: int = self._run.experimental_get_tracing_count()

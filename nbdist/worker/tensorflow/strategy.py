@@ -104,7 +104,7 @@ def _patch_keras() -> None:
         keras_save_patch.apply()
 
 
-def break_off() -> None:
+def abort_collectives() -> None:
     """Whoever waits in a collective gets an error; no other works before `reopen`. Any thread."""
     context.context().abort_collective_ops(tf.errors.ABORTED, "broken off by nbdist")
 
@@ -132,7 +132,7 @@ def reopen(key: int) -> None:
     Raises:
         RuntimeError: a collective does not end.
     """
-    break_off()
+    abort_collectives()
     deadline = time.monotonic() + _CANCEL_S
     while _in_collective():
         if time.monotonic() > deadline:

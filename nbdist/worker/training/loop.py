@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nbdist.worker.data.sources import Source
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
-    from nbdist.worker.training.step_contract import Stepper
+    from nbdist.worker.training.step_contract import StepStrategy
     from nbdist.worker.training.trace_schedule import Plan
 
 IN_FLIGHT = 2
@@ -54,7 +54,7 @@ def run(
     worker: Worker,
     request: StepRequest,
     namespace: dict[str, Any],
-    stepper: Stepper,
+    step_strategy: StepStrategy,
     stop: StopPoint,
     saving: Saving | None,
 ) -> None:
@@ -72,23 +72,23 @@ def run(
             options,
             rank=worker.rank,
             ranks=worker.world_size,
-            gather=stepper.gather,
+            gather=step_strategy.gather,
         )
         if options.planning.only:
-            _plan(worker, source, stepper)
+            _plan(worker, source, step_strategy)
             return
         with contextlib.ExitStack() as ending:
-            loop = _Loop(worker, options, stepper, source, stop, saving)
+            loop = _Loop(worker, options, step_strategy, source, stop, saving)
             ending.push(loop.end)
             loop.run()
     finally:
-        stepper.finish()
+        step_strategy.finish()
 
 
-def _plan(worker: Worker, source: Source, stepper: Stepper) -> None:
+def _plan(worker: Worker, source: Source, step_strategy: StepStrategy) -> None:
     """Say how steps would be laid out; none is made."""
-    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
-    plan = stepper.layout(next(source.epoch(1, cut)))
+    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
+    plan = step_strategy.layout(next(source.epoch(1, cut)))
     if worker.rank == 0:
         worker.say(Planned(plan=plan, only=True, **worker.said()))
 
@@ -107,7 +107,7 @@ class _Loop:
         self,
         worker: Worker,
         options: StepOptions,
-        stepper: Stepper,
+        step_strategy: StepStrategy,
         source: Source,
         stop: StopPoint,
         saving: Saving | None,
@@ -115,15 +115,15 @@ class _Loop:
         self._stop = stop
         self._worker = worker
         self._options = options
-        self._stepper = stepper
+        self._step_strategy = step_strategy
         self._source = source
-        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=stepper.shards)
+        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
         self._feed = Feed(source, options, worker.note, self._pass_over)
-        self._tracing = Tracing(stepper.tracer, self._plans(), self._land_all)
+        self._tracing = Tracing(step_strategy.tracer, self._plans(), self._land_all)
         self._checkpoints = checkpoints(
-            saving, worker, batch=options.batch, common=source.common, gather=stepper.gather
+            saving, worker, batch=options.batch, common=source.common, gather=step_strategy.gather
         )
-        self._guard = guard_of(worker, lambda: stepper.gather)
+        self._guard = guard_of(worker, lambda: step_strategy.gather)
         self._state: State
         self._begun = self._stops = False
         self._left = options.steps or -1
@@ -131,11 +131,11 @@ class _Loop:
         self._compiled = 0
         self._not_finite: set[str] = set()
         self._flying: deque[_Flying] = deque()
-        self._landed_at = time.perf_counter()
+        self._step_ended_at = time.perf_counter()
 
     def _plans(self) -> tuple[Plan, ...]:
         """Steps that are traced."""
-        worker, options, tracer = self._worker, self._options, self._stepper.tracer
+        worker, options, tracer = self._worker, self._options, self._step_strategy.tracer
         plans: list[Plan] = [Profile(worker, options, tracer)] if options.profile else []
         if tracer.must_sample and self._cut.ranks > 1:
             plans.append(Samples(worker, tracer))
@@ -182,7 +182,7 @@ class _Loop:
                 if self._left == 0:
                     break
         self._land_all()
-        self._stepper.write_back()
+        self._step_strategy.write_back()
         at = self._at
         if not at.rows:
             raise StepError(f"epoch {number} had no batch: the data are empty")
@@ -201,7 +201,7 @@ class _Loop:
             raise KeyboardInterrupt
         if not self._begun:
             self._begin(batch)
-            self._landed_at = time.perf_counter()
+            self._step_ended_at = time.perf_counter()
         if self._checkpoints.due(self._at.step):
             self._save()
         self._left -= 1
@@ -209,8 +209,8 @@ class _Loop:
         step = at.step + 1
         self._at = structs.replace(at, step=step, batches=at.batches + 1, rows=at.rows + batch.rows)
         self._worker.step = step
-        self._landed_at += self._tracing.before(step, at.epoch)
-        report = self._stepper.step(batch)
+        self._step_ended_at += self._tracing.before(step, at.epoch)
+        report = self._step_strategy.step(batch)
         self._flying.append(_Flying(step, batch.rows, input_s, report))
         self._note_compilation(batch)
         if len(self._flying) > IN_FLIGHT:
@@ -218,13 +218,13 @@ class _Loop:
         if self._guard.due(step):
             self._land_all()  # all ranks come here: none that differs leaves a step under way
             self._guard.compare(step, lambda: self._state)
-            self._landed_at = time.perf_counter()
+            self._step_ended_at = time.perf_counter()
 
     def _save(self) -> None:
         """Save the state after the last step, unless that has been done."""
         self._land_all()
         self._checkpoints.save(self._at)
-        self._landed_at = time.perf_counter()
+        self._step_ended_at = time.perf_counter()
 
     def _land_all(self) -> None:
         while self._flying:
@@ -235,42 +235,42 @@ class _Loop:
         self._begun = True
         options, source = self._options, self._source
         if source.common and self._cut.ranks > 1:
-            check_data(options.data, batch, source.samples, self._stepper.gather)
-        self._stepper.prepare(batch)
-        if self._stepper.plan is not None and self._worker.rank == 0:
-            self._worker.say(Planned(plan=self._stepper.plan, **self._worker.said()))
+            check_data(options.data, batch, source.samples, self._step_strategy.gather)
+        self._step_strategy.prepare(batch)
+        if self._step_strategy.plan is not None and self._worker.rank == 0:
+            self._worker.say(Planned(plan=self._step_strategy.plan, **self._worker.said()))
         steps = source.steps * options.epochs if source.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
         rates = (
-            self._stepper.scale_rates(warm_up_steps(steps, source.steps), self._at.step)
+            self._step_strategy.scale_rates(warm_up_steps(steps, source.steps), self._at.step)
             if options.scale_lr
             else ()
         )
         begun = StepBegun(
-            replicas=self._stepper.replicas,
+            replicas=self._step_strategy.replicas,
             batch=options.batch or batch.rows,
             samples=source.samples,
             epochs=options.epochs,
             steps=steps,
             sharding=source.sharding,
             rates=rates,
-            changes=self._stepper.changes,
+            changes=self._step_strategy.changes,
             **self._worker.said(),
         )
         self._worker.say(begun)
         for text in remarks(begun):
             self._worker.note("batch", text, warning=True)
-        self._state = self._stepper.state()
+        self._state = self._step_strategy.state()
         self._checkpoints.open(self._state)
         if options.check:
             self._check(batch)
 
     def _check(self, batch: Batch) -> None:
-        found = self._stepper.check(batch)
+        found = self._step_strategy.check(batch)
         checked = Checked(
             rows=batch.rows,
-            replicas=self._stepper.replicas,
+            replicas=self._step_strategy.replicas,
             differences=found.differences,
             causes=found.causes,
             **self._worker.said(),
@@ -286,7 +286,7 @@ class _Loop:
             )
 
     def _note_compilation(self, batch: Batch) -> None:
-        compiled = self._stepper.compilations()
+        compiled = self._step_strategy.compilations()
         if compiled == self._compiled:
             return
         again, self._compiled = self._compiled > 0, compiled
@@ -303,7 +303,7 @@ class _Loop:
             self._worker.note("compiled", text, warning=True)
 
     def _say_footprint(self) -> None:
-        found = self._stepper.footprint
+        found = self._step_strategy.footprint
         if found is not None and self._worker.rank == 0:
             self._worker.say(
                 Compiled(
@@ -318,24 +318,24 @@ class _Loop:
         epoch, sums = self._at.epoch, self._at.sums
         flying = self._flying.popleft()
         step = flying.step
-        landed = self._stepper.read(flying.report)
-        before, self._landed_at = self._landed_at, time.perf_counter()
-        for name, value in landed.values.items():
+        step_result = self._step_strategy.read(flying.report)
+        before, self._step_ended_at = self._step_ended_at, time.perf_counter()
+        for name, value in step_result.values.items():
             sums[name] = sums.get(name, 0.0) + value * flying.rows
-        step_s = self._landed_at - before
-        measured = {"step_s": step_s, "input_s": flying.input_s, **landed.measured}
-        self._tracing.landed(step, measured)
-        self._say(epoch, step, landed.values, measured)
-        bad = [name for name, value in landed.values.items() if not math.isfinite(value)]
+        step_s = self._step_ended_at - before
+        measured = {"step_s": step_s, "input_s": flying.input_s, **step_result.measured}
+        self._tracing.step_result(step, measured)
+        self._say(epoch, step, step_result.values, measured)
+        bad = [name for name, value in step_result.values.items() if not math.isfinite(value)]
         fresh = [name for name in bad if name not in self._not_finite]
         for name in fresh:
             self._not_finite.add(name)
-            value = landed.values[name]
+            value = step_result.values[name]
             self._worker.note(
                 "nan", f"`{name}` is {value} at step {step}, epoch {epoch}", warning=True
             )
-        if not landed.finite and self._options.on_nan == "stop":
-            self._stop_not_finite(step, bad, landed.reason)
+        if not step_result.finite and self._options.on_nan == "stop":
+            self._stop_not_finite(step, bad, step_result.reason)
 
     def _stop_not_finite(self, step: int, bad: list[str], reason: str) -> None:
         if not bad:
@@ -351,5 +351,5 @@ class _Loop:
     def _say(
         self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]
     ) -> None:
-        own, shared = ({}, values) if self._stepper.reduced else (values, {})
+        own, shared = ({}, values) if self._step_strategy.reduced else (values, {})
         self._worker.report_values(epoch, step, own=own, shared=shared, measured=measured)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbdist.worker.training.parity import Findings
 
 
-class Landed(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True):
     """A step that is done.
 
     Attributes:
@@ -44,7 +44,7 @@ class Footprint(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Stepper(Protocol):
+class StepStrategy(Protocol):
     """One framework's way to make a step.
 
     Attributes:
@@ -105,7 +105,7 @@ class Stepper(Protocol):
         """Begin a step; returns its report, which may not be there yet."""
         ...
 
-    def read(self, report: Any) -> Landed:
+    def read(self, report: Any) -> StepResult:
         """Wait for a report."""
         ...
 

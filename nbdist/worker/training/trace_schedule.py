@@ -145,7 +145,7 @@ class Tracing:
         self._reading: list[threading.Thread] = []
         self._measured: dict[int, dict[str, float]] = {}
 
-    def landed(self, step: int, measured: dict[str, float]) -> None:
+    def step_result(self, step: int, measured: dict[str, float]) -> None:
         """To be told of each step that is done."""
         if self._open is not None:
             self._measured[step] = measured

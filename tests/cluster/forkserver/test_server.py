@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import nbdist
-from nbdist.cluster.forkserver.client import SeedProcess
-from nbdist.cluster.forkserver.control_socket import KERNEL, SEED_SOCKET
+from nbdist.cluster.forkserver.client import ForkServerProcess
+from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, KERNEL
 from nbdist.errors import OwnedError, StartError
 from nbdist.utils.polling import repeat_until
 
@@ -29,7 +29,7 @@ SLEEPER = "tests.cluster.forkserver.test_server:sleep"
 
 
 def sleep(args: dict[str, float], announce: object) -> None:
-    """Runs in a child of the seed."""
+    """Runs in a child of the fork server."""
     import time
 
     announce({"event": "hello", "variable": os.environ.get("SAID", "")})  # type: ignore[operator]
@@ -38,18 +38,18 @@ def sleep(args: dict[str, float], announce: object) -> None:
 
 
 def collections(args: dict[str, float], announce: object) -> None:
-    """Runs in a child of the seed."""
+    """Runs in a child of the fork server."""
     counts = {"frozen": gc.get_freeze_count(), "looked_through": len(gc.get_objects())}
     announce({"event": "counts", **counts})  # type: ignore[operator]
 
 
-def start(folder: Path, module: str = "json", grace_s: float = 20) -> SeedProcess:
+def start(folder: Path, module: str = "json", grace_s: float = 20) -> ForkServerProcess:
     (folder / "log").mkdir()
-    return SeedProcess.start([module], {}, folder, grace_s)
+    return ForkServerProcess.start([module], {}, folder, grace_s)
 
 
 @pytest.fixture
-def seed(tmp_path: Path) -> Iterator[SeedProcess]:
+def seed(tmp_path: Path) -> Iterator[ForkServerProcess]:
     running = start(tmp_path)
     running.wait_event("ready", 30)
     yield running
@@ -60,7 +60,7 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def start_sleeper(seed: SeedProcess, name: str = "one", seconds: float = 600) -> int:
+def start_sleeper(seed: ForkServerProcess, name: str = "one", seconds: float = 600) -> int:
     mark = seed.count()
     seed.spawn(name, SLEEPER, {"seconds": seconds}, {"SAID": name})
     assert seed.wait_event("hello", 30, since=mark)["variable"] == name
@@ -90,7 +90,7 @@ def test_signals_do_not_wait_for_what_is_imported_later(
         assert seed.wait_event("hello", 30, since=mark)["variable"] == "two"
 
 
-def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: SeedProcess) -> None:
+def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: ForkServerProcess) -> None:
     pid = start_sleeper(seed)
     assert os.getsid(pid) == pid
     assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
@@ -105,7 +105,7 @@ def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Pat
     assert counts["frozen"] > 10 * counts["looked_through"]
 
 
-def test_an_end_is_noticed_with_its_code(seed: SeedProcess) -> None:
+def test_an_end_is_noticed_with_its_code(seed: ForkServerProcess) -> None:
     mark = seed.count()
     start_sleeper(seed)
     seed.signal("one", signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_an_end_is_noticed_with_its_code(seed: SeedProcess) -> None:
     assert seed.pids() == {}
 
 
-def test_signals_to_a_child_that_is_gone_do_nothing(seed: SeedProcess) -> None:
+def test_signals_to_a_child_that_is_gone_do_nothing(seed: ForkServerProcess) -> None:
     mark = seed.count()
     start_sleeper(seed, seconds=0)
     seed.wait_event("exited", 10, since=mark)
@@ -148,9 +148,9 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
     first.wait_event("ready", 30)
     child = start_sleeper(first)
     with pytest.raises(OwnedError, match=f"pid {os.getpid()}"):
-        SeedProcess.take_over(tmp_path, KERNEL)
+        ForkServerProcess.take_over(tmp_path, KERNEL)
     first.leave()  # as when its process is killed
-    second = SeedProcess.take_over(tmp_path, KERNEL)
+    second = ForkServerProcess.take_over(tmp_path, KERNEL)
     assert second.pids() == {"one": child}
     assert "json" in second.versions
     mark = second.count()
@@ -159,7 +159,7 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
     second.close()
     first._process.poll()  # it is a child of this process
     with pytest.raises(StartError, match="nothing of the cluster"):
-        SeedProcess.take_over(tmp_path, KERNEL)
+        ForkServerProcess.take_over(tmp_path, KERNEL)
 
 
 def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None
 FORKING = """
 import os, sys, time
 from pathlib import Path
-from nbdist.cluster.forkserver.client import SeedProcess
+from nbdist.cluster.forkserver.client import ForkServerProcess
 folder = Path(sys.argv[1])
 (folder / "log").mkdir(parents=True)
-seed = SeedProcess.start(["json"], {}, folder, 0.2)
+seed = ForkServerProcess.start(["json"], {}, folder, 0.2)
 seed.spawn("one", "tests.cluster.forkserver.test_server:sleep", {"seconds": 600}, {})
 seed.wait_event("hello", 30)
 child = os.fork()
@@ -204,10 +204,12 @@ def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
     assert not (tmp_path / "cluster").exists()
 
 
-def test_whoever_says_nonsense_to_a_seed_is_sent_away(seed: SeedProcess, tmp_path: Path) -> None:
+def test_whoever_says_nonsense_to_a_seed_is_sent_away(
+    seed: ForkServerProcess, tmp_path: Path
+) -> None:
     for nonsense in (b"\n", b"[]\n", b'{"op": "own", "role": "king"}\n', b"\xff\n", b"{}" * 9):
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(str(tmp_path / SEED_SOCKET))
+            stranger.connect(str(tmp_path / FORK_SERVER_SOCKET))
             stranger.sendall(nonsense)
             stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(100) == b""
@@ -230,12 +232,12 @@ def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
 
 @pytest.mark.full  # test_reattach.py kills a kernel
 def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kill -9 of the notebook's kernel: seed, engines and controller end by themselves."""
+    """kill -9 of the notebook's kernel: fork server, engines and controller end by themselves."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
     program = textwrap.dedent("""
         import nbdist, json, time
         cluster = nbdist.Cluster(hosts=2, framework="jax")
-        engines = cluster._crew.engines
+        engines = cluster._worker_group.engines
         pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
         print("PIDS", json.dumps(pids), flush=True)
         time.sleep(600)
@@ -281,6 +283,6 @@ def test_a_cluster_whose_seed_may_not_fork(tmp_path: Path, monkeypatch: pytest.M
         begun = "'nbdist.cluster.forkserver.child' in sys.orig_argv"
         said = cluster.run(f"import sys, jax\n({begun}, jax.device_count())")
         assert said.results == {0: "(True, 2)", 1: "(True, 2)"}
-        assert "JAX has a backend" in cluster._crew.engines.fleet.home.log_tail("seed")
+        assert "JAX has a backend" in cluster._worker_group.engines.fleet.home.log_tail("seed")
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}

@@ -15,7 +15,7 @@ import pytest
 
 import nbdist
 from nbdist.cluster.schedulers.dial_in import END, WHO, task_of
-from nbdist.records import Caller, Calling
+from nbdist.records import DialedHost, DialInTicket
 from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def ordered(
             agent_path=None,
             username="nbdist",
         )
-        calling = Calling(
+        calling = DialInTicket(
             address=LOOPBACK,
             port=acceptor.get_port(),
             key=host.export_private_key("openssh").decode(),
@@ -114,7 +114,7 @@ def test_it_says_who_it_is_and_does_little_else(
 
     async def order(connection: asyncssh.SSHClientConnection) -> None:
         said = await connection.run(WHO, encoding=None)
-        caller = msgspec.json.decode(said.stdout or b"", type=Caller)
+        caller = msgspec.json.decode(said.stdout or b"", type=DialedHost)
         assert (caller.job, caller.task) == (7, 3)
         for command in ("id", "who; id", "", f"{WHO} ", "python -c pass", f"touch {listener}"):
             done = await connection.run(command)
@@ -166,7 +166,7 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(dial_in, "PATIENCE_S", 0.5)
     key = asyncssh.generate_private_key("ssh-ed25519")
-    calling = Calling(
+    calling = DialInTicket(
         address=LOOPBACK,
         port=9,
         key=key.export_private_key("openssh").decode(),
@@ -219,7 +219,7 @@ def test_who_calls_in_the_place_of_a_host(
     """Without the key of the hosts it is told nothing; with it, it has to be part of a job."""
     (file,) = cluster._folder.glob("job-*.json")
     assert file.stat().st_mode & 0o777 == 0o600
-    calling = msgspec.json.decode(file.read_bytes(), type=Calling)
+    calling = msgspec.json.decode(file.read_bytes(), type=DialInTicket)
     own = asyncssh.generate_private_key("ssh-ed25519").export_private_key("openssh").decode()
     changes = {"job": 99} if has_key else {"key": own}
     stranger = tmp_path / "stranger"

@@ -274,13 +274,15 @@ def test_it_tells_what_was_moved() -> None:
 def test_devices_are_shared_out_in_order() -> None:
     devices = jax.devices()
 
-    def seats(count: int) -> list[list[Any]]:
-        return [list(seat.mesh.devices) for seat in stages(*[mix] * count).seats]
+    def stage_places(count: int) -> list[list[Any]]:
+        return [
+            list(stage_place.mesh.devices) for stage_place in stages(*[mix] * count).stage_places
+        ]
 
-    assert seats(1) == [devices]
-    assert seats(3) == [devices[:2], devices[2:4], devices[4:6]]
-    assert seats(8) == [[device] for device in devices]
-    dealt = [seat[0].id for seat in seats(20)]
+    assert stage_places(1) == [devices]
+    assert stage_places(3) == [devices[:2], devices[2:4], devices[4:6]]
+    assert stage_places(8) == [[device] for device in devices]
+    dealt = [stage_place[0].id for stage_place in stage_places(20)]
     assert dealt == sorted(dealt)
     assert {dealt.count(number) for number in range(8)} == {2, 3}
 

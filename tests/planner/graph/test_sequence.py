@@ -12,7 +12,7 @@ import pytest
 from nbdist.errors import PlanError
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.memory import MARGIN
-from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.optimizer_state import states_of
 from nbdist.planner.graph.sequence import sequence_of
 from nbdist.planner.graph.summed_products import added_up
@@ -156,7 +156,7 @@ def test_an_operation_has_the_whole_sequence_of_what_it_shares() -> None:
     model = feed_forward()
     groups = tensor(model, "['up']").value.groups
     layout = Layout(2, 4, frozenset({groups[2]}), sequence=True)
-    laid = Laid(model, layout, states_of(model))
+    laid = ShardedModel(model, layout, states_of(model))
     (loop, *_) = (op for op in model.ops if op.body)
     up, *_ = (op for op in loop.body if op.kind == "dot")
     x = up.ins[0]

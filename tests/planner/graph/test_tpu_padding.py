@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.optimizer_state import states_of
 from nbdist.planner.graph.tpu_padding import images_of, padded
 from tests.plan_models import traced
@@ -26,10 +26,10 @@ def convolved(carried: Any, _: Any, batch: Any) -> Any:
     return carried, x.mean()
 
 
-def laid(rows: int, layout: Layout) -> Laid:
+def laid(rows: int, layout: Layout) -> ShardedModel:
     images = jax.ShapeDtypeStruct((rows, 32, 32, 3), jnp.float32)
     model = traced(convolved, KERNELS, batch=(images,))
-    return Laid(model, layout, states_of(model))
+    return ShardedModel(model, layout, states_of(model))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nbdist.errors import PlanError
 from nbdist.planner.graph.layers import stages_of
-from nbdist.planner.graph.layout import Laid, Layout
+from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.optimizer_state import states_of
 from nbdist.planner.search.search import layouts, plan
 from nbdist.planner.search.step_variants import Steps
@@ -97,7 +97,7 @@ def test_a_stage_has_its_tensor_parallel_part() -> None:
 def test_parts_of_layers_are_as_large_as_they_are_many(stage: int, data: int, micro: int) -> None:
     model = plans.stacked()
     layout = Layout(data, 1, micro=micro, stage=stage)
-    laid, whole = (Laid(model, one, states_of(model)) for one in (layout, Layout(data, 1)))
+    laid, whole = (ShardedModel(model, one, states_of(model)) for one in (layout, Layout(data, 1)))
     for tensor in model.tensors:
         parts = stage if "layers" in tensor.path or tensor.role == "batch" else 1
         assert laid.device_bytes(tensor) * parts == whole.device_bytes(tensor)

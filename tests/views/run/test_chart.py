@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbdist.views.run.chart import Mark, comparison_chart, line_chart, marks, mean_of_ranks
-from tests.runs import heal
+from tests.runs import recover
 
 
 def test_the_mean_is_of_those_that_there_are() -> None:
@@ -25,13 +25,13 @@ def test_names_that_look_like_formulas_are_drawn_as_they_are() -> None:
 
 def test_where_a_run_was_healed_is_marked_in_words() -> None:
     values = np.linspace(2, 1, 100)[None]
-    healed = marks([50], [heal(73, 50, time_s=9.0)])
-    words = "healed: rank 1 died after step 73, went on after step 50, 1.4 s lost"
-    assert healed == (Mark(50, words),)
+    recovered = marks([50], [recover(73, 50, time_s=9.0)])
+    words = "recovered: rank 1 died after step 73, went on after step 50, 1.4 s lost"
+    assert recovered == (Mark(50, words),)
     plain = line_chart(values, "loss", "a run")
-    marked = line_chart(values, "loss", "a run", healed)
-    assert len({plain, marked, line_chart(values, "loss", "a run", healed * 4)}) == 3
+    marked = line_chart(values, "loss", "a run", recovered)
+    assert len({plain, marked, line_chart(values, "loss", "a run", recovered * 4)}) == 3
 
 
 def test_a_picture_of_epochs_has_no_marks() -> None:
-    assert marks([], [heal(73, 50, time_s=9.0)]) == ()
+    assert marks([], [recover(73, 50, time_s=9.0)]) == ()

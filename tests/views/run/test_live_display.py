@@ -17,7 +17,7 @@ from nbdist.views.run import live_display as runs
 from nbdist.views.run.display_choice import run_surface
 from nbdist.views.run.live_display import LineSurface, OutputSurface, RunView
 from tests.kernels import Kernel
-from tests.runs import heal, losses
+from tests.runs import losses, recover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,10 +68,10 @@ def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     view = RunView(LineSurface())
     fed(view, 1, 7)
-    view.healing("rank 1 died in the cell\nand more")
-    line = "healing: rank 1 died in the cell · step 7 · loss 7 · 0.7 s\n"
+    view.recovering("rank 1 died in the cell\nand more")
+    line = "recovering: rank 1 died in the cell · step 7 · loss 7 · 0.7 s\n"
     assert capsys.readouterr().out == line
-    view.healed(heal(7, 4, time_s=2.0))
+    view.recovered(recover(7, 4, time_s=2.0))
     now += runs.LINE_INTERVAL_S
     view.flush()
     assert capsys.readouterr().out == "going on after step 4\n"
@@ -79,8 +79,8 @@ def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
     view.add(losses(5, 5, lost_s=1.6))
     view.add(losses(6, 6, lost_s=1.6))
     view.flush()
-    line = "step 6 · loss 6 · 100 ms a step · 2.2 s · healed once\n"
-    assert capsys.readouterr().out == line, "the pace is not that of the heal"
+    line = "step 6 · loss 6 · 100 ms a step · 2.2 s · recovered once\n"
+    assert capsys.readouterr().out == line, "the pace is not that of the recovery"
 
 
 def test_outside_of_a_notebook_there_are_lines_only() -> None:

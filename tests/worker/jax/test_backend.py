@@ -57,7 +57,9 @@ def test_many_steps_in_flight_on_virtual_devices_do_not_deadlock(cluster: nbdist
 def test_no_rank_hosts_the_coordination_service(cluster: nbdist.Cluster) -> None:
     run = cluster.run("from jax._src import distributed\ndistributed.global_state.service is None")
     assert set(run.results.values()) == {"True"}
-    assert any(name.startswith("coordinator") for name in cluster._crew.engines.fleet.home.pids())
+    assert any(
+        name.startswith("coordinator") for name in cluster._worker_group.engines.fleet.home.pids()
+    )
 
 
 def test_the_preemption_notifier_does_not_swallow_sigterm(cluster: nbdist.Cluster) -> None:

@@ -46,7 +46,7 @@ def test_interrupts_are_put_off_until_there_is_hurry(installed: interrupts.Inter
             signal.raise_signal(signal.SIGINT)
             assert not stop.is_before(1)
         assert [type(word) for word in rank.words] == [Stopping]
-        installed.hurry()
+        installed.force_interrupt()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

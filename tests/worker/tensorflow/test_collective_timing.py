@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Rows, StepOptions
-from nbdist.telemetry.diagnostics import Analyst
+from nbdist.telemetry.diagnostics import Diagnostics
 from nbdist.worker.runtime.spans import covered
 from nbdist.worker.training.trace_schedule import SAMPLED_STEPS
 from tests import clusters
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import nbdist
-    from nbdist.records import Finding, Speech
+    from nbdist.records import AnyEvent, Finding
 
 SLEEP_S = 0.03
 STEPS = 40
@@ -74,14 +74,14 @@ class Heard:
 
     def __init__(self, cluster: nbdist.Cluster, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[Rows] = []
-        onward = cluster._crew.receiver._handle
+        onward = cluster._worker_group.receiver._handle
 
-        def hear(record: Speech) -> None:
+        def hear(record: AnyEvent) -> None:
             if isinstance(record, Rows):
                 self.rows.append(record)
             onward(record)
 
-        patch.setattr(cluster._crew.receiver, "_handle", hear)
+        patch.setattr(cluster._worker_group.receiver, "_handle", hear)
 
     def column(self, rank: int, name: str) -> list[float]:
         return [row[name] for row in self.steps(rank) if name in row]
@@ -94,7 +94,7 @@ class Heard:
                     yield dict(zip(names, values, strict=True))
 
     def findings(self, strategy: Any, batch: int = 8) -> dict[str, Finding]:
-        analyst = Analyst(HOSTS, strategy, batch)
+        analyst = Diagnostics(HOSTS, strategy, batch)
         for rows in self.rows:
             analyst.take(rows)
         return {finding.topic: finding for finding in analyst.findings()}

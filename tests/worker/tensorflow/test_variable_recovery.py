@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 RANKS = 2
 
@@ -252,13 +252,13 @@ def test_stopping_a_hang_keeps_the_state(
     cluster.run(MODEL + FIT)
     hear = cluster._held.hear
 
-    def heard(record: Speech) -> None:
+    def heard(record: AnyEvent) -> None:
         hear(record)
         if isinstance(record, Output) and "hanging" in record.text:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cluster._crew.receiver, "_handle", heard)
+        patched.setattr(cluster._worker_group.receiver, "_handle", heard)
         hangs = (
             "if rank == 1:\n    until_others_wait()\n    print('hanging', flush=True)\n"
             "    time.sleep(600)\nmodel.fit(data)"

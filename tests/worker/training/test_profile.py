@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
-    from nbdist.records import Speech
+    from nbdist.records import AnyEvent
 
 STEPS = 5
 SLEEP_S = 0.03
@@ -68,14 +68,14 @@ def cluster() -> Iterator[nbdist.Cluster]:
 def told(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
     """What ranks tell of their traces."""
     found: dict[int, Profiled] = {}
-    onward = cluster._crew.receiver._handle
+    onward = cluster._worker_group.receiver._handle
 
-    def hear(record: Speech) -> None:
+    def hear(record: AnyEvent) -> None:
         if isinstance(record, Profiled):
             found[record.rank] = record
         onward(record)
 
-    monkeypatch.setattr(cluster._crew.receiver, "_handle", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver, "_handle", hear)
     return found
 
 

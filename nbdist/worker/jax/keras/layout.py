@@ -293,8 +293,8 @@ def _over(mesh: Mesh, batch: Tree) -> Tree:
     """The same rows on the same devices, by the axes of another mesh."""
 
     def over(array: jax.Array) -> jax.Array:
-        laid = isinstance(array, jax.Array) and isinstance(array.sharding, jax.NamedSharding)
-        if not laid or array.sharding.mesh == mesh:
+        sharded = isinstance(array, jax.Array) and isinstance(array.sharding, jax.NamedSharding)
+        if not sharded or array.sharding.mesh == mesh:
             return array
         spec = jax.P() if array.is_fully_replicated else jax.P(mesh.axis_names)
         parts = [part.data for part in array.addressable_shards]

@@ -25,7 +25,7 @@ _NOT_THE_USERS = {"In", "Out", "exit", "quit", "get_ipython", "strategy", "mesh"
 """IPython's names, and ours: who builds the backend again sets those."""
 
 
-class Rescued:
+class PreservedArrays:
     """What of a namespace was in arrays of JAX, on the host.
 
     Covered is what `Walk` finds: arrays and random keys in pytrees, in dicts and lists (which stay
@@ -44,26 +44,26 @@ class Rescued:
         self._lost: list[str] = []
 
     @classmethod
-    def take(cls, namespace: dict[str, Any]) -> Rescued:
+    def take(cls, namespace: dict[str, Any]) -> PreservedArrays:
         """Copy the arrays to the host; to be called before the backend is cleared.
 
         Waits for computations that are under way. Names whose arrays cannot be read are lost: an
         array was donated to a step that failed, or its own computation failed.
         """
-        rescued = cls()
+        preserved = cls()
         for name, value in _of_the_user(namespace):
             try:
-                Walk(rescued._save, _renewers())(value)
+                Walk(preserved._save, _renewers())(value)
             except Lost:
-                rescued._lost.append(name)
+                preserved._lost.append(name)
             except Exception as error:  # noqa: BLE001 - whatever a strange object raises
                 _log.warning("`%s` was not looked through and stays as it is: %s", name, error)
             else:
-                rescued._names.append(name)
+                preserved._names.append(name)
         for generator in _keras_seeds():
             with contextlib.suppress(Lost):
-                Walk(rescued._save, _renewers())(generator)
-        return rescued
+                Walk(preserved._save, _renewers())(generator)
+        return preserved
 
     def put_back(self, namespace: dict[str, Any]) -> tuple[str, ...]:
         """Make the arrays again on the devices of the new backend.

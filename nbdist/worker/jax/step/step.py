@@ -57,11 +57,11 @@ _ON_ARRAYS = (
 class PlannedMesh(MeshWithTarget, Protocol):
     """The part of `PjRTStrategy` that a step uses."""
 
-    def note_laid(self, arrays: Iterable[jax.Array]) -> None:
+    def note_sharded(self, arrays: Iterable[jax.Array]) -> None:
         """Note that a plan has laid these arrays out."""
         ...
 
-    def has_laid(self, array: jax.Array) -> bool:
+    def has_sharded(self, array: jax.Array) -> bool:
         """Return whether a plan, not the user, has laid the array out."""
         ...
 
@@ -231,11 +231,11 @@ class PjrtStep:
         self._reported = report
         return report
 
-    def read(self, report: Any) -> step_contract.Landed:
+    def read(self, report: Any) -> step_contract.StepResult:
         """Of values that are not finite, the loss decides, as under the mirrored strategy."""
         values = {name: float(value) for name, value in report.items()}
         deciding = [values["loss"]] if "loss" in values else list(values.values())
-        return step_contract.Landed(values, all(math.isfinite(value) for value in deciding))
+        return step_contract.StepResult(values, all(math.isfinite(value) for value in deciding))
 
     def compilations(self) -> int:
         return len(self._executables)
@@ -263,7 +263,7 @@ class PjrtStep:
             text = f"{names}: lost with the step that failed; run the cell that makes it again"
             warnings.warn(text, stacklevel=2)
             return False
-        self._strategy.note_laid(group.arrays)
+        self._strategy.note_sharded(group.arrays)
         return True
 
     def _made_step(self, batch: Batch) -> jax.stages.Compiled:
@@ -336,7 +336,7 @@ class PjrtStep:
 
     def _stays(self, array: Any) -> bool:
         """Whether its user has cut it over these devices; what an earlier plan has cut may move."""
-        return is_cut(array, self._strategy.mesh) and not self._strategy.has_laid(array)
+        return is_cut(array, self._strategy.mesh) and not self._strategy.has_sharded(array)
 
     def _place(self) -> None:
         """Put everything where the plan has it."""

@@ -22,7 +22,7 @@ import hypothesis
 import jax, jax.extend, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 from jax._src import dispatch
-from nbdist.worker.jax.rebuild.preserve import Rescued
+from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 AUTO = jax.sharding.AxisType.Auto
 P = jax.P
 
@@ -30,7 +30,7 @@ def new_mesh():
     return jax.make_mesh((2, 2), ("data", "model"), axis_types=(AUTO, AUTO))
 
 def rebuild(namespace):
-    rescued = Rescued.take(namespace)
+    rescued = PreservedArrays.take(namespace)
     old = jax.devices()
     dispatch.runtime_tokens.clear()  # else those of a failed callback raise in clear_backends
     jax.extend.backend.clear_backends()
@@ -348,11 +348,11 @@ from jax.extend.backend import clear_backends
 from nbdist.records import PjrtWiring
 from nbdist.worker.jax import backend as pjrt
 from nbdist.worker.runtime import context
-from nbdist.worker.jax.rebuild.preserve import Rescued
+from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.runtime.shell import engine_shell
 
 namespace = engine_shell().user_ns
-rescued = Rescued.take(namespace)
+rescued = PreservedArrays.take(namespace)
 distributed.global_state.client = None
 clear_backends()
 jax.clear_caches()
@@ -383,7 +383,7 @@ def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> No
         "own = jnp.int32(rank)",
         guard=0,
     )
-    cluster._crew.engines.apply(exec, REJOIN.format(address=service), {})
+    cluster._worker_group.engines.apply(exec, REJOIN.format(address=service), {})
     run = cluster.run(
         "total = jax.jit(jnp.sum, out_shardings=jax.P())(x)\n"
         "float(total), float(whole.sum()), int(own), x.sharding.mesh is mesh, lost",

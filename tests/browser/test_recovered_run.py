@@ -1,4 +1,4 @@
-"""A run that is healed, in a tab of a JupyterLab: kept as a kernel keeps it, without workers."""
+"""A run that is recovered, in a tab of a JupyterLab: kept as a kernel keeps it, without workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.execution import live_run
-from nbdist.records import CellRequest, Columns, Heal, Rows, StepBegun, WorkerState
+from nbdist.records import CellRequest, Columns, RecoveryRecord, Rows, StepBegun, WorkerState
 from nbdist.settings import Settings
 from tests.browser.lab import PIXELS, change_theme, until, violations
 
@@ -28,14 +28,14 @@ STEP_S = 0.05
 STEPS = 40
 DIED, SAVED = 23, 12
 LOST_S = 1.4
-HEAL = Heal(
+HEAL = RecoveryRecord(
     time_s=STEP_S * DIED + LOST_S,
     ranks=(2,),
     reason=f"rank 2 died after step {DIED}",
     step=SAVED,
     lost_s=LOST_S,
 )
-WORDS = "healed: rank 2 died after step 23, went on after step 12, 1.4 s lost"
+WORDS = "recovered: rank 2 died after step 23, went on after step 12, 1.4 s lost"
 COLUMNS = Columns(measures=("step_s",), own=("loss",), shared=("accuracy",))
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
 CELLS = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
@@ -86,8 +86,8 @@ def report(run: LiveRun, first: int, last: int, began_s: float = 0.0) -> None:
     run.tick()
 
 
-def heal(run: LiveRun) -> None:
-    run.healed(HEAL, {rank: 5000 + rank for rank in range(RANKS)})
+def recover(run: LiveRun) -> None:
+    run.recovered(HEAL, {rank: 5000 + rank for rank in range(RANKS)})
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +158,11 @@ def test_a_run_is_watched_while_it_is_healed(lab: Lab, tab: Page) -> None:
     shown = show(tab, run)
     is_drawn_to(tab, shown, DIED)
     run.lost([2])
-    run.healing(HEAL.reason)
+    run.recovering(HEAL.reason)
     shown.locator(".nbdist-pill", has_text="healing").wait_for()
     shown.get_by_text(HEAL.reason, exact=True).wait_for()
     shown.get_by_role("row", name="4002").get_by_text("dead").wait_for()
-    heal(run)
+    recover(run)
     is_drawn_to(tab, shown, SAVED)
     report(run, SAVED + 1, DIED + 2, HEAL.time_s)
     is_drawn_to(tab, shown, DIED + 2)
@@ -189,10 +189,10 @@ def test_a_run_is_watched_while_it_is_healed(lab: Lab, tab: Page) -> None:
 
 @pytest.fixture(scope="module")
 def shown(lab: Lab, tab: Page) -> Locator:
-    """A run that was healed and has ended."""
+    """A run that was recovered and has ended."""
     run = begin(lab)
     report(run, 1, DIED)
-    heal(run)
+    recover(run)
     report(run, SAVED + 1, STEPS, HEAL.time_s)
     run.end("finished")
     shown = show(tab, run)
@@ -254,6 +254,6 @@ def test_a_mark_is_seen_in_every_colour(
     mark = shown.get_by_role("img", name=WORDS, exact=True)
     assert mark.evaluate(colour) != shown.evaluate("view => getComputedStyle(view).backgroundColor")
     assert violations(tab, ".nbdist-RunTab .nbdist-run") == []
-    shown.screenshot(path=pictures / f"healed {scheme}, forced {forced}.png")
+    shown.screenshot(path=pictures / f"recovered {scheme}, forced {forced}.png")
     tab.emulate_media(forced_colors="null", color_scheme="null")
     change_theme(tab, THEMES[0])

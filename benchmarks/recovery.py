@@ -1,6 +1,6 @@
 """kill -9 of one of 4 workers until the next step is done, against doing it by hand.
 
-By hand is what a user without healing does once the death is noticed: new ipyparallel engines,
+By hand is what a user without recovering does once the death is noticed: new ipyparallel engines,
 the framework imported, the strategy built, the model made, the checkpoint read, one step made. The
 target of each case is in seconds; its ratio is to the peer's time in the same run.
 
@@ -117,12 +117,12 @@ jax.block_until_ready(step(params, velocity, batch))
 def cases() -> Iterator[Case]:
     for strategy in ("mirrored", "pjrt"):
         for spares in (1, 0):
-            yield _heal(strategy, spares)
+            yield _recover(strategy, spares)
     for strategy in ("mirrored", "pjrt"):
         yield _overhead(strategy)
 
 
-def _heal(strategy: str, spares: int) -> Case:
+def _recover(strategy: str, spares: int) -> Case:
     with (
         ours.quiet(),
         tempfile.TemporaryDirectory() as folder,
@@ -130,11 +130,11 @@ def _heal(strategy: str, spares: int) -> Case:
     ):
         number = iter(range(RUNS + 1))
 
-        def heals() -> float:
+        def recoveries() -> float:
             return _lost_s(cluster, strategy, f"{folder}/{next(number)}")
 
-        heals()  # what the first one compiles and imports is not the healing
-        a, b = interleave(heals, lambda: _by_hand_s(strategy, f"{folder}/0"), RUNS)
+        recoveries()  # what the first one compiles and imports is not the recovering
+        a, b = interleave(recoveries, lambda: _by_hand_s(strategy, f"{folder}/0"), RUNS)
     target = TARGET_S[strategy, spares]
     name = f"{strategy}, kill -9 to the next step, {spares} spare (target {target} s), by hand"
     return Case(name, median(a), median(b), "s", target / median(b), RUNS)
@@ -146,7 +146,7 @@ def _lost_s(cluster: nbdist.Cluster, strategy: str, folder: str) -> float:
     cluster.run(SIZE.data() + SIZE.model(strategy), strategy=strategy)
     cluster.run(DEATH.format(note=str(note)), once=True)
     run = _train(cluster, strategy, SIZE, 100, Saving(folder=folder, every_steps=EVERY))
-    assert len(run.heals) == 1
+    assert len(run.recoveries) == 1
     died_s = float(note.read_text())
     return min(m.time_s for m in run.metrics if m.rank == 0 and m.time_s > died_s) - died_s
 

@@ -1,0 +1,79 @@
+"""The documents keep their limits, their links lead to files, and the README's cells run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+
+from notebooks.run import execute
+from tools import planner_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")))
+NAMES_OF_TESTS = ROOT / "docs" / "fault_matrix.md"
+LINES = {"README.md": 130, "docs/planner.md": 200}
+WORDS = {"README.md": 900, "ARCHITECTURE.md": 900, "docs/design.md": 2000}
+COINED = re.compile(
+    r"\b(bookings|crew|estate|foretold|recover|recovered|recovering|recoveries|keeper|landed|mended|"
+    r"sights|sowed|sown|switchboard)\b",
+    re.IGNORECASE,
+)
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)")
+
+
+@pytest.mark.parametrize(("page", "most"), LINES.items())
+def test_a_page_has_few_lines(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").splitlines()) <= most
+
+
+@pytest.mark.parametrize(("page", "most"), WORDS.items())
+def test_a_page_has_few_words(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").split()) <= most
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    text = CODE.sub("", page.read_text("utf-8"))
+    local = [link for link in LINK.findall(text) if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != NAMES_OF_TESTS], ids=lambda page: page.name
+)
+def test_a_page_uses_the_terms_of_the_field(page: Path) -> None:
+    links_and_code = re.compile(rf"{CODE.pattern}|\]\([^)]*\)", re.DOTALL)
+    assert COINED.findall(links_and_code.sub("", page.read_text("utf-8"))) == []
+
+
+def test_the_page_of_the_planner_has_a_place_for_its_figures() -> None:
+    text = planner_figures.DOCUMENT.read_text("utf-8")
+    assert text.count(planner_figures.TITLE) == 1
+    assert planner_figures.BY_HAND in text
+
+
+def test_the_cells_of_the_readme_run(tmp_path: Path) -> None:
+    cells = [*_cells_of(README), "%dist_stop"]
+    assert len(cells) == 6
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    source, target = tmp_path / "readme.ipynb", tmp_path / "executed.ipynb"
+    nbformat.write(notebook, source)
+    execute(source, target)
+    text = target.read_text("utf-8")
+    assert "4 workers are ready" in text
+    assert text.count("epoch 4  loss") == 2, "one step cell for each strategy"
+
+
+def _cells_of(page: Path) -> Iterator[str]:
+    for block in re.findall(r"```\n(.*?)\n```", page.read_text("utf-8"), re.DOTALL):
+        if block.startswith("%"):
+            yield block
