@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.errors import NbdistError
+from nbdist.magics.options import as_argument
 from nbdist.magics.start_options import EXAMINING, examined
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help=_DOCTOR, description=_DOCTOR)
     for option in EXAMINING:
-        option.add_to_parser(doctor, None)
+        as_argument(option).add_to_parser(doctor, None)
     args = parser.parse_args(words)
     try:
         picture = examined(args)

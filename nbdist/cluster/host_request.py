@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from nbdist.cluster import inventory
 from nbdist.cluster.schedulers.dialects import SCHEDULERS, seconds
 from nbdist.errors import StartError, UsageError
-from nbdist.records import Host, Launcher
+from nbdist.records import Batch, Host, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.records import Batch, ClusterRequest
+    from nbdist.records import ClusterRequest
 
-LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
+_OPTIONS = options_of(Batch)
+LAUNCHERS = _OPTIONS["launcher"].choices
 KUBERNETES = "kubernetes"
 
 _QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@-]*", re.ASCII)
@@ -29,8 +30,6 @@ _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - refused
 _MEASURED = ("lsf", KUBERNETES)
 """Those that are told a time in their own units."""
-
-_MOST_GPUS = 1 << 10
 
 
 def chosen(hosts: object, batch: Batch | None) -> tuple[Host, ...]:
@@ -80,8 +79,7 @@ def _faults(batch: Batch) -> Iterator[str]:
     yield from _misspelt(batch)
     if batch.listen in _ANY:
         yield f"--listen {batch.listen}: type the one address that hosts connect to"
-    if not 0 <= batch.gpus <= _MOST_GPUS:
-        yield f"--gpus-per-host {batch.gpus}: type a number from 1"
+    yield from _OPTIONS["gpus_per_host"].faults(batch.gpus)
     for line in batch.options:
         if not line.strip() or not line.isprintable():
             yield f"--submit {line!r}: type words for the scheduler, on one line"
@@ -95,17 +93,19 @@ def _faults(batch: Batch) -> Iterator[str]:
 
 
 def _misspelt(batch: Batch) -> Iterator[str]:
-    forms = (
-        ("--partition", batch.queue, _QUEUE),
-        ("--time", batch.time, _TIME),
-        ("--listen", batch.listen, inventory.ADDRESS),
-        ("--python", batch.python, inventory.PATH),
-        ("--image", batch.image, _IMAGE),
-        ("--namespace", batch.namespace, _NAMESPACE),
-    )
-    for option, value, form in forms:
+    forms = {
+        "partition": _QUEUE,
+        "time": _TIME,
+        "listen": inventory.ADDRESS,
+        "python": inventory.PATH,
+        "image": _IMAGE,
+        "namespace": _NAMESPACE,
+    }
+    for name, form in forms.items():
+        option = _OPTIONS[name]
+        value = getattr(batch, option.field)
         if value and not form.fullmatch(value):
-            yield f"{option} {value!r}: it has signs that do not belong there"
+            yield f"{option.flag} {value!r}: it has signs that do not belong there"
     if batch.time and _TIME.fullmatch(batch.time) and batch.launcher in _MEASURED:
         try:
             seconds(batch.time)
@@ -124,15 +124,16 @@ def _needless(batch: Batch) -> Iterator[str]:
     """What this one has no use for."""
     scheduler = SCHEDULERS.get(batch.launcher)
     is_kubernetes = batch.launcher == KUBERNETES
-    asked = (
-        ("--partition", batch.queue, scheduler is not None and scheduler.queue),
-        ("--time", batch.time, is_kubernetes or (scheduler is not None and scheduler.time)),
-        ("--gpus-per-host", batch.gpus, is_kubernetes or scheduler is not None),
-        ("--submit", batch.options, not is_kubernetes),
-        ("--image", batch.image, is_kubernetes),
-        ("--namespace", batch.namespace, is_kubernetes),
-        ("--pod", batch.pod, is_kubernetes),
-    )
-    for option, value, has_use in asked:
-        if value and not has_use:
-            yield f"{option}: {batch.launcher} has no such thing"
+    uses = {
+        "partition": scheduler is not None and scheduler.queue,
+        "time": is_kubernetes or (scheduler is not None and scheduler.time),
+        "gpus_per_host": is_kubernetes or scheduler is not None,
+        "submit": not is_kubernetes,
+        "image": is_kubernetes,
+        "namespace": is_kubernetes,
+        "pod": is_kubernetes,
+    }
+    for name, has_use in uses.items():
+        option = _OPTIONS[name]
+        if getattr(batch, option.field) and not has_use:
+            yield f"{option.flag}: {batch.launcher} has no such thing"

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import psutil
 
 from nbdist.errors import UsageError
-from nbdist.records import MOST_SEED, Host, is_seed
+from nbdist.records import ClusterRequest, Communication, Host, options_of
 from nbdist.utils.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nbdist.records import ClusterRequest, Communication, Framework
+    from nbdist.records import Framework
 
 FRAMEWORKS: tuple[Framework, ...] = ("tensorflow", "jax")
 FRAMEWORK_CHOICES = ("tensorflow", "jax", "both")
 NO_FRAMEWORK = "none"
 """For those who only look."""
 
-COMMUNICATION_CHOICES: tuple[Communication, ...] = ("auto", "ring", "nccl")
+_OPTIONS = options_of(ClusterRequest).values()
+_NUMBERS = [o for o in _OPTIONS if o.record is ClusterRequest and o.least is not None]
+_COMMUNICATIONS = get_args(Communication)
 
 
 def choose_frameworks(
@@ -64,39 +66,28 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
         UsageError: with one line for each fault.
     """
     faults = [
-        f"{name} {value!r}: type a whole number"
-        for name, value in (
-            ("min_hosts", request.min_hosts),
-            ("devices_per_host", request.devices_per_host),
-            ("cpus_per_worker", request.cpus_per_worker),
-            ("spares", request.spares),
-            ("seed", request.seed),
-        )
-        if type(value) is not int
-    ]
-    faults += [
         f"env {name!r}={value!r}: both must be text"
         for name, value in request.env.items()
         if not (isinstance(name, str) and isinstance(value, str))
     ]
-    if faults:
+    numbers = [getattr(request, option.field) for option in _NUMBERS]
+    can_compare = not faults and all(type(number) is int for number in numbers)
+    for option, number in zip(_NUMBERS, numbers, strict=True):
+        faults += option.faults(number)
+    if not can_compare:
         raise UsageError("\n".join(faults))
-    if not is_seed(request.seed):
-        faults.append(f"--seed {request.seed}: type a whole number from 0 to {MOST_SEED}")
     faults += _too_many(request, worker_memory_bytes)
     here = sum(not host.name for host in request.hosts)
-    if not 0 <= request.min_hosts <= len(request.hosts):
-        faults.append(f"--min-hosts {request.min_hosts}: type 1 to {len(request.hosts)}")
+    if request.min_hosts > len(request.hosts):
+        faults.append(f"--min-hosts {request.min_hosts}: use 1 to {len(request.hosts)}")
     cores = len(os.sched_getaffinity(0))
-    if request.cpus_per_worker < 0 or (here and request.cpus_per_worker > cores):
+    if here and request.cpus_per_worker > cores:
         faults.append(
             f"--cpus-per-worker {request.cpus_per_worker}: this machine gives 1 to {cores} cores"
         )
-    if request.devices_per_host < 0:
-        faults.append(f"--devices-per-host {request.devices_per_host}: type a number from 1")
     gpus = len(visible_gpus()) if here else 0
-    if request.communication not in COMMUNICATION_CHOICES:
-        choices = ", ".join(COMMUNICATION_CHOICES)
+    if request.communication not in _COMMUNICATIONS:
+        choices = ", ".join(_COMMUNICATIONS)
         faults.append(f"--communication {request.communication}: choose from {choices}")
     if request.communication == "nccl" and here and not gpus:
         faults.append("--communication nccl needs NVIDIA GPUs, and none is visible: type ring")
@@ -113,9 +104,7 @@ def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str
     memory = psutil.virtual_memory().available
     fitting = max(1, memory // worker_memory_bytes)
     engines = sum(not host.name for host in request.hosts) + request.spares * request.is_local
-    if request.spares < 0:
-        yield f"--spares {request.spares}: type a number from 0"
-    elif engines > fitting:
+    if engines > fitting:
         spares = f" and {request.spares} spare" if request.spares else ""
         needed, free = engines * worker_memory_bytes / 1e9, memory / 1e9
         yield (

@@ -159,9 +159,8 @@ class StoredLiveRun:
         if request.step is None or not request.step.options.profile:
             return request
         folder = str(self._directory.path / EVENTS_FOLDER)
-        options = msgspec.structs.replace(request.step.options, profile_folder=folder)
-        step = msgspec.structs.replace(request.step, options=options)
-        return msgspec.structs.replace(request, step=step)
+        step = msgspec.structs.replace(request.step.options, profile_folder=folder)
+        return request.with_options(step=step)
 
     def _new_diagnostics(self, batch: int) -> Diagnostics:
         host_of = {worker.rank: worker.host for worker in self._roster.workers}
@@ -384,7 +383,7 @@ def begin(
         request=asked.id,
         cell=asked.cell,
         seed=seed,
-        cell_seed=request.seed,
+        cell_seed=request.options.seed,
     )
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))

@@ -84,7 +84,7 @@ class CellMonitor:
         self._collectives = collectives = worker_group.collectives
         self._recorder = context.recorder
         self._opened = context.recoveries.opened
-        self._vitals = Vitals(context.host_of, context.cell.hang_after_s)
+        self._vitals = Vitals(context.host_of, context.cell.options.hang_after_s)
         self._ending = Cancellation(
             number, self.running, worker_group.engines, collectives, self._show_for
         )

@@ -56,7 +56,7 @@ class Journal:
             changes = run.begun.changes if run.begun is not None else ()
             names = msgspec.structs.replace(_names_of_step(step), trains=changes)
         kind: Literal["cell", "step"] = "cell" if step is None else "step"
-        self._add(Entry(kind, names, cell.ranks, request, once=cell.once, failed=failed))
+        self._add(Entry(kind, names, cell.ranks, request, once=cell.options.once, failed=failed))
 
     def add_push(self, names: Iterable[str], payload: bytes, ranks: Sequence[int]) -> None:
         """Objects were pushed, as they are in `payload`."""

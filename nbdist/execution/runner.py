@@ -159,7 +159,9 @@ class Runner:
             LeftError: it goes on, and another process follows it.
         """
         recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
-        recoveries = RecoveryLog(recorder, live, view, self._handover, cell.max_heals, self._pids)
+        recoveries = RecoveryLog(
+            recorder, live, view, self._handover, cell.options.max_heals, self._pids
+        )
         saving = cell.request.saving
         if saving is not None and saving.resume:
             recoveries.saved = names_in(Path(saving.folder))
@@ -193,7 +195,7 @@ class Runner:
         """
         recorder = Recorder(cell.request.number, is_step=cell.request.step is not None)
         recoveries = RecoveryLog(
-            recorder, resumed.live, view, self._handover, cell.max_heals, self._pids
+            recorder, resumed.live, view, self._handover, cell.options.max_heals, self._pids
         )
         for recovery in resumed.recoveries:
             recorder.recovered(recovery)
@@ -281,7 +283,7 @@ class Runner:
 
         def follow() -> None:
             self._require_all(request)
-            if said and request.seed is None:
+            if said and request.options.seed is None:
                 context.view.say(said)
             self._handover.sent(sent, **of_worker_group(self._worker_group))
             if context.cell.detached:
@@ -374,7 +376,7 @@ class Runner:
         saving = structs.replace(
             request.saving, resume=request.saving.resume or recoveries.has_opened
         )
-        return structs.replace(request, saving=saving)
+        return request.with_options(saving=saving)
 
     def _shrunk(self, context: RunContext) -> RunContext:
         """With the ranks that there are now, where they are fewer."""
@@ -395,7 +397,8 @@ class Runner:
             CellError, WorkerError: as `Cluster.run` says.
         """
         self.number += 1
-        again = structs.replace(request, number=self.number, saving=None, replays=True)
+        request = request.with_options(saving=None, detach=False, hang_after_s=0.0)
+        again = structs.replace(request, number=self.number, replays=True)
         cell = RunningCell(request=again, ranks=tuple(ranks))
         view, live = SilentView(), NullRun("")
         recorder = Recorder(self.number, is_step=False)

@@ -1,4 +1,4 @@
-"""Completes the options of the magics, and their choices, while they are typed."""
+"""Completion of options and their choices in IPython."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from nbdist.magics.options import MAGICS
+
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
-    from IPython.core.interactiveshell import InteractiveShell
+    from nbdist.records import Option
 
 _MAGIC = re.compile(r"^\s*%{1,2}(dist_\w+)\s")
 
 
-def option_matcher(shell: InteractiveShell) -> Any:
-    """A matcher of IPython's completer for the `%dist_...` magics of a shell."""
+def option_matcher() -> Any:
+    """Return a matcher of IPython's completer for the `%dist_...` magics."""
 
     @context_matcher(identifier="nbdist.options")
     def match(context: CompletionContext) -> dict[str, Any]:
         found = _MAGIC.match(context.line_with_cursor)
-        if found is None:
-            return {"completions": []}
-        kinds = shell.magics_manager.magics
-        magic = kinds["cell"].get(found[1]) or kinds["line"].get(found[1])
-        if magic is None:
+        if found is None or found[1] not in MAGICS:
             return {"completions": []}
         words = re.split(r"\s", context.text_until_cursor.lstrip())
-        completions = list(_complete(magic.parser._actions, words))
+        completions = list(_complete(MAGICS[found[1]].options, words))
         return {
             "completions": completions,
             "suppress": bool(completions),
@@ -39,17 +36,17 @@ def option_matcher(shell: InteractiveShell) -> Any:
     return match
 
 
-def _complete(actions: list[argparse.Action], words: list[str]) -> Iterator[SimpleCompletion]:
-    """The choices of the option before the cursor, else the options that fit."""
+def _complete(options: tuple[Option, ...], words: list[str]) -> Iterator[SimpleCompletion]:
+    """Complete the choices of the option before the cursor, else the options that match."""
     before, typed = words[-2], words[-1]
-    for action in actions:
-        if before in action.option_strings and action.nargs != 0:
-            for choice in action.choices or ():
-                if str(choice).startswith(typed):
-                    yield SimpleCompletion(str(choice), type="choice")
+    for option in options:
+        if before in option.flags and option.kind != "switch":
+            for choice in option.choices:
+                if choice.startswith(typed):
+                    yield SimpleCompletion(choice, type="choice")
             return
     if typed.startswith("-"):
-        for action in actions:
-            for option in action.option_strings:
-                if option.startswith(typed):
-                    yield SimpleCompletion(option, type="option")
+        for option in options:
+            for flag in option.flags:
+                if flag.startswith(typed):
+                    yield SimpleCompletion(flag, type="option")

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from nbdist.cells.parse import STRATEGIES
+from nbdist.cells.options import OPTIONS
 from nbdist.errors import StartError, UsageError
-from nbdist.magics.options import unquoted
+from nbdist.magics.options import OUTPUT, command, options_from, parse
 from nbdist.parallel.placement.devices import devices_apart
-from nbdist.records import StepOptions
-from nbdist.session.tracing import trace_here, trace_on
+from nbdist.records import Option
+from nbdist.session.tracing import TRACED_STEPS, trace_here, trace_on
 from nbdist.views.trace import TracePicture
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbdist.magics.base import ClusterMagics
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _PLUGINS = ("xprof", "tensorboard_plugin_profile")
 _INSTALL = "%pip install tensorboard xprof"
+_KEEP = Option(
+    flags=("--keep",), metavar="FOLDER", help="Store the files of the profiler in this folder."
+)
 _RANKS_ONLY = ("ranks", "strategy", "data", "batch", "steps")
 
 
@@ -41,37 +45,40 @@ class PlacingMagics(Magics):
         self._front = front
         self._traces: tempfile.TemporaryDirectory[str] | None = None
 
-    @magic_arguments()
-    @argument(
-        "--bench",
-        action="store_true",
-        help="Measure products, memory, transfers and links; steps are planned with that.",
+    @command(
+        Option(
+            flags=("--bench",),
+            kind="switch",
+            help="Measure matrix products, memory, transfers and links.",
+            details="Steps are planned with the measured values.",
+        )
     )
     @line_magic
     def dist_devices(self, line: str) -> DevicesPicture:
-        """Show the devices of all workers, or without any this machine's, and their links."""
-        bench = parse_argstring(self.dist_devices, line).bench
+        """Show devices of all workers, and their links; without workers, of this machine."""
+        bench = parse(self.dist_devices, line).bench
         if self._front._runs():
             return self._front.shown(self._front._cluster("%dist_devices").devices(bench=bench))
         return self._front.shown(devices_apart(bench=bench))
 
-    @magic_arguments()
-    @argument("-t", "--ranks", help="Ranks to run on, as in 0,2:4, for cells without collectives.")
-    @argument("--strategy", choices=STRATEGIES, help="`pjrt`: only JAX is traced.")
-    @argument("-o", "--output", metavar="NAME", help="Keep the trace under this name.")
-    @argument("--keep", metavar="FOLDER", help="Keep the profiler's files in this folder.")
-    @argument("--data", metavar="NAME", help="The cell is a step, run for batches of this data.")
-    @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
-    @argument("--steps", type=int, metavar="N", help="Steps that are traced; 20 if left out.")
+    @command(
+        *(OPTIONS[name] for name in ("ranks", "data", "batch")),
+        OPTIONS["strategy"].but(
+            default="pjrt", help="Strategy of the cell; only JAX is traced.", details=""
+        ),
+        OPTIONS["steps"].but(default=str(TRACED_STEPS), help="Trace N steps."),
+        _KEEP,
+        OUTPUT.but(help="Store the trace under this name."),
+    )
     @cell_magic
     def dist_trace(self, line: str, cell: str) -> TracePicture:
-        """Run the cell under JAX's profiler, and show which operation, device and line took long.
+        """Run the cell under JAX's profiler, and show its time by operation, device and line.
 
-        On every worker, or on those that are named; in this kernel where no workers run.
+        Without workers, nbdist traces the cell in this kernel.
         """
-        args = parse_argstring(self.dist_trace, line)
+        args = parse(self.dist_trace, line)
         _check(args)
-        keep = str(Path(unquoted(args.keep)).resolve()) if args.keep else self._folder()
+        keep = str(Path(args.keep).resolve()) if args.keep else self._folder()
         header = f"%%dist_trace {line}"
         pictures: list[TracePicture] = []
 
@@ -82,15 +89,14 @@ class PlacingMagics(Magics):
             _refuse_alone(args)
             trace_here(self.shell, cell, keep=keep, show=show, header=header)
             return pictures[0]
-        cluster, step = self._front._cluster("%%dist_trace"), _step(args)
-        if step is not None:
-            self._front._bring(cluster, step.data)
+        cluster = self._front._cluster("%%dist_trace")
+        options = options_from(args, keep=None)  # `--keep` of this magic is a folder
+        if options.step is not None:
+            self._front._bring(cluster, options.step.data)
         trace_on(
             cluster,
             cell,
-            ranks=args.ranks,
-            strategy=args.strategy,
-            step=step,
+            options,
             keep=keep,
             show=show,
             label=self._front._label(),
@@ -112,7 +118,7 @@ class PlacingMagics(Magics):
         return self._front.shown(TracePicture(trace, self._viewer(trace)))
 
     def _viewer(self, trace: Trace) -> str:
-        """Where the profiler's files can be seen, or what that takes."""
+        """Return the address of the viewer of the trace, or how to get one."""
         if not trace.ranks:
             return ""
         kept = f"the profiler's files are in {trace.folder}; " if trace.folder else ""
@@ -131,12 +137,12 @@ def _can_view() -> bool:
     )
 
 
-def _check(args: Any) -> None:
+def _check(args: Namespace) -> None:
     """Raises UsageError that names every option that is wrong."""
     faults = []
     if args.output and not args.output.isidentifier():
-        faults.append(f"-o {args.output}: type a name that Python can use")
-    kept = Path(unquoted(args.keep or "."))
+        faults.append(f"-o {args.output}: use a name that Python accepts")
+    kept = Path(args.keep or ".")
     if kept.exists() and not kept.is_dir():
         faults.append(f"--keep {kept}: there is a file of that name; name a folder")
     if not args.data:
@@ -146,7 +152,7 @@ def _check(args: Any) -> None:
         raise UsageError("\n".join(faults))
 
 
-def _refuse_alone(args: Any) -> None:
+def _refuse_alone(args: Namespace) -> None:
     """Raises UsageError for options that are for workers, where none run."""
     given = [f"--{name}" for name in _RANKS_ONLY if getattr(args, name) is not None]
     if given:
@@ -154,9 +160,3 @@ def _refuse_alone(args: Any) -> None:
             f"{', '.join(given)}: no workers run, and the cell is traced in this kernel: leave "
             "that out, or type %dist_start 4 hosts first"
         )
-
-
-def _step(args: Any) -> StepOptions | None:
-    if not args.data:
-        return None
-    return StepOptions(data=args.data, batch=args.batch or 0, steps=args.steps or 0)

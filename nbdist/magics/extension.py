@@ -23,7 +23,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext nbdist`."""
     magics = DistMagics(shell)
     shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
-    matcher = option_matcher(shell)
+    matcher = option_matcher()
     shell.Completer.custom_matchers.append(matcher)
     _printers(shell).for_type(ResultTable, magics.skip_shown)
     shell.events.register("pre_execute", magics.forget_shown)

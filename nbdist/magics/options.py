@@ -1,112 +1,144 @@
-"""Options that several magics have, and what they come to."""
+"""Commands and their options: one definition for parser, completion, help and the reference."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from argparse import ArgumentTypeError
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from IPython.core.magic_arguments import argument
+from IPython.core.error import UsageError as ParserError
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from nbdist.cells.parse import parse_bucket, parse_prefetch
-from nbdist.cells.plan_options import parse_budget, parse_fixed, read_plan
+from nbdist.cells.options import OPTIONS, cell_options
 from nbdist.errors import UsageError
-from nbdist.records import Planning, StepOptions
+from nbdist.records import Option
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable
 
-_PLANNING = (
-    argument("--plan", metavar="FILE", help="Lay the step out as this plan says, under pjrt."),
-    argument("--budget", metavar="40GB", help="Memory that a plan may take on each device."),
-    argument("--fix", metavar="tensor=2", help="What is given: data, tensor, zero, remat, micro."),
+    from nbdist.records import CellOptions
+
+OUTPUT = Option(
+    flags=("-o", "--output"), metavar="NAME", help="Store the run under this name in the notebook."
 )
+RANKS = OPTIONS["ranks"]
+PLANNING = tuple(OPTIONS[name] for name in ("plan", "budget", "fix"))
+RUNNING = tuple(option for option in OPTIONS.values() if option.name not in ("on", "verify"))
+"""The options of cells that are run."""
 
 
-def planning_arguments(function: Callable[..., Any]) -> Any:
-    """Give a magic the options that say how a step is laid out."""
-    for option in _PLANNING:
-        function = option(function)
-    return function
+@dataclass(frozen=True)
+class Magic:
+    """A magic, as the command reference describes it."""
+
+    name: str
+    description: str
+    options: tuple[Option, ...]
 
 
-_STEP_OPTIONS = (
-    "batch",
-    "epochs",
-    "steps",
-    "shuffle",
-    "bucket",
-    "scale_lr",
-    "check",
-    "jit",
-    "on_nan",
-    "prefetch",
-    "profile",
-)
-_PLANNING_OPTIONS = ("plan", "budget", "fix")
-"""Of `%%dist_run`: those above need `--data`, and these say, without, how a `fit` is laid out."""
+MAGICS: dict[str, Magic] = {}
+"""All magics with their options, by name, in the order of their definition."""
 
 
-def step_options(args: Any) -> StepOptions | None:
-    """What `%%dist_run` asks for of a step, or without data of what the cell fits.
+def command(*options: Option) -> Callable[[Callable[..., Any]], Any]:
+    """Give a magic its options, for its parser, its `?` help, Tab and the command reference."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        name = function.__name__
+        MAGICS[name] = Magic(name, inspect.getdoc(function) or "", options)
+        for option in reversed(options):
+            function = as_argument(option)(function)
+        return magic_arguments()(function)
+
+    return decorate
+
+
+def as_argument(option: Option) -> argument:
+    """Return the option in the form that IPython adds to parsers."""
+    return argument(*option.flags, **_keywords(option))
+
+
+def _keywords(option: Option) -> dict[str, Any]:
+    keywords: dict[str, Any] = {"help": option.help.replace("%", "%%")}
+    if option.kind == "switch":
+        return {"action": "store_true", **keywords}
+    if option.kind == "number":
+        keywords["type"] = _number
+    if option.kind == "list":
+        keywords |= {"action": "append", "default": []}
+    if option.nargs:
+        keywords["nargs"] = option.nargs
+    if option.choices:
+        keywords["choices"] = option.choices
+    elif option.metavar:
+        keywords["metavar"] = option.metavar
+    return keywords
+
+
+def _number(text: str) -> int:
+    """Read a whole number, for `argparse`."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def parse(magic: Callable[..., Any], line: str) -> Namespace:
+    """Parse the line of a magic. Quotes around a value are removed.
 
     Raises:
-        UsageError: an option is wrong, or needs another.
+        IPython.core.error.UsageError: an option or its value is not valid.
     """
-    typed = vars(args)
-    given = {
-        name: value
-        for name in (*_STEP_OPTIONS, *_PLANNING_OPTIONS)
-        if (value := typed.get(name)) is not None and value is not False
-    }
-    if args.data is None:
-        planned = given.keys() & _PLANNING_OPTIONS
-        if given.keys() - planned:
-            words = (f"--{name.replace('_', '-')}" for name in given if name not in planned)
-            idle = ", ".join(words)
-            fit = "; what `fit` is given is read ahead by .prefetch(tf.data.AUTOTUNE)"
-            hint = fit if "prefetch" in given else ""
-            raise UsageError(f"{idle} without --data: name the data set of the step{hint}")
-        return StepOptions(data="", planning=_planning(args)) if planned else None
-    if "bucket" in given:
-        given["bucket"] = parse_bucket(given["bucket"])
-    if "prefetch" in given:
-        given["prefetch"] = parse_prefetch(given["prefetch"])
-    own = {name: value for name, value in given.items() if name in _STEP_OPTIONS}
-    return StepOptions(data=args.data, planning=_planning(args), **own)
+    try:
+        args: Namespace = parse_argstring(magic, line)
+    except ParserError as error:
+        own = MAGICS[magic.__name__].options
+        raise ParserError(f"{error}{_suggestion(str(error), own)}") from None
+    for name, value in vars(args).items():
+        if isinstance(value, str):
+            setattr(args, name, _unquoted(value))
+        elif isinstance(value, list):
+            setattr(args, name, [_unquoted(word) for word in value])
+    return args
 
 
-def plan_options(args: Any) -> StepOptions:
-    """What `%%dist_plan` asks for: of a step, or without data of what the cell fits.
-
-    Raises:
-        UsageError: an option is wrong, or needs another.
-    """
-    if args.batch and args.data is None:
-        raise UsageError("--batch without --data: what `fit` is given says it")
-    asked = {"on": unquoted(args.on), "only": True, "verify": bool(args.verify)}
-    planning = msgspec.structs.replace(_planning(args), **asked)
-    return StepOptions(data=args.data or "", batch=args.batch or 0, planning=planning)
-
-
-def check_name(name: str | None) -> None:
-    """Raises UsageError where what `-o` names is no name."""
-    if name is not None and not name.isidentifier():
-        raise UsageError(f"-o {name}: type a name that Python can use")
+def _suggestion(error: str, options: tuple[Option, ...]) -> str:
+    """Return the options that are closest to those that do not exist."""
+    flags = [flag for option in options for flag in option.flags if flag.startswith("--")]
+    _, is_unknown, words = error.partition("unrecognized arguments: ")
+    unknown = [word.partition("=")[0] for word in words.split() if word.startswith("--")]
+    if not is_unknown or not unknown:
+        return ""
+    close = dict.fromkeys(
+        flag for word in unknown for flag in difflib.get_close_matches(word, flags, n=1)
+    )
+    return (
+        f"; did you mean {', '.join(close)}?"
+        if close
+        else f"; options are {', '.join(sorted(flags))}"
+    )
 
 
-def unquoted(text: str | None) -> str:
-    """IPython leaves the quotes around what was typed in some; those within are its own."""
-    text = text or ""
+def _unquoted(text: str) -> str:
+    """IPython leaves the quotes around some values."""
     quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
     return text[1:-1] if quoted else text
 
 
-def _planning(args: Any) -> Planning:
-    fixed = parse_fixed(args.fix)
-    return Planning(
-        budget=parse_budget(args.budget),
-        fixed=fixed.sizes,
-        remat=fixed.remat,
-        schedule=fixed.schedule,
-        given=read_plan(args.plan),
-    )
+def options_from(args: Namespace, **changes: Any) -> CellOptions:
+    """Return the options of a cell from the line of its magic.
+
+    Raises:
+        UsageError: options are wrong; it names all of them.
+    """
+    typed = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    return cell_options({**typed, **changes})
+
+
+def check_name(name: str | None) -> None:
+    """Raise UsageError if the value of `-o` is not a Python name."""
+    if name is not None and not name.isidentifier():
+        raise UsageError(f"-o {name}: use a name that Python accepts")

@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from msgspec import structs
 
+from nbdist.cells.options import OPTIONS
 from nbdist.errors import UsageError
-from nbdist.magics.options import check_name, plan_options, planning_arguments
+from nbdist.magics.options import OUTPUT, PLANNING, check_name, command, options_from, parse
+from nbdist.records import Option, StepOptions
 from nbdist.session.plans import planned
 from nbdist.views.plan.names import NamesPicture
 from nbdist.views.plan.picture import PlanPicture
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbdist.execution.result import Run
     from nbdist.magics.base import ClusterMagics
-    from nbdist.records import Plan
+    from nbdist.records import CellOptions, Plan
     from nbdist.session.cluster import Cluster
 
 _FIT = "{model}.fit(*({data} if isinstance({data}, tuple) else ({data},)), batch_size={batch})"
@@ -35,30 +39,33 @@ class PlanMagics(Magics):
         self._front = front
         self._shown: tuple[Plan, Run | None] | None = None
 
-    @magic_arguments()
-    @argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="Without a cell: a Keras model, with the --data it fits; or names in the newest plan.",
+    @command(
+        Option(
+            flags=("names",),
+            nargs="*",
+            metavar="NAME",
+            help="Without a cell: a Keras model, or names in the newest plan.",
+        ),
+        OPTIONS["data"].but(
+            default="the data of the first `fit`",
+            help="Data set of the step, or of the model.",
+            details="Without it, nbdist plans the first `fit` of the cell.",
+        ),
+        OPTIONS["batch"],
+        OPTIONS["on"],
+        OPTIONS["verify"],
+        *PLANNING,
+        OUTPUT.but(help="Store the plan under this name."),
     )
-    @argument("--data", metavar="NAME", help="The data set of the step; none where a model fits.")
-    @argument("--batch", type=int, metavar="N", help="Samples in a global batch.")
-    @argument(
-        "--on", metavar="HARDWARE", help="Hardware to plan for: 32xH100, v5e:16x16, a file's path."
-    )
-    @argument("--verify", action="store_true", help="Ask the hardware's compiler too.")
-    @argument("-o", "--output", metavar="NAME", help="Keep the plan under this name.")
-    @planning_arguments
     @line_cell_magic
-    def dist_plan(self, line: str, cell: str | None = None) -> PlanPicture:
-        """Show how the step would be laid out over devices, and what it would cost; train nothing.
+    def dist_plan(self, line: str, cell: str | None = None) -> PlanPicture | NamesPicture:
+        """Plan the layout of a step over devices, with its cost. Nothing is trained.
 
-        Without `--data`, the cell is run up to its first `fit`, and that is planned. `%dist_plan
-        model --data train --batch 64` plans the `fit` of a model; `%dist_plan params` shows how
-        names lie in the plan that was shown or run last.
+        Without `--data`, nbdist runs the cell up to its first `fit`, and plans that. `%dist_plan
+        model --data train --batch 64` plans the `fit` of a model. `%dist_plan params` shows names
+        in the plan that was shown or run last.
         """
-        args = parse_argstring(self.dist_plan, line)
+        args = parse(self.dist_plan, line)
         cluster = self._front._cluster("%%dist_plan")
         check_name(args.output)
         if cell is None and not args.data:
@@ -72,13 +79,13 @@ class PlanMagics(Magics):
         if model:
             cell = _FIT.format(model=model, data=args.data, batch=args.batch)
             args.data = args.batch = None  # they are what `fit` is given
-        step = plan_options(args)
-        plan = planned(cluster, cell or "", step, label=self._front._label(), header=header)
+        options = _plan_options(args)
+        plan = planned(cluster, cell or "", options, label=self._front._label(), header=header)
         self._keep(args, plan)
         self._shown = plan, cluster.last_run
         return self._front.shown(PlanPicture(plan))
 
-    def _show_names(self, cluster: Cluster, args: Any) -> NamesPicture:
+    def _show_names(self, cluster: Cluster, args: Namespace) -> NamesPicture:
         if not args.names:
             raise UsageError(
                 "write the step below %%dist_plan --data NAME, or name a Keras model and its data, "
@@ -95,19 +102,33 @@ class PlanMagics(Magics):
         return self._front.shown(picture)
 
     def _newest(self, cluster: Cluster) -> Plan | None:
-        """Of the step that ran last, if that was after the plan that was shown last."""
+        """Return the plan that was run or shown last."""
         run = cluster.last_run
         if self._shown is not None and run is self._shown[1]:
             return self._shown[0]
         ran = run.plan if run is not None else None
         return ran or (self._shown[0] if self._shown is not None else None)
 
-    def _keep(self, args: Any, plan: Plan) -> None:
+    def _keep(self, args: Namespace, plan: Plan) -> None:
         if args.output:
             self.shell.user_ns[args.output] = plan
 
 
-def _model(args: Any) -> str:
+def _plan_options(args: Namespace) -> CellOptions:
+    """Return the options of a cell that is only planned.
+
+    Raises:
+        UsageError: an option is wrong, or needs another.
+    """
+    if args.batch and args.data is None:
+        raise UsageError("--batch without --data: `fit` has the size of a batch")
+    options = options_from(args)
+    step = options.step or StepOptions(data="")
+    planning = structs.replace(step.planning, only=True)
+    return structs.replace(options, step=structs.replace(step, planning=planning))
+
+
+def _model(args: Namespace) -> str:
     """The one name of a model."""
     if len(args.names) != 1 or not args.names[0].isidentifier():
         raise UsageError(

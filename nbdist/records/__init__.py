@@ -8,7 +8,6 @@ from nbdist.records.any_event import AnyEvent
 from nbdist.records.base import (
     BATCH_NAME,
     MASK_NAME,
-    MOST_SEED,
     RANK_VARIABLE,
     Communication,
     Framework,
@@ -22,8 +21,8 @@ from nbdist.records.base import (
     RunViewName,
     StrategyName,
     StreamName,
-    is_seed,
 )
+from nbdist.records.cell_options import CellOptions, Saving, StepOptions
 from nbdist.records.cluster import (
     BoundSocket,
     ClusterRequest,
@@ -41,7 +40,6 @@ from nbdist.records.cluster import (
     WorkerState,
 )
 from nbdist.records.commands import (
-    GUARD_STEPS,
     SOON,
     WATCHDOG,
     AbortCollectives,
@@ -49,9 +47,7 @@ from nbdist.records.commands import (
     Command,
     Diagnose,
     ForceInterrupt,
-    Saving,
     StatusQuery,
-    StepOptions,
     StepProgram,
     StepRequest,
     StopAfter,
@@ -92,6 +88,7 @@ from nbdist.records.handover import (
     Loss,
     RunningCell,
 )
+from nbdist.records.options import Option, options_of
 from nbdist.records.placement import (
     HOST_MEMORY,
     OWN_RANK,
@@ -196,14 +193,12 @@ __all__ = [
     "CLUSTER_ID",
     "DATA",
     "GPIPE",
-    "GUARD_STEPS",
     "HANDOVER_VERSION",
     "HOST_COPIES",
     "HOST_MEMORY",
     "MASK_NAME",
     "MEASURES",
     "MODEL",
-    "MOST_SEED",
     "NO_SUCH_RUN",
     "OWN_RANK",
     "PLACE",
@@ -227,6 +222,7 @@ __all__ = [
     "BoundSocket",
     "CaughtUp",
     "CellEnded",
+    "CellOptions",
     "CellRequest",
     "Checked",
     "Chip",
@@ -285,6 +281,7 @@ __all__ = [
     "Opened",
     "Operation",
     "OperationTime",
+    "Option",
     "Output",
     "Phase",
     "PjrtWiring",
@@ -359,6 +356,6 @@ __all__ = [
     "WorkerState",
     "Writer",
     "Zero",
-    "is_seed",
+    "options_of",
     "title_of",
 ]

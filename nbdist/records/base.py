@@ -34,11 +34,6 @@ MOST_SEED = 2**32 - 1
 """Largest seed that NumPy accepts."""
 
 
-def is_seed(number: object) -> bool:
-    """Return True if all generators accept the number as a seed."""
-    return type(number) is int and 0 <= number <= MOST_SEED
-
-
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen record. Messages contain records; a record is not a message."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from nbdist.records.base import (
+    MOST_SEED,
     STRATEGY_OF,
     Communication,
     Framework,
@@ -12,6 +15,7 @@ from nbdist.records.base import (
     ResultRow,
     StrategyName,
 )
+from nbdist.records.options import Option
 from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
@@ -54,26 +58,76 @@ class ClusterRequest(Record, frozen=True):
     Attributes:
         hosts: one for each engine.
         frameworks: frameworks that the engines load.
-        devices_per_host: GPUs of each engine, or virtual CPU devices under JAX; 0 for all.
-        cpus_per_worker: cores of each engine; 0 for no limit.
-        env: extra environment variables of every engine.
-        communication: implementation of TensorFlow's collectives.
-        spares: extra engines that replace lost ones.
-        min_hosts: hosts that suffice if others cannot be reached; 0 for all.
         batch: the scheduler that allocates the hosts; None if the hosts are named.
-        seed: seed of the random generators of every rank.
     """
 
     hosts: tuple[Host, ...]
     frameworks: tuple[Framework, ...]
-    devices_per_host: int = 0
-    cpus_per_worker: int = 0
-    env: dict[str, str] = msgspec.field(default_factory=dict)
-    communication: Communication = "auto"
-    spares: int = 0
-    min_hosts: int = 0
+    devices_per_host: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="all GPUs of the host, else one CPU device",
+            help="Visible GPUs of each worker, or virtual CPU devices (JAX) without GPUs.",
+        ),
+    ] = 0
+    cpus_per_worker: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="no limit",
+            help="Cores that each worker is bound to.",
+        ),
+    ] = 0
+    env: Annotated[
+        dict[str, str],
+        Option(
+            kind="list",
+            metavar="K=V",
+            help="Environment variable of the workers.",
+            details="Can be repeated.",
+        ),
+    ] = msgspec.field(default_factory=dict)
+    communication: Annotated[
+        Communication,
+        Option(
+            help="Collectives of TensorFlow; auto is NCCL between GPUs, else ring.",
+        ),
+    ] = "auto"
+    spares: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="none",
+            help="Waiting workers that replace lost ones under pjrt.",
+            details="Under mirrored, new workers are forked.",
+        ),
+    ] = 0
+    min_hosts: Annotated[
+        int,
+        Option(
+            metavar="K",
+            least=0,
+            default="all hosts",
+            help="Start with as few as K hosts if others cannot be reached.",
+        ),
+    ] = 0
     batch: Batch | None = None
-    seed: int = 0
+    seed: Annotated[
+        int,
+        Option(
+            metavar="N",
+            least=0,
+            most=MOST_SEED,
+            default="random",
+            help="Seed of the random generators of all workers.",
+            details="The generators are those of Python, NumPy, TensorFlow and Keras. "
+            "`%dist_status` shows the seed.",
+        ),
+    ] = 0
 
     @property
     def is_local(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from nbdist.records.base import Record, StrategyName
@@ -9,6 +11,9 @@ from nbdist.records.cluster import BoundSocket, ClusterRequest, Device, EngineLe
 from nbdist.records.commands import CellRequest
 from nbdist.records.runs import Writer
 from nbdist.records.topology import Bench
+
+if TYPE_CHECKING:
+    from nbdist.records.cell_options import CellOptions
 
 HANDOVER_VERSION = 2
 """Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0."""
@@ -22,22 +27,23 @@ class RunningCell(Record, frozen=True):
         ranks: ranks that run it.
         run: id of its run; empty if the run is not stored.
         runs: folder of the runs.
-        hang_after_s: see `Vitals`.
-        max_heals: see `Cluster.run`.
-        once: see `Cluster.run`.
         saved: names whose values its checkpoints contain.
-        detached: the cell continues without the notebook.
     """
 
     request: CellRequest
     ranks: tuple[int, ...]
     run: str = ""
     runs: str = ""
-    hang_after_s: float = 0.0
-    max_heals: int = 0
-    once: bool = False
-    detached: bool = False
     saved: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> CellOptions:
+        return self.request.options
+
+    @property
+    def detached(self) -> bool:
+        """True if the cell continues when the kernel of the notebook ends."""
+        return self.options.detach or self.options.saving is not None
 
 
 class CollectiveState(Record, frozen=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from nbdist.records.base import Record, ResultRow
+from nbdist.records.options import Option
 
 Spec = tuple[tuple[str, ...], ...]
 """Mesh axes of each dimension of an array, outermost first."""
@@ -262,14 +263,53 @@ class Planning(Record, frozen=True):
         verify: compile the plan with the hardware's compiler.
     """
 
-    budget: int = 0
-    fixed: dict[str, int] = msgspec.field(default_factory=dict)
-    given: Plan | None = None
-    on: str = ""
-    only: bool = False
-    verify: bool = False
+    given: Annotated[
+        Plan | None,
+        Option(
+            flags=("--plan",),
+            metavar="FILE",
+            help="Use the layout in this file, under pjrt.",
+            details="A run stores its plan in `plan.json`.",
+        ),
+    ] = None
+    budget: Annotated[
+        int,
+        Option(
+            kind="text",
+            metavar="40GB",
+            default="all memory",
+            help="Memory that a plan may use on each device.",
+        ),
+    ] = 0
+    fixed: Annotated[
+        dict[str, int],
+        Option(
+            flags=("--fix",),
+            metavar="tensor=2,zero=3",
+            help="Fixed parts of the layout: data, tensor, stage, zero, remat, micro and others.",
+            details="The layout is that of a step, or of the `fit` in a cell, under pjrt. `data`, "
+            "`tensor` and `stage` are sizes of mesh axes, `zero` is 0, 1 or 3. `micro=4` cuts a "
+            "batch into microbatches. `stage=4` runs the layers of a scan as a pipeline; "
+            "`schedule=1f1b` keeps few microbatches, and `rounds=2` interleaves stages. "
+            "`sequence=1` adds sequence parallelism to `tensor`. `remat=full` recomputes "
+            "activations. See [the planner](planner.md).",
+        ),
+    ] = msgspec.field(default_factory=dict)
     remat: Remat | None = None
     schedule: Schedule | None = None
+    on: Annotated[
+        str,
+        Option(
+            metavar="HARDWARE",
+            default="the devices of the cluster",
+            help="Hardware to plan for: 32xH100, v5e:16x16, or the path of a file.",
+            details="See [the planner](planner.md).",
+        ),
+    ] = ""
+    verify: Annotated[
+        bool, Option(help="Compile the step with the compiler of the hardware too.")
+    ] = False
+    only: bool = False
 
 
 DATA, MODEL, STAGE = "data", "model", "stage"

@@ -2,35 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from nbdist.records.base import Launcher, Record
+from nbdist.records.options import Option
 
 
 class Batch(Record, frozen=True):
-    """A request for hosts from a scheduler.
+    """Request of hosts from a scheduler. Empty values leave the choice to the scheduler."""
 
-    Attributes:
-        launcher: name of the scheduler.
-        queue: partition or queue; empty for the default one.
-        time: time limit in the scheduler's format; empty for its default.
-        gpus: GPUs of each host; 0 for no request.
-        options: extra options for the scheduler.
-        python: interpreter on the hosts; empty for the path of this machine's.
-        listen: address of this machine for the hosts; empty for its own name.
-        image: container image on Kubernetes.
-        namespace: namespace on Kubernetes; empty for the configured one.
-        pod: file with extra fields of the pod on Kubernetes; empty for none.
-    """
-
-    launcher: Launcher
-    queue: str = ""
-    time: str = ""
-    gpus: int = 0
-    options: tuple[str, ...] = ()
-    python: str = ""
-    listen: str = ""
-    image: str = ""
-    namespace: str = ""
-    pod: str = ""
+    launcher: Annotated[
+        Launcher,
+        Option(
+            default="none",
+            help="Scheduler that provides the hosts.",
+            details="See [clusters](clusters.md).",
+        ),
+    ]
+    queue: Annotated[
+        str,
+        Option(
+            flags=("--partition", "--queue"),
+            metavar="NAME",
+            default="the scheduler's",
+            help="Partition or queue of the scheduler.",
+        ),
+    ] = ""
+    time: Annotated[
+        str,
+        Option(metavar="H:M:S", default="the scheduler's", help="Time for which hosts are needed."),
+    ] = ""
+    gpus: Annotated[
+        int,
+        Option(
+            flags=("--gpus-per-host",),
+            metavar="K",
+            least=0,
+            most=1024,
+            default="none requested",
+            help="GPUs of each host.",
+        ),
+    ] = 0
+    options: Annotated[
+        tuple[str, ...],
+        Option(
+            flags=("--submit", "--sbatch"),
+            kind="list",
+            metavar="WORDS",
+            help='Further options for the scheduler, as in "--account=x".',
+            details="Can be repeated.",
+        ),
+    ] = ()
+    python: Annotated[
+        str,
+        Option(
+            metavar="PATH",
+            default="the path of the notebook's",
+            help="Python program on other hosts.",
+        ),
+    ] = ""
+    listen: Annotated[
+        str,
+        Option(
+            metavar="ADDRESS",
+            default="found by nbdist",
+            help="Address of this machine to which hosts of a scheduler connect.",
+        ),
+    ] = ""
+    image: Annotated[str, Option(metavar="NAME", help="Image of the containers in Kubernetes.")] = (
+        ""
+    )
+    namespace: Annotated[
+        str,
+        Option(
+            metavar="NAME",
+            default="from its configuration",
+            help="Namespace in Kubernetes.",
+        ),
+    ] = ""
+    pod: Annotated[
+        str, Option(metavar="FILE", help="File with further fields of the pods in Kubernetes.")
+    ] = ""
 
 
 class DialInTicket(Record, frozen=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import structs
 
+from nbdist.cells.options import cell_options
 from nbdist.cells.parse import choose_strategy, parse_cell
 from nbdist.cluster import host_request
 from nbdist.cluster import resources as host_rules
@@ -16,15 +17,7 @@ from nbdist.cluster.preflight import require_shared
 from nbdist.errors import ClosedError, LeftError, UsageError
 from nbdist.execution import live_run
 from nbdist.execution.result import Run
-from nbdist.records import (
-    GUARD_STEPS,
-    ClusterRequest,
-    Communication,
-    Precision,
-    RunningCell,
-    Saving,
-    StepOptions,
-)
+from nbdist.records import ClusterRequest, Communication, RunningCell
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
 from nbdist.session.transfer import pull, write_objects
@@ -38,12 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.execution.live_run import LiveRun
-    from nbdist.records import Batch, CellRequest, Host
+    from nbdist.records import Batch, CellOptions, CellRequest, Host
 
 __all__ = ["Cluster", "Run"]
-
-MAX_RECOVERIES = 10
-"""In an hour. A recovery does not cure the cause of a run that needs more."""
 
 
 class Cluster(ClusterInspection):
@@ -176,15 +166,10 @@ class Cluster(ClusterInspection):
         """Run a cell that was saved again, from its newest checkpoint; all it uses is there."""
         assert run.saving is not None
         require_shared(self._worker_group.engines, run.saving.folder)
-        saving = structs.replace(run.saving, resume=True)
-        request = structs.replace(run, number=self._runner.number + 1, saving=saving)
+        request = run.with_options(saving=structs.replace(run.saving, resume=True))
+        request = structs.replace(request, number=self._runner.number + 1)
         headers = (text.partition("\n")[0].partition(f"[{run.label}] ")[2] for text in self._ran)
-        under_way = RunningCell(
-            request=request,
-            ranks=self._chosen(None),
-            max_heals=MAX_RECOVERIES,
-            detached=True,
-        )
+        under_way = RunningCell(request=request, ranks=self._chosen(None))
         return self._keep(under_way, next(filter(None, headers), ""))
 
     def stop(self) -> None:
@@ -251,98 +236,62 @@ class Cluster(ClusterInspection):
     def run(
         self,
         cell: str,
+        options: CellOptions | None = None,
         *,
-        ranks: str | None = None,
-        strategy: str | None = None,
-        step: StepOptions | None = None,
-        precision: Precision | None = None,
-        hang_after_s: float = 0.0,
-        saving: Saving | None = None,
-        guard: int = GUARD_STEPS,
-        max_heals: int = MAX_RECOVERIES,
-        once: bool = False,
-        detach: bool = False,
-        seed: int | None = None,
-        own_data: bool = False,
         label: int = 0,
         header: str = "",
+        **given: Any,
     ) -> Run:
         """Run a cell once on every rank, showing what the ranks say while they run.
 
-        With `step`, the cell is the body of a training step and runs once for each batch of the
+        With `data`, the cell is the body of a training step and runs once for each batch of the
         data: `batch` is the element, and the last expression is what it reports. Where there is
         none, or a call other than `dict(...)` follows the assignment of `loss`, `loss` is.
 
         Args:
             cell: the code.
-            ranks: the ranks to run on, as in `0,2:4`; left out, all. On fewer than all, the cell
-                runs outside of a strategy's scope: a collective would wait for the others.
-            strategy: `mirrored` or `pjrt`; left out, that of the first framework.
-            step: run the cell as a step, with these data.
-            precision: what Keras's layers compute in: `bfloat16` or `float16`, which has its loss
-                scaled; left out, what they were made for.
-            hang_after_s: steps that stand still for so long are broken off; 0 for ten times as long
-                as a step takes, and half a minute at least.
-            saving: how the state of the steps, or of what the cell fits, is saved.
-            guard: after the first step, and then after every so many, what ranks should have
-                alike (parameters, what optimizers keep, seeds) is compared, and at the end of a
-                plain cell the replicated arrays (pjrt) or mirrored variables (mirrored) that
-                it has changed; 0 is never.
-            max_heals: how often, in an hour, a run that is saved goes on by itself after it has
-                lost ranks: they are replaced, and all go on from the newest checkpoint.
-            once: the cell is not run again for that, should the run need what it makes.
-            detach: the cell goes on when this process ends, as one that is saved always does;
-                `nbdist.attach` follows it again.
-            seed: of every random generator when the cell begins, the same on all ranks; left out,
-                they continue from the cell before.
-            own_data: the data that Keras is given are each rank's part of the data, in batches of
-                as many rows on all ranks; left out, all ranks have the same data, of which each
-                batch is divided.
+            options: the options of the cell.
             label: the notebook's execution count, for tracebacks.
             header: the line above the cell in the notebook, if it has one.
+            given: options by name, in place of `options`: those of `%%dist_run`, with `_` for `-`
+                (docs/commands.md), as in `data="train", batch=64`.
 
         Raises:
             UsageError: the cell is no Python, or the options are wrong; nothing ran.
+            TypeError: there is no option of a given name, or `options` is given too.
             WorkerError: a rank died, hangs, or is still busy with another cell.
             CellError: the cell raised.
             KeyboardInterrupt: the kernel was interrupted; the ranks were too.
         """
-        chosen = self._chosen(ranks)
+        if options is not None and given:
+            raise TypeError(f"give {', '.join(given)} in `options`, or leave `options` out")
+        options = options or cell_options(given)
+        chosen = self._chosen(options.ranks)
+        step, saving = options.step, options.saving
         if step is not None and len(chosen) < self.world_size:
-            given = "--data" if step.data else "a plan"
-            raise UsageError(f"--ranks {ranks} with {given}: that is for all ranks; leave one out")
-        has_any = bool(self.request.frameworks)
-        scope = choose_strategy(strategy, self.request) if has_any or strategy else None
+            planned = "--data" if step.data else "a plan"
+            raise UsageError(
+                f"--ranks {options.ranks} with {planned}: that is for all ranks; leave one out"
+            )
+        named = options.strategy
+        scope = choose_strategy(named, self.request) if self.request.frameworks or named else None
         request = parse_cell(
             cell,
+            options,
             number=self._runner.number + 1,
             label=label or self._runner.number + 1,
             strategy=scope if len(chosen) == self.world_size else None,
             header=header,
-            precision=precision,
-            step=step,
-            saving=saving,
-            guard=guard,
-            seed=seed,
-            own_data=own_data,
         )
         self._runner.settle()
         needs_recovery = self._runner.gone() or self._runner.is_halfway
-        if saving is None or not max_heals or not needs_recovery:
+        if saving is None or not options.max_heals or not needs_recovery:
             self._runner.refuse_unready(chosen)
             self._reconnect()
             if saving is not None:
                 require_shared(self._worker_group.engines, saving.folder)
         self._ran.append(f"# %% [{request.label}] {header}\n{cell}")
-        under_way = RunningCell(
-            request=request,
-            ranks=chosen,
-            hang_after_s=hang_after_s,
-            max_heals=max_heals,
-            once=once,
-            detached=detach or saving is not None,
-        )
-        return self._keep(under_way, header)
+        return self._keep(RunningCell(request=request, ranks=chosen), header)
 
     def _keep(self, cell: RunningCell, header: str) -> Run:
         """Run the cell, and keep its run."""

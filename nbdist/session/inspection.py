@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_ranks
 from nbdist.cluster.preflight import examine
 from nbdist.errors import TransferError, UsageError, WorkerError
@@ -89,7 +90,8 @@ class ClusterInspection:
 
         See `tracing_cells.trace_on`, also for what is raised.
         """
-        return trace_on(self, cell, ranks=ranks, strategy=strategy, step=step, keep=keep)
+        options = cell_options({"ranks": ranks, "strategy": strategy, "step": step})
+        return trace_on(self, cell, options, keep=keep)
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote in cells, and the end of what its engine wrote beside them."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from nbdist.errors import CellError, UsageError, WorkerError
-from nbdist.records import LineTime, OperationTime, Trace, TracedRank
+from nbdist.records import CellOptions, LineTime, OperationTime, Trace, TracedRank
 from nbdist.views import formatting
 from nbdist.worker.remote import cell_trace
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.execution.runner import Runner
-    from nbdist.records import ClusterRequest, SpentKind, StepOptions
+    from nbdist.records import ClusterRequest, SpentKind
 
 TRACED_STEPS = 20
 """Of a step cell that says nothing else: a trace grows with each, and is read as a whole."""
@@ -34,6 +34,7 @@ _BUSY = (
     "another trace is under way{where}, and JAX has one profiler: end that one first, as "
     "jax.profiler.stop_trace() does"
 )
+_DEFAULTS = CellOptions()
 _log = logging.getLogger(__name__)
 
 
@@ -53,10 +54,8 @@ class Traceable(Protocol):
 def trace_on(
     cluster: Traceable,
     cell: str,
+    options: CellOptions = _DEFAULTS,
     *,
-    ranks: str | None = None,
-    strategy: str | None = None,
-    step: StepOptions | None = None,
     keep: str = "",
     show: Callable[[Trace], None] | None = None,
     label: int = 0,
@@ -67,9 +66,8 @@ def trace_on(
     Args:
         cluster: whose ranks.
         cell: the code.
-        ranks: the ranks to run on, as in `0,2:4`; left out, all.
-        strategy: `pjrt`, which it is if left out.
-        step: run the cell as a step; `TRACED_STEPS` are made unless it says how many.
+        options: the options of the cell: ranks, strategy (`pjrt` or None) and step. A step
+            without a number of steps runs `TRACED_STEPS`.
         keep: a folder of this machine for the profiler's files; empty, they are not kept.
         show: is given the trace, also that of a cell which raised.
         label: the notebook's execution count.
@@ -79,14 +77,16 @@ def trace_on(
         UsageError: another strategy, no JAX, or another trace is under way; nothing ran.
         CellError, WorkerError, KeyboardInterrupt: as for `Cluster.run`.
     """
-    _refuse_tensorflow(cluster.request, strategy)
-    chosen = cluster._chosen(ranks)
+    _refuse_tensorflow(cluster.request, options.strategy)
+    chosen = cluster._chosen(options.ranks)
     ask = _begun(cluster, chosen)
+    step = options.step
     if step is not None and not step.steps:
         step = structs.replace(step, steps=TRACED_STEPS)
+    options = structs.replace(options, strategy="pjrt", step=step)
     texts = _numbered(cell, header, is_step=step is not None).splitlines()
     try:
-        cluster.run(cell, ranks=ranks, strategy="pjrt", step=step, label=label, header=header)
+        cluster.run(cell, options, label=label, header=header)
     finally:
         trace = merged(_ended(ask, chosen, with_file=bool(keep)), texts, keep)
         if show is not None:

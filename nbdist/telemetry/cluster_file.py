@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from ipykernel.connect import get_connection_file
-from ipykernel.kernelapp import IPKernelApp
 
 from nbdist.records import ClusterState, ShownPlacement, WorkerState
+from nbdist.telemetry.frontend_request import kernel_app
 from nbdist.utils.files import PLACEMENT_FILE, replace_file
 from nbdist.utils.processes import this_process
 
@@ -83,6 +83,6 @@ class ClusterFile:
 
 def _this_kernel() -> str:
     """The kernel's id, as its connection file is named by Jupyter's server; empty without one."""
-    if not IPKernelApp.initialized():
+    if kernel_app() is None:
         return ""
     return Path(get_connection_file()).stem.removeprefix("kernel-")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipykernel.kernelapp import IPKernelApp
+from traitlets.config import MultipleInstanceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +30,22 @@ class Request:
     cell: str = ""
 
 
+def kernel_app() -> Any:
+    """Return the application of the running kernel; None in a terminal and in a program.
+
+    `IPKernelApp.initialized` is also true under another application of IPython, the terminal's.
+    """
+    with contextlib.suppress(MultipleInstanceError):
+        return IPKernelApp.instance() if IPKernelApp.initialized() else None
+    return None
+
+
 def this_request() -> Request:
     """The request that runs the current cell."""
-    if not IPKernelApp.initialized():
+    app = kernel_app()
+    if app is None:
         return Request()
-    message = IPKernelApp.instance().kernel.get_parent("shell")
+    message = app.kernel.get_parent("shell")
     cell = message.get("metadata", {}).get("cellId", "")
     return Request(message.get("header", {}).get("msg_id", ""), str(cell))
 
@@ -46,8 +59,8 @@ def kernel_ends(meanwhile: Callable[[float], None]) -> bool:
         meanwhile: takes so many seconds of it.
     """
     deadline = time.monotonic() + _KERNEL_ENDS_S
-    while IPKernelApp.initialized() and time.monotonic() < deadline:
-        if IPKernelApp.instance().kernel.shell.exit_now:
+    while (app := kernel_app()) is not None and time.monotonic() < deadline:
+        if app.kernel.shell.exit_now:
             return True
         meanwhile(_POLL_S)
     return False

@@ -160,7 +160,7 @@ class _Cell:
             return ()
         names = worker.cell_state.names.bound()
         found = _values_under(worker.strategy).under(names, self._shell.user_ns)
-        return found if self._request.guard else ()
+        return found if self._request.options.guard else ()
 
     def _run_compared(self) -> None:
         """Run the cell, and digest for the notebook what ranks should have alike."""
@@ -183,8 +183,8 @@ class _Cell:
         try:
             if self._request.generators:
                 rng_alignment.restore(self._request.generators)
-            if self._request.seed is not None:
-                seeding.seed_generators(self._request.seed)
+            if self._request.options.seed is not None:
+                seeding.seed_generators(self._request.options.seed)
             yield
         except BaseException as error:  # noqa: BLE001 - the boundary: the notebook shows it
             self._end(error)
@@ -223,7 +223,8 @@ class _Cell:
         importlib.import_module("keras")  # first, as above
         from nbdist.worker.tensorflow.step import MirroredStep
 
-        return MirroredStep(request, self._define, namespace, strategy, self._request.precision)
+        precision = self._request.options.precision
+        return MirroredStep(request, self._define, namespace, strategy, precision)
 
     def _define(self, source: str) -> Callable[..., Any]:
         """A function of the user's namespace, whose source tracers and tracebacks find."""
@@ -238,13 +239,13 @@ class _Cell:
         with self._worker.scope(name):
             if name is not None:
                 self._shell.user_ns["strategy"] = self._worker.strategies[name]
-            if self._request.precision is None or self._request.step is not None:
+            if self._request.options.precision is None or self._request.step is not None:
                 yield
                 return
             importlib.import_module("keras")  # first, as above
             from nbdist.worker.tensorflow.keras.fit_patch import made_for
 
-            with made_for(self._request.precision):
+            with made_for(self._request.options.precision):
                 yield
 
     def _compile(self) -> _Program:

@@ -10,7 +10,7 @@ import pytest
 from nbdist.cells.parse import parse_cell
 from nbdist.cells.plan_options import parse_budget, parse_fixed, read_plan
 from nbdist.errors import UsageError
-from nbdist.records import Planning, StepOptions
+from nbdist.records import CellOptions, Planning, StepOptions
 from tests import plans
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, 
 
 
 def test_what_is_fitted_is_laid_out_under_pjrt_alone() -> None:
-    asked = StepOptions(data="", planning=Planning(budget=1))
-    with pytest.raises(UsageError, match="laid out under --strategy pjrt"):
-        parse_cell("model.fit(x)", number=1, label=1, strategy="mirrored", step=asked)
-    request = parse_cell("model.fit(x)", number=1, label=1, strategy="pjrt", step=asked)
+    asked = CellOptions(step=StepOptions(data="", planning=Planning(budget=1)))
+    with pytest.raises(UsageError, match="only under --strategy pjrt"):
+        parse_cell("model.fit(x)", asked, number=1, label=1, strategy="mirrored")
+    request = parse_cell("model.fit(x)", asked, number=1, label=1, strategy="pjrt")
     assert request.step is None
     assert request.planning.budget == 1
     assert not request.is_plan

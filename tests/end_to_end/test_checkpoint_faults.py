@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nbdist.cells.options import cell_options, check_options
 from nbdist.errors import CellError, UsageError
 from nbdist.records import Saving
 from tests import clusters, training
@@ -159,21 +161,20 @@ def test_seconds_between_two_are_steps_that_all_agree_on(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": "0"}, "--save-every 0: type steps, as in 100, or seconds, as in 30s"),
-        ({"every": "soon"}, "--save-every soon"),
-        ({"keep": 0}, "--keep 0: type a number from 1"),
-        ({"folder": __file__}, "it is a file; name a folder"),
-        ({"folder": None, "every": "3"}, "--save-every without --checkpoint: name the folder"),
-        ({"folder": None, "resume": True}, "--resume without --checkpoint: name the folder"),
+        ({"save_every": "0"}, "--save-every 0: use steps, as in 100, or seconds"),
+        ({"save_every": "soon"}, "--save-every soon"),
+        ({"keep": 0}, "--keep 0: use a whole number from 1"),
+        ({"checkpoint": __file__}, "it is a file; name a folder"),
+        (
+            {"checkpoint": None, "save_every": "3"},
+            "--save-every without --checkpoint: name the folder",
+        ),
+        ({"checkpoint": None, "resume": True}, "--resume without --checkpoint: name the folder"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
-    from nbdist.cells.parse import parse_saving
-
-    given = {"folder": "kept", "every": None, "keep": None, "resume": False} | options
-    resume = bool(given.pop("resume"))
-    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
-        parse_saving(**given, resume=resume)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_options(cell_options({"checkpoint": "kept"} | options), None)
 
 
 def test_what_a_failed_step_took_along_is_made_again(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 import pytest
-from IPython.core.magic_arguments import magic_arguments, parse_argstring
 
 import nbdist
 from nbdist.errors import StartError, UsageError
-from nbdist.magics import start_options
+from nbdist.magics import options, start_options
 from nbdist.utils.polling import repeat_until
 from tests import exact, schedulers
 from tests.exact import losses
@@ -176,7 +175,7 @@ def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"time": "soon"}, "--time 'soon'"),
         ({"listen": "-oProxyCommand=x"}, "--listen"),
         ({"python": "/usr/bin/python; rm -rf x"}, "--python"),
-        ({"gpus": -1}, "--gpus-per-host -1: type a number from 1"),
+        ({"gpus": -1}, "--gpus-per-host -1: use a whole number from 0"),
         ({"options": ("--account=x\nrm -rf x",)}, "--submit"),
         ({"options": ("",)}, "--submit ''"),
         ({"image": "python:3"}, "--image: slurm has no such thing"),
@@ -250,7 +249,7 @@ SCRIPTS = {
     ("line", "says"),
     [
         ("4 hosts --partition gpu", "--partition without --launcher: choose one from slurm, "),
-        ('4 --sbatch "--account=x"', "--sbatch without --launcher"),
+        ('4 --sbatch "--account=x"', "--submit without --launcher"),
         ("4 --gpus-per-host 8 --image x", "--gpus-per-host, --image without --launcher"),
         ("gpu1 gpu2 --launcher slurm", "slurm chooses the hosts: type how many, as in 4 hosts"),
         ("--hosts x.toml --launcher slurm", "slurm chooses the hosts"),
@@ -272,7 +271,7 @@ def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(start_options, "Cluster", Asked)
 
-    @start_options.starting_arguments
+    @options.command(*start_options.STARTING)
     def typed(line: str) -> None:
         """As the magic."""
 
@@ -281,7 +280,7 @@ def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         "--sbatch \"--constraint='a|b'\" "
         '--sbatch "--account=x --qos=y" --sbatch=--exclusive --listen 10.0.0.1 -f jax'
     )
-    asked = start_options.started(parse_argstring(magic_arguments()(typed), line))
+    asked = start_options.started(options.parse(typed, line))
     assert (asked["hosts"], asked["framework"]) == (4, "jax")  # type: ignore[index]
     assert asked["batch"] == nbdist.Batch(  # type: ignore[index]
         launcher="slurm",

@@ -15,7 +15,7 @@ import nbdist
 from nbdist.cells.parse import parse_cell
 from nbdist.cluster.handover import read_handover
 from nbdist.errors import UsageError
-from nbdist.records import ClusterRequest, Host, RunState, Saving, StepOptions
+from nbdist.records import CellOptions, ClusterRequest, Host, RunState, Saving, StepOptions
 from tests import clusters
 from tests.references import plainly
 from tests.runs import new_state
@@ -173,11 +173,11 @@ def test_a_run_and_a_cluster_of_an_older_version_are_read() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
 def test_what_is_no_seed_is_refused(seed: int) -> None:
-    says = re.escape(f"{seed}: type a whole number")
+    says = re.escape(f"{seed}: use a whole number")
     with pytest.raises(UsageError, match=says):
         nbdist.Cluster(hosts=1, seed=seed)
     with pytest.raises(UsageError, match=says + " from 0 to 4294967295"):
-        parse_cell("pass", number=1, label=1, strategy=None, seed=seed)
+        parse_cell("pass", CellOptions(seed=seed), number=1, label=1, strategy=None)
 
 
 ON_ONE = """

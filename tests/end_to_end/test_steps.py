@@ -125,8 +125,8 @@ def test_bad_input_is_named(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"epochs": 0, "steps": -1}, "--epochs 0: type a number from 1\n--steps -1"),
-        ({"data": "a b"}, "--data a b: type the name"),
+        ({"epochs": 0, "steps": -1}, "--epochs 0: use a whole number from 1\n--steps -1"),
+        ({"data": "a b"}, "--data a b: use the name"),
     ],
 )
 def test_bad_options_run_nothing(

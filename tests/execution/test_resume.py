@@ -8,6 +8,7 @@ import numpy as np
 
 from nbdist.execution.resume import reopen
 from nbdist.records import (
+    CellOptions,
     CellRequest,
     Columns,
     Output,
@@ -30,17 +31,11 @@ if TYPE_CHECKING:
 
 
 def under_way(root: Path, run: str) -> RunningCell:
-    request = CellRequest(number=1, source="", label=3, strategy="mirrored", awaits=False)
-    return RunningCell(
-        request=request,
-        ranks=(0, 1),
-        run=run,
-        runs=str(root),
-        hang_after_s=0.0,
-        max_heals=0,
-        once=False,
-        detached=True,
+    options = CellOptions(detach=True, max_heals=0)
+    request = CellRequest(
+        number=1, source="", label=3, strategy="mirrored", awaits=False, options=options
     )
+    return RunningCell(request=request, ranks=(0, 1), run=run, runs=str(root))
 
 
 def test_what_was_heard_before_is_taken_out_of_each_ranks_rows() -> None:

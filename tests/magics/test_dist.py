@@ -63,7 +63,9 @@ def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: st
     [
         ("4 --no-such-option", "unrecognized arguments: --no-such-option"),
         ("4 --framework torch", "choose from"),
-        ("-n many", "invalid int value: 'many'"),
+        ("-n many", "argument -n/--number: 'many' is no whole number"),
+        ("4 --sparse 1", "--sparse 1; did you mean --spares?"),
+        ("4 --banana", "--banana; options are --communication"),
     ],
 )
 def test_bad_options_are_usage_errors(shell: InteractiveShell, line: str, says: str) -> None:
@@ -125,7 +127,7 @@ def test_a_cell_is_seeded_and_the_seed_of_the_workers_is_shown(kernel: Kernel) -
     for _ in range(2):
         assert f"Out: {random.Random(5).random()}" in kernel.run(draw).check().stdout
     done = kernel.run("%%dist_run --seed -1\n1")
-    assert "--seed -1: type a whole number from 0" in done.traceback
+    assert "--seed -1: use a whole number from 0" in done.traceback
     assert "2 workers, 2 idle, seed 7" in kernel.run("%dist_status").check().plain[0]
 
 
@@ -206,10 +208,10 @@ def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel
     ("line", "says"),
     [
         ("--check --scale-lr", "--scale-lr, --check without --data"),
-        ("--data x --bucket 8,y", "--bucket 8,y: type lengths"),
-        ("--data x --bucket 0", "--bucket 0: type a number from 1"),
-        ("--guard -1", "--guard -1: type a number from 0"),
-        ("--data x --guard -1 --steps -1", "--guard -1: type a number from 0\n--steps -1"),
+        ("--data x --bucket 8,y", "--bucket 8,y: use lengths"),
+        ("--data x --bucket 0", "--bucket 0: use a whole number from 1"),
+        ("--guard -1", "--guard -1: use a whole number from 0"),
+        ("--data x --guard -1 --steps -1", "--guard -1: use a whole number from 0\n--steps -1"),
         ("--strategy pjrt --data x --precision float16", "cast them, as in x.astype"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +44,27 @@ def test_where_arrays_are_is_told_with_its_time_and_stays(tmp_path: Path, files:
     assert state.placement.names == ("params", "state")
     assert before <= state.placement.at <= time.time()
     assert (tmp_path / PLACEMENT_FILE).read_text("utf-8") == "<p>größer</p>"
+
+
+IN_A_TERMINAL = """
+from pathlib import Path
+from nbdist.telemetry import frontend_request
+from nbdist.telemetry.cluster_file import ClusterFile
+from nbdist.utils.files import LateFiles
+files = LateFiles()
+ClusterFile(Path("."), ("jax",), files)
+files.close()
+print("request", repr(frontend_request.this_request().id))
+"""
+
+
+def test_a_cluster_starts_in_the_terminal_of_ipython(tmp_path: Path) -> None:
+    """IPython's terminal is an application beside that of a kernel."""
+    command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", IN_A_TERMINAL]
+    done = subprocess.run(
+        command, cwd=tmp_path, timeout=120, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "request ''\n", done.stdout + done.stderr
 
 
 def test_what_cannot_be_written_is_not_told_and_stops_nothing(

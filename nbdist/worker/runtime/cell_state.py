@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from nbdist.records import CellRequest
+from nbdist.records import CellOptions, CellRequest
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from nbdist.worker.runtime.stop_point import StopPoint
 
-_NO_CELL = CellRequest(number=0, source="", label=0, strategy=None, awaits=False, guard=0)
+_NO_CELL = CellRequest(
+    number=0, source="", label=0, strategy=None, awaits=False, options=CellOptions(guard=0)
+)
 
 
 @dataclass(slots=True)

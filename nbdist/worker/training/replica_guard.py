@@ -117,9 +117,9 @@ def guard_of(worker: Worker, gather: Callable[[], Gather]) -> Guard:
         worker: this rank.
         gather: makes what gathers; called only where there is something to compare.
     """
-    if worker.request.guard == 0 or worker.world_size == 1:
+    if worker.request.options.guard == 0 or worker.world_size == 1:
         return Unguarded()
-    return Compared(worker.request.guard, worker.rank, gather())
+    return Compared(worker.request.options.guard, worker.rank, gather())
 
 
 def _parted(numbers: Sequence[int]) -> tuple[list[int], int]:

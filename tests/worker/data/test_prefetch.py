@@ -180,9 +180,9 @@ class TestAuto:
 
 @pytest.mark.parametrize("text", ["some", "-3", "1.5", ""])
 def test_nonsense_is_refused(text: str) -> None:
-    from nbdist.cells.parse import parse_prefetch
+    from nbdist.cells.options import parse_prefetch
 
-    with pytest.raises(nbdist.errors.UsageError, match="type auto, or how many batches"):
+    with pytest.raises(nbdist.errors.UsageError, match="use auto, or a number of batches"):
         parse_prefetch(text)
     assert parse_prefetch("auto") == "auto"
     assert parse_prefetch("12") == 12

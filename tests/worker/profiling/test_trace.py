@@ -8,7 +8,7 @@ import pytest
 
 import nbdist
 from nbdist.cells.parse import parse_cell
-from nbdist.records import StepOptions
+from nbdist.records import CellOptions, StepOptions
 from nbdist.worker.profiling.trace import Span, attributed, collective_seconds, kind_on_device
 from nbdist.worker.training.profile import by_the_loop, top_operations
 
@@ -79,6 +79,6 @@ def test_kernels_are_told_by_their_names(name: str, kind: str) -> None:
 def test_negative_numbers_are_refused_together() -> None:
     step = StepOptions(data="data", prefetch=-1, profile=-2)
     with pytest.raises(nbdist.errors.UsageError) as caught:
-        parse_cell("1", number=1, label=1, strategy="pjrt", step=step)
-    assert "--prefetch -1: type a number from 0" in str(caught.value)
-    assert "--profile -2: type a number from 0" in str(caught.value)
+        parse_cell("1", CellOptions(step=step), number=1, label=1, strategy="pjrt")
+    assert "--prefetch -1: use a whole number from 0" in str(caught.value)
+    assert "--profile -2: use a whole number from 0" in str(caught.value)

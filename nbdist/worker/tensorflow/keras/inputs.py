@@ -62,7 +62,7 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
     gather = gather_over(strategy)
-    if context.current().request.own_data:
+    if context.current().request.options.own_data:
         return GlobalBatches(dataset, total_of=functools.partial(_total_of, gather))
     own = [_proposed_order(), _cardinality(dataset), *_sums_of_arrays(adapter)]
     gathered = gather(np.array(own, np.int32))
@@ -150,7 +150,7 @@ def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
         StepError: ranks were given other batches.
     """
     gather = gather_over(strategy)
-    if context.current().request.own_data:
+    if context.current().request.options.own_data:
         return structs.replace(batch, total=_total_of(gather, batch.total), is_part=True)
     _require_same("the batch", gather(_sums_of_batch(batch.data)), ARGUMENTS)
     return batch
