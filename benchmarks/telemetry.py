@@ -135,7 +135,8 @@ def _ours() -> dict[str, float]:
         ]
         settings = Settings(runs_folder=str(server.runs))
         run = live_run.begin(request, "%%dist_run", [""], workers, settings)
-        receiver = undo.enter_context(Receiver(_only_rows(run.hear)))
+        receiver = undo.enter_context(Receiver())
+        receiver.subscribers.add(*map(_only_rows, run.subscribers))
         page = window.new_page()
         page.goto(f"http://{server.at}/{BASE}/api/status?token={TOKEN}")
         page.evaluate(_LISTEN, f"ws://{server.at}/{BASE}/nbdist/runs/{run.id}/live")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     import nbdist
+    from nbdist.execution.live_run import LiveRun
+    from nbdist.records import AnyEvent
     from nbdist.telemetry.run_reader import StoredRun
 
 LOSS = Columns(own=("loss",))
@@ -35,6 +37,12 @@ def latest(cluster: nbdist.Cluster) -> StoredRun:
 def ids(cluster: nbdist.Cluster) -> set[str]:
     """Of all runs that are kept."""
     return {run.id for run in kept(cluster.settings.runs_path)}
+
+
+def send(run: LiveRun, record: AnyEvent) -> None:
+    """Pass a record to all that store it, as the receiver does."""
+    for subscriber in run.subscribers:
+        subscriber(record)
 
 
 def new_state(**changes: object) -> RunState:

@@ -76,7 +76,7 @@ class Children:
     def preload(self, module: str) -> None:
         """Tell fork servers to import a module, if installed, for later forks. Does not wait."""
         for key, fork_server in self._fork_servers().items():
-            if key not in self.cut() and any(map(is_engine, fork_server.pids())):
+            if key not in self.cut() and any(map(is_engine, fork_server.state.pids())):
                 with contextlib.suppress(StartError):  # it is gone, and what it would fork
                     fork_server.preload(module)
 
@@ -85,21 +85,21 @@ class Children:
         return {
             name: pid
             for fork_server in self._fork_servers().values()
-            for name, pid in fork_server.pids().items()
+            for name, pid in fork_server.state.pids().items()
         }
 
     def look(self) -> dict[str, tuple[int, bool]]:
         """See `ForkServerClient.look`; of hosts that can be reached."""
         found: dict[str, tuple[int, bool]] = {}
         for key, fork_server in self._fork_servers().items():
-            if key not in self.cut() and fork_server.pids():
+            if key not in self.cut() and fork_server.state.pids():
                 found |= fork_server.look()
         return found
 
     def is_frozen(self, name: str) -> bool:
         """Whether a child was stopped by a signal."""
         for key, fork_server in self._fork_servers().items():
-            if name in fork_server.pids() and key not in self.cut():
+            if name in fork_server.state.pids() and key not in self.cut():
                 return fork_server.look().get(name, (0, False))[1]
         return False
 
@@ -117,7 +117,7 @@ class Children:
         On a host that cannot be reached, none hears it.
         """
         for key, fork_server in self._fork_servers().items():
-            if name in fork_server.pids() and key not in self.cut():
+            if name in fork_server.state.pids() and key not in self.cut():
                 try:
                     fork_server.signal(name, number)
                 except StartError:
@@ -131,7 +131,7 @@ class Children:
             StartError: one still runs when the time is over.
         """
         for fork_server in self._fork_servers().values():
-            own = [name for name in names if name in fork_server.pids()]
+            own = [name for name in names if name in fork_server.state.pids()]
             try:
                 for name in own if fork_server.runs() else ():
                     fork_server.signal(name, signal.SIGKILL)
@@ -150,7 +150,9 @@ class Children:
 
     def _knowing(self, name: str) -> list[ForkServerClient]:
         return [
-            fork_server for fork_server in self._fork_servers().values() if fork_server.knows(name)
+            fork_server
+            for fork_server in self._fork_servers().values()
+            if fork_server.state.knows(name)
         ]
 
     def raise_for_ended(self) -> None:

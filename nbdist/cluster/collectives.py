@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.cluster import tf_config
 from nbdist.cluster.variable_pairing import agree
 from nbdist.errors import ClosedError, WorkerError
-from nbdist.records import CollectiveLedger, PjrtWiring
+from nbdist.records import CollectiveLedger, MirroredWiring, PjrtWiring
 from nbdist.records.cluster import strategies_of
-from nbdist.views.cluster.restored_collectives import told_of
+from nbdist.views import formatting
 from nbdist.worker.remote import setup as engine_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from nbdist.cluster.engines import Engines
     from nbdist.records import (
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
         CellEnded,
         ClusterRequest,
         CollectiveState,
+        Communication,
         Device,
+        Restored,
         StrategyName,
     )
-    from nbdist.views.cluster.restored_collectives import Places
-    from nbdist.views.cluster.start_progress import StartView
+    from nbdist.views.cluster.workers import StartView
+
+    Places = Callable[[Iterable[str]], str]
+
 
 RESTORED: dict[StrategyName, str] = {
     "mirrored": (
@@ -226,7 +230,7 @@ class Collectives:
         hosts = [self._engines.places.address(rank) for rank in range(len(ports))]
         hosts = [f"[{host}]" if ":" in host else host for host in hosts]
         addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
-        wired = tf_config.mirrored(addresses, self._request.communication)
+        wired = mirrored_wiring(addresses, self._request.communication)
         devices = self._engines.apply(engine_setup.build_mirrored, wired)
         self.devices = dict(enumerate(devices))
         return f"MultiWorkerMirroredStrategy over {sum(map(len, devices))} replicas"
@@ -250,3 +254,61 @@ class Collectives:
         devices = self._engines.apply(engine_setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
         return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"
+
+
+def mirrored_wiring(
+    addresses: Sequence[str], communication: Communication
+) -> dict[int, MirroredWiring]:
+    """TF_CONFIG for every rank; index 0 is the chief.
+
+    Args:
+        addresses: host:port of each rank's TensorFlow server, in rank order.
+        communication: how collectives are made.
+    """
+    cluster = {"worker": list(addresses)}
+    return {
+        rank: MirroredWiring(
+            tf_config=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
+            communication=communication,
+        )
+        for rank in range(len(addresses))
+    }
+
+
+def told_of(ranks: Sequence[Restored], source: int, places: Places) -> list[str]:
+    """Describe changed values, variables of some ranks only, and iterators.
+
+    Args:
+        ranks: what each rank has found.
+        source: the rank whose values all have now.
+        places: gives the cells that have bound names, as in `[3]`; empty if there are none.
+    """
+    told = []
+    changed = sorted({name for restored in ranks for name in restored.changed})
+    if changed:
+        told.append(
+            f"{_quoted(changed)} set to the values of rank {source}, as another rank was within a "
+            "step"
+        )
+    for number, restored in enumerate(ranks):
+        if restored.alone:
+            told.append(
+                f"only rank {formatting.ranks([number])} has all variables of "
+                f"{_quoted(restored.alone)}: {_rerun(restored.alone, places)}"
+            )
+    iterators = sorted({name for restored in ranks for name in restored.iterators})
+    if iterators:
+        told.append(
+            f"iterators may be at another element on each rank ({_quoted(iterators)}): "
+            f"{_rerun(iterators, places)}"
+        )
+    return told
+
+
+def _rerun(names: Iterable[str], places: Places) -> str:
+    cells = places(names)
+    return f"run {f'cell {cells}' if cells else 'the cell that creates them'} again"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

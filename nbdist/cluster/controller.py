@@ -12,7 +12,7 @@ from traitlets.config import Config
 
 from nbdist.cluster.launcher import ForkServerEngineSetLauncher
 from nbdist.errors import StartError
-from nbdist.utils.liveness import await_ends, is_alive
+from nbdist.utils.processes import await_ends, is_alive
 
 if TYPE_CHECKING:
     from pathlib import Path

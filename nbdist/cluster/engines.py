@@ -282,7 +282,7 @@ class Engines:
     @property
     def is_wanted(self) -> bool:
         """Whether a notebook asks for the cluster that this process keeps."""
-        return self.fleet.home.is_wanted
+        return self.fleet.home.state.is_wanted
 
     def can_restart(self) -> bool:
         """Whether what engines are made with still runs: the fork server and the controller."""

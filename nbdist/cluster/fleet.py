@@ -359,11 +359,11 @@ class Fleet(Children):
 
     def cores(self, host: str) -> tuple[int, ...]:
         """The cores of it that engines may use."""
-        return self._fork_servers()[host].cores if host in self._fork_servers() else ()
+        return self._fork_servers()[host].state.cores if host in self._fork_servers() else ()
 
     def gpus(self, host: str) -> tuple[str, ...]:
         """The NVIDIA GPUs that it has."""
-        return self._fork_servers()[host].gpus if host in self._fork_servers() else ()
+        return self._fork_servers()[host].state.gpus if host in self._fork_servers() else ()
 
     # Owners.
 

@@ -37,7 +37,7 @@ class Coordinators:
         Returns:
             Its port.
         """
-        mark = self._fork_server.count()
+        mark = self._fork_server.state.count()
         name = f"{_NAME}{mark}"
         self._fork_server.spawn(name, _TARGET, {"host": LOOPBACK, "world_size": world_size}, {})
         event = self._fork_server.wait_event("coordinator", timeout_s, since=mark)
@@ -54,7 +54,7 @@ class Coordinators:
 
     def end(self, timeout_s: float) -> None:
         """End all."""
-        there = [name for name in self._fork_server.pids() if name.startswith(_NAME)]
+        there = [name for name in self._fork_server.state.pids() if name.startswith(_NAME)]
         for name in there:
             self._fork_server.signal(name, signal.SIGKILL)
         self._fork_server.wait_gone(there, timeout_s)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
-    from nbdist.records import AnyEvent, BoundSocket, ClusterRequest, HandoverState, SocketAddress
+    from nbdist.records import BoundSocket, ClusterRequest, HandoverState, SocketAddress
     from nbdist.settings import Settings
-    from nbdist.views.cluster.start_progress import StartView
+    from nbdist.views.cluster.workers import StartView
 
 
 _BEGINS_S = 5.0
@@ -63,7 +63,7 @@ class WorkerGroup:
     Attributes:
         engines: the processes.
         collectives: between them.
-        receiver: hears them, once it is opened.
+        receiver: receives their records, once `open` was called.
         dispatcher: sends them cells, likewise.
         hellos: what each rank has said of itself.
     """
@@ -88,14 +88,13 @@ class WorkerGroup:
         self._has_controller = True
         self._tended_at = 0.0
 
-    def open(self, hear: Callable[[AnyEvent], None], former: HandoverState | None = None) -> None:
-        """Begin to hear the ranks.
+    def open(self, former: HandoverState | None = None) -> None:
+        """Open the sockets of the ranks. `receiver.start()` delivers the first record.
 
         Args:
-            hear: takes what they say, on a thread of its own.
-            former: another process had the worker group, and this is how.
+            former: the state that another process left, if it owned the cluster.
         """
-        self.receiver = Receiver(hear, former.stream if former else None)
+        self.receiver = Receiver(former.stream if former else None)
         self._sockets.callback(self.receiver.close)
         self.dispatcher = Dispatcher(
             former.dispatch if former else None, is_remote=not self._request.is_local

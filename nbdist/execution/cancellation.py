@@ -1,23 +1,21 @@
-"""Interruption of a cell on the ranks that still run it, in steps of increasing force."""
+"""Cancellation of a cell on its ranks: at the end of a step, or with increasing force."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.errors import WorkerError
-from nbdist.records import AbortCollectives, Diagnose, ForceInterrupt, StatusQuery, Where
+from nbdist.records import SOON, AbortCollectives, Diagnose, ForceInterrupt, StopAfter, Where
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence, Set
 
     from nbdist.cluster.collectives import Collectives
     from nbdist.cluster.engines import Engines
-    from nbdist.records import CellRequest, Command, StrategyName
-
-    Send = Callable[[Command, Sequence[int]], None]
+    from nbdist.execution.live_run import LiveRun
+    from nbdist.execution.sending import CellSender
+    from nbdist.records import Stopping, StrategyName
 
 POLL_S = 0.05
 _INTERRUPT_AGAIN_S = 0.25
@@ -32,76 +30,112 @@ A rank that is interrupted while it traces a function has created fewer collecti
 """
 
 _AGAIN_S = 4.0
+_LET_GO_ON_S = 0.5
+"""The time that a rank waits for the others before nbdist lets it continue."""
+
+_SAME_STOP_S = 2.0
+"""The time within which requests of two pages count as one."""
+
+_STOP_S = 1.0
+"""The time for which a stop is repeated, for ranks that are about to begin. Ranks that begin later
+find the command."""
+
+
+class Positions:
+    """Asks the ranks for their positions.
+
+    Args:
+        sender: sends to the ranks of the cell.
+        show: processes the records of the ranks for a number of seconds.
+
+    Attributes:
+        where: the last reported position of each rank.
+    """
+
+    def __init__(self, sender: CellSender, show: Callable[[float], None]) -> None:
+        self.where: dict[int, Where] = {}
+        self._sender = sender
+        self._show = show
+
+    def hear(self, where: Where) -> None:
+        """Store a rank's answer."""
+        if where.rank in self._sender.running:
+            self.where[where.rank] = where
+
+    def ask(self) -> None:
+        """Ask the ranks for their positions. Ranks that do not answer in time are left out."""
+        self.where.clear()
+        running = self._sender.running
+        self._sender.order(Diagnose(number=self._sender.number), sorted(running))
+        deadline = time.monotonic() + _DIAGNOSE_S
+        while not running <= self.where.keys() and time.monotonic() < deadline:
+            self._show(POLL_S)
+
+    def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
+        """Return the ranks whose own code computes. Others may wait for these."""
+        self.ask()
+        before = self.where.copy()
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._show(min(left_s, POLL_S))
+        self.ask()
+        return [
+            rank
+            for rank, where in self.where.items()
+            if not where.waits
+            and rank in before
+            and where.cpu_s - before[rank].cpu_s > seconds / 10
+        ]
+
+    def waiting(self) -> list[int]:
+        """Return the ranks that report to wait in a collective."""
+        running = self._sender.running
+        if running:
+            self.ask()
+        return [rank for rank in sorted(running & self.where.keys()) if self.where[rank].waits]
 
 
 class Cancellation:
     """Interrupts the ranks, then cancels the collectives of ranks that do not respond.
 
     Args:
-        number: the number of the cell.
-        running: the ranks that run the cell. The caller removes a rank that has ended it.
+        sender: sends to the ranks of the cell.
+        strategy: the strategy of the cell. Its collectives are cancelled first.
         engines: interrupt the ranks.
         collectives: the cluster's collectives. Cancelled ones are marked as broken.
         show: processes the records of the ranks for a number of seconds.
 
     Attributes:
-        number: as given.
-        running: as given.
         interrupted: the ranks were interrupted.
-        where: the last reported position of each rank.
+        positions: the positions of the ranks.
     """
 
     def __init__(
         self,
-        number: int,
-        running: set[int],
+        sender: CellSender,
+        strategy: StrategyName | None,
         engines: Engines,
         collectives: Collectives,
         show: Callable[[float], None],
     ) -> None:
         self.interrupted = False
-        self.where: dict[int, Where] = {}
-        self.number = number
+        self.positions = Positions(sender, show)
         self._hurries = False
-        self.running = running
+        self._sender = sender
+        self._strategies = sorted(collectives.strategies, key=lambda name: name != strategy)
         self._engines = engines
         self._collectives = collectives
         self._show = show
 
-    def begin(self, send: Send, strategy: StrategyName | None) -> None:
-        """Prepare for a cell that is sent next.
+    @property
+    def running(self) -> set[int]:
+        """The ranks that run the cell."""
+        return self._sender.running
 
-        Args:
-            send: sends orders to ranks.
-            strategy: the strategy of the cell. Its collectives are cancelled first.
-        """
-        self._send = send
-        self._strategies = sorted(self._collectives.strategies, key=lambda name: name != strategy)
-
-    def send(self, request: CellRequest, ranks: Iterable[int], grace_s: float) -> None:
-        """Send the cell. If a rank cannot be reached, end the cell on the others.
-
-        Args:
-            request: the cell.
-            ranks: the ranks that run it.
-            grace_s: the time limit for ending it.
-        """
-        unsent = sorted(ranks)
-        try:
-            self.running.update(unsent)
-            while unsent:
-                self._send(request, unsent[:1])
-                del unsent[0]
-        except BaseException:
-            self.running.difference_update(unsent)
-            self.end(grace_s)
-            raise
-
-    def order(self, order: Command, ranks: Sequence[int]) -> None:
-        """Send an order. Skip ranks that cannot be reached: the watch reports them as dead."""
-        for rank in ranks:
-            with contextlib.suppress(WorkerError):
-                self._send(order, [rank])
+    @property
+    def broken(self) -> Collection[StrategyName]:
+        """The strategies whose collectives were cancelled."""
+        return self._collectives.broken
 
     def interrupt(self, seconds: float) -> None:
         """Interrupt the ranks, and wait for their ends. Repeat it for ranks that begin late."""
@@ -111,7 +145,9 @@ class Cancellation:
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
                 if self._hurries:  # before each interrupt: a rank may have begun steps since
-                    self.order(ForceInterrupt(number=self.number), sorted(self.running))
+                    self._sender.order(
+                        ForceInterrupt(number=self._sender.number), sorted(self.running)
+                    )
                 self._engines.interrupt(sorted(self.running))
                 again = time.monotonic() + _INTERRUPT_AGAIN_S
             self._show(POLL_S)
@@ -132,7 +168,8 @@ class Cancellation:
         self.wait(_SAME_S)
         deadline = time.monotonic() + _SAME_AT_MOST_S
         while self.running and time.monotonic() < deadline:
-            if not self.computing(_SAME_S) and self.running <= self.where.keys():
+            computing = self.positions.computing(_SAME_S)
+            if not computing and self.running <= self.positions.where.keys():
                 return
             self.running.difference_update(self._engines.dead())
 
@@ -157,7 +194,7 @@ class Cancellation:
         while self.running and time.monotonic() < deadline:  # a computing rank may wait later
             self.ask()
             for strategy in self._strategies:
-                waiting = self._waiting()
+                waiting = self.positions.waiting()
                 if waiting:
                     self.abort_collectives(strategy, waiting)
                     self.interrupt(_BREAK_S)
@@ -165,8 +202,7 @@ class Cancellation:
 
     def ask(self) -> None:
         """Have ranks report their end again, and drop the cell if they have not begun it."""
-        there = self.running.difference(self._engines.dead())
-        self.order(StatusQuery(number=self.number), sorted(there))
+        self._sender.ask(self.running.difference(self._engines.dead()))
 
     def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
         """Return whether to kill ranks that do not respond. Outside of steps they may compile.
@@ -185,37 +221,119 @@ class Cancellation:
     def abort_collectives(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
         """Cancel the collectives of a strategy on ranks that wait in them."""
         self._collectives.broken.add(strategy)
-        self.order(AbortCollectives(number=self.number, strategy=strategy), ranks)
+        self._sender.order(AbortCollectives(number=self._sender.number, strategy=strategy), ranks)
 
-    def diagnose(self) -> None:
-        """Ask the ranks for their positions. Ranks that do not answer in time are left out."""
-        self.where.clear()
-        self.order(Diagnose(number=self.number), sorted(self.running))
-        deadline = time.monotonic() + _DIAGNOSE_S
-        while not self.running <= self.where.keys() and time.monotonic() < deadline:
-            self._show(POLL_S)
 
-    def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
-        """The ranks whose own code computes. Others may wait for these."""
-        self.diagnose()
-        before = self.where.copy()
-        self._show_on(seconds)
-        self.diagnose()
-        return [
-            rank
-            for rank, where in self.where.items()
-            if not where.waits
-            and rank in before
-            and where.cpu_s - before[rank].cpu_s > seconds / 10
-        ]
+class StopAgreement:
+    """Finds the step after which all ranks stop: the last one that any rank reaches by itself.
 
-    def _show_on(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left_s := deadline - time.monotonic()) > 0:
-            self._show(min(left_s, POLL_S))
+    Ranks whose steps are independent drift apart. Another rank may need one that waits for the
+    answer, for example to compare their states: nbdist lets it continue.
 
-    def _waiting(self) -> list[int]:
-        """The ranks that report to wait in a collective."""
-        if self.running:
-            self.diagnose()
-        return [rank for rank in sorted(self.running & self.where.keys()) if self.where[rank].waits]
+    Args:
+        sender: sends to the ranks of the cell.
+        step: returns the last step that a rank is known to have begun.
+    """
+
+    def __init__(self, sender: CellSender, step: Callable[[int], int]) -> None:
+        self._sender = sender
+        self._step = step
+        self._limits: dict[int, int] = {}
+        self._answered = False
+        self._since = 0.0
+
+    def hear(self, stopping: Stopping) -> None:
+        """Store the last step that a rank reaches by itself."""
+        self._limits[stopping.rank] = stopping.limit
+        self._since = time.monotonic()
+
+    def seek(self, still: Set[int]) -> None:
+        """Answer the ranks that still run, once each of them has reported its last step."""
+        if not self._limits or self._answered:
+            return
+        if still <= self._limits.keys():
+            self._answered = True
+            last = max(self._limits.values())
+            self._sender.order(StopAfter(number=self._sender.number, step=last), sorted(still))
+        elif time.monotonic() - self._since > _LET_GO_ON_S:
+            self._since = time.monotonic()
+            self._let_go_on(still)
+
+    def _let_go_on(self, still: Set[int]) -> None:
+        reached = max(map(self._step, still)) + 1
+        behind = [r for r in sorted(still & self._limits.keys()) if self._limits[r] < reached]
+        if behind:
+            self._limits |= dict.fromkeys(behind, reached)
+            order = StopAfter(number=self._sender.number, step=SOON, limit=reached)
+            self._sender.order(order, behind)
+
+
+class StopRequests:
+    """Stops a cell at the end of a step, the same on all ranks.
+
+    Args:
+        sender: sends to the ranks of the cell.
+        ending: interrupts the ranks.
+        live: knows the requests of pages.
+        say: shows a line to the user.
+        is_step: the cell is a step cell.
+
+    Attributes:
+        count: the number of requests of pages that were processed.
+    """
+
+    def __init__(
+        self,
+        sender: CellSender,
+        ending: Cancellation,
+        live: LiveRun,
+        say: Callable[[str], None],
+        *,
+        is_step: bool,
+    ) -> None:
+        self.count = 0
+        self._sender = sender
+        self._ending = ending
+        self._live = live
+        self._say = say
+        self._is_step = is_step
+        self._asked_at = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the ranks were asked to stop."""
+        return bool(self._asked_at)
+
+    def check(self) -> bool:
+        """Process a request of a page.
+
+        Returns:
+            Whether the ranks were asked to stop for it.
+
+        Raises:
+            KeyboardInterrupt: the cell has no steps, or this is the second request.
+        """
+        if not self.asked_again():
+            return False
+        self.count = self._live.stops_requested()
+        self._live.stopping()
+        if time.monotonic() - self._asked_at < _SAME_STOP_S:
+            return False
+        if self._asked_at or not self._is_step:
+            raise KeyboardInterrupt
+        self.ask()
+        return True
+
+    def asked_again(self) -> bool:
+        """Return whether a page has sent another request."""
+        return self._live.stops_requested() > self.count
+
+    def ask(self) -> None:
+        """Ask the ranks to stop at the end of a step."""
+        self._asked_at = time.monotonic()
+        self._live.stopping()
+        order = StopAfter(number=self._sender.number, step=SOON)
+        self._sender.order(order, sorted(self._sender.running))
+        self._ending.interrupt(_STOP_S)
+        if self._sender.running:
+            self._say("stopping at the end of a step; interrupt again to break it off")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.recorder import Recorder
-    from nbdist.execution.recovery_log import RecoveryLog
+    from nbdist.execution.recovery import RecoveryLog
     from nbdist.records import RunningCell
     from nbdist.views.run.cell_output import View
 

@@ -1,4 +1,4 @@
-"""What became of a cell that failed, as the one error that is raised."""
+"""The end of a cell: the ends of its ranks, and the one error for all ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.cluster.collectives import RESTORED
 from nbdist.errors import (
+    AnotherRankError,
     CellError,
     LoneCollectiveError,
     PreemptedError,
@@ -14,12 +15,64 @@ from nbdist.errors import (
 )
 from nbdist.records import CellEnded, Failure
 from nbdist.views import formatting
-from nbdist.views.run.failures import follows, others
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from nbdist.records import StrategyName, Where
+    from nbdist.records import RunStatus, StrategyName, Where
+
+
+class CellOutcome:
+    """The ends of the ranks, and the end of the cell.
+
+    Args:
+        host_of: the host of each rank that runs the cell.
+
+    Attributes:
+        ended: the end of each rank that has ended the cell.
+        preempted: the ranks that were told to end (SIGTERM).
+        failed: the end of the rank whose error is that of the cell; None if there is none.
+    """
+
+    def __init__(self, host_of: Mapping[int, str]) -> None:
+        self.ended: dict[int, CellEnded] = {}
+        self.preempted: set[int] = set()
+        self.failed: CellEnded | None = None
+        self._host_of = host_of
+        self._status: RunStatus = "finished"
+        self._error = ""
+
+    def first_failure(self, *, interrupted: bool) -> CellEnded | None:
+        """Return the first failure. A cell may raise `KeyboardInterrupt` itself.
+
+        Args:
+            interrupted: nbdist has interrupted the ranks.
+        """
+        failed = ("error",) if interrupted else ("error", "interrupted")
+        return next((e for e in self.ended.values() if e.status in failed), None)
+
+    def fail(self, error: Exception) -> None:
+        """Set the error of the cell, in place of a rank's."""
+        self._status, self._error, self.failed = "failed", str(error), None
+
+    def stop(self, *, requested: bool = True) -> None:
+        """Set the status of a cell that a page or an interrupt has ended.
+
+        Args:
+            requested: a page has requested it.
+        """
+        self._status, self._error = "stopped" if requested else "interrupted", ""
+
+    def summary(self) -> tuple[RunStatus, str]:
+        """Return the status of the run, and its error in one line."""
+        if self.failed is None or self.failed.failure is None:
+            return self._status, self._error
+        failure = self.failed.failure
+        return "failed", f"{failure.ename} on {self.name(self.failed.rank)}: {failure.evalue}"
+
+    def name(self, rank: int) -> str:
+        """The label of a rank, as users see it."""
+        return f"rank {rank}@{self._host_of[rank]}"
 
 
 def cell_error(
@@ -42,7 +95,7 @@ def cell_error(
     assert failure is not None
     if failure.ename == UnsentError.__name__:
         return RanksLostError([first.rank], f"rank {first.rank}: {failure.evalue}")
-    notes = others(first, ended, host_of.keys() - ended.keys())
+    notes = _others(first, ended, host_of.keys() - ended.keys())
     return CellError(
         rank=first.rank,
         host=host_of[first.rank],
@@ -84,9 +137,9 @@ def lone_error(
 
 def root(first: CellEnded | None, ended: Iterable[CellEnded]) -> CellEnded | None:
     """The failure that others followed, if one of them came first."""
-    if first is None or not follows(first):
+    if first is None or not _follows(first):
         return first
-    return next((e for e in ended if e.status == "error" and not follows(e)), first)
+    return next((e for e in ended if e.status == "error" and not _follows(e)), first)
 
 
 def lost_error(
@@ -140,3 +193,69 @@ def preempted_error(
         f"{name} was told to end (SIGTERM): the run was stopped {after}; {advice}. "
         "Type %dist_restart for new workers first",
     )
+
+
+def _others(first: CellEnded, ended: Mapping[int, CellEnded], stuck: Collection[int]) -> list[str]:
+    """One line for each kind of end.
+
+    Args:
+        first: the failure that is shown.
+        ended: all ends, by rank.
+        stuck: ranks that have not ended.
+    """
+    kinds: dict[str, list[int]] = {}
+    for rank, end in ended.items():
+        if rank != first.rank:
+            kinds.setdefault(_words(end, first), []).append(rank)
+    if stuck:
+        kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
+    return [f"rank {formatting.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
+
+
+def _follows(ended: CellEnded) -> bool:
+    """Return whether it failed because another rank had."""
+    return ended.failure is not None and ended.failure.follows
+
+
+def _words(ended: CellEnded, first: CellEnded) -> str:
+    if ended.failure is None or ended.status == "interrupted":
+        return "stopped" if ended.status == "interrupted" else "finished"
+    assert first.failure is not None
+    if ended.failure.ename == AnotherRankError.__name__:
+        return "stopped with it"
+    if ended.failure.ename == UnsentError.__name__:
+        return ended.failure.evalue
+    if ended.failure.follows and first.failure.ename == LoneCollectiveError.__name__:
+        return "waited in a collective, too, which was broken off"
+    if ended.failure.follows:
+        return "waited for it in a collective, which was broken off"
+    if ended.failure.same == first.failure.same:
+        return "the same error"
+    return f"{ended.failure.ename}: {ended.failure.evalue}"
+
+
+def hang(where: Mapping[int, Where], host_of: Mapping[int, str]) -> str:
+    """Who is waited for, who waits, and who does not answer.
+
+    Args:
+        where: of each rank that has said it.
+        host_of: of each rank that still runs the cell.
+    """
+    waiting = sorted(rank for rank, one in where.items() if one.waits)
+    elsewhere = sorted(where.keys() - waiting)
+    silent = sorted(host_of.keys() - where.keys())
+    words = [f"rank {rank}@{host_of[rank]} is at {_at(where[rank])}" for rank in elsewhere]
+    words += [f"rank {rank}@{host_of[rank]} does not answer" for rank in silent]
+    if waiting:
+        others = "the others wait" if words else "all ranks wait"
+        steps = sorted({where[rank].step for rank in waiting})
+        words.append(f"{others} in a collective of step {formatting.ranks(steps)}")
+    stacks: dict[str, list[int]] = {}
+    for rank, one in where.items():
+        stacks.setdefault(one.stack, []).append(rank)
+    told = (f"rank {formatting.ranks(ranks)}:\n{stack}" for stack, ranks in stacks.items() if stack)
+    return "\n".join(["; ".join(words), *told])
+
+
+def _at(where: Where) -> str:
+    return ", ".join(filter(None, (where.place, f"step {where.step}" if where.step else "")))

@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from nbdist.execution.null_run import NullRun
-from nbdist.records import (
-    CellEnded,
-    Compiled,
-    Finding,
-    FitBegun,
-    Metrics,
-    Note,
-    Planned,
-    Rows,
-    RunState,
-    RunWorker,
-    StepBegun,
-)
-from nbdist.telemetry.diagnostics import Diagnostics
+from nbdist.records import Finding, Metrics, Rows, RunState, RunWorker
 from nbdist.telemetry.frontend_request import this_request
-from nbdist.telemetry.plan_check import PlanComparison
 from nbdist.telemetry.run_reader import StoredRun, prune
+from nbdist.telemetry.run_state import RunChanges, RunFindings
 from nbdist.telemetry.run_writer import EVENTS_FOLDER, RunDirectory, new_id
 from nbdist.telemetry.tail import Tail
-from nbdist.telemetry.worker_table import Roster
 from nbdist.utils.processes import this_process
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
-from nbdist.views.run.display_choice import run_surface
+from nbdist.views.run.cell_output import run_surface
 from nbdist.views.run.live_display import RunView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nbdist.records import (
-        AnyEvent,
-        CellRequest,
-        FindingTopic,
-        RecoveryRecord,
-        RunStatus,
-        WorkerState,
-    )
+    from nbdist.records import AnyEvent, CellRequest, RecoveryRecord, RunStatus, WorkerState
     from nbdist.settings import Settings
+    from nbdist.telemetry.receiver import Subscriber
 
 FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
-LOOKING = 0.005
-"""Of a core, what looking for findings takes at most: of many ranks it is done less often."""
-
-_NOTED = {"batch", "checkpoint", "compiled", "nan", "strategy"}
-"""Topics of findings that ranks have told, which nobody finds again."""
 
 
 class LiveRun(Protocol):
-    """A run that is under way. `hear` is called on the receiver's thread.
+    """A run that is under way.
 
     Attributes:
         id: names it; empty where it is not kept.
@@ -67,12 +40,13 @@ class LiveRun(Protocol):
 
     id: str
 
-    def placed(self, request: CellRequest) -> CellRequest:
-        """The cell, told where the ranks' own files go."""
+    @property
+    def subscribers(self) -> tuple[Subscriber, ...]:
+        """Store the records of the cell. The receiver's thread calls them."""
         ...
 
-    def hear(self, record: AnyEvent) -> None:
-        """Take in what a rank says in this cell."""
+    def placed(self, request: CellRequest) -> CellRequest:
+        """The cell, told where the ranks' own files go."""
         ...
 
     def tick(self) -> tuple[str, ...]:
@@ -125,86 +99,36 @@ class LiveRun(Protocol):
 
 
 class StoredLiveRun:
-    """A run in a directory of its own. What goes wrong with the disk is said, and stops nothing.
+    """A run in a directory of its own. nbdist reports disk errors, and continues the run.
 
     Args:
-        directory: where it is kept.
-        kept_runs: how many runs are kept; the oldest ones go at the end of this.
-        reported: there are reports of it: it was opened again.
+        directory: the directory of the run.
+        kept_runs: the number of runs to keep. The end of this run deletes the oldest ones.
+        reported: the run has reports already, of another process.
     """
 
     def __init__(self, directory: RunDirectory, kept_runs: int, *, reported: bool = False) -> None:
         self.id = directory.state.id
         self._directory = directory
         self._kept_runs = kept_runs
-        self._lock = threading.Lock()
-        self._roster = Roster(directory.state.workers)
-        self._changes: dict[str, object] = {}
-        resumed = directory.state.findings
-        self._notes = {finding.text: finding for finding in resumed if finding.topic in _NOTED}
-        self._diagnostics = self._new_diagnostics(directory.state.batch)
-        self._found: tuple[Finding, ...] = ()
-        self._plan_comparison = PlanComparison(directory.state.plan)
-        self._look_at = 0.0
-        self._said: set[FindingTopic] = set()
-        self._reported = reported
+        self._changes = RunChanges(directory.state, reported=reported)
+        self._findings = RunFindings(directory.state)
         self._is_recovering = False
         self._left = False
         self._shown: list[str] = []
-        self._dropped = 0
         self._flushed_at = self._updated_at = 0.0
 
+    @property
+    def subscribers(self) -> tuple[Subscriber, ...]:
+        return self._directory.take, self._changes.hear, self._findings.hear
+
     def placed(self, request: CellRequest) -> CellRequest:
-        """Traces go where TensorBoard looks for them, one folder for each rank."""
+        """Store traces in the folder that TensorBoard reads, with a folder for each rank."""
         if request.step is None or not request.step.options.profile:
             return request
         folder = str(self._directory.path / EVENTS_FOLDER)
         step = msgspec.structs.replace(request.step.options, profile_folder=folder)
         return request.with_options(step=step)
-
-    def _new_diagnostics(self, batch: int) -> Diagnostics:
-        host_of = {worker.rank: worker.host for worker in self._roster.workers}
-        return Diagnostics(host_of, self._directory.state.strategy, batch)
-
-    def hear(self, record: AnyEvent) -> None:
-        self._directory.take(record)
-        if isinstance(record, Rows):
-            self._diagnostics.take(record)
-            self._reported = True
-            self._dropped += record.dropped
-        else:
-            with self._lock:
-                self._note(record)
-
-    def _note(self, record: AnyEvent) -> None:
-        if isinstance(record, StepBegun):
-            if "batch" not in self._changes and not self._directory.state.batch:
-                self._diagnostics = self._new_diagnostics(record.batch)  # all ranks say the same
-            self._change(
-                replicas=record.replicas,
-                batch=record.batch,
-                samples=record.samples,
-                epochs=record.epochs,
-                steps=record.steps,
-                split=record.sharding,
-            )
-        elif isinstance(record, (Planned, Compiled)):
-            self._plan_comparison.note(record)
-            if isinstance(record, Planned):
-                self._directory.plan(record.plan)
-        elif isinstance(record, FitBegun):
-            self._change(epochs=record.epochs, steps=record.steps)
-        elif isinstance(record, Metrics):
-            self._reported = True
-        elif isinstance(record, Note):
-            finding = Finding(topic=record.topic, text=record.text, warning=record.warning)
-            self._notes[record.text] = finding
-        elif isinstance(record, CellEnded):
-            self._roster.ended(record)
-
-    def _change(self, **changes: object) -> None:
-        self._reported = True
-        self._changes |= changes
 
     def tick(self) -> tuple[str, ...]:
         now = time.monotonic()
@@ -214,37 +138,30 @@ class StoredLiveRun:
         if now - self._updated_at < STATE_INTERVAL_S:
             return ()
         self._updated_at = now
-        if now >= self._look_at:
-            self._look(now)
-        self._update(self._found)
-        fresh = [finding for finding in self._found if finding.topic not in self._said]
-        self._said.update(finding.topic for finding in fresh)
-        return tuple(finding.text for finding in fresh)
+        self._findings.look_if_due(now)
+        self._update()
+        return self._findings.fresh()
 
-    def _look(self, now: float) -> None:
-        began = time.thread_time()
-        self._found = self._diagnostics.findings()
-        self._look_at = now + (time.thread_time() - began) / LOOKING
-
-    def _update(self, found: tuple[Finding, ...]) -> None:
-        """Write the state where it has changed."""
-        with self._lock:
-            changes, self._changes = self._changes, {}
-            changes["workers"] = self._roster.workers
-            changes["findings"] = (*found, *self._notes.values(), *self._losses())
-            changes["plan"] = self._plan_comparison.check(self._diagnostics.pace)
+    def _update(self) -> None:
+        """Write the state if it has changed."""
+        found, pace = self._findings.found, self._findings.pace
+        changes = self._changes.take(found, self._losses(), pace)
         state = self._directory.state
         changed = any(getattr(state, name) != value for name, value in changes.items())
         if changed or self._directory.is_stale:
             self._directory.update(**changes)
 
+    def _look(self) -> None:
+        self._findings.look()
+        self._update()
+
     def _losses(self) -> tuple[Finding, ...]:
-        """What of the reports is not in the directory."""
+        """The reports that the directory lacks."""
         losses = []
-        if self._dropped:
-            rows = formatting.count(self._dropped, "report")
+        if dropped := self._changes.dropped:
+            rows = formatting.count(dropped, "report")
             text = f"{rows} found no room on the way to the notebook and are lost"
-            losses.append(Finding(topic="dropped", text=text, value=self._dropped))
+            losses.append(Finding(topic="dropped", text=text, value=dropped))
         if self._directory.fault:
             losses.append(Finding(topic="disk", text=self._directory.fault))
         return tuple(losses)
@@ -253,31 +170,30 @@ class StoredLiveRun:
         return self._directory.stops_requested()
 
     def stopping(self) -> None:
-        with self._lock:
-            self._changes["status"] = "stopping"
-        self._update(self._diagnostics.findings())
+        self._changes.change(status="stopping")
+        self._look()
 
     def lost(self, ranks: Iterable[int]) -> None:
-        with self._lock:
-            self._roster.lost(ranks)
+        self._changes.lost(ranks)
 
     def recovering(self, reason: str) -> None:
-        """Rows that are taken from now on stay here until `recovered` says which ones they replace.
+        """Keep rows that arrive from now on in memory, until `recovered` tells which they replace.
 
-        Those before are needed by whoever goes on with a recovery that this process does not end.
+        The earlier rows are written: another process may have to continue the recovery.
         """
         self._flush()
         self._is_recovering = True
-        self._diagnostics.forget()
-        with self._lock:
-            self._change(recovering=reason)
-        self._update(self._found)
+        self._findings.forget()
+        self._changes.reported = True
+        self._changes.change(recovering=reason)
+        self._update()
 
     def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None:
-        with self._lock:
-            self._roster.replaced(pids)
-            self._change(recoveries=(*self._directory.state.recoveries, recovery), recovering="")
-        self._update(self._found)
+        self._changes.replaced(pids)
+        self._changes.change(
+            recoveries=(*self._directory.state.recoveries, recovery), recovering=""
+        )
+        self._update()
         self._is_recovering = False
 
     def show(self, text: str) -> None:
@@ -297,34 +213,75 @@ class StoredLiveRun:
             return
         told = self._directory.fault
         self._flush_shown()
-        if not self._reported:
+        if not self._changes.reported:
             self._directory.discard()
         elif self._directory.fault != told:
-            self._update(self._diagnostics.findings())
+            self._look()
 
     def leave(self) -> None:
         self._left = True
         self._flush_shown()
         self._directory.close()
-        self._update(self._diagnostics.findings())
+        self._look()
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
-        if not self._reported:
+        if not self._changes.reported:
             return ()
         self._flush_shown()
         self._directory.close()
-        with self._lock:
-            self._changes |= {
-                "status": status,
-                "error": error,
-                "ended": time.time(),
-                "recovering": "",
-            }
-        self._update(self._diagnostics.findings())
+        self._changes.change(status=status, error=error, ended=time.time(), recovering="")
+        self._look()
         gone = prune(self._directory.path.parent, self._kept_runs, spared=self.id)
         removed = f"removed {formatting.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
         return (*(loss.text for loss in self._losses()), *((kept,) if gone else ()))
+
+
+class NullRun:
+    """A run without a directory.
+
+    Args:
+        reason: the message at its end.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.id = ""
+        self._reason = reason
+        self._reported = False
+
+    def placed(self, request: CellRequest) -> CellRequest:
+        return request
+
+    @property
+    def subscribers(self) -> tuple[Subscriber, ...]:
+        return (self._hear,)
+
+    def _hear(self, record: AnyEvent) -> None:
+        self._reported |= isinstance(record, Rows | Metrics)
+
+    def tick(self) -> tuple[str, ...]:
+        return ()
+
+    def stops_requested(self) -> int:
+        return 0
+
+    def stopping(self) -> None: ...
+
+    def lost(self, ranks: Iterable[int]) -> None: ...
+
+    def recovering(self, reason: str) -> None: ...
+
+    def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None: ...
+
+    def show(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
+        del status, error
+        return (self._reason,) if self._reported else ()
 
 
 @contextlib.contextmanager

@@ -1,23 +1,19 @@
-"""A cell while it runs."""
+"""The monitor of a cell: it follows the records of the ranks until all have ended the cell."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING
 
-from nbdist.cluster.heartbeats import Vitals
 from nbdist.errors import LeftError, RanksLostError
-from nbdist.execution.abandoned_collectives import LoneWaits, strategies
-from nbdist.execution.cancellation import POLL_S, Cancellation
+from nbdist.execution.cancellation import POLL_S, Cancellation, StopAgreement, StopRequests
 from nbdist.execution.divergence import drifted
-from nbdist.execution.failures import cell_error, lone_error, lost_error, preempted_error, root
-from nbdist.execution.stalls import StallMonitor
-from nbdist.execution.stop_step import StopAgreement
+from nbdist.execution.failures import CellOutcome, cell_error, preempted_error, root
+from nbdist.execution.health import RankHealth
+from nbdist.execution.sending import CellSender
 from nbdist.records import (
-    SOON,
     AnyEvent,
     Beat,
     CellEnded,
@@ -27,12 +23,11 @@ from nbdist.records import (
     Output,
     Preempted,
     StepBegun,
-    StopAfter,
     Stopping,
     Where,
 )
-from nbdist.telemetry.duplicates import Repeats
 from nbdist.telemetry.frontend_request import kernel_ends
+from nbdist.telemetry.receiver import CellStream
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
 
@@ -40,188 +35,188 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from nbdist.cluster.worker_group import WorkerGroup
-    from nbdist.execution.cancellation import Send
     from nbdist.execution.context import RunContext
     from nbdist.execution.resume import ResumedRun
-    from nbdist.records import CellRequest, RunStatus
+    from nbdist.records import CellRequest, Rows
     from nbdist.settings import Settings
     from nbdist.views.run.cell_output import Shareable
 
-_SAME_STOP_S = 2.0
-"""Two pages may ask for the same Stop."""
-
-_SAID_S = 1.0
-"""How long the last that a process said may take to arrive."""
-
-_STOP_S = 1.0
-"""How long a Stop of steps is repeated, for ranks that are about to begin. Who begins later finds
-the order."""
-
 
 class CellMonitor:
-    """Follows one cell on its ranks until all are done, or one has raised.
+    """Follows one cell on its ranks until all have ended it, or one has failed.
 
     Args:
-        number: the cell's number.
-        context: what it is, and where what the ranks say goes.
-        worker_group: who runs it; collectives that have to be broken off are noted there.
-        settings: the bounds on waiting.
-
-    Attributes:
-        running: the ranks that are in the cell; none before it is sent.
+        number: the number of the cell.
+        context: the cell, its view and its storage.
+        worker_group: the workers. Cancelled collectives are marked there.
+        settings: the time limits.
+        received: reports that another process received.
     """
 
     def __init__(
-        self, number: int, context: RunContext, worker_group: WorkerGroup, settings: Settings
+        self,
+        number: int,
+        context: RunContext,
+        worker_group: WorkerGroup,
+        settings: Settings,
+        received: Iterable[Rows] = (),
     ) -> None:
-        self.running: set[int] = set()
-        self._number = number
-        self._host_of = context.host_of
-        self._engines, self._tend = worker_group.engines, worker_group.tend
-        self._view = context.view
-        self._live = context.live
+        request, view = context.cell.request, context.view
+        engines, collectives, show = worker_group.engines, worker_group.collectives, self._show_for
+        self._task = context
+        self._worker_group = worker_group
         self._settings = settings
-        self._collectives = collectives = worker_group.collectives
-        self._recorder = context.recorder
-        self._opened = context.recoveries.opened
-        self._vitals = Vitals(context.host_of, context.cell.options.hang_after_s)
-        self._ending = Cancellation(
-            number, self.running, worker_group.engines, collectives, self._show_for
-        )
-        self._lone = LoneWaits(self._ending, context.host_of)
-        self._detached = context.cell.detached
-        self._left = False
-        self._repeats = Repeats()
+        self._outcome = outcome = CellOutcome(context.host_of)
+        self._sender = sender = CellSender(number, worker_group.dispatcher)
+        self._ending = ending = Cancellation(sender, request.strategy, engines, collectives, show)
+        self._health = RankHealth(context, outcome, sender, ending, engines, settings, show)
+        is_step = request.step is not None
+        self._stops = StopRequests(sender, ending, context.live, view.say, is_step=is_step)
+        self._agreement = StopAgreement(sender, self._health.vitals.step)
+        if is_step:
+            self._health.begin_steps()  # the first batch may never come
         self._heard: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
-        self._ended: dict[int, CellEnded] = {}
-        self._agreement = StopAgreement(number, self._ending.order, self._vitals.step)
-        self._preempted: set[int] = set()
-        self._saves = False
-        self._over = False
-        self._stall_monitor = StallMonitor(
-            self._vitals, self._ending, worker_group.engines, context, settings
-        )
-        self._is_step = self._has_steps = context.cell.request.step is not None
-        if self._is_step:
-            self._begin_steps()  # the first batch may never come
-        self._stopping_at = 0.0
-        self._stops = 0
-        self._killing = False
+        self._over = self._kills = False
         self._asked = threading.Event()  # the kernel was interrupted
-        self._heeds = True
-        self._status: RunStatus = "finished"
-        self._error = ""
-        self._failed: CellEnded | None = None
+        self._takes_interrupts = True
+        self._stream = CellStream(worker_group.receiver, number, received)
+        self._stream.subscribers.add(*context.live.subscribers, self._hear)
 
-    def hear(self, record: AnyEvent) -> None:
-        """On the receiver's thread: take in what a rank says.
+    def _hear(self, record: AnyEvent) -> None:
+        """Take a record on the receiver's thread. After the cell, only the ranks' ends matter."""
+        if not self._over or isinstance(record, (Where, CellEnded)):
+            self._heard.put(record)
+        if isinstance(record, CellEnded):
+            self.running.discard(record.rank)  # last: then its record is in the queue
 
-        Of a cell that is over, only what becomes of ranks that are left in it still matters.
-        """
-        fresh = self._repeats.fresh(record) if record.cell == self._number else record
-        try:
-            if not self._over and fresh is not None and fresh.cell == self._number:
-                self._live.hear(fresh)
-        finally:  # whatever becomes of what is kept, a rank that has ended is not waited for
-            if fresh is not None and (not self._over or isinstance(fresh, (Where, CellEnded))):
-                self._heard.put(fresh)
-            if isinstance(record, CellEnded) and record.cell == self._number:
-                self.running.discard(record.rank)  # last: who sees it gone finds its record
+    def close(self) -> None:
+        """Receive no more records."""
+        self._stream.close()
 
-    def follow(self, request: CellRequest, send: Send) -> None:
+    @property
+    def running(self) -> set[int]:
+        """The ranks that run the cell; empty before it is sent."""
+        return self._sender.running
+
+    @property
+    def ends(self) -> Mapping[int, CellEnded]:
+        """The end of each rank that has ended the cell."""
+        return self._outcome.ended
+
+    def follow(self, request: CellRequest) -> None:
         """Send the cell and show it until it is over.
+
+        Raises:
+            CellError, WorkerError, KeyboardInterrupt: see `Cluster.run`.
+            LeftError: the cell continues. Call `leave` next, once no record arrives any more.
+        """
+        placed = self._task.live.placed(request)
+
+        def send() -> None:
+            try:
+                self._sender.send(placed, self._task.host_of)
+            except BaseException:
+                self._ending.end(self._settings.interrupt_grace_s)
+                raise
+
+        self._follow(request, send)
+
+    def expect(self, request: CellRequest, resumed: ResumedRun, ranks: Iterable[int]) -> None:
+        """Prepare for a cell that another process has sent.
 
         Args:
             request: the cell.
-            send: sends it, and later orders, to ranks.
-
-        Raises:
-            CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
-            LeftError: the cell goes on; `leave` comes next, once nothing is heard any more.
+            resumed: the stored part of the run.
+            ranks: the ranks that run it.
         """
-        grace_s, placed = self._settings.interrupt_grace_s, self._live.placed(request)
-        self._follow(request, send, lambda: self._ending.send(placed, self._host_of, grace_s))
-
-    def expect(self, request: CellRequest, resumed: ResumedRun, ranks: Iterable[int]) -> None:
-        """These ranks are in the cell, which another process has sent."""
         self.running.update(ranks)
         for rows in resumed.reports:
-            self._repeats.note(rows)
-            self._recorder.keep(rows)
+            self._task.recorder.keep(rows)
         if resumed.begun is not None:
             self._keep(resumed.begun)
 
-    def resume(self, request: CellRequest, send: Send, *, stopping: bool) -> None:
-        """Go on with a cell that is expected to run; otherwise like `follow`.
+    def resume(self, request: CellRequest, *, stopping: bool) -> None:
+        """Follow a cell that another process has sent; otherwise like `follow`.
 
         Args:
             request: the cell.
-            send: sends orders to ranks.
-            stopping: its end had been asked for.
+            stopping: its end was requested.
         """
-        self._follow(request, send, lambda: self._look_for(stopping=stopping))
+        self._follow(request, lambda: self._look_for(stopping=stopping))
 
     def leave(self) -> None:
-        """Nothing is heard any more: what was is shown and kept, and the cell goes on."""
+        """Show and store the records that have arrived. The cell continues."""
         self._drain()
-        self._view.say(str(LeftError()))
-        self._view.flush()
-        self._live.leave()
+        self._task.view.say(str(LeftError()))
+        self._task.view.flush()
+        self._task.live.leave()
 
-    def _follow(self, request: CellRequest, send: Send, begin: Callable[[], None]) -> None:
-        """An interrupt is raised by `_show_for` alone: anywhere else, something would be lost."""
-        self._ending.begin(send, request.strategy)
-        self._saves = request.saving is not None
+    def _follow(self, request: CellRequest, begin: Callable[[], None]) -> None:
+        """Follow the cell. Only `_show_for` raises interrupts: elsewhere, records would be lost."""
         with interrupt_held() as self._asked:
             self._see_through(request, begin)
-            if self._failed is not None and self._failed.failure is not None:
-                self._asked.clear()  # the cell is over, as was asked for
-                broken = self._collectives.broken
-                raise cell_error(self._failed, self._ended, self._host_of, broken)
+            failed = self._outcome.failed
+            if failed is not None and failed.failure is not None:
+                self._asked.clear()  # the cell is over, as requested
+                raise cell_error(failed, self.ends, self._task.host_of, self._ending.broken)
 
     def _see_through(self, request: CellRequest, begin: Callable[[], None]) -> None:
+        left = False
         try:
             self._attend(begin)
-            self._failed = self._first_failure()
-            self._ending.await_reachable()
-            self._check_alive()  # what it met may be a death: then the others wait in vain
-            self._ending.wait_for_same()
-            self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
-            self._check_alive()
-            self._failed = root(self._failed, self._ended.values()) or drifted(request, self._ended)
-            if self._preempted and self._failed is None:
-                rank = min(self._preempted)
-                name, after = self._stall_monitor.name(rank), self._stall_monitor.after(rank)
-                raise preempted_error(self._preempted, name, after, saves=self._saves)
+            self._judge(request)
         except KeyboardInterrupt:
-            self._heeds = False  # an impatient one more would leave ranks unasked
+            self._takes_interrupts = False  # another one would leave ranks without a command
             self._ending.end(self._settings.interrupt_grace_s)
-            self._killing = self._has_steps or self._ending.may_kill(
-                self._view.say,
-                lambda: self._asked.is_set() or self._live.stops_requested() > self._stops,
+            self._kills = self._health.has_steps or self._ending.may_kill(
+                self._task.view.say, lambda: self._asked.is_set() or self._stops.asked_again()
             )
             raise
         except LeftError:
-            self._left = True
-            self._asked.clear()  # one that comes again is for the kernel's end, too
+            left = True
+            self._asked.clear()  # another one is for the kernel's end, too
             raise
         except Exception as error:
             self.fail(error)
             raise
         finally:
-            self._heeds = False
-            self._over = not self._left
+            self._takes_interrupts = False
+            if not left:
+                self._over = True
+                self._stream.subscribers.remove(*self._task.live.subscribers)
             self._drain()
-            ended = self._ended.values()
-            self._collectives.note(request.strategy, ended, len(self._host_of))
+            self._worker_group.collectives.note(
+                request.strategy, self.ends.values(), len(self._task.host_of)
+            )
+
+    def _judge(self, request: CellRequest) -> None:
+        """Find the failure of the cell, and end it on the other ranks.
+
+        Raises:
+            RanksLostError: a rank died.
+            PreemptedError: ranks were told to end.
+        """
+        outcome = self._outcome
+        outcome.failed = self._first_failure()
+        self._ending.await_reachable()
+        self._health.check_alive()  # a death may be the cause: then the others wait forever
+        self._ending.wait_for_same()
+        self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
+        self._health.check_alive()
+        outcome.failed = root(outcome.failed, self.ends.values()) or drifted(request, self.ends)
+        if outcome.preempted and outcome.failed is None:
+            rank = min(outcome.preempted)
+            name, after = outcome.name(rank), self._health.after(rank)
+            saves = request.saving is not None
+            raise preempted_error(outcome.preempted, name, after, saves=saves)
 
     def end_again(self) -> None:
-        """The cell is over: ranks that are left in it are told again to end it."""
+        """End the cell on ranks that still run it, after it is over."""
         with interrupt_held():
             self._ending.end(self._settings.cell_grace_s)
 
     def _attend(self, begin: Callable[[], None]) -> None:
-        """Until all ranks are done, or one has failed; the first interrupt is for the steps."""
+        """Follow the cell until its end. The first interrupt stops steps."""
         try:
             begin()
             self._new_monitor()
@@ -233,190 +228,113 @@ class CellMonitor:
         self._drain()
 
     def _look_for(self, *, stopping: bool) -> None:
-        """Ask who is still in the cell: what ranks said while nobody heard it may be lost."""
-        self._stops = int(stopping)  # what was asked while nobody was there is still to be done
+        """Ask which ranks run the cell: records that nobody received may be lost."""
+        self._stops.count = int(stopping)  # requests without an owner are still unanswered
         self._ending.ask()
         if stopping:
-            self._status = "stopped"
-            self._ask_to_stop()
-
-    @property
-    def ends(self) -> Mapping[int, CellEnded]:
-        """How each rank has ended that has."""
-        return self._ended
+            self._outcome.stop()
+            self._stops.ask()
 
     def kernel_ends(self) -> bool:
-        """Whether an interrupt was for the kernel's end, beyond which the cell goes on."""
-        return self._detached and kernel_ends(self._show_for)
+        """Return whether an interrupt was for the kernel's end, which the cell survives."""
+        return self._task.cell.detached and kernel_ends(self._show_for)
 
     def fail(self, error: Exception) -> None:
-        """The cell ends with this error."""
-        self._status, self._error, self._failed = "failed", str(error), None
+        """End the cell with this error."""
+        self._outcome.fail(error)
 
     def interrupted(self) -> list[int]:
-        """The cell ends with an interrupt, or a second Stop: ranks that are to be killed for it."""
-        self._status, self._error = "stopped" if self._stops else "interrupted", ""
-        return sorted(self.running) if self._killing else []
+        """End the cell with an interrupt, or a second request. Return the ranks to kill."""
+        self._outcome.stop(requested=bool(self._stops.count))
+        return sorted(self.running) if self._kills else []
+
+    def close_live(self) -> tuple[str, ...]:
+        """End the stored run. Return messages for the user."""
+        return self._task.live.end(*self._outcome.summary())
 
     def _new_monitor(self) -> None:
-        """Show the cell until all ranks are done, or one has failed."""
+        """Show the cell until all ranks have ended it, or one has failed."""
         while self.running and not self._first_failure():
             self._show_for(POLL_S)
-            if self._engines.is_wanted:
+            if self._worker_group.engines.is_wanted:
                 raise LeftError
-            self._check_alive()
-            self._tend(self._view.say)
-            self._stall_monitor.check()
-            self._check_lone()
-            self._check_stop()
-            if self._preempted and not self._stopping_at:
+            self._health.check_alive()
+            self._worker_group.tend(self._task.view.say)
+            self._health.check_progress()
+            if not self._stops.under_way:
+                self._health.check_collectives()
+            if self._stops.check():
+                self._outcome.stop()
+            if self._outcome.preempted and not self._stops.under_way:
                 self._stop_preempted()
 
-    def _check_lone(self) -> None:
-        """Who waits in a collective that a rank which has ended cannot join would do so for ever.
-
-        Raises:
-            CellError: the collectives were broken off for it.
-        """
-        if self._stopping_at or not (where := self._lone.found(self._ended)):
-            return
-        for strategy, ranks in strategies(where).items():
-            self._ending.abort_collectives(strategy, ranks)
-        self._ending.end(self._settings.interrupt_grace_s, at_once=True)
-        raise lone_error(where, self._ended, self._host_of, self._collectives.broken)
-
     def _stop_preempted(self) -> None:
-        """All ranks end at the same step, and save there what is to be saved."""
-        ranks = formatting.ranks(self._preempted)
-        self._view.say(f"rank {ranks} was told to end (SIGTERM): stopping all at the same step")
-        self._ask_to_stop()
-        if not self._has_steps:
+        """Stop all ranks at the same step, and save the state there."""
+        ranks = formatting.ranks(self._outcome.preempted)
+        self._task.view.say(
+            f"rank {ranks} was told to end (SIGTERM): stopping all at the same step"
+        )
+        self._stops.ask()
+        if not self._health.has_steps:
             self._ending.end(self._settings.interrupt_grace_s)
 
     def _stop_steps(self) -> None:
-        """The first interrupt ends steps on all ranks alike, however long they take.
+        """Stop steps at the first interrupt, at the same step on all ranks.
 
-        The next one breaks them off, as the first one does where there are none.
+        The next interrupt cancels them, as the first one does in a cell without steps.
         """
-        if self._has_steps and not self._stopping_at:
-            self._ask_to_stop()
+        if self._health.has_steps and not self._stops.under_way:
+            self._stops.ask()
             try:
                 self._new_monitor()
-            except RanksLostError as lost:  # it was to end: nobody is replaced
-                self._view.say(str(lost))
-
-    def how_it_ended(self) -> tuple[RunStatus, str]:
-        """And with which error, in a line."""
-        failed = self._failed
-        if failed is None or failed.failure is None:
-            return self._status, self._error
-        where = self._stall_monitor.name(failed.rank)
-        return "failed", f"{failed.failure.ename} on {where}: {failed.failure.evalue}"
+            except RanksLostError as lost:  # the run was to end: nbdist replaces no rank
+                self._task.view.say(str(lost))
 
     def _show_for(self, seconds: float) -> None:
-        """Take in what is there, waiting for at most `seconds` for the first of it.
+        """Process records. Wait for at most `seconds` for the first one.
 
         Raises:
             KeyboardInterrupt: the kernel was interrupted meanwhile, or before.
         """
-        if self._heeds and self._asked.is_set():
+        if self._takes_interrupts and self._asked.is_set():
             self._asked.clear()
             raise KeyboardInterrupt
         with contextlib.suppress(queue.Empty):
             self._take(self._heard.get(timeout=seconds))
-        for _ in range(self._heard.qsize()):  # not what comes meanwhile: it may never end
+        for _ in range(self._heard.qsize()):  # not those that arrive meanwhile: they may never end
             self._take(self._heard.get())
         if self._over:
             return
-        self._agreement.seek(self._host_of.keys() - self._ended.keys())
-        self._view.flush()
-        for line in self._live.tick():
-            self._view.say(line)
+        self._agreement.seek(self._task.host_of.keys() - self.ends.keys())
+        self._task.view.flush()
+        for line in self._task.live.tick():
+            self._task.view.say(line)
 
     def _drain(self) -> None:
         while not self._heard.empty():
             self._take(self._heard.get())
 
     def _take(self, record: AnyEvent) -> None:
-        if record.cell != self._number:
-            return  # of an earlier cell, or of none: it is in the logs
-        self._vitals.hear(record)
+        self._health.hear(record)
         if isinstance(record, CellEnded):
-            self._ended[record.rank] = record
+            self._outcome.ended[record.rank] = record
         elif isinstance(record, Stopping):
             self._agreement.hear(record)
         elif isinstance(record, Preempted):
-            self._preempted.add(record.rank)
-        elif isinstance(record, Where):
-            self._lone.hear(record)
-            if record.rank in self.running:
-                self._ending.where[record.rank] = record
-        elif not isinstance(record, Beat):
+            self._outcome.preempted.add(record.rank)
+        elif not isinstance(record, (Beat, Where)):
             self._keep(record)
-            hidden = self._collectives.broken and isinstance(record, Output)  # of breaking off
+            # Cancelled collectives write to the ranks' output.
+            hidden = self._ending.broken and isinstance(record, Output)
             if not (hidden or isinstance(record, (Opened, Compiled))):
-                self._view.add(record)
+                self._task.view.add(record)
 
     def _keep(self, record: Shareable | Opened | Compiled) -> None:
-        self._recorder.keep(record)
+        self._task.recorder.keep(record)
         if isinstance(record, (StepBegun, FitBegun)):
-            self._begin_steps()
+            self._health.begin_steps()
         elif isinstance(record, Opened):
-            self._opened(record)
-
-    def _begin_steps(self) -> None:
-        self._has_steps = self._stall_monitor.has_steps = True
-        self._vitals.begin_steps()
-
-    def _check_stop(self) -> None:
-        """Somebody who watches asks for the end: at the end of a step, where the cell is one.
-
-        Raises:
-            KeyboardInterrupt: it is none, and what comes after its last batch has not been run; or
-                the step is to be broken off, as this is the second time.
-        """
-        asked = self._live.stops_requested()
-        if asked <= self._stops:
-            return
-        self._stops = asked
-        self._live.stopping()
-        if time.monotonic() - self._stopping_at < _SAME_STOP_S:
-            return
-        if self._stopping_at or not self._is_step:
-            raise KeyboardInterrupt
-        self._status = "stopped"
-        self._ask_to_stop()
-
-    def _ask_to_stop(self) -> None:
-        """Ask the ranks to stop at the end of a step, the same on all."""
-        self._stopping_at = time.monotonic()
-        self._live.stopping()
-        self._ending.order(StopAfter(number=self._number, step=SOON), sorted(self.running))
-        self._ending.interrupt(_STOP_S)
-        if self.running:
-            self._view.say("stopping at the end of a step; interrupt again to break it off")
+            self._task.recoveries.opened(record)
 
     def _first_failure(self) -> CellEnded | None:
-        """The first end that nobody asked for; an interrupt is one that a cell may raise itself."""
-        failed = ("error",) if self._ending.interrupted else ("error", "interrupted")
-        return next((e for e in self._ended.values() if e.status in failed), None)
-
-    def _check_alive(self) -> None:
-        """A rank that died will never say that it ended."""
-        dead = self._dead()
-        if self._preempted.intersection(dead):  # it ends after it has said so, which may come later
-            deadline = time.monotonic() + _SAID_S
-            while (dead := self._dead()) and time.monotonic() < deadline:
-                self._show_for(POLL_S)
-        if dead:
-            self._live.lost(dead)
-            self._ending.end(self._settings.interrupt_grace_s, at_once=True)
-            words = self._engines.last_words(dead[0], lines=5)
-            step = self._vitals.step(dead[0])
-            fate = self._engines.fate(dead[0])
-            raise lost_error(dead, self._host_of, self.running, step, words, fate)
-
-    def _dead(self) -> list[int]:
-        """The ranks of the cell that are dead, and have not said that they had ended it."""
-        unheard = self._host_of.keys() - self._ended.keys()
-        return [rank for rank in self._engines.dead() if rank in unheard]
+        return self._outcome.first_failure(interrupted=self._ending.interrupted)

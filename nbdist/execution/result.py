@@ -110,7 +110,7 @@ class Run:
             found += report.unpacked() if isinstance(report, Rows) else (report,)
         if not self.recoveries:
             return tuple(found)
-        from nbdist.telemetry.superseded import without_superseded
+        from nbdist.telemetry.history import without_superseded
 
         return without_superseded(found, self.recoveries)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.execution.live_run import StoredLiveRun
-from nbdist.execution.null_run import NullRun
+from nbdist.execution.live_run import NullRun, StoredLiveRun
 from nbdist.execution.result import Run
 from nbdist.execution.saved_runs import SavedRun, step_begun
 from nbdist.records import PLACE, FitBegun, Rows, StepBegun

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from nbdist.cluster.takeover import controllers_of, of_worker_group
+from nbdist.cluster.handover import controllers_of, of_worker_group
 from nbdist.errors import (
     LeftError,
     NbdistError,
@@ -19,22 +19,20 @@ from nbdist.errors import (
     WorkerError,
 )
 from nbdist.execution.context import RunContext
+from nbdist.execution.live_run import NullRun
 from nbdist.execution.monitor import CellMonitor
-from nbdist.execution.null_run import NullRun
 from nbdist.execution.recorder import Recorder
-from nbdist.execution.recovery import Recovery
-from nbdist.execution.recovery_log import RecoveryLog
+from nbdist.execution.recovery import Recovery, RecoveryLog
 from nbdist.execution.result import Run
-from nbdist.execution.rng_alignment import Alignment
 from nbdist.records import RunningCell
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
-from nbdist.views.run.null_output import SilentView
+from nbdist.views.run.cell_output import SilentView
 from nbdist.worker.checkpoint.folder import names_in
 from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from nbdist.cells.dependencies import Entry
     from nbdist.cluster.handover import HandoverFile
@@ -42,10 +40,58 @@ if TYPE_CHECKING:
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.replay_journal import Journal
     from nbdist.execution.resume import ResumedRun
-    from nbdist.records import AnyEvent, CellRequest
+    from nbdist.records import CellEnded, CellRequest, Rows
     from nbdist.settings import Settings
-    from nbdist.views.cluster.start_progress import StartView
+    from nbdist.views.cluster.workers import StartView
     from nbdist.views.run.cell_output import View
+
+
+class Alignment:
+    """The last reported states of the ranks' generators."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, dict[str, int]] = {}
+        self._state = b""
+
+    def forget(self) -> None:
+        """Drop all states, after the ranks were seeded again."""
+        self._digests, self._state = {}, b""
+
+    def note(self, ended: Mapping[int, CellEnded]) -> None:
+        """Store the states of the generators of the ranks that ran a cell."""
+        for rank, end in ended.items():
+            if end.generators:
+                self._digests[rank] = end.generators
+                self._state = end.generator_states or self._state
+
+    def due(self, ranks: Collection[int], world_size: int) -> tuple[bytes, str]:
+        """Return the states that the ranks of a cell must restore first, and a message.
+
+        Args:
+            ranks: the ranks of the cell.
+            world_size: the number of ranks of the cluster.
+
+        Returns:
+            Rank 0's states, packed, and the message; both empty if all ranks have equal states or
+            the cell does not run on all ranks.
+        """
+        if len(ranks) < world_size or not self._state or 0 not in self._digests:
+            return b"", ""
+        chief = self._digests[0]
+        odd = sorted(rank for rank, own in self._digests.items() if own != chief)
+        if not odd:
+            return b"", ""
+        names = sorted(
+            {n for r in odd for n in chief if self._digests[r].get(n, chief[n]) != chief[n]}
+        )
+        if not names:
+            return b"", ""
+        return self._state, (
+            f"rank {formatting.ranks(odd)} drew other random numbers than rank 0 "
+            f"({', '.join(names)}). All ranks continue from rank 0's generators. For different "
+            "numbers on each rank, use a generator per rank: np.random.default_rng(rank)"
+        )
+
 
 _HALFWAY = "type %dist_restart for new ones, or run it again with --resume"
 _READS_CHECKPOINTS = ("orbax.checkpoint",)
@@ -119,15 +165,18 @@ class Runner:
         """The ranks that are dead, or stuck in a cell of before."""
         return sorted({*self._worker_group.engines.dead(), *self.busy()})
 
-    def hear(self, record: AnyEvent) -> None:
-        """On the receiver's thread: tell whoever follows a cell."""
-        for monitor in self._watches:
-            monitor.hear(record)
-
     def forget(self) -> None:
         """The engines are others: nobody is in a cell any more."""
-        self._watches, self.stuck = (), []
+        self._follow_only()
+        self.stuck = []
         self._alignment.forget()
+
+    def _follow_only(self, *watches: CellMonitor) -> None:
+        """End the other cells' subscriptions."""
+        for monitor in self._watches:
+            if monitor not in watches:
+                monitor.close()
+        self._watches = watches
 
     def refuse_unmade(self, request: CellRequest) -> None:
         """Raises ReplayError where fresh workers cannot be made to have what a run needs."""
@@ -202,15 +251,14 @@ class Runner:
         recoveries.take_over(cell, resumed)
         context = RunContext(cell, view, resumed.live, host_of, recorder, recoveries)
         self.number = cell.request.number - 1
-        monitor = self._new_monitor(context)
+        monitor = self._new_monitor(context, resumed.reports)
         losing = self._losing()
         monitor.expect(cell.request, resumed, () if losing else host_of)
         if resumed.begun is not None:
             view.resume(resumed.begun)
 
         def resume() -> None:
-            send = self._worker_group.dispatcher.send
-            monitor.resume(cell.request, send, stopping=resumed.stopping)
+            monitor.resume(cell.request, stopping=resumed.stopping)
 
         return lambda: self._finish(context, monitor, losing or resume)
 
@@ -268,7 +316,7 @@ class Runner:
                     self._close(context, monitor)
 
     def _close(self, context: RunContext, monitor: CellMonitor) -> None:
-        said = context.live.end(*monitor.how_it_ended())
+        said = monitor.close_live()
         try:
             context.view.close(self.last_run._repr_mimebundle_, said)
         finally:
@@ -291,7 +339,7 @@ class Runner:
             if sent.saving is not None:
                 self._worker_group.warm_spares(_READS_CHECKPOINTS)
             now = structs.replace(sent, seconds=context.recoveries.begin_steps())
-            monitor.follow(now, self._worker_group.dispatcher.send)
+            monitor.follow(now)
 
         return follow
 
@@ -320,10 +368,10 @@ class Runner:
             names = ", ".join(f"`{name}`" for name in gone)
             raise RanksLostError((), f"{names} went with a step that failed")
 
-    def _new_monitor(self, context: RunContext) -> CellMonitor:
+    def _new_monitor(self, context: RunContext, received: Sequence[Rows] = ()) -> CellMonitor:
         self.number += 1
-        monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
-        self._watches = (*(w for w in self._watches if w.running), monitor)
+        monitor = CellMonitor(self.number, context, self._worker_group, self._settings, received)
+        self._follow_only(*(w for w in self._watches if w.running), monitor)
         return monitor
 
     def _lost(self, ended: RanksLostError | PreemptedError, request: CellRequest) -> RanksLostError:
@@ -354,7 +402,7 @@ class Runner:
         while True:
             if request.saving is None or not recoveries.may_begin(lost):
                 raise lost
-            self._watches = ()
+            self._follow_only()
             recoveries.begin(lost)
             try:
                 self._recovery.recover(lost, request, recoveries.saved)
@@ -406,5 +454,5 @@ class Runner:
         hosts = {rank: self._worker_group.hellos[rank].host for rank in ranks}
         context = RunContext(cell, view, live, hosts, recorder, recoveries)
         monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
-        self._watches = (monitor,)
-        monitor.follow(again, self._worker_group.dispatcher.send)
+        self._follow_only(monitor)
+        monitor.follow(again)

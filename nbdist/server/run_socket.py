@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,25 @@ from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from nbdist.errors import UsageError
-from nbdist.records import BAD_MESSAGE, NO_SUCH_RUN, RUN_IS_GONE, StopRun
-from nbdist.server.cell_text import TextTail
+from nbdist.records import (
+    BAD_MESSAGE,
+    NO_SUCH_RUN,
+    RUN_IS_GONE,
+    CaughtUp,
+    StopRun,
+    TableMessage,
+    TextMessage,
+)
 from nbdist.telemetry.run_reader import find
-from nbdist.telemetry.tail import LOOK_S, Tail
+from nbdist.telemetry.tail import FRAME_BYTES, LOOK_S, States, Tail, encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from nbdist.telemetry.run_reader import StoredRun
     from nbdist.telemetry.tail import News
+
 
 TAIL_S = 0.05
 MESSAGE_BYTES = 1024
@@ -114,3 +123,44 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     async def _send(self, messages: Iterable[str | bytes]) -> None:
         for message in messages:
             await self.write_message(message, binary=isinstance(message, bytes))
+
+
+class TextTail:
+    """The state, what tables there are without their rows, and the text from its beginning on.
+
+    The file is kept open: of a run that leaves nothing behind, the last words are still in it.
+
+    Raises:
+        OSError: the directory is gone.
+    """
+
+    def __init__(self, run: StoredRun) -> None:
+        self._run = run
+        self._states = States(run)
+        self._file = run.open_shown()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tables = 0
+        self._caught_up = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._states.is_over
+
+    def news(self) -> Iterator[str]:
+        yield from self._states.news()
+        while (table := self._run.table(self._tables)) is not None:
+            self._tables += 1
+            yield encoded(TableMessage(table=table))
+        yield from self.last()
+        if not self._caught_up:
+            self._caught_up = True
+            yield encoded(CaughtUp())
+
+    def last(self) -> Iterator[str]:
+        while written := self._file.read(FRAME_BYTES):
+            text = self._decoder.decode(written)
+            if text:
+                yield encoded(TextMessage(text=text))
+
+    def close(self) -> None:
+        self._file.close()

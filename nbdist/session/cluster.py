@@ -20,10 +20,11 @@ from nbdist.execution.result import Run
 from nbdist.records import ClusterRequest, Communication, RunningCell
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
+from nbdist.session.tracing import trace_on
 from nbdist.session.transfer import pull, write_objects
 from nbdist.settings import Settings
 from nbdist.utils.signals import interrupt_held
-from nbdist.views.cluster.start_progress import StartView
+from nbdist.views.cluster.workers import StartView
 from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
@@ -31,12 +32,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.execution.live_run import LiveRun
-    from nbdist.records import Batch, CellOptions, CellRequest, Host
+    from nbdist.records import (
+        Batch,
+        CellOptions,
+        CellRequest,
+        Host,
+        StepOptions,
+        Trace,
+        WorkerState,
+    )
+    from nbdist.views.cluster.devices import DevicesPicture
+    from nbdist.views.cluster.hosts import DoctorPicture, HostsPicture
+    from nbdist.views.cluster.workers import StatusPicture
+    from nbdist.views.placement.picture import PlacementPicture
 
 __all__ = ["Cluster", "Run"]
 
 
-class Cluster(ClusterInspection):
+class Cluster:
     """Workers on one or more hosts, ready to run cells.
 
     One engine runs on each host. Engines of one cluster share the collectives of its frameworks.
@@ -59,6 +72,7 @@ class Cluster(ClusterInspection):
     Attributes:
         running: True if cells can run. False after `stop`, or a restart that failed.
         last_run: `Run` of the newest cell, also if the cell failed.
+        inspection: Read-only views.
 
     Raises:
         UsageError: The request is invalid; nothing started.
@@ -123,6 +137,7 @@ class Cluster(ClusterInspection):
             held.runner,
             held.journal,
         )
+        self.inspection = ClusterInspection(held)
         self.running = True
 
     def restart(self) -> None:
@@ -169,13 +184,77 @@ class Cluster(ClusterInspection):
         request = run.with_options(saving=structs.replace(run.saving, resume=True))
         request = structs.replace(request, number=self._runner.number + 1)
         headers = (text.partition("\n")[0].partition(f"[{run.label}] ")[2] for text in self._ran)
-        under_way = RunningCell(request=request, ranks=self._chosen(None))
+        under_way = RunningCell(request=request, ranks=self.inspection.chosen(None))
         return self._keep(under_way, next(filter(None, headers), ""))
 
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""
         self.running = False
         self._held.stop()
+
+    # Views.
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.inspection.world_size
+
+    def show(self, *names: str) -> PlacementPicture:
+        """Show the placement of arrays on the workers, by names such as `model.optimizer`."""
+        return self.inspection.show(names)
+
+    def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
+        """Return the current state of each rank.
+
+        Args:
+            measure: also measure the memory of each rank.
+        """
+        return self._held.workers(measure=measure)
+
+    def status(self) -> StatusPicture:
+        """Show the workers."""
+        return self.inspection.status()
+
+    def devices(self, *, bench: bool = False) -> DevicesPicture:
+        """Show the devices of all ranks.
+
+        Args:
+            bench: measure them first. Later plans of steps use the measurements.
+        """
+        return self.inspection.devices(bench=bench)
+
+    def trace(
+        self,
+        cell: str,
+        *,
+        ranks: str | None = None,
+        strategy: str | None = None,
+        step: StepOptions | None = None,
+        keep: str = "",
+    ) -> Trace:
+        """Run a cell under JAX's profiler: its time by operation, device and line.
+
+        See `session.tracing.trace_on` for arguments and errors.
+        """
+        options = cell_options({"ranks": ranks, "strategy": strategy, "step": step})
+        return trace_on(self, cell, options, keep=keep)
+
+    def logs(self, rank: int) -> str:
+        """Return the output of a rank's cells, and the end of its engine's log."""
+        return self.inspection.logs(rank)
+
+    def hosts(self) -> HostsPicture:
+        """Show the host of each rank: address, devices, Python, folder and connection."""
+        return self.inspection.hosts()
+
+    def examine(self, *, data: str = "", checkpoint: str = "") -> DoctorPicture:
+        """Examine the hosts and the network between them. List faults with remedies.
+
+        Args:
+            data: a pattern of files that should be equal on all hosts.
+            checkpoint: a folder that all hosts should share.
+        """
+        return self.inspection.examine(data=data, checkpoint=checkpoint)
 
     # Coming back.
 
@@ -266,7 +345,7 @@ class Cluster(ClusterInspection):
         if options is not None and given:
             raise TypeError(f"give {', '.join(given)} in `options`, or leave `options` out")
         options = options or cell_options(given)
-        chosen = self._chosen(options.ranks)
+        chosen = self.inspection.chosen(options.ranks)
         step, saving = options.step, options.saving
         if step is not None and len(chosen) < self.world_size:
             planned = "--data" if step.data else "a plan"
@@ -359,14 +438,14 @@ class Cluster(ClusterInspection):
             TransferError: an object cannot be pickled; none was sent.
         """
         payload = write_objects(objects)
-        chosen = self._chosen(ranks)
-        self._apply(transfer.put, payload, chosen)
+        chosen = self.inspection.chosen(ranks)
+        self.inspection.apply(transfer.put, payload, chosen)
         self._journal.add_push(objects, payload, chosen)
         return len(payload)
 
     def lacks(self, name: str) -> bool:
         """Whether some rank has nothing of this name."""
-        return any(self._apply(transfer.missing, [name], self._chosen(None)))
+        return any(self.inspection.apply(transfer.missing, [name], self.inspection.chosen(None)))
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
@@ -374,4 +453,4 @@ class Cluster(ClusterInspection):
         Raises:
             TransferError: a name does not exist on a rank, or an object cannot be pickled.
         """
-        return pull(self._apply, names, self._chosen(ranks))
+        return pull(self.inspection.apply, names, self.inspection.chosen(ranks))

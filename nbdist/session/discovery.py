@@ -13,14 +13,12 @@ import psutil
 
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, KERNEL, connect
-from nbdist.cluster.handover import read_handover
-from nbdist.cluster.takeover import clusters_folder
+from nbdist.cluster.handover import clusters_folder, read_handover
 from nbdist.errors import OwnedError, StartError, UsageError, VersionError
 from nbdist.records import CLUSTER_ID, HandoverState
 from nbdist.session.cluster import Cluster
 from nbdist.settings import Settings
-from nbdist.utils.liveness import await_ends
-from nbdist.utils.processes import is_gone, this_process
+from nbdist.utils.processes import await_ends, is_gone, this_process
 from nbdist.views import formatting
 
 if TYPE_CHECKING:

@@ -1,15 +1,13 @@
-"""What there is to see of a running cluster; `session.Cluster` shows it."""
+"""Read-only views of a running cluster."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_ranks
 from nbdist.cluster.preflight import examine
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.session.placement import locate
-from nbdist.session.tracing import trace_on
 from nbdist.views.cluster.hosts import DoctorPicture, HostsPicture
 from nbdist.views.cluster.workers import status
 from nbdist.worker.remote import preflight as rank_preflight
@@ -17,94 +15,83 @@ from nbdist.worker.remote import preflight as rank_preflight
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.cluster.worker_group import WorkerGroup
-    from nbdist.execution.runner import Runner
-    from nbdist.records import ClusterRequest, StepOptions, Trace, WorkerState
+    from nbdist.cluster.engines import Engines
+    from nbdist.records import ClusterRequest
     from nbdist.session.lifecycle import ClusterLifecycle
-    from nbdist.session.tracing import Traceable
     from nbdist.views.cluster.devices import DevicesPicture
     from nbdist.views.cluster.workers import StatusPicture
     from nbdist.views.placement.picture import PlacementPicture
 
 
 class ClusterInspection:
-    """Of what a process holds of a cluster."""
+    """Views of one cluster. `session.Cluster` documents the methods of the same names.
 
-    request: ClusterRequest
-    _held: ClusterLifecycle
-    _worker_group: WorkerGroup
-    _runner: Runner
+    Args:
+        held: the cluster, as this process owns it.
+    """
+
+    def __init__(self, held: ClusterLifecycle) -> None:
+        self._held = held
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
-        return self._worker_group.world_size
+        return self._held.worker_group.world_size
 
-    def _chosen(self, ranks: str | None) -> tuple[int, ...]:
-        """The ranks that were named; all, when none were."""
+    @property
+    def _request(self) -> ClusterRequest:
+        return self._held.handover.handover.request
+
+    def chosen(self, ranks: str | None) -> tuple[int, ...]:
+        """Return the ranks that a text such as `0,2:4` names; all ranks without a text."""
         return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
 
-    def _apply(
+    def engines(self, ranks: Sequence[int]) -> Engines:
+        """Return the engines, to call functions on these ranks.
+
+        Raises:
+            WorkerError: one of the ranks is dead, or still runs a cell.
+        """
+        self._held.runner.refuse_unready(ranks)
+        return self._held.worker_group.engines
+
+    def apply(
         self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]
     ) -> list[Any]:
-        self._runner.refuse_unready(chosen)
+        """Call a function with an argument on ranks.
+
+        Raises:
+            WorkerError: one of the ranks is dead, or still runs a cell.
+            TransferError: the call failed.
+        """
+        engines = self.engines(chosen)
         try:
-            return self._worker_group.engines.apply(function, argument, ranks=chosen)
+            return engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:
             raise TransferError(str(error)) from None
 
-    def show(self, *names: str) -> PlacementPicture:
-        """Where the arrays are that `params` or `model.optimizer`, say, lead to on the workers."""
-        hosts = {rank: hello.host for rank, hello in self._worker_group.hellos.items()}
-        picture = locate(names, self._apply, hosts)
+    def show(self, names: Sequence[str]) -> PlacementPicture:
+        hosts = {rank: hello.host for rank, hello in self._held.worker_group.hellos.items()}
+        picture = locate(names, self.apply, hosts)
         self._held.file.show(picture.placement.names, picture.html())
         return picture
 
-    def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
-        """Every rank, as it is now.
-
-        Args:
-            measure: also read how much memory each takes.
-        """
-        return self._held.workers(measure=measure)
-
     def status(self) -> StatusPicture:
-        """The workers as a picture."""
-        return status(self.workers(), self.request.seed)
+        return status(self._held.workers(), self._request.seed)
 
-    def devices(self, *, bench: bool = False) -> DevicesPicture:
-        """The devices of all ranks; with `bench` measured, and steps planned with that."""
-        self._runner.refuse_unready(self._chosen(None))
+    def devices(self, *, bench: bool) -> DevicesPicture:
+        self.engines(self.chosen(None))
         return self._held.devices(bench=bench)
 
-    def trace(
-        self: Traceable,
-        cell: str,
-        *,
-        ranks: str | None = None,
-        strategy: str | None = None,
-        step: StepOptions | None = None,
-        keep: str = "",
-    ) -> Trace:
-        """Run a cell under JAX's profiler: where its time went, by operation, device and line.
-
-        See `tracing_cells.trace_on`, also for what is raised.
-        """
-        options = cell_options({"ranks": ranks, "strategy": strategy, "step": step})
-        return trace_on(self, cell, options, keep=keep)
-
     def logs(self, rank: int) -> str:
-        """All that a rank wrote in cells, and the end of what its engine wrote beside them."""
         if not 0 <= rank < self.world_size:
             raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
         text = self._held.logs.read(rank)
-        beside = self._worker_group.engines.log_tail(rank)
+        beside = self._held.worker_group.engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
 
     def hosts(self) -> HostsPicture:
-        """The host of each rank: its address, devices, Python, folder, and how it is reached."""
-        self._runner.refuse_unready(self._chosen(None))
-        engines, given = self._worker_group.engines, {host.key: host for host in self.request.hosts}
+        engines = self.engines(self.chosen(None))
+        given = {host.key: host for host in self._request.hosts}
         ranks = range(self.world_size)
         keys = [engines.places.host(rank) for rank in ranks]
         return HostsPicture(
@@ -114,13 +101,6 @@ class ClusterInspection:
             connections=tuple(map(engines.fleet.connection, keys)),
         )
 
-    def examine(self, *, data: str = "", checkpoint: str = "") -> DoctorPicture:
-        """Look at the hosts, and at the network between them: what would go wrong, and the cure.
-
-        Args:
-            data: a pattern of files that all hosts should have alike.
-            checkpoint: a folder that all hosts should share.
-        """
-        self._runner.refuse_unready(self._chosen(None))
-        asked = self._worker_group.engines, self.request
+    def examine(self, *, data: str, checkpoint: str) -> DoctorPicture:
+        asked = self.engines(self.chosen(None)), self._request
         return DoctorPicture(examine(*asked, measure=True, data=data, folder=checkpoint))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import DETACHED_RUNNER, KERNEL
-from nbdist.cluster.handover import HandoverFile
-from nbdist.cluster.takeover import (
+from nbdist.cluster.handover import (
+    HandoverFile,
     controllers_of,
     inherit,
     new_folder,
@@ -30,7 +30,7 @@ from nbdist.telemetry.cluster_file import ClusterFile
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.utils.files import LateFiles
 from nbdist.views import formatting
-from nbdist.views.cluster.start_progress import StartView
+from nbdist.views.cluster.workers import StartView
 from nbdist.views.run.cell_output import CellView
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from nbdist.execution.live_run import LiveRun
     from nbdist.records import (
-        AnyEvent,
         CellRequest,
         ClusterRequest,
         HandoverState,
@@ -76,6 +75,7 @@ class ClusterLifecycle:
         self.journal = Journal(folder / "journal", self._files)
         self.runner = Runner(worker_group, self.journal, self.handover, settings)
         self.logs = OutputLogs(folder / "log")
+        worker_group.receiver.subscribers.add(self.logs.take)
         self.file = ClusterFile(folder, request.frameworks, self._files)
         self.under_way: Callable[[], None] | None = None
         self.is_up = True
@@ -96,13 +96,10 @@ class ClusterLifecycle:
             undo.callback(fleet.close)
             worker_group = WorkerGroup(request, folder, settings, fleet)
             undo.callback(worker_group.close)
-
-            def hear(record: AnyEvent) -> None:  # nobody speaks before there are engines
-                held.hear(record)
-
-            worker_group.open(hear)
+            worker_group.open()
             held = cls(folder, worker_group, new_handover(folder, request, worker_group), settings)
             undo.callback(held._close_files)
+            worker_group.receiver.start()
             worker_group.start(phases)
             held._come_up(phases)
             held._ended = undo.pop_all()
@@ -122,10 +119,11 @@ class ClusterLifecycle:
             worker_group = WorkerGroup(handover.request, folder, settings, fleet)
             undo.callback(worker_group.close_sockets)
             take_up(handover, worker_group)
+            worker_group.open(handover)
             held = cls(folder, worker_group, handover, settings)
             undo.callback(held._close_files)
             held._expect(handover, settings)
-            worker_group.open(held.hear, handover)
+            worker_group.receiver.start()
             held._ended.callback(shutil.rmtree, folder, ignore_errors=True)
             held._ended.push(undo.pop_all())
         held._ended.callback(worker_group.close)
@@ -139,11 +137,6 @@ class ClusterLifecycle:
             hosts = {rank: self.worker_group.hellos[rank].host for rank in handover.cell.ranks}
             view = new_view(resumed.live, hosts, settings)
             self.under_way = self.runner.expect(handover.cell, resumed, view, hosts)
-
-    def hear(self, record: AnyEvent) -> None:
-        """On the receiver's thread: keep the text, and tell whoever follows a cell."""
-        self.runner.hear(record)
-        self.logs.take(record)
 
     def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
         """A cell is about to be sent; `ran` are the texts of all, this one too."""

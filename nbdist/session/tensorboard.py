@@ -8,16 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from nbdist.errors import StartError, UsageError
 from nbdist.settings import Settings
 from nbdist.telemetry.run_reader import find
 from nbdist.telemetry.run_writer import EVENTS_FOLDER
-from nbdist.views.tensorboard import BoardPicture
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 _POLL_S = 0.05
 _SHOWN_CHARACTERS = 2000
@@ -124,3 +126,23 @@ class Board:
     def _said(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class BoardPicture:
+    """A link, which opens on the machine of the notebook's kernel.
+
+    Attributes:
+        address: for a browser there.
+        shown: what TensorBoard shows, in words.
+    """
+
+    address: str
+    shown: str
+
+    def html(self) -> str:
+        link = f'<a href="{escape(self.address)}" target="_blank">{escape(self.address)}</a>'
+        return f"<div>nbdist: TensorBoard on {escape(self.shown)}: {link}</div>"
+
+    def lines(self) -> list[str]:
+        return [f"nbdist: TensorBoard on {self.shown}: {self.address}"]

@@ -23,9 +23,8 @@ from nbdist.worker.remote import cell_trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nbdist.cluster.worker_group import WorkerGroup
-    from nbdist.execution.runner import Runner
     from nbdist.records import ClusterRequest, SpentKind
+    from nbdist.session.inspection import ClusterInspection
 
 TRACED_STEPS = 20
 """Of a step cell that says nothing else: a trace grows with each, and is read as a whole."""
@@ -42,13 +41,10 @@ class Traceable(Protocol):
     """What is needed of a cluster to trace a cell on it."""
 
     request: ClusterRequest
-    _worker_group: WorkerGroup
-    _runner: Runner
+    inspection: ClusterInspection
 
     @property
     def run(self) -> Callable[..., object]: ...
-
-    def _chosen(self, ranks: str | None) -> tuple[int, ...]: ...
 
 
 def trace_on(
@@ -78,7 +74,7 @@ def trace_on(
         CellError, WorkerError, KeyboardInterrupt: as for `Cluster.run`.
     """
     _refuse_tensorflow(cluster.request, options.strategy)
-    chosen = cluster._chosen(options.ranks)
+    chosen = cluster.inspection.chosen(options.ranks)
     ask = _begun(cluster, chosen)
     step = options.step
     if step is not None and not step.steps:
@@ -181,8 +177,7 @@ def _begun(cluster: Traceable, chosen: Sequence[int]) -> Callable[..., list[Any]
     Raises:
         UsageError: a rank has another trace under way; then no rank has ours.
     """
-    cluster._runner.refuse_unready(chosen)
-    ask = partial(cluster._worker_group.engines.apply, ranks=chosen)
+    ask = partial(cluster.inspection.engines(chosen).apply, ranks=chosen)
     begun = ask(cell_trace.begin)
     if not all(begun):
         ask(cell_trace.end, False)

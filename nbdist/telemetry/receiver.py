@@ -1,44 +1,70 @@
-"""The notebook's end of the stream: one thread that takes in what every rank says.
+"""The notebook's end of the stream: one thread that receives the records of all ranks.
 
 A ZeroMQ PULL socket on loopback, encrypted with CURVE: the key that engines need to connect
 reaches them over ipyparallel's signed channel only.
+
+Subscribers store and show the records: logs, the directory of a run, the monitor of a cell.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 import zmq
 
-from nbdist.records import AnyEvent
+from nbdist.records import PLACE, AnyEvent, Metrics, Rows
+from nbdist.telemetry.tables import FLOAT_BYTES, as_rows
 from nbdist.utils.sockets import bind_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from nbdist.records import BoundSocket
+    from nbdist.records import BoundSocket, Columns
 
+    Subscriber = Callable[[AnyEvent], None]
+
+_TIME = PLACE.index("time_s")
 _log = logging.getLogger(__name__)
 
 
+class Subscribers:
+    """Functions that receive records, in the order in which one thread added them."""
+
+    def __init__(self) -> None:
+        self._functions: tuple[Subscriber, ...] = ()
+
+    def add(self, *functions: Subscriber) -> None:
+        self._functions = (*self._functions, *functions)
+
+    def remove(self, *functions: Subscriber) -> None:
+        self._functions = tuple(one for one in self._functions if one not in functions)
+
+    def deliver(self, record: AnyEvent) -> None:
+        """Pass a record to each subscriber. An error in one does not affect the others."""
+        for function in self._functions:
+            try:
+                function(record)
+            except Exception:  # noqa: BLE001 - without the thread, every cell would wait
+                _log.exception("a subscriber failed to process a record")
+
+
 class Receiver:
-    """Calls `handle` with every record, in each rank's own order, on its own thread.
+    """Delivers each record to its subscribers, in each rank's order, on its own thread.
 
     Args:
-        handle: takes a record.
-        bound_socket: as the socket was bound before, by another process.
+        bound_socket: the socket as another process bound it before.
 
     Attributes:
-        bound_socket: where engines connect.
+        bound_socket: the socket to which engines connect.
+        subscribers: receive the records of all cells.
     """
 
-    def __init__(
-        self, handle: Callable[[AnyEvent], None], bound_socket: BoundSocket | None = None
-    ) -> None:
-        self._handle = handle
+    def __init__(self, bound_socket: BoundSocket | None = None) -> None:
+        self.subscribers = Subscribers()
         self._decoder = msgspec.msgpack.Decoder(AnyEvent)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
@@ -48,9 +74,13 @@ class Receiver:
         self._stop.bind(f"inproc://nbdist-receiver-{id(self)}")
         self._stopped.connect(f"inproc://nbdist-receiver-{id(self)}")
         self._thread = threading.Thread(target=self._pump, name="nbdist-receiver", daemon=True)
+
+    def start(self) -> None:
+        """Start to deliver records. Those that arrived before wait in the socket."""
         self._thread.start()
 
     def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,8 +89,9 @@ class Receiver:
     def close(self) -> None:
         """End the thread and close the sockets."""
         if not self._stop.closed:
-            self._stop.send(b"")
-            self._thread.join()
+            if self._thread.is_alive():
+                self._stop.send(b"")
+                self._thread.join()
             for socket in (self._stop, self._stopped, self._socket):
                 socket.close(linger=0)
 
@@ -82,7 +113,85 @@ class Receiver:
         except msgspec.DecodeError as error:
             _log.error("a record that is none was dropped: %s", error)
             return
-        try:
-            self._handle(record)
-        except Exception:  # noqa: BLE001 - a thread that ended would leave every cell waiting
-            _log.exception("a record could not be taken in")
+        self.subscribers.deliver(record)
+
+
+class CellStream:
+    """The records of one cell, without the reports that arrived before.
+
+    A rank that loses its connection sends its last reports again.
+
+    Args:
+        receiver: receives the records of all cells.
+        number: the number of the cell.
+        received: reports that are stored already: at least one row of one rank each, all of steps
+            or all of epochs.
+
+    Attributes:
+        subscribers: receive the records of the cell.
+    """
+
+    def __init__(self, receiver: Receiver, number: int, received: Iterable[Rows] = ()) -> None:
+        self.subscribers = Subscribers()
+        self._receiver = receiver
+        self._number = number
+        self._repeats = Repeats()
+        for rows in received:
+            self._repeats.note(rows)
+        receiver.subscribers.add(self._take)
+
+    def close(self) -> None:
+        """Stop to deliver records. May be called more than once."""
+        self._receiver.subscribers.remove(self._take)
+
+    def _take(self, record: AnyEvent) -> None:
+        if record.cell == self._number and (fresh := self._repeats.fresh(record)) is not None:
+            self.subscribers.deliver(fresh)
+
+
+class _Source(NamedTuple):
+    """Whose times never go back: an epoch's report may come after rows of later steps."""
+
+    rank: int
+    columns: Columns
+    of_steps: bool
+
+
+class Repeats:
+    """Lets through what is new, in each rank's own order."""
+
+    def __init__(self) -> None:
+        self._heard: dict[_Source, float] = {}
+
+    def note(self, rows: Rows) -> None:
+        """Rows of one rank that are kept, all of steps or all of epochs; at least one."""
+        last = rows.last()
+        self._heard[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
+
+    def fresh(self, record: AnyEvent) -> AnyEvent | None:
+        """What of it is new; None where nothing is."""
+        if not isinstance(record, Rows | Metrics):
+            return record
+        rows = as_rows(record)
+        source = _Source(record.rank, rows.columns, isinstance(record, Rows))
+        values = self._beyond(rows, self._heard.get(source, -1.0))
+        if not values:
+            return record if isinstance(record, Rows) and not rows.values else None
+        row_bytes = FLOAT_BYTES * len(rows.columns.names)
+        self._heard[source] = _time(values, len(values) - row_bytes)
+        if isinstance(record, Rows) and len(values) < len(record.values):
+            return msgspec.structs.replace(record, values=values, dropped=0)
+        return record
+
+    def _beyond(self, rows: Rows, time_s: float) -> bytes:
+        """The rows that are later."""
+        row_bytes = FLOAT_BYTES * len(rows.columns.names)
+        start = 0
+        while start < len(rows.values) and _time(rows.values, start) <= time_s:
+            start += row_bytes
+        return rows.values[start:]
+
+
+def _time(values: bytes, offset: int) -> float:
+    (seconds,) = struct.unpack_from("<d", values, offset + FLOAT_BYTES * _TIME)
+    return float(seconds)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import RUN_ID, Metrics, Rows, RunState
+from nbdist.records import RUN_ID, Metrics, Planned, Rows, RunState
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.tables import RowsLostError, TableFiles
 from nbdist.telemetry.tensorboard import EventFiles
@@ -109,13 +109,15 @@ class RunDirectory:
         return "; ".join(filter(None, faults))
 
     def take(self, record: AnyEvent) -> None:
-        """Keep what a rank says: reports and text."""
+        """Store a record of a rank: reports, its plan, text."""
         with self._lock:
             if self._closed:
                 return
             if isinstance(record, Rows | Metrics):
                 self._keep(record)
                 self._events.take(record)
+            elif isinstance(record, Planned):
+                self._keep_plan(record.plan)
             else:
                 self._logs.take(record)
 
@@ -148,8 +150,8 @@ class RunDirectory:
                 self.is_stale = True
                 self._faults["state"] = f"the run's state could not be written: {error}"
 
-    def plan(self, plan: Plan) -> None:
-        """Keep how the steps are laid out, as `%%dist_run --plan` takes it again."""
+    def _keep_plan(self, plan: Plan) -> None:
+        """Store the plan of the steps in the format of `%%dist_run --plan`."""
         try:
             text = msgspec.json.format(msgspec.json.encode(plan))
             replace_file(self.path / PLAN_FILE, text)

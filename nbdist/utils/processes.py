@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import socket
+import time
+from typing import TYPE_CHECKING
 
 import psutil
 
 from nbdist.records import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 _TOLERANCE_S = 0.5  # between two looks at a clock that is being set
 
@@ -50,3 +58,37 @@ def is_gone(writer: Writer) -> bool:
 def _started(process: psutil.Process) -> float:
     """Seconds after the machine came up: the same however its clock is set later."""
     return float(process.create_time() - psutil.boot_time())
+
+
+_POLL_S = 0.02
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether the very process still runs, and is not only waited for by its parent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if process.is_running():
+            return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def await_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still run when the time is over.
+
+    psutil waits until a process has vanished: that of a parent that died is left to `init`, which
+    may take seconds to see to it.
+    """
+    deadline = time.monotonic() + timeout_s
+    running = list(filter(is_alive, processes))
+    while running and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        running = list(filter(is_alive, running))
+    return running
+
+
+def cause_of(code: int) -> str:
+    """How a process ended, by its exit status."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "its process was killed (SIGKILL), as when a machine has no memory left"
+    return f"its process was killed by signal {-code} ({signal.strsignal(-code)})"

@@ -124,7 +124,7 @@ def until_drawn_anew(page: Page, canvas: Locator) -> None:
     until(page, is_other)
 
 
-@pytest.mark.full  # tests/telemetry/test_plan_check.py has the figures
+@pytest.mark.full  # tests/telemetry/test_run_state.py has the figures
 def test_what_was_planned_is_beside_what_is_measured(notebook: Page, pictures: Path) -> None:
     shown = begin_endless(notebook)
     table = shown.get_by_role("table", name="Planned and measured")

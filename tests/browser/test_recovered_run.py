@@ -13,6 +13,7 @@ from nbdist.execution import live_run
 from nbdist.records import CellRequest, Columns, RecoveryRecord, Rows, StepBegun, WorkerState
 from nbdist.settings import Settings
 from tests.browser.lab import PIXELS, change_theme, until, violations
+from tests.runs import send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +57,8 @@ def begin(lab: Lab) -> LiveRun:
     run = live_run.begin(
         request, header, [header], workers, Settings(runs_folder=str(lab.server.runs))
     )
-    run.hear(
+    send(
+        run,
         StepBegun(
             rank=0,
             cell=1,
@@ -67,7 +69,7 @@ def begin(lab: Lab) -> LiveRun:
             steps=STEPS,
             sharding="",
             rates=(),
-        )
+        ),
     )
     return run
 
@@ -81,7 +83,7 @@ def report(run: LiveRun, first: int, last: int, began_s: float = 0.0) -> None:
         columns = [np.full_like(step, rank), np.ones_like(step), step, time_s]
         columns += [np.full_like(step, STEP_S), loss, 1 - 1 / step]
         values = np.column_stack(columns).tobytes()
-        run.hear(Rows(rank=rank, cell=1, columns=COLUMNS, values=values))
+        send(run, Rows(rank=rank, cell=1, columns=COLUMNS, values=values))
     time.sleep(live_run.FLUSH_INTERVAL_S)
     run.tick()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import nbdist
-from nbdist.execution.abandoned_collectives import LoneWaits
+from nbdist.execution.health import LoneWaits
 from nbdist.records import CellEnded, Where
 from tests import clusters
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from nbdist.execution.cancellation import Cancellation
+    from nbdist.execution.sending import CellSender
     from nbdist.records import Command, StrategyName
 
 BOUND_S = 25.0
@@ -222,7 +222,7 @@ def test_some_ranks_of_four_are_named() -> None:
 
 
 class Asked:
-    """Stands in for the end of a cell: it takes orders and sends none."""
+    """A sender that stores orders and sends none."""
 
     number = 1
 
@@ -253,7 +253,7 @@ def found(
     ended: dict[int, CellEnded], *answers: Where, running: Sequence[int] = (0,)
 ) -> dict[int, Where]:
     asked = Asked(*running)
-    lone = LoneWaits(cast("Cancellation", asked), (0, 1, 2)[: len({*running, *ended})])
+    lone = LoneWaits(cast("CellSender", asked), (0, 1, 2)[: len({*running, *ended})])
     for one in answers:
         lone.hear(one)
     return lone.found(ended)
@@ -298,5 +298,5 @@ def test_all_ranks_in_the_cell_have_to_wait() -> None:
 
 def test_nobody_is_asked_while_all_are_in_the_cell() -> None:
     asked = Asked(0, 1)
-    assert LoneWaits(cast("Cancellation", asked), (0, 1)).found({}) == {}
+    assert LoneWaits(cast("CellSender", asked), (0, 1)).found({}) == {}
     assert not asked.orders

@@ -16,8 +16,8 @@ import pytest
 
 import nbdist
 from nbdist.settings import Settings
-from nbdist.utils.liveness import await_ends
 from nbdist.utils.polling import repeat_until
+from nbdist.utils.processes import await_ends
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -209,7 +209,8 @@ def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     engines = alone._worker_group.engines
     controllers = [psutil.Process(pid) for pid in engines.controller.pids]
     for part in parts:
-        os.kill(engines.fleet.home.pid if part == "seed" else controllers[0].pid, signal.SIGKILL)
+        pid = engines.fleet.home.state.pid if part == "seed" else controllers[0].pid
+        os.kill(pid, signal.SIGKILL)
     assert repeat_until(lambda: not engines.can_restart(), 10)
     alone.restart()
     assert alone.run("rank").results == {0: "0"}

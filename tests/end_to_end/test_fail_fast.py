@@ -72,7 +72,7 @@ def when_it_hangs(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], None]], None]:
     """Has something done twice: when a rank has said that it hangs, and `AGAIN_S` later."""
-    hear = cluster._held.hear
+    hear = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(do: Callable[[], None]) -> None:
         def heard(record: AnyEvent) -> None:
@@ -81,7 +81,7 @@ def when_it_hangs(
                 for later_s in (0.2, 0.2 + AGAIN_S):
                     threading.Timer(later_s, do).start()
 
-        monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
 
     return arm
 
@@ -386,7 +386,7 @@ def test_a_frozen_rank_is_named_and_the_others_are_freed(
 ) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     pid = cluster.workers()[1].pid
-    take, reported = cluster._runner.hear, threading.Event()
+    take, reported = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
 
     def hear(record: AnyEvent) -> None:
         take(record)
@@ -394,7 +394,7 @@ def test_a_frozen_rank_is_named_and_the_others_are_freed(
             reported.set()
             os.kill(pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(cluster._runner, "hear", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
     try:
         with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* was stopped by a signal after"):
             cluster.run(

@@ -86,7 +86,7 @@ def test_the_parent_here_is_killed(tmp_path: Path) -> None:
     """Nobody is left that would end what the hosts call: it ends itself, and the job."""
     with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:
         assert callers(tmp_path)
-        os.kill(cluster._worker_group.engines.fleet.home.pid, signal.SIGKILL)
+        os.kill(cluster._worker_group.engines.fleet.home.state.pid, signal.SIGKILL)
         assert repeat_until(lambda: not callers(tmp_path), 10)
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}

@@ -19,7 +19,7 @@ from nbdist.records import CellRequest, Columns, Rows, StepOptions, WorkerState
 from nbdist.settings import Settings
 from nbdist.telemetry.run_reader import kept
 from tests import clusters
-from tests.runs import ids, largest_file, latest, losses, recover, reports
+from tests.runs import ids, largest_file, latest, losses, recover, reports, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,14 +148,14 @@ def test_old_runs_go_and_that_is_said(
 def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hear, before = cluster._held.hear, ids(cluster)
+    hear, before = cluster._worker_group.receiver.subscribers.deliver, ids(cluster)
 
     def heard(record: AnyEvent) -> None:
         for run in ids(cluster) - before:
             shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
         hear(record)
 
-    monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
     run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
@@ -203,7 +203,7 @@ def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
 def test_what_the_cell_shows_last_and_a_full_disk_does_not_take_is_told(tmp_path: Path) -> None:
     request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
     run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
-    run.hear(losses(1, 3))
+    send(run, losses(1, 3))
     assert run.end("finished") == ()
     run.show("x" * 30_000)
     with largest_file(20_000):
@@ -225,7 +225,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     """The last test of the module: its cluster is no good afterwards."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
-    hear, done = cluster._worker_group.receiver._handle, []
+    hear, done = cluster._worker_group.receiver.subscribers.deliver, []
 
     def heard(record: AnyEvent) -> None:
         hear(record)
@@ -233,7 +233,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
             done.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    cluster._worker_group.receiver._handle = heard
+    cluster._worker_group.receiver.subscribers.deliver = heard
     with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* died"):
         cluster.run(cell)
     state = latest(cluster).state()
@@ -248,7 +248,7 @@ def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> N
         for rank in (0, 1)
     ]
     run = live_run.begin(request, "%%dist_run", [""], workers, Settings(runs_folder=str(tmp_path)))
-    run.hear(losses(1, 7))
+    send(run, losses(1, 7))
     run.lost([1])
     run.recovering("rank 1 died in the cell")
     (past,) = kept(tmp_path)
@@ -256,7 +256,7 @@ def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> N
     state = past.state()
     assert (state.recovering, state.recoveries) == ("rank 1 died in the cell", ())
     assert [worker.status for worker in state.workers] == ["running", "dead"]
-    run.hear(losses(5, 9, lost_s=1.6))
+    send(run, losses(5, 9, lost_s=1.6))
     time.sleep(live_run.FLUSH_INTERVAL_S)
     run.tick()
     assert [len(table) for table in reports(past)] == [7]
@@ -275,7 +275,7 @@ def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> N
 def test_a_run_that_could_not_be_healed_is_healing_no_more(tmp_path: Path) -> None:
     request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
     run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
-    run.hear(losses(1, 7))
+    send(run, losses(1, 7))
     run.recovering("rank 1 died in the cell")
     run.end("failed", "rank 1 died in the cell")
     (past,) = kept(tmp_path)

@@ -32,7 +32,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 @pytest.fixture
 def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Asks once for the run's end, as who watches does, when a rank has reported a step."""
-    hear = cluster._held.hear
+    hear = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(step: int) -> None:
         asked = threading.Event()
@@ -44,7 +44,7 @@ def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
                 asked.set()
                 latest(cluster).ask_to_stop()
 
-        monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
 
     return arm
 

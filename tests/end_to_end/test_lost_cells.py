@@ -88,7 +88,7 @@ def test_ranks_that_a_cell_did_not_reach_are_not_waited_for(
 def test_a_rank_whose_end_was_not_heard_says_it_again(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, dropped = cluster._held.hear, threading.Event()
+    hear, dropped = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
 
     def heard(record: AnyEvent) -> None:
         if isinstance(record, CellEnded) and record.rank == 1 and not dropped.is_set():
@@ -96,7 +96,7 @@ def test_a_rank_whose_end_was_not_heard_says_it_again(
         else:
             hear(record)
 
-    monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
     with pytest.raises(nbdist.CellError, match="TypeError") as error:
         cluster.run("len(3)")
     assert dropped.is_set()

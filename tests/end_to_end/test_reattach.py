@@ -22,9 +22,8 @@ import nbdist
 from nbdist.cluster.handover import HANDOVER_FILE, read_handover
 from nbdist.session.discovery import offer, stop_all
 from nbdist.telemetry.run_reader import kept
-from nbdist.utils.liveness import await_ends, is_alive
 from nbdist.utils.polling import repeat_until
-from nbdist.utils.processes import this_process
+from nbdist.utils.processes import await_ends, is_alive, this_process
 from tests.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ import nbdist, json, sys, time
 cluster = nbdist.Cluster(hosts=2, framework="jax")
 cluster.run("answer = 42")
 engines = cluster._worker_group.engines
-pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
+pids = [*engines.pids().values(), engines.fleet.home.state.pid, *engines.controller.pids]
 print("PIDS", json.dumps(pids), flush=True)
 sys.stdin.read()
 """

@@ -276,7 +276,7 @@ def test_a_run_goes_on_without_what_started_it(
         alone.restart()
     trial = Trial(alone, form, tmp_path)
     engines = alone._worker_group.engines
-    pid = engines.fleet.home.pid if part == "seed" else engines.controller.pids[0]
+    pid = engines.fleet.home.state.pid if part == "seed" else engines.controller.pids[0]
     wait = "time.sleep(60)" if part == "seed" else "None"  # for its own end, also in the last step
     trial.fault(f"[os.kill({pid}, signal.SIGKILL), {wait}]", 0, step)
     trial.check(trial.run(), undisturbed, recoveries=int(part == "seed"))

@@ -131,7 +131,7 @@ def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
         "        os.kill(os.getpid(), signal.SIGKILL)"
     )
     cluster.run(f"{SETUP}\n{dies}", strategy=strategy)
-    take, heard = cluster._runner.hear, threading.Event()
+    take, heard = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
 
     def hear(record: AnyEvent) -> None:
         take(record)
@@ -139,7 +139,7 @@ def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
             heard.set()
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(cluster._runner, "hear", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
     assert heard.is_set()

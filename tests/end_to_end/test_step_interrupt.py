@@ -59,7 +59,7 @@ def interrupt_when(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[AnyEvent], bool], float], None]:
     """Interrupts this process, as the kernel's, so long after a rank has said what is meant."""
-    hear = cluster._held.hear
+    hear = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(is_it: Callable[[AnyEvent], bool], later_s: float) -> None:
         done = threading.Event()
@@ -70,7 +70,7 @@ def interrupt_when(
                 done.set()
                 interrupt_after(later_s)
 
-        monkeypatch.setattr(cluster._worker_group.receiver, "_handle", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
 
     return arm
 

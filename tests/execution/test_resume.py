@@ -18,12 +18,11 @@ from nbdist.records import (
     StepBegun,
 )
 from nbdist.settings import Settings
-from nbdist.telemetry.duplicates import Repeats
-from nbdist.telemetry.receiver import Receiver
+from nbdist.telemetry.receiver import Receiver, Repeats
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
-from tests.runs import loss, losses, new_run, read, reports, rows
+from tests.runs import loss, losses, new_run, read, reports, rows, send
 from tests.telemetry.test_receiver import Heard
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ def test_a_run_is_gone_on_with_in_its_own_tables_from_whole_rows_on(tmp_path: Pa
     with table.open("ab") as file:
         file.write(b"cut")  # the process was killed while it wrote
     live = reopen(under_way(tmp_path, run.state.id), Settings()).live
-    live.hear(losses(4, 6))
-    live.hear(rows([[0, 1, 1, 0.1, 7.0]], Columns(own=("other",))))
+    send(live, losses(4, 6))
+    send(live, rows([[0, 1, 1, 0.1, 7.0]], Columns(own=("other",))))
     live.end("finished")
     live.close()
     first, second = reports(read(run))
@@ -86,7 +85,7 @@ def test_a_run_is_gone_on_with_in_its_own_tables_from_whole_rows_on(tmp_path: Pa
 
 def test_a_run_that_is_not_there_any_more_is_said_to_be_not_kept(tmp_path: Path) -> None:
     former = reopen(under_way(tmp_path, "20260101-000000-abcdef"), Settings())
-    former.live.hear(losses(1, 2))
+    send(former.live, losses(1, 2))
     (said,) = former.live.end("finished")
     assert "not kept any more" in said
 
@@ -95,14 +94,18 @@ def test_what_was_on_the_way_to_a_kernel_that_is_gone_is_said_again() -> None:
     """Rows are never lost, whoever hears them; the second one hears some that the first did."""
     columns = Columns(measures=("step_s",), own=("loss",))
     first = Heard(1)
-    receiver = Receiver(first)
+    receiver = Receiver()
+    receiver.subscribers.add(first)
+    receiver.start()
     probe = Reporter(receiver.bound_socket.address, RowBuffer(0, MemoryGauge()))
     probe.report(1, columns, (1, 1, 0.1, 0.1, 1.0))
     first.wait()
     receiver.close()
     probe.report(1, columns, (1, 2, 0.2, 0.1, 2.0))
     second = Heard(2)
-    with Receiver(second, receiver.bound_socket) as again:
+    again = Receiver(receiver.bound_socket)
+    again.subscribers.add(second)
+    with again:
         assert again.bound_socket.address == SocketAddress(
             url=f"tcp://127.0.0.1:{receiver.bound_socket.port}",
             server_key=receiver.bound_socket.public_key,

@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.records import PLACE, Columns, Finding, Rows
-from nbdist.telemetry.diagnostics import FLOOR_S, NETWORK, STARVED, STRAGGLER, WINDOW, Diagnostics
-from nbdist.telemetry.recent_rows import LONGEST_ROWS, Recent
+from nbdist.telemetry.diagnostics import (
+    FLOOR_S,
+    LONGEST_ROWS,
+    NETWORK,
+    STARVED,
+    STRAGGLER,
+    WINDOW,
+    Diagnostics,
+    Recent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

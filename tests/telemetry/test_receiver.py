@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import struct
 import subprocess
 import sys
@@ -11,12 +12,14 @@ import zmq
 
 from nbdist.records import AnyEvent, Columns, Output, Rows, SocketAddress
 from nbdist.telemetry.output_logs import OutputLogs
-from nbdist.telemetry.receiver import Receiver
+from nbdist.telemetry.receiver import CellStream, Receiver
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.reporter import PENDING_LIMIT_BYTES, Reporter
 from nbdist.worker.runtime.row_buffer import ROOM_ROWS, RowBuffer
+from tests.runs import losses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 WORKERS, RECORDS = 16, 2000
@@ -43,13 +46,20 @@ def probe_of(rank: int, address: SocketAddress) -> Reporter:
     return Reporter(address, RowBuffer(rank, MemoryGauge()))
 
 
+@contextlib.contextmanager
+def receiving(heard: Heard) -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        receiver.subscribers.add(heard)
+        yield receiver
+
+
 def text(rank: int, number: int) -> Output:
     return Output(rank=rank, cell=1, stream="stdout", text=f"{number}\n")
 
 
 def test_every_record_arrives_in_each_ranks_order() -> None:
     heard = Heard(WORKERS * RECORDS)
-    with Receiver(heard) as receiver:
+    with receiving(heard) as receiver:
         probes = [probe_of(rank, receiver.bound_socket.address) for rank in range(WORKERS)]
         for number in range(RECORDS):
             for rank, probe in enumerate(probes):
@@ -80,7 +90,7 @@ os._exit(0)
 def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
     """ZeroMQ sends on a thread of its own, which ends with the process."""
     heard = Heard(40)
-    with Receiver(heard) as receiver:
+    with receiving(heard) as receiver:
         address = msgspec.json.encode(receiver.bound_socket.address).decode()
         subprocess.run([sys.executable, "-c", LEAVES, address], check=True, timeout=60)
         heard.wait()
@@ -88,7 +98,7 @@ def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
 
 def test_without_the_key_nothing_can_be_said() -> None:
     heard = Heard(1)
-    with Receiver(heard) as receiver:
+    with receiving(heard) as receiver:
         wrong, _ = zmq.curve_keypair()
         strangers = [
             zmq.Context.instance().socket(zmq.PUSH),
@@ -110,7 +120,7 @@ def test_without_the_key_nothing_can_be_said() -> None:
 
 def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
     heard = Heard(1)
-    with Receiver(heard) as receiver:
+    with receiving(heard) as receiver:
         public, secret = zmq.curve_keypair()
         socket = zmq.Context.instance().socket(zmq.PUSH)
         socket.curve_publickey, socket.curve_secretkey = public, secret
@@ -120,6 +130,27 @@ def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
         heard.wait()
         socket.close()
     assert [r.rank for r in heard.records] == [3]
+
+
+def test_subscribers_of_a_cell_receive_its_records_without_repeats_until_it_is_closed() -> None:
+    everything, of_cell = list[AnyEvent](), list[AnyEvent]()
+
+    def fails(record: AnyEvent) -> None:
+        raise OSError("disk is full")
+
+    receiver = Receiver()
+    stream = CellStream(receiver, 1, [losses(1, 3)])
+    stream.subscribers.add(fails, of_cell.append)
+    receiver.subscribers.add(everything.append)
+    other = text(0, 1)
+    records = [losses(2, 5), text(1, 2), msgspec.structs.replace(other, cell=2)]
+    for record in records:
+        receiver.subscribers.deliver(record)
+    stream.close()
+    receiver.subscribers.deliver(other)
+    receiver.close()
+    assert of_cell == [losses(4, 5), text(1, 2)]
+    assert everything == [*records, other]
 
 
 def test_a_writer_waits_when_nobody_reads() -> None:
@@ -159,7 +190,7 @@ def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
 def test_rows_arrive_together_and_with_the_memory() -> None:
     heard = Heard(2)
     columns = Columns(measures=("step_s",), own=("loss",))
-    with Receiver(heard) as receiver:
+    with receiving(heard) as receiver:
         probe = probe_of(3, receiver.bound_socket.address)
         for step in range(1, 101):
             probe.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))

@@ -14,8 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.records import Columns, Metrics, Rows
-from nbdist.telemetry.tensorboard import EVENTS_PER_S, MOST_WAITING, EventFiles
-from nbdist.telemetry.tfevents import first_record, scalars_record
+from nbdist.telemetry.tensorboard import (
+    EVENTS_PER_S,
+    MOST_WAITING,
+    EventFiles,
+    first_record,
+    scalars_record,
+)
 from tests.runs import losses, new_run, new_state, rows
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from nbdist.cluster.forkserver.control_socket import (
 )
 from nbdist.cluster.forkserver.logs import log_file, read_tail
 from nbdist.errors import OwnedError, StartError
-from nbdist.utils.liveness import await_ends, cause_of, is_alive
+from nbdist.utils.processes import await_ends, cause_of, is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,115 @@ _LOOK_S = 1.0
 """A fork server answers at once, unless it is frozen, or still imports."""
 
 
+class ForkServerState:
+    """The state of a fork server, from its events. Thread-safe.
+
+    Attributes:
+        pid: its process on its own host; 0 before the first event.
+        gpus: the NVIDIA GPUs of its host; empty before it is ready.
+        cores: the cores that its children may use.
+        versions: the versions of the modules that it has imported.
+        is_ready: it has imported them.
+        is_wanted: a notebook asks for the cluster of a detached runner.
+        is_over: it has ended, or cannot be reached any more.
+        changed: is notified after each change.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.pid = 0
+        self.gpus: tuple[str, ...] = ()
+        self.cores: tuple[int, ...] = ()
+        self.versions: dict[str, str] = {}
+        self.is_ready = False
+        self.is_wanted = False
+        self.is_over = False
+        self._events: list[Event] = []
+        self._pids: dict[str, int] = {}
+        self._codes: dict[str, int | None] = {}  # None if the exit code is unknown
+
+    def pids(self) -> dict[str, int]:
+        """Return the children that run, by name."""
+        with self.changed:
+            return dict(self._pids)
+
+    def knows(self, name: str) -> bool:
+        """Return whether there is, or was, a child of this name."""
+        with self.changed:
+            return name in self._pids or name in self._codes
+
+    def code(self, name: str) -> int | None:
+        """Return the exit code of a child; None if it runs or the code is unknown."""
+        with self.changed:
+            return self._codes.get(name)
+
+    def count(self) -> int:
+        """Return the number of events: a mark to wait from."""
+        with self.changed:
+            return len(self._events)
+
+    def wait_event(self, kind: str, timeout_s: float, since: int = 0) -> Event | None:
+        """Wait for the first event of a kind after mark `since`, for a failure, or for the end.
+
+        Returns:
+            None if there is no such event in time.
+        """
+
+        def found() -> Event | None:
+            over = [e for e in self._events if e["event"] in ("failed", "ended")]
+            wanted = [e for e in self._events[since:] if e["event"] == kind]
+            return next(iter(wanted + over), None)
+
+        with self.changed:
+            return self.changed.wait_for(found, timeout_s)
+
+    def drop(self, answer: Event, since: int) -> None:
+        """Drop an event that was the answer to one command."""
+        with self.changed:
+            self._events[self._events.index(answer, since)] = _ANSWERED
+
+    def wait_gone(self, names: Sequence[str], timeout_s: float) -> bool:
+        """Wait until none of these children runs. Return whether this is so in time."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._pids.keys().isdisjoint(names), timeout_s)
+
+    def wait_over(self, timeout_s: float) -> None:
+        """Wait until the fork server has ended."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_over, timeout_s)
+
+    def note(self, event: Event) -> None:
+        """Store an event."""
+        with self.changed:
+            self._events.append(event)
+            if event["event"] == "spawned":
+                self._pids[event["id"]] = event["pid"]
+            elif event["event"] == "exited" and self._pids.get(event["id"]) == event["pid"]:
+                del self._pids[event["id"]]
+                self._codes[event["id"]] = event["code"]
+            elif event["event"] == "owned":
+                self._take_in(event)
+            elif event["event"] == "ready":
+                self.versions, self.gpus = event["versions"], tuple(event["gpus"])
+                self.is_ready = True
+            elif event["event"] == "leave":
+                self.is_wanted = True
+            elif event["event"] == "ended":
+                self._codes |= dict.fromkeys(self._pids)
+                self._pids.clear()
+                self.is_over = True
+            self.changed.notify_all()
+
+    def _take_in(self, owned: Event) -> None:
+        """Store the whole state. The exit codes of children that have ended since are unknown."""
+        self._codes |= dict.fromkeys(self._pids.keys() - owned["children"].keys())
+        self.pid, self._pids = owned["pid"], owned["children"]
+        self.versions, self.gpus = owned["versions"], tuple(owned["gpus"])
+        self.cores, self.is_ready = tuple(owned["cores"]), owned["ready"]
+
+
 class ForkServerClient(abc.ABC):
-    """Orders go in, events are kept and can be waited for.
+    """A connection to a fork server: sends commands, and stores events in its state.
 
     Args:
         peer: the connection, on which nothing has been said.
@@ -52,11 +159,8 @@ class ForkServerClient(abc.ABC):
         key: knows this owner again, when it connects once more; empty where it never does.
 
     Attributes:
-        pid: the fork server's, on its own host.
-        gpus: the NVIDIA GPUs of its host; none before it is ready.
-        cores: of its host, those that children may use.
-        versions: of the modules that it had imported when it was owned.
-        is_wanted: a notebook asks for the cluster that this detached runner has.
+        role: as given.
+        state: the state of the fork server.
 
     Raises:
         OwnedError: a notebook's kernel is there that orders the fork server about.
@@ -64,22 +168,12 @@ class ForkServerClient(abc.ABC):
     """
 
     def __init__(self, peer: Peer, role: str, timeout_s: float, key: str = "") -> None:
+        self.role = role
+        self.state = ForkServerState()
         self._peer = peer
         self._key = key
         self._timeout_s = timeout_s
         self._sending = threading.Lock()
-        self._events: list[Event] = []
-        self._changed = threading.Condition()
-        self.role = role
-        self.is_wanted = False
-        self._is_over = False
-        self._pids: dict[str, int] = {}
-        self._codes: dict[str, int | None] = {}  # None of those that ended unheard
-        self.versions: dict[str, str] = {}
-        self.gpus: tuple[str, ...] = ()
-        self.cores: tuple[int, ...] = ()
-        self.pid = 0
-        self._is_ready = False
         self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
         self._own(peer)
         self._thread.start()
@@ -92,7 +186,7 @@ class ForkServerClient(abc.ABC):
                 answer = peer.read()
         if answer and answer[0]["event"] == "owned":
             for event in answer:
-                self._note(event)
+                self.state.note(event)
             return
         peer.close()
         if answer and answer[0]["event"] == "refused":
@@ -125,19 +219,9 @@ class ForkServerClient(abc.ABC):
         """Have the fork server end this process too when the notebook's kernel is gone."""
         self._order(op="guard", pid=pid)
 
-    def pids(self) -> dict[str, int]:
-        """The children that run, by name."""
-        with self._changed:
-            return dict(self._pids)
-
-    def knows(self, name: str) -> bool:
-        """Whether it has, or had, a child of this name."""
-        with self._changed:
-            return name in self._pids or name in self._codes
-
     def runs(self) -> bool:
         """Whether the fork server itself still runs."""
-        return not self._is_over
+        return not self.state.is_over
 
     def preload(self, module: str) -> None:
         """Import it too, where it is installed."""
@@ -147,20 +231,15 @@ class ForkServerClient(abc.ABC):
         """Whether engines outlive this process: a detached runner is started then."""
         self._order(op="detach", on=on)
 
-    def count(self) -> int:
-        """How many events there have been: a mark to wait from."""
-        with self._changed:
-            return len(self._events)
-
     def await_ready(self, timeout_s: float) -> dict[str, str]:
         """Wait until it has imported what it imports; returns the versions of that.
 
         Raises:
             StartError: as `wait_event`.
         """
-        if not self._is_ready:
+        if not self.state.is_ready:
             self.wait_event("ready", timeout_s)
-        return self.versions
+        return self.state.versions
 
     def wait_event(self, kind: str, timeout_s: float, since: int = 0) -> Event:
         """The first event of a kind after mark `since`.
@@ -168,14 +247,7 @@ class ForkServerClient(abc.ABC):
         Raises:
             StartError: the time is over, or the fork server ended or failed to import a module.
         """
-
-        def found() -> Event | None:
-            over = [e for e in self._events if e["event"] in ("failed", "ended")]
-            wanted = [e for e in self._events[since:] if e["event"] == kind]
-            return next(iter(wanted + over), None)
-
-        with self._changed:
-            event = self._changed.wait_for(found, timeout_s)
+        event = self.state.wait_event(kind, timeout_s, since)
         if event is None:
             raise StartError(f"no {kind!r} from {self} within {timeout_s:g} s")
         if event["event"] == "failed":
@@ -190,11 +262,7 @@ class ForkServerClient(abc.ABC):
         Raises:
             StartError: one still runs when the time is over.
         """
-        with self._changed:
-            gone = self._changed.wait_for(
-                lambda: not any(name in self._pids for name in names), timeout_s
-            )
-        if not gone:
+        if not self.state.wait_gone(names, timeout_s):
             raise StartError(f"{', '.join(names)} did not end within {timeout_s:g} s")
 
     @abc.abstractmethod
@@ -203,19 +271,17 @@ class ForkServerClient(abc.ABC):
 
     def last_words(self, name: str, lines: int) -> str:
         """How a child ended that runs no more, as far as is known, and the end of its log."""
-        with self._changed:
-            code = self._codes.get(name)
+        code = self.state.code(name)
         log = self.log_tail(name, lines)
         said = [cause_of(code)] if code is not None else []
         return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
 
     def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
         """Order something, and wait for the event that answers it, which is not kept."""
-        mark = self.count()
+        mark = self.state.count()
         self._order(**order)
         answer = self.wait_event(kind, timeout_s, since=mark)
-        with self._changed:
-            self._events[self._events.index(answer, mark)] = _ANSWERED
+        self.state.drop(answer, mark)
         return answer
 
     def _order(self, **order: Any) -> None:
@@ -236,45 +302,18 @@ class ForkServerClient(abc.ABC):
             while self._connects_again():
                 self._hear()
         finally:
-            self._note({"event": "ended"})
+            self.state.note({"event": "ended"})
 
     def _hear(self) -> None:
         """Take in events until the connection ends."""
         with contextlib.suppress(EOFError):
             while True:
                 for event in self._peer.read():
-                    self._note(event)
+                    self.state.note(event)
 
     def _connects_again(self) -> bool:
         """Whether there is another connection, once one has ended."""
         return False
-
-    def _take_in(self, owned: Event) -> None:
-        """How everything is when it begins to listen to this process."""
-        self.pid, self._pids = owned["pid"], owned["children"]
-        self.versions, self.gpus = owned["versions"], tuple(owned["gpus"])
-        self.cores, self._is_ready = tuple(owned["cores"]), owned["ready"]
-
-    def _note(self, event: Event) -> None:
-        with self._changed:
-            self._events.append(event)
-            if event["event"] == "spawned":
-                self._pids[event["id"]] = event["pid"]
-            elif event["event"] == "exited" and self._pids.get(event["id"]) == event["pid"]:
-                del self._pids[event["id"]]
-                self._codes[event["id"]] = event["code"]
-            elif event["event"] == "owned":
-                self._take_in(event)
-            elif event["event"] == "ready":
-                self.versions, self.gpus = event["versions"], tuple(event["gpus"])
-                self._is_ready = True
-            elif event["event"] == "leave":
-                self.is_wanted = True
-            elif event["event"] == "ended":
-                self._codes |= dict.fromkeys(self._pids)
-                self._pids.clear()
-                self._is_over = True
-            self._changed.notify_all()
 
 
 class ForkServerProcess(ForkServerClient):
@@ -304,7 +343,7 @@ class ForkServerProcess(ForkServerClient):
     ) -> None:
         self.folder = folder
         super().__init__(peer, role, timeout_s)
-        self._process = process or psutil.Process(self.pid)
+        self._process = process or psutil.Process(self.state.pid)
         self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid(), leaves=True)
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ from nbdist.cluster.forkserver.child import become, die_with_parent
 from nbdist.cluster.forkserver.control_socket import ControlSocket, Event
 from nbdist.cluster.forkserver.logs import read_tail
 from nbdist.utils.gpus import visible_gpus
-from nbdist.utils.liveness import await_ends
+from nbdist.utils.processes import await_ends
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/accel")
 IF_THERE = "?"

@@ -210,7 +210,7 @@ class Exchange:
                 self._process = process = subprocess.Popen(
                     [
                         *(sys.executable, "-m", "nbdist.cluster.schedulers.rendezvous"),
-                        *(str(folder.absolute()), str(self._home.pid)),
+                        *(str(folder.absolute()), str(self._home.state.pid)),
                     ],
                     stdin=subprocess.PIPE,
                     stdout=log,

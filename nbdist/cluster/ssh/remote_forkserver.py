@@ -20,8 +20,8 @@ from nbdist.records import ForkServerLocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nbdist.cluster.forkserver.client import ForkServerProcess
-    from nbdist.cluster.forkserver.control_socket import Event, Peer
+    from nbdist.cluster.forkserver.client import ForkServerProcess, ForkServerState
+    from nbdist.cluster.forkserver.control_socket import Peer
     from nbdist.cluster.schedulers.reverse_connection import ReverseConnection
     from nbdist.cluster.ssh.connection import Connection
     from nbdist.records import ForkServerRequest
@@ -67,10 +67,10 @@ class RemoteForkServer(ForkServerClient):
         self._is_bare = False  # none of them is: the connection is another one
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
-        self._closing, self._over = threading.Event(), threading.Event()
+        self._closing = threading.Event()
         super().__init__(self._reach(), home.role, _OWN_S, key=home.folder.name)
         self._current = [self._peer]
-        told = self._current, os.getpid(), self._closing, self._over
+        told = self._current, os.getpid(), self._closing, self.state
         self._farewell = weakref.finalize(self, _say_farewell, *told)
         self._beating = threading.Thread(target=self._beat, name="nbdist-beat", daemon=True)
         self._beating.start()
@@ -166,7 +166,7 @@ class RemoteForkServer(ForkServerClient):
         return super().last_words(name, lines)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
-        if self._is_over or threading.current_thread() is self._thread:
+        if self.state.is_over or threading.current_thread() is self._thread:
             return ""  # there is no answer, or nobody would hear it
         try:
             text: str = self._ask("tail", END_TIMEOUT_S, op="tail", id=name, lines=lines)["text"]
@@ -209,17 +209,19 @@ class RemoteForkServer(ForkServerClient):
         raise StartError(f"{self.host.key} cannot be reached")
 
     def _await_connection(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self.is_cut or self._is_over, 2 * LOST_S)
+        with self.state.changed:
+            self.state.changed.wait_for(lambda: not self.is_cut or self.state.is_over, 2 * LOST_S)
 
     def _await_other(self, peer: Peer) -> None:
         """Wait until the connection to the fork server is another one, or there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._peer is not peer, 2 * LOST_S)
+        with self.state.changed:
+            self.state.changed.wait_for(
+                lambda: self.state.is_over or self._peer is not peer, 2 * LOST_S
+            )
 
     def _connects_again(self) -> bool:
         """Whether it worked before the host is lost; not where this process lets go of it."""
-        if self._closing.is_set() or self._is_over:
+        if self._closing.is_set() or self.state.is_over:
             return False
         self._cut_at = time.monotonic()
         while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
@@ -228,9 +230,9 @@ class RemoteForkServer(ForkServerClient):
             except (NbdistError, OSError):
                 self._closing.wait(_AGAIN_S)
                 continue
-            with self._changed:
+            with self.state.changed:
                 self._cut_at = 0.0
-                self._changed.notify_all()
+                self.state.changed.notify_all()
             return True
         return False
 
@@ -260,19 +262,12 @@ class RemoteForkServer(ForkServerClient):
             while self._peer.wait(_OWN_S):
                 events = self._peer.read()
                 for event in events:
-                    self._note(event)
+                    self.state.note(event)
                 if any(event["event"] == kind for event in events):
                     return
         except EOFError as error:
             raise StartError("the connection was cut again") from error
         raise StartError("the preloaded parent does not answer")
-
-    def _take_in(self, owned: Event) -> None:
-        """Children that have ended meanwhile ended unheard."""
-        gone = self._pids.keys() - owned["children"].keys()
-        super()._take_in(owned)
-        for name in gone:
-            self._codes[name] = None
 
     def leave(self) -> None:
         """Go without a farewell: the fork server waits for another owner; the connection stays."""
@@ -287,7 +282,7 @@ class RemoteForkServer(ForkServerClient):
         if self._farewell.detach() is None:
             return
         if not self.is_cut:
-            _say_farewell(self._current, os.getpid(), self._closing, self._over)
+            _say_farewell(self._current, os.getpid(), self._closing, self.state)
         self._closing.set()
         self._link.close()
         self._end()
@@ -297,11 +292,6 @@ class RemoteForkServer(ForkServerClient):
         self._closing.set()
         with contextlib.suppress(OSError), self._sending:
             self._peer.send(_FAREWELL)
-
-    def _note(self, event: Event) -> None:
-        super()._note(event)
-        if event["event"] == "ended":
-            self._over.set()
 
     def _end(self) -> None:
         self._closing.set()
@@ -327,7 +317,7 @@ def ports_of(controller: dict[str, Any]) -> list[int]:
 
 
 def _say_farewell(
-    current: list[Peer], pid: int, closing: threading.Event, over: threading.Event
+    current: list[Peer], pid: int, closing: threading.Event, state: ForkServerState
 ) -> None:
     """Said by the owner, not by a process that was forked from it; returns when it was heeded.
 
@@ -337,4 +327,4 @@ def _say_farewell(
         closing.set()
         with contextlib.suppress(OSError):
             current[0].send(_FAREWELL)
-        over.wait(_FAREWELL_S)
+        state.wait_over(_FAREWELL_S)

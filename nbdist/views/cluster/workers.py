@@ -1,17 +1,19 @@
-"""The workers of a cluster: how it starts, and what each is."""
+"""The workers of a cluster: progress of its start, and the state of each worker."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from nbdist.records import WorkerState
+from nbdist.records import Phase, WorkerState
 from nbdist.views import formatting, html
 from nbdist.views.result_table import ResultTable
+from nbdist.views.surface import new_surface
 
 if TYPE_CHECKING:
-    from nbdist.records import Phase
+    from collections.abc import Callable
 
 _HEADER = ("rank", "host", "pid", "devices", "memory", "state")
 _NUMBERS = (0, 2, 4)
@@ -138,3 +140,38 @@ def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:
         f'<span style="color:{colour}">{mark}</span><span>{escape(name)}</span>'
         f'<span style="{figures}">{seconds}</span>{html.faint(detail, "span")}'
     )
+
+
+class StartView:
+    """Shows each phase of a start while it happens."""
+
+    def __init__(self, title: str) -> None:
+        self._surface = new_surface()
+        self._picture = StartPicture(title)
+
+    def run(self, name: str, work: Callable[[], str | None]) -> None:
+        self._show(under_way=name, said="")
+        started = time.perf_counter()
+        detail = work() or ""
+        phase = Phase(name=name, seconds=time.perf_counter() - started, detail=detail)
+        self._show(done=(*self._picture.done, phase), under_way="", said="")
+
+    def say(self, text: str) -> None:
+        """How the phase goes that is under way."""
+        if text != self._picture.said:
+            self._show(said=text)
+
+    def finish(self, title: str, workers: tuple[WorkerState, ...]) -> None:
+        seconds = sum(phase.seconds for phase in self._picture.done)
+        self._show(title=f"{title} ({seconds:.1f} s)", workers=workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._show(failed=True)
+
+    def _show(self, **changes: Any) -> None:
+        self._picture = replace(self._picture, **changes)
+        self._surface.show(self._picture)

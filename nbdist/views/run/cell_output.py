@@ -1,12 +1,14 @@
-"""What a running cell shows: text folded over ranks, displays, metrics."""
+"""The output of a running cell: text folded over ranks, displays, metrics, and its run."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from nbdist.records import (
@@ -26,17 +28,19 @@ from nbdist.records import (
 from nbdist.views import formatting
 from nbdist.views.plan.text import plan_lines
 from nbdist.views.run.folding import Folder
+from nbdist.views.run.live_display import LineSurface, OutputSurface
 from nbdist.views.run.metrics import MetricsLines
 from nbdist.views.run.profile import ProfilePicture
 from nbdist.views.run.step_header import CheckPicture, header_lines
 from nbdist.views.run.throttling import Tail
-from nbdist.views.surface import show_once
+from nbdist.views.surface import in_notebook, marimo_notebook, show_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nbdist.records import RecoveryRecord
-    from nbdist.views.run.live_display import RunView
+    from nbdist.records import RecoveryRecord, RunViewName
+    from nbdist.views.run.live_display import Feed, RunSurface, RunView
+
 
 Shareable = (
     Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled | Planned
@@ -293,3 +297,56 @@ class CellView:
             display_id=shown.display_id or None,
             update=shown.update,
         )
+
+
+class SilentView:
+    """For a cell that is run again, which has been seen before."""
+
+    def add(self, record: Shareable) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def resume(self, begun: StepBegun | FitBegun) -> None: ...
+
+    def recovering(self, reason: str) -> None: ...
+
+    def recovered(self, recovery: RecoveryRecord) -> None: ...
+
+    def shrink(self, host_of: Mapping[int, str]) -> None: ...
+
+    def close(
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+    ) -> None: ...
+
+
+def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:
+    """Where the run is shown.
+
+    Args:
+        run: its id; empty where it is not kept.
+        follow: begins to read it from its first row; only if it is kept.
+        view: see `Settings`.
+    """
+    marimo = marimo_notebook()
+    if view == "text" or not (marimo or in_notebook()):
+        return LineSurface()
+    if run and (marimo or view == "widget" or (view == "auto" and _wants_widget())):
+        # Importing anywidget takes half a second.
+        from nbdist.views.run.widget import MarimoPlace, OutputPlace, WidgetSurface
+
+        return WidgetSurface(MarimoPlace(marimo) if marimo else OutputPlace(run), follow)
+    return OutputSurface(run) if marimo is None else LineSurface()
+
+
+def _wants_widget() -> bool:
+    """Whether the kernel's front end is one that has widgets and cannot have the extension.
+
+    The kernel is not told. VS Code sets these variables where it starts one, and not in its
+    terminals; a kernel that it found running has the name.
+    """
+    shell = get_ipython()
+    names = shell.user_ns if shell is not None else {}
+    in_code = not {"VSCODE_PID", "VSCODE_CWD"}.isdisjoint(os.environ)
+    return in_code or "__vsc_ipynb_file__" in names or "google.colab" in sys.modules

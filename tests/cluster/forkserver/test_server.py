@@ -61,10 +61,10 @@ def is_gone(pid: int) -> bool:
 
 
 def start_sleeper(seed: ForkServerProcess, name: str = "one", seconds: float = 600) -> int:
-    mark = seed.count()
+    mark = seed.state.count()
     seed.spawn(name, SLEEPER, {"seconds": seconds}, {"SAID": name})
     assert seed.wait_event("hello", 30, since=mark)["variable"] == name
-    return seed.pids().get(name, 0)
+    return seed.state.pids().get(name, 0)
 
 
 def test_signals_do_not_wait_for_what_is_imported_later(
@@ -84,7 +84,7 @@ def test_signals_do_not_wait_for_what_is_imported_later(
         seed.preload("late")
         seed.signal("one", signal.SIGINT)
         seed.wait_gone(["one"], 10)
-        mark = seed.count()
+        mark = seed.state.count()
         seed.spawn("two", SLEEPER, {"seconds": 600}, {"SAID": "two"})
         (tmp_path / "go").touch()
         assert seed.wait_event("hello", 30, since=mark)["variable"] == "two"
@@ -99,22 +99,22 @@ def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: ForkServer
 def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Path) -> None:
     """They would take 0.3 s with TensorFlow, and a copy of all memory that holds its objects."""
     with contextlib.closing(start(tmp_path, module=__name__)) as seed:
-        mark = seed.count()
+        mark = seed.state.count()
         seed.spawn("one", f"{__name__}:collections", {}, {})
         counts = seed.wait_event("counts", 30, since=mark)
     assert counts["frozen"] > 10 * counts["looked_through"]
 
 
 def test_an_end_is_noticed_with_its_code(seed: ForkServerProcess) -> None:
-    mark = seed.count()
+    mark = seed.state.count()
     start_sleeper(seed)
     seed.signal("one", signal.SIGKILL)
     assert seed.wait_event("exited", 10, since=mark)["code"] == -signal.SIGKILL
-    assert seed.pids() == {}
+    assert seed.state.pids() == {}
 
 
 def test_signals_to_a_child_that_is_gone_do_nothing(seed: ForkServerProcess) -> None:
-    mark = seed.count()
+    mark = seed.state.count()
     start_sleeper(seed, seconds=0)
     seed.wait_event("exited", 10, since=mark)
     seed.signal("one", signal.SIGKILL)
@@ -136,10 +136,10 @@ def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
     running = start(tmp_path)
     running.wait_event("ready", 30)
     child = start_sleeper(running)
-    os.kill(running.pid, signal.SIGKILL)
+    os.kill(running.state.pid, signal.SIGKILL)
     assert repeat_until(lambda: is_gone(child), 10)
     with pytest.raises(StartError, match="preloaded parent"):
-        running.wait_event("never", 10, since=running.count())
+        running.wait_event("never", 10, since=running.state.count())
     running.close()
 
 
@@ -151,9 +151,9 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
         ForkServerProcess.take_over(tmp_path, KERNEL)
     first.leave()  # as when its process is killed
     second = ForkServerProcess.take_over(tmp_path, KERNEL)
-    assert second.pids() == {"one": child}
-    assert "json" in second.versions
-    mark = second.count()
+    assert second.state.pids() == {"one": child}
+    assert "json" in second.state.versions
+    mark = second.state.count()
     second.signal("one", signal.SIGKILL)
     assert second.wait_event("exited", 10, since=mark)["pid"] == child
     second.close()
@@ -186,7 +186,7 @@ seed.wait_event("hello", 30)
 child = os.fork()
 if child == 0:
     time.sleep(600)
-print(seed.pid, child, flush=True)
+print(seed.state.pid, child, flush=True)
 time.sleep(600)
 """
 
@@ -238,7 +238,7 @@ def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         import nbdist, json, time
         cluster = nbdist.Cluster(hosts=2, framework="jax")
         engines = cluster._worker_group.engines
-        pids = [*engines.pids().values(), engines.fleet.home.pid, *engines.controller.pids]
+        pids = [*engines.pids().values(), engines.fleet.home.state.pid, *engines.controller.pids]
         print("PIDS", json.dumps(pids), flush=True)
         time.sleep(600)
     """)
@@ -268,7 +268,7 @@ def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -
         seed.wait_gone(["one"], 10)
         assert "KeyboardInterrupt" in seed.last_words("one", 20)
         other = start_sleeper(seed, "two")
-        os.kill(seed.pid, signal.SIGKILL)
+        os.kill(seed.state.pid, signal.SIGKILL)
         assert repeat_until(lambda: is_gone(other), 10)
 
 

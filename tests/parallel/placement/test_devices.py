@@ -13,8 +13,7 @@ import pytest
 import nbdist
 from nbdist.parallel.placement.devices import devices_apart
 from nbdist.records import Bench, Crossing, Link, Product, Way
-from nbdist.views.cluster.devices import DevicesPicture
-from nbdist.views.cluster.roofline import intensity, roofline
+from nbdist.views.cluster.devices import DevicesPicture, intensity, roofline
 
 if TYPE_CHECKING:
     from pathlib import Path

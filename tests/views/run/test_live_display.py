@@ -12,9 +12,9 @@ from nbclient import NotebookClient
 
 from nbdist.records import RANK_VARIABLE, RUN_MIME
 from nbdist.views import surface
-from nbdist.views.run import display_choice
+from nbdist.views.run import cell_output
 from nbdist.views.run import live_display as runs
-from nbdist.views.run.display_choice import run_surface
+from nbdist.views.run.cell_output import run_surface
 from nbdist.views.run.live_display import LineSurface, OutputSurface, RunView
 from tests.kernels import Kernel
 from tests.runs import losses, recover
@@ -91,7 +91,7 @@ def test_outside_of_a_notebook_there_are_lines_only() -> None:
 def test_in_a_notebook_the_front_end_and_the_setting_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(display_choice, "in_notebook", lambda: True)
+    monkeypatch.setattr(cell_output, "in_notebook", lambda: True)
     for name in ("VSCODE_PID", "VSCODE_CWD"):
         monkeypatch.delenv(name, raising=False)
     assert isinstance(run_surface("a", nothing_new, "auto"), OutputSurface)

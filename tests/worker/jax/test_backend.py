@@ -58,7 +58,8 @@ def test_no_rank_hosts_the_coordination_service(cluster: nbdist.Cluster) -> None
     run = cluster.run("from jax._src import distributed\ndistributed.global_state.service is None")
     assert set(run.results.values()) == {"True"}
     assert any(
-        name.startswith("coordinator") for name in cluster._worker_group.engines.fleet.home.pids()
+        name.startswith("coordinator")
+        for name in cluster._worker_group.engines.fleet.home.state.pids()
     )
 
 

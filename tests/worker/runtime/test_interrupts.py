@@ -14,7 +14,7 @@ import nbdist
 
 def test_an_interrupt_of_one_cell_never_reaches_the_next(cluster: nbdist.Cluster) -> None:
     """The seed, which sends the signals, is held up until the ranks have ended by themselves."""
-    seed = cluster._worker_group.engines.fleet.home.pid
+    seed = cluster._worker_group.engines.fleet.home.state.pid
     os.kill(seed, signal.SIGSTOP)
     threading.Timer(1.0, os.kill, (seed, signal.SIGCONT)).start()
     with pytest.raises(nbdist.CellError, match="ValueError"):

@@ -74,14 +74,14 @@ class Heard:
 
     def __init__(self, cluster: nbdist.Cluster, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[Rows] = []
-        onward = cluster._worker_group.receiver._handle
+        onward = cluster._worker_group.receiver.subscribers.deliver
 
         def hear(record: AnyEvent) -> None:
             if isinstance(record, Rows):
                 self.rows.append(record)
             onward(record)
 
-        patch.setattr(cluster._worker_group.receiver, "_handle", hear)
+        patch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
 
     def column(self, rank: int, name: str) -> list[float]:
         return [row[name] for row in self.steps(rank) if name in row]

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import nbdist
-from nbdist.cluster import tf_config
+from nbdist.cluster.collectives import mirrored_wiring
 from tests import clusters
 from tests.keras_programs import ADAM, FIT, MODEL, OUTCOME
 from tests.references import plainly
@@ -253,7 +253,7 @@ def test_an_op_before_the_strategy_is_mended() -> None:
 
 
 def test_wiring_is_the_same_for_all_but_the_index() -> None:
-    wired = tf_config.mirrored(["a:1", "b:2"], "auto")
+    wired = mirrored_wiring(["a:1", "b:2"], "auto")
     assert json.loads(wired[1].tf_config) == {
         "cluster": {"worker": ["a:1", "b:2"]},
         "task": {"type": "worker", "index": 1},

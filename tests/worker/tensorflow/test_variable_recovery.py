@@ -250,7 +250,7 @@ def test_stopping_a_hang_keeps_the_state(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.run(MODEL + FIT)
-    hear = cluster._held.hear
+    hear = cluster._worker_group.receiver.subscribers.deliver
 
     def heard(record: AnyEvent) -> None:
         hear(record)
@@ -258,7 +258,7 @@ def test_stopping_a_hang_keeps_the_state(
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cluster._worker_group.receiver, "_handle", heard)
+        patched.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
         hangs = (
             "if rank == 1:\n    until_others_wait()\n    print('hanging', flush=True)\n"
             "    time.sleep(600)\nmodel.fit(data)"

@@ -68,14 +68,14 @@ def cluster() -> Iterator[nbdist.Cluster]:
 def told(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
     """What ranks tell of their traces."""
     found: dict[int, Profiled] = {}
-    onward = cluster._worker_group.receiver._handle
+    onward = cluster._worker_group.receiver.subscribers.deliver
 
     def hear(record: AnyEvent) -> None:
         if isinstance(record, Profiled):
             found[record.rank] = record
         onward(record)
 
-    monkeypatch.setattr(cluster._worker_group.receiver, "_handle", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
     return found
 
 

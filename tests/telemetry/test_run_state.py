@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.records import Compiled, Planned, StepFigures
 from nbdist.telemetry.diagnostics import Pace
-from nbdist.telemetry.plan_check import PlanComparison
+from nbdist.telemetry.run_state import PlanComparison
 from tests.plans import made
 
 PLAN = made("both")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nbdist.cluster.collectives import told_of
 from nbdist.records import Restored
-from nbdist.views.cluster.restored_collectives import told_of
 
 CELLS = {"model": "[3]", "iterator": "[5]"}
 

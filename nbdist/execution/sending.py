@@ -1,0 +1,58 @@
+"""Sending of a cell, and of commands about it, to the ranks that run it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from nbdist.errors import WorkerError
+from nbdist.records import StatusQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nbdist.cluster.dispatcher import Dispatcher
+    from nbdist.records import CellRequest, Command
+
+
+class CellSender:
+    """Sends one cell and commands about it.
+
+    Args:
+        number: the number of the cell.
+        dispatcher: sends to ranks.
+
+    Attributes:
+        number: as given.
+        running: the ranks that run the cell. The caller removes a rank that has ended it.
+    """
+
+    def __init__(self, number: int, dispatcher: Dispatcher) -> None:
+        self.number = number
+        self.running: set[int] = set()
+        self._dispatcher = dispatcher
+
+    def send(self, request: CellRequest, ranks: Iterable[int]) -> None:
+        """Send the cell.
+
+        Raises:
+            WorkerError: a rank cannot be reached. The ranks before it run the cell.
+        """
+        unsent = sorted(ranks)
+        try:
+            self.running.update(unsent)
+            while unsent:
+                self._dispatcher.send(request, unsent[:1])
+                del unsent[0]
+        finally:
+            self.running.difference_update(unsent)
+
+    def order(self, order: Command, ranks: Sequence[int]) -> None:
+        """Send an order. Skip ranks that cannot be reached: the monitor reports them as dead."""
+        for rank in ranks:
+            with contextlib.suppress(WorkerError):
+                self._dispatcher.send(order, [rank])
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Have ranks report their end again, and drop the cell if they have not begun it."""
+        self.order(StatusQuery(number=self.number), sorted(ranks))

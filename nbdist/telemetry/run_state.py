@@ -1,0 +1,263 @@
+"""The state of a run under way, made from the records of its ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from nbdist.records import (
+    CellEnded,
+    Compiled,
+    Finding,
+    FitBegun,
+    Metrics,
+    Note,
+    PlanCheck,
+    Planned,
+    Rows,
+    StepBegun,
+    StepFigures,
+)
+from nbdist.telemetry.diagnostics import Diagnostics, Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nbdist.records import AnyEvent, FindingTopic, Plan, RankStatus, RunState, RunWorker
+
+_LOOK_SHARE = 0.005
+"""The largest share of a core for diagnostics. With many ranks, they run less often."""
+
+_NOTED = {"batch", "checkpoint", "compiled", "nan", "strategy"}
+"""Topics of findings that ranks report, which diagnostics do not find again."""
+
+_STATUS: dict[str, RankStatus] = {"ok": "finished", "error": "failed", "interrupted": "interrupted"}
+
+
+class RunChanges:
+    """Changes of a run's state that are not written yet. Thread-safe.
+
+    Args:
+        state: the state of the run.
+        reported: the run has reports already.
+
+    Attributes:
+        reported: the run has reports, so its directory is kept.
+        dropped: the number of rows that engines have dropped.
+    """
+
+    def __init__(self, state: RunState, *, reported: bool) -> None:
+        self.reported = reported
+        self.dropped = 0
+        self._lock = threading.Lock()
+        self._workers = Roster(state.workers)
+        self._plan = PlanComparison(state.plan)
+        self._notes = {note.text: note for note in state.findings if note.topic in _NOTED}
+        self._changes: dict[str, object] = {}
+
+    def hear(self, record: AnyEvent) -> None:
+        """Store the changes that a record makes."""
+        with self._lock:
+            if isinstance(record, Rows | Metrics):
+                self.reported = True
+                self.dropped += record.dropped if isinstance(record, Rows) else 0
+            elif isinstance(record, StepBegun):
+                self._change(
+                    replicas=record.replicas,
+                    batch=record.batch,
+                    samples=record.samples,
+                    epochs=record.epochs,
+                    steps=record.steps,
+                    split=record.sharding,
+                )
+            elif isinstance(record, FitBegun):
+                self._change(epochs=record.epochs, steps=record.steps)
+            elif isinstance(record, (Planned, Compiled)):
+                self._plan.note(record)
+            elif isinstance(record, Note):
+                finding = Finding(topic=record.topic, text=record.text, warning=record.warning)
+                self._notes[record.text] = finding
+            elif isinstance(record, CellEnded):
+                self._workers.ended(record)
+
+    def change(self, **changes: object) -> None:
+        """Change fields of the state."""
+        with self._lock:
+            self._changes |= changes
+
+    def lost(self, ranks: Iterable[int]) -> None:
+        """Mark ranks as dead."""
+        with self._lock:
+            self._workers.lost(ranks)
+
+    def replaced(self, pids: Mapping[int, int]) -> None:
+        """Mark ranks as running in these processes, and the others as dead."""
+        with self._lock:
+            self._workers.replaced(pids)
+
+    def take(
+        self, found: Iterable[Finding], losses: Iterable[Finding], pace: Pace
+    ) -> dict[str, object]:
+        """Return the fields to write.
+
+        Args:
+            found: the findings of diagnostics.
+            losses: reports that are not stored.
+            pace: the pace of the last steps.
+        """
+        with self._lock:
+            changes, self._changes = self._changes, {}
+            changes["workers"] = self._workers.workers
+            changes["findings"] = (*found, *self._notes.values(), *losses)
+            changes["plan"] = self._plan.check(pace)
+        return changes
+
+    def _change(self, **changes: object) -> None:
+        self.reported = True
+        self._changes |= changes
+
+
+class RunFindings:
+    """Diagnostics of a run, as often as they are worth their time.
+
+    Args:
+        state: the state of the run.
+
+    Attributes:
+        found: the findings of the last look.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self.found: tuple[Finding, ...] = ()
+        self._host_of = {worker.rank: worker.host for worker in state.workers}
+        self._strategy = state.strategy
+        self._batch = state.batch
+        self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
+        self._look_at = 0.0
+        self._told: set[FindingTopic] = set()
+
+    @property
+    def pace(self) -> Pace:
+        """The pace of the last steps."""
+        return self._diagnostics.pace
+
+    def hear(self, record: AnyEvent) -> None:
+        """Store the times of steps."""
+        if isinstance(record, Rows):
+            self._diagnostics.take(record)
+        elif isinstance(record, StepBegun) and not self._batch:  # the same on all ranks
+            self._batch = record.batch
+            self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
+
+    def forget(self) -> None:
+        """Drop the times of steps: the ranks begin again."""
+        self._diagnostics.forget()
+
+    def look(self) -> None:
+        """Compute the findings."""
+        self.found = self._diagnostics.findings()
+
+    def look_if_due(self, now: float) -> None:
+        """Compute the findings, unless the last time is too recent.
+
+        Args:
+            now: the time, by `time.monotonic`.
+        """
+        if now >= self._look_at:
+            began = time.thread_time()
+            self.look()
+            self._look_at = now + (time.thread_time() - began) / _LOOK_SHARE
+
+    def fresh(self) -> tuple[str, ...]:
+        """Return the texts of findings, once for each topic."""
+        fresh = [finding for finding in self.found if finding.topic not in self._told]
+        self._told.update(finding.topic for finding in fresh)
+        return tuple(finding.text for finding in fresh)
+
+
+class Roster:
+    """The ranks of one run. Not thread-safe.
+
+    Args:
+        workers: the ranks at its begin.
+    """
+
+    def __init__(self, workers: Iterable[RunWorker]) -> None:
+        self._workers = {worker.rank: worker for worker in workers}
+
+    @property
+    def workers(self) -> tuple[RunWorker, ...]:
+        """The current state of each rank."""
+        return tuple(self._workers.values())
+
+    def ended(self, record: CellEnded) -> None:
+        """Store the end of the cell on a rank."""
+        failed = record.failure if record.status == "error" else None
+        said = f"{failed.ename}: {failed.evalue}" if failed else ""
+        self._set(record.rank, status=_STATUS[record.status], said=said)
+
+    def lost(self, ranks: Iterable[int]) -> None:
+        """Mark ranks as dead."""
+        for rank in ranks:
+            self._set(rank, status="dead")
+
+    def replaced(self, pids: Mapping[int, int]) -> None:
+        """Mark ranks as running in these processes, and the others as dead."""
+        for rank in self._workers:
+            if rank in pids:
+                self._set(rank, status="running", said="", pid=pids[rank])
+            else:
+                self._set(rank, status="dead")
+
+    def _set(self, rank: int, **changes: object) -> None:
+        self._workers[rank] = msgspec.structs.replace(self._workers[rank], **changes)
+
+
+class PlanComparison:
+    """The figures of a step's plan, beside the measured ones.
+
+    Args:
+        former: the figures that another process has stored.
+    """
+
+    def __init__(self, former: PlanCheck | None) -> None:
+        self._check = former
+
+    def note(self, record: Planned | Compiled) -> None:
+        """Store the plan and its first executable. Later executables are of other batches."""
+        if isinstance(record, Planned):
+            self._check = None if record.only else _of_plan(record.plan)
+        elif record.arguments and self._check and self._check.measured.arguments is None:
+            memory = record.arguments + record.temporaries
+            self._measure(arguments=record.arguments, memory=memory)
+
+    def check(self, pace: Pace) -> PlanCheck | None:
+        """Return the figures; None if there is no plan.
+
+        Args:
+            pace: the pace of the last steps. Figures that it lacks stay as they were.
+        """
+        if pace.step_s is not None:
+            self._measure(step_s=pace.step_s)
+        if pace.collectives is not None:
+            self._measure(collectives=pace.collectives)
+        return self._check
+
+    def _measure(self, **figures: float) -> None:
+        if self._check is not None:
+            self._check = replace(self._check, measured=replace(self._check.measured, **figures))
+
+
+def _of_plan(plan: Plan) -> PlanCheck:
+    time, memory = plan.time, plan.memory
+    planned = StepFigures(
+        step_s=time.step,
+        collectives=time.exposed / time.step if time.step else 0.0,
+        arguments=memory.arguments,
+        memory=memory.needed,
+    )
+    return PlanCheck(title=plan.title, planned=planned, measured=StepFigures())
