@@ -162,7 +162,7 @@ def of_worker_group(worker_group: WorkerGroup) -> dict[str, object]:
     """What of the handover state is another whenever engines, or their collectives, are."""
     return {
         "hellos": tuple(worker_group.hellos[rank] for rank in sorted(worker_group.hellos)),
-        "books": worker_group.engines.ledger(),
+        "ledger": worker_group.engines.ledger(),
         "collectives": worker_group.collectives.ledger(),
     }
 
