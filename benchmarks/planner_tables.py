@@ -17,8 +17,7 @@ from benchmarks.planner_llama import B200, llama
 from benchmarks.planner_memory import memory_rows
 from benchmarks.planner_rows import A100, megatron, one_host, table
 from nbdist.planner.cost.collectives import all_reduce_s
-from nbdist.planner.hardware.default_efficiency import calibration_of
-from nbdist.planner.hardware.efficiency import PYTORCH_A100
+from nbdist.planner.hardware.efficiency import PYTORCH_A100, calibration_of
 from nbdist.records.topology import Level, Topology
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.time import Target
-from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.efficiency import calibration_of
 from nbdist.planner.hardware.topology import parse
 from nbdist.planner.hardware.topology_live import live
 from nbdist.records import LocalDevices

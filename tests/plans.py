@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.time import Target
-from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.efficiency import calibration_of
 from nbdist.planner.hardware.topology import parse
 from nbdist.planner.search.search import plan
 from nbdist.records import Plan, PlannedMemory, PlannedTensor, PlannedTime, Planning

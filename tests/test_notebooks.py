@@ -133,7 +133,7 @@ def test_the_notebook_of_placement(tmp_path: Path) -> None:
     assert fallen is not None
     assert float(fallen[2]) < 0.5 * float(fallen[1])
     assert "scores: 1 kind of inputs" in text
-    assert "make it 8 or 12, or take another of" in text
+    assert "make it 8 or 12, or use another of" in text
     assert re.search(r"4  c = jax.jit\(jnp.matmul\)\(a, b\) +\d", text)
     assert "data (2): between processes of one host" in text
     assert "data:image/png;base64," in (tmp_path / "05_placement.html").read_text()

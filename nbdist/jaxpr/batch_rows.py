@@ -1,6 +1,7 @@
-"""Operations that treat each row of the batch alike, and what they are for a part of the rows.
+"""Operations that treat each row of the batch alike, and their parameters for a part of the rows.
 
-What is not known to do so is refused: a row that depended on others would come out otherwise.
+Operations that are not known to do so are refused: a row that depends on other rows would come out
+differently.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Literal
 
-from nbdist.jaxpr.rules import ELEMENTWISE
+from nbdist.jaxpr.rules import ELEMENTWISE, named_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     Rows = Mapping[Any, tuple[int, ...]]
-    """Of variables that have some, the dimensions that are rows of the batch."""
+    """The dimensions that are rows of the batch, by variable; other variables have no rows."""
 
     Rule = Callable[[Any, Rows], bool]
 
 
 def is_by_row(eqn: Any, rows: Rows) -> bool:
-    """Whether each row that it leaves depends on the same row of what it is given, and no other."""
+    """Return whether each row of the results depends on the same row of the inputs alone."""
     name = eqn.primitive.name
     if name in ELEMENTWISE:
         return len({rows[var] for var in (*eqn.invars, *eqn.outvars) if _has(var, rows)}) == 1
@@ -30,7 +31,7 @@ def is_by_row(eqn: Any, rows: Rows) -> bool:
 
 
 def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
-    """Whether what it leaves, without rows, is the sum of what it would leave of parts of them."""
+    """Return whether the result is a sum over rows: that of the results for parts of the rows."""
     name = eqn.primitive.name
     if name == "reduce_sum":
         return set(rows[eqn.invars[0]]) <= set(eqn.params["axes"])
@@ -48,9 +49,10 @@ def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
 
 
 def is_added_to_zeros(eqn: Any, rows: Rows) -> bool:
-    """Whether it adds each row at a place of its own choice, to what has none.
+    """Return whether the operation adds each row at an index of its own to an array without rows.
 
-    Where that is zeros, it is a sum over the rows: the gradient of a table.
+    If that array is zeros, the result is a sum over rows, such as the gradient of an embedding
+    table.
     """
     if eqn.primitive.name != "scatter-add":
         return False
@@ -61,12 +63,12 @@ def is_added_to_zeros(eqn: Any, rows: Rows) -> bool:
 
 
 def is_linear(eqn: Any, sums: Sequence[bool], zeros: Sequence[bool]) -> bool:
-    """Whether what it makes of parts of sums, summed, is what it makes of the sums.
+    """Return whether an operation on parts of sums, added up, gives its result on the sums.
 
     Args:
         eqn: the operation.
-        sums: which of its inputs are sums.
-        zeros: which are zeros, and so may be taken for sums.
+        sums: whether each input is a sum.
+        zeros: whether each input is zeros, which count as a sum.
     """
     name = eqn.primitive.name
     every = all(is_sum or zero for is_sum, zero in zip(sums, zeros, strict=True))
@@ -91,12 +93,12 @@ def is_linear(eqn: Any, sums: Sequence[bool], zeros: Sequence[bool]) -> bool:
 
 
 def with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]], given: Sequence[Any]) -> dict[str, Any]:
-    """Its parameters where it has a part of the rows.
+    """Return the parameters of an operation for a part of the rows.
 
     Args:
         eqn: the operation.
-        shapes: of what it leaves then.
-        given: the shapes of what it is given then.
+        shapes: shapes of its results for a part of the rows.
+        given: shapes of its inputs for a part of the rows.
     """
     params = dict(eqn.params)
     name = eqn.primitive.name
@@ -130,18 +132,17 @@ def _dims(var: Any, rows: Rows) -> set[int]:
 
 
 def _without(names: str) -> Rule:
-    """The dimensions that a parameter names are no rows."""
+    """Make a rule: the dimensions that a parameter names must not be rows."""
 
     def rule(eqn: Any, rows: Rows) -> bool:
-        named = eqn.params[names]
-        along = set(named) if isinstance(named, (tuple, list)) else {named}
+        along = named_dimensions(eqn, names)
         return all(along.isdisjoint(_dims(var, rows)) for var in eqn.invars)
 
     return rule
 
 
 def _dot(eqn: Any, rows: Rows) -> bool:
-    """Rows are a batch dimension of both, or of one alone a dimension that stays."""
+    """Return whether rows are a batch dimension of both operands, or a free dimension of one."""
     summed, batch = eqn.params["dimension_numbers"]
     left, right = (_dims(var, rows) for var in eqn.invars)
     if left & set(summed[0]) or right & set(summed[1]):
@@ -166,7 +167,7 @@ def _conv(eqn: Any, rows: Rows) -> bool:
 
 
 def _whole(eqn: Any, rows: Rows) -> bool:
-    """Of rows, no part is taken, and nothing is put beside them."""
+    """Return whether no rows are taken out of the array, and none are added."""
     (own,) = eqn.outvars[:1]
     sizes = {var.aval.shape[dim] for var in (*eqn.invars[:1], own) for dim in _dims(var, rows)}
     return _dims(eqn.invars[0], rows) == _dims(own, rows) and len(sizes) <= 1
@@ -187,7 +188,7 @@ def _window(eqn: Any, rows: Rows) -> bool:
 
 
 def _gather(eqn: Any, rows: Rows) -> bool:
-    """Rows of indices, into what has none or the same as a batching dimension; or whole rows."""
+    """Return whether indices with rows select whole rows, or from an operand with the same rows."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
     table, indices = (_dims(var, rows) for var in eqn.invars)
     if table and not indices:
@@ -202,7 +203,7 @@ def _gather(eqn: Any, rows: Rows) -> bool:
 
 
 def _scatter(eqn: Any, rows: Rows) -> bool:
-    """Rows of updates, into what has the same rows whole, or as a batching dimension."""
+    """Return whether updates with rows go to the same rows of the operand, whole or batched."""
     numbers = eqn.params["dimension_numbers"]
     table, indices, updates = (_dims(var, rows) for var in eqn.invars)
     if table and not indices:
@@ -215,12 +216,12 @@ def _scatter(eqn: Any, rows: Rows) -> bool:
 
 
 def _top_k(eqn: Any, rows: Rows) -> bool:
-    """It goes along the last dimension."""
+    """Return whether the last dimension, along which top_k sorts, is not rows."""
     return eqn.invars[0].aval.ndim - 1 not in _dims(eqn.invars[0], rows)
 
 
 def _layout(eqn: Any, rows: Rows) -> bool:
-    """Rows stay rows, in their order; what is beside them may be put together with them."""
+    """Return whether rows stay rows in their order; they may be merged with other dimensions."""
     return all(_dims(var, rows) for var in (*eqn.invars, *eqn.outvars))
 
 

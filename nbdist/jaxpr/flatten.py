@@ -1,6 +1,6 @@
-"""A program without calls: what it calls is part of it, and each variable is set in one place.
+"""Flat programs: calls are inlined, and each variable is set in one place.
 
-So equations can be taken out, and put elsewhere with other names.
+Equations of a flat program can be taken out and put elsewhere with other variables.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _CALLS = {
     **dict.fromkeys(("closed_call", "core_call"), "call_jaxpr"),
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), "call_jaxpr"),
 }
-"""Primitives that are what they call, by the parameter that holds it; rules of derivatives are of
-no use any more."""
+"""Primitives that only call a program, by the parameter that holds it. Custom derivative rules are
+no longer needed at this point."""
 
 
 OPEN = frozenset(("checkpoint", "remat2"))
@@ -32,9 +32,9 @@ _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0].primitive
 
 
 def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, of the same inputs, without what nothing needs.
+    """Return the same program, flat and without dead code.
 
-    So are the bodies of its scans and checkpoints, and branches.
+    Bodies of scans, checkpoints and branches are made flat as well.
     """
     used = [True] * len(closed.jaxpr.outvars)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
@@ -45,7 +45,7 @@ def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class _Flat:
-    """Equations, and the constants that they need."""
+    """Equations of a flat program, and the constants that they need."""
 
     def __init__(self) -> None:
         self.eqns: list[Any] = []
@@ -53,7 +53,7 @@ class _Flat:
         self.values: list[Any] = []
 
     def add(self, closed: Any, args: Sequence[Any]) -> list[Any]:
-        """A program's equations with these for its inputs; what it leaves."""
+        """Add the equations of a program with these inputs, and return its results."""
         jaxpr, values = (closed.jaxpr, closed.consts) if hasattr(closed, "consts") else (closed, ())
         known: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
         for var, value in zip(jaxpr.constvars, values, strict=True):
@@ -64,7 +64,7 @@ class _Flat:
 
         for eqn in jaxpr.eqns:
             ins = [now(atom) for atom in eqn.invars]
-            called = _called(eqn)
+            called = _called_program(eqn)
             if called is not None:
                 outs = self.add(called, ins)
             else:
@@ -82,8 +82,8 @@ class _Flat:
         return self.constants[-1]
 
 
-def _called(eqn: Any) -> Any:
-    """What an equation is no more than a call of; None where it says more."""
+def _called_program(eqn: Any) -> Any:
+    """Return the program that an equation calls; None if it does more, such as set shardings."""
     name = _CALLS.get(eqn.primitive.name)
     asked = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     if name is None or any(isinstance(sharding, Sharding) for sharding in asked):
@@ -92,10 +92,10 @@ def _called(eqn: Any) -> Any:
 
 
 def _params(eqn: Any) -> dict[str, Any]:
-    """Its own, with the program that it holds flat as well, if that needs no constants."""
+    """Return the parameters with inner programs made flat, if these need no constants."""
     name, params = eqn.primitive.name, dict(eqn.params)
     if name in OPEN:
-        params["jaxpr"] = _held(params["jaxpr"]) or params["jaxpr"]
+        params["jaxpr"] = _flat_body(params["jaxpr"]) or params["jaxpr"]
     elif name == "scan":
         params["jaxpr"] = _closed(params["jaxpr"])
     elif name == "cond":
@@ -104,12 +104,12 @@ def _params(eqn: Any) -> dict[str, Any]:
 
 
 def _closed(program: ClosedJaxpr) -> ClosedJaxpr:
-    made = _held(program)
+    made = _flat_body(program)
     return program if made is None else ClosedJaxpr(made, [])
 
 
-def _held(program: Any) -> Jaxpr | None:
-    """A program that an equation holds, flat; None where it needs constants."""
+def _flat_body(program: Any) -> Jaxpr | None:
+    """Return an inner program, flat; None if it needs constants."""
     whole: Jaxpr = program if isinstance(program, Jaxpr) else program.jaxpr
     made = _Flat()
     ins = [Var(var.aval) for var in whole.invars]
@@ -117,20 +117,43 @@ def _held(program: Any) -> Jaxpr | None:
     return None if made.constants else whole.replace(invars=ins, eqns=made.eqns, outvars=outs)
 
 
-def opened(jaxpr: Jaxpr) -> Jaxpr:
-    """A flat program, with what its checkpoints hold in their place."""
+def inline_checkpoints(jaxpr: Jaxpr) -> Jaxpr:
+    """Return a flat program with the bodies of its checkpoints inlined."""
     names: dict[Var, Any] = {}
     eqns = []
     for eqn in jaxpr.eqns:
         ins = renamed(eqn.invars, names)
         if eqn.primitive.name in OPEN:
-            held = opened(eqn.params["jaxpr"])
+            held = inline_checkpoints(eqn.params["jaxpr"])
             own = dict(zip(held.invars, ins, strict=True))
             eqns += [one.replace(invars=renamed(one.invars, own)) for one in held.eqns]
             names |= dict(zip(eqn.outvars, renamed(held.outvars, own), strict=True))
         else:
             eqns.append(eqn.replace(invars=ins))
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def with_bodies(
+    name: str, params: dict[str, Any], rewrite: Callable[[Jaxpr], Jaxpr]
+) -> dict[str, Any]:
+    """Return the parameters of an equation with its inner programs rewritten.
+
+    Args:
+        name: of the equation's primitive.
+        params: the equation's parameters.
+        rewrite: applied to the body of a checkpoint or a scan, and to each branch.
+    """
+
+    def closed(program: ClosedJaxpr) -> ClosedJaxpr:
+        return ClosedJaxpr(rewrite(program.jaxpr), program.consts)
+
+    if name in OPEN:
+        return params | {"jaxpr": rewrite(params["jaxpr"])}
+    if name == "scan":
+        return params | {"jaxpr": closed(params["jaxpr"])}
+    if name == "cond":
+        return params | {"branches": tuple(map(closed, params["branches"]))}
+    return params
 
 
 def make(
@@ -140,9 +163,9 @@ def make(
 
     Args:
         jaxpr: the program.
-        eqns: those of it, in their order.
-        there: the values that there are; what they make is added.
-        read: gets one of them, where that takes more than a look.
+        eqns: the equations, in program order.
+        there: values by variable; the results are added.
+        read: returns the value of a variable; a look-up in `there` by default.
     """
     made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
     own = set(made)
@@ -153,28 +176,28 @@ def make(
 
 
 def variables(atoms: Sequence[Any]) -> list[Var]:
-    """Those that are no literals."""
+    """Return the variables among some atoms; the others are literals."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
 def renamed(atoms: Sequence[Any], names: Mapping[Var, Any]) -> list[Any]:
-    """With other names for some."""
+    """Return the atoms with some variables replaced."""
     return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]
 
 
 def barrier(ins: list[Var], outs: list[Var], like: Any) -> Any:
-    """An equation after which values are there under other names, none before all are.
+    """Return an equation that makes all values available at once, under new variables.
 
     Args:
         ins: the values.
-        outs: what they are called after it.
-        like: an equation at the same place of the user's source.
+        outs: their new variables.
+        like: an equation whose source position is used.
     """
     return new_jaxpr_eqn(ins, outs, _BARRIER, {}, set(), like.source_info, like.ctx)
 
 
 def is_plain_product(eqn: Any) -> bool:
-    """A convolution, or a product of matrices that is none for each sample apart."""
+    """Return whether it is a convolution or a matrix product without batch dimensions."""
     name = eqn.primitive.name
     if name == "dot_general":
         return not any(eqn.params["dimension_numbers"][1])
@@ -182,6 +205,6 @@ def is_plain_product(eqn: Any) -> bool:
 
 
 def nbytes(var: Var) -> int:
-    """Of all of it."""
+    """Return the size of a variable's value in bytes."""
     aval: Any = var.aval
     return int(math.prod(aval.shape)) * int(aval.dtype.itemsize)

@@ -1,9 +1,10 @@
-"""A step that goes through its batch in parts, one after another.
+"""Rewriting of a step so that it processes its batch in microbatches, one after another.
 
-It is done to the step's jaxpr, as in `rematerialise`. What has rows of the batch is made of a part
-of them at a time; what is summed over all rows is summed over the parts (in float32 at least); all
-else is made once, before or after. Each part has every so-manyth row, so that a device has its own
-rows in each of them. The numbers are those of the whole batch, but for the order of the sums.
+The rewriting changes the step's jaxpr, as in `remat`. Values with rows of the batch are computed
+for one microbatch at a time. Sums over rows are accumulated over microbatches, at least in float32.
+Everything else is computed once, before or after. Microbatch k has the rows k, k + n, k + 2n, ...,
+so that each device keeps its own rows. The results are those of the whole batch, except for the
+order of sums.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from nbdist.jaxpr.batch_rows import (
     is_sum_over_rows,
     with_fewer,
 )
-from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables
+from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables, with_bodies
 from nbdist.jaxpr.planner_model import of_rows
 
 if TYPE_CHECKING:
@@ -36,39 +37,39 @@ if TYPE_CHECKING:
 
     from nbdist.planner.graph.model import Role
 
-Kind = Literal["same", "zero", "rows", "sum", "after", "each"]
-"""Of a value: it is the same for all parts; so, and nothing but zeros; each part has its rows of
-it; it is the sum of what parts have; it is made of such sums; it is the same for all parts, and
-made in each of them, beside rows or sums."""
-
-Where = Literal["before", "loop", "after"]
-
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
     dict.fromkeys((_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], _PATHS["platstdlib"]))
 )
 _OURS = str(Path(__file__).parents[1])
 _MOST = 60
-"""Letters of a line that are shown."""
+"""Characters of a source line in messages."""
+
+Kind = Literal["same", "zero", "rows", "sum", "after", "each"]
+"""Kinds of values. `same`: equal for all microbatches. `zero`: the same, and zeros. `rows`: each
+microbatch has its rows. `sum`: a sum over microbatches. `after`: computed from such sums. `each`:
+equal for all microbatches, and computed in each of them beside rows or sums."""
+
+Where = Literal["before", "loop", "after"]
 
 
 def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int) -> ClosedJaxpr:
-    """The same step, with a part of the batch in memory at a time.
+    """Return the same step, which holds one microbatch at a time in memory.
 
     Args:
-        closed: its jaxpr.
-        inputs: of each of its inputs, the path and the role.
-        parts: in how many; the batch divides by it.
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
+        parts: number of microbatches, which divides the batch.
 
     Raises:
-        PlanError: a row depends on other rows, or on the sum of all, as in a batch normalisation.
+        PlanError: a row depends on other rows or on their sum, as in batch normalization.
     """
     program = flat(closed)
     data = [
         var for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True) if role == "batch"
     ]
     batch = max(var.aval.shape[0] for var in data if var.aval.shape)
-    made = _Parted(program, Rows(of_rows(program, inputs), batch, parts), set(data))
+    made = _MicrobatchedStep(program, Rows(of_rows(program, inputs), batch, parts), set(data))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
@@ -77,12 +78,12 @@ def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int
 
 
 class Rows(NamedTuple):
-    """Where the batch's rows are.
+    """Rows of the batch in a program.
 
     Attributes:
-        dims: of variables that have some, which dimensions they are.
-        batch: how many there are.
-        parts: in how many parts they are gone through.
+        dims: the dimensions that are rows, by variable; other variables have no rows.
+        batch: number of rows.
+        parts: number of parts that the rows are processed in.
     """
 
     dims: dict[Var, tuple[int, ...]]
@@ -90,19 +91,19 @@ class Rows(NamedTuple):
     parts: int
 
     def shape(self, var: Any) -> tuple[int, ...]:
-        """Of what a part has of it."""
+        """Return the shape of one part of a value."""
         dims = () if isinstance(var, Constant) else self.dims.get(var, ())
         if len(dims) > 1:
-            raise PlanError("rows meet all rows")
+            raise PlanError("a value combines each row with all rows")
         sizes = list(var.aval.shape)
         for dim in dims:
             if sizes[dim] % self.batch:
-                raise PlanError("rows are put together, or taken apart")
+                raise PlanError("rows are merged or split")
             sizes[dim] //= self.parts
         return tuple(sizes)
 
     def divided(self, array: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-        """By parts, in a dimension before all others."""
+        """Return the array with a new first dimension, the parts."""
         (dim,) = dims
         head, tail = array.shape[:dim], array.shape[dim + 1 :]
         beside = array.shape[dim] // self.batch
@@ -111,7 +112,7 @@ class Rows(NamedTuple):
         return first.reshape(self.parts, *head, self.batch // self.parts * beside, *tail)
 
     def joined(self, array: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-        """What `divided` has divided."""
+        """Undo `divided`."""
         (dim,) = dims
         head, tail = array.shape[1 : dim + 1], array.shape[dim + 2 :]
         beside = array.shape[dim + 1] * self.parts // self.batch
@@ -120,7 +121,7 @@ class Rows(NamedTuple):
         return last.reshape(*head, self.batch * beside, *tail)
 
     def fewer(self, jaxpr: Jaxpr) -> Jaxpr:
-        """A program, for a part of the rows."""
+        """Return a program for one part of the rows."""
         names: dict[Var, Var] = {}
 
         def made(var: Var) -> Var:
@@ -133,29 +134,20 @@ class Rows(NamedTuple):
         eqns = []
         for eqn in jaxpr.eqns:
             shapes = [list(map(self.shape, side)) for side in (eqn.outvars, eqn.invars)]
-            params = with_fewer(eqn, *shapes)
-            if eqn.primitive.name == "scan":
-                params["jaxpr"] = self._closed(params["jaxpr"])
-            elif eqn.primitive.name == "cond":
-                params["branches"] = tuple(map(self._closed, params["branches"]))
-            elif eqn.primitive.name in OPEN:
-                params["jaxpr"] = self.fewer(params["jaxpr"])
+            params = with_bodies(eqn.primitive.name, with_fewer(eqn, *shapes), self.fewer)
             given = renamed(eqn.invars, names)
             eqns.append(
                 eqn.replace(invars=given, outvars=list(map(made, eqn.outvars)), params=params)
             )
         return jaxpr.replace(invars=ins, eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
-    def _closed(self, program: ClosedJaxpr) -> ClosedJaxpr:
-        return ClosedJaxpr(self.fewer(program.jaxpr), program.consts)
-
 
 class Kinds:
-    """What each value of a step is, as the program is gone through.
+    """Kinds of all values of a step, inferred in program order.
 
     Attributes:
-        of: of each variable, its kind.
-        where: of each of the step's operations, if it is made before the parts, in them, or after.
+        of: the kind of each variable.
+        where: for each operation of the step, whether it runs before, in or after the loop.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -164,15 +156,16 @@ class Kinds:
         self._dims = rows.dims
 
     def read_step(self, jaxpr: Jaxpr, data: set[Var]) -> None:
-        """The step.
+        """Infer the kinds of a step.
 
         Args:
-            jaxpr: its program.
-            data: those of its inputs that are the batch's. What is made of them and of constants
-                alone, and is no row, is made of all of them before the parts: the count of a mask.
+            jaxpr: the step's program.
+            data: inputs that hold the batch. Values that depend on them and on constants alone, and
+                have no rows, are computed from the whole batch before the loop; an example is the
+                count of a mask.
 
         Raises:
-            PlanError: it cannot be gone through in parts.
+            PlanError: the step cannot run in microbatches.
         """
         given = (*jaxpr.invars, *jaxpr.constvars)
         self.of |= {var: "rows" if var in self._dims else "same" for var in given}
@@ -186,12 +179,12 @@ class Kinds:
             self.where.append(where)
 
     def _placed(self, eqn: Any, ins: list[Kind], *, whole: bool) -> tuple[list[Kind], Where]:
-        """What an operation of the step leaves, and where it is made.
+        """Return the kinds of an operation's results, and where it runs.
 
         Args:
             eqn: the operation.
-            ins: of its inputs.
-            whole: whether it can be made of the whole batch at little cost.
+            ins: kinds of its inputs.
+            whole: whether it can run on the whole batch at little cost.
         """
         first: list[Kind] = ["rows" if var in self._dims else "same" for var in eqn.outvars]
         if whole and "rows" in ins and "rows" not in first:
@@ -205,7 +198,9 @@ class Kinds:
             return first, "before"
         if outs is None:
             if beside:
-                raise PlanError(f"{_told(eqn)} makes rows of what is made beside others")
+                raise PlanError(
+                    f"{with_line(eqn)} makes rows of a value that is computed in each microbatch"
+                )
             return first, "before"
         if {"rows", "sum"} & {*outs} or "rows" in ins:
             return ["each" if kind in ("same", "zero") else kind for kind in outs], "loop"
@@ -214,21 +209,21 @@ class Kinds:
         return (["each"] * len(outs), "loop") if beside else (outs, "before")
 
     def read(self, jaxpr: Jaxpr, kinds: Sequence[Kind]) -> list[Kind]:
-        """A program within the step, with such inputs; what it leaves.
+        """Infer the kinds of an inner program, and return those of its results.
 
         Raises:
-            PlanError: it cannot be gone through in parts.
+            PlanError: the program cannot run in microbatches.
         """
         self.of |= dict(zip(jaxpr.invars, kinds, strict=True))
         self.of |= {var: "rows" if var in self._dims else "same" for var in jaxpr.constvars}
         for eqn in jaxpr.eqns:
             if eqn.effects:
-                raise PlanError(f"{_told(eqn)} has effects in a loop")
+                raise PlanError(f"{with_line(eqn)} has effects inside a loop")
             outs = self._outs(eqn, list(map(self._kind, eqn.invars)))
             if outs is None:
-                raise PlanError(f"{_told(eqn)} makes rows in a loop")
+                raise PlanError(f"{with_line(eqn)} makes rows inside a loop")
             if "after" in outs:
-                raise PlanError(f"{_told(eqn)} needs a sum over all rows in a loop")
+                raise PlanError(f"{with_line(eqn)} needs a sum over all rows inside a loop")
             self.of.update(zip(eqn.outvars, outs, strict=True))
         return list(map(self._kind, jaxpr.outvars))
 
@@ -238,7 +233,7 @@ class Kinds:
         return self.of[atom]
 
     def _outs(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
-        """None where it makes rows of nothing that has them."""
+        """Return the kinds of the results; None if it makes rows from inputs without rows."""
         name = eqn.primitive.name
         if "rows" not in ins:
             return self._without_rows(eqn, ins)
@@ -247,18 +242,18 @@ class Kinds:
         if name == "optimization_barrier" and "after" not in ins:
             return ins
         if "after" in ins or "sum" in ins:
-            raise PlanError(f"{_told(eqn)} needs the sum over all rows for each of them")
+            raise PlanError(f"{with_line(eqn)} needs the sum over all rows for each row")
         if name == "scan":
             return self._scan(eqn, ins)
         if name in OPEN:
             return self.read(eqn.params["jaxpr"], ins)
         if eqn.effects:
-            raise PlanError(f"{_told(eqn)} has effects")
+            raise PlanError(f"{with_line(eqn)} has effects")
         if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
             return ["sum"]
         has_rows = [var in self._dims for var in eqn.outvars]
         if not (is_by_row(eqn, self._dims) if all(has_rows) else is_sum_over_rows(eqn, self._dims)):
-            raise PlanError(f"{_told(eqn)} is not known to keep rows of the batch apart")
+            raise PlanError(f"{with_line(eqn)} is not known to treat rows of the batch separately")
         return ["rows" if has else "sum" for has in has_rows]
 
     def _without_rows(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:
@@ -281,45 +276,45 @@ class Kinds:
         while True:
             given = [*ins[:first], *carry, *ins[second:]]
             outs = self.read(eqn.params["jaxpr"].jaxpr, given)
-            now = [_joined(*pair) for pair in zip(carry, outs, strict=False)]
+            now = [_carried_kind(*pair) for pair in zip(carry, outs, strict=False)]
             if now == carry:
                 return [*carry, *outs[len(carry) :]]
             carry = now
 
     def _cond(self, eqn: Any, ins: list[Kind]) -> list[Kind]:
-        """All branches leave the same kinds; which one it is depends on no row."""
+        """Infer the kinds of a conditional, whose predicate must not depend on the batch."""
         which, *given = ins
         if which != "same":
-            raise PlanError(f"{_told(eqn)}: which branch is taken depends on the batch")
+            raise PlanError(f"{with_line(eqn)}: the taken branch depends on the batch")
         of_each = [self.read(branch.jaxpr, given) for branch in eqn.params["branches"]]
-        return [_alike(eqn, set(kinds)) for kinds in zip(*of_each, strict=True)]
+        return [_branch_kind(eqn, set(kinds)) for kinds in zip(*of_each, strict=True)]
 
 
-def _alike(eqn: Any, kinds: set[Kind]) -> Kind:
-    """Of what branches leave."""
+def _branch_kind(eqn: Any, kinds: set[Kind]) -> Kind:
+    """Return the common kind of a result of all branches."""
     if len(kinds) == 1:
         return kinds.pop()
     if kinds == {"zero", "sum"} or kinds == {"zero", "same"}:
         return "sum" if "sum" in kinds else "same"
-    raise PlanError(f"{_told(eqn)}: one branch makes it of the batch, another does not")
+    raise PlanError(f"{with_line(eqn)}: one branch uses the batch, and another one does not")
 
 
-def _joined(before: Kind, after: Kind) -> Kind:
-    """Of what a scan carries."""
+def _carried_kind(before: Kind, after: Kind) -> Kind:
+    """Return the kind of a value that a scan carries."""
     if before == after or after == "zero":
         return before
     if before == "zero":
         return after
-    raise PlanError("a scan adds to what is there before it")
+    raise PlanError("a scan adds sums over rows to a value that is not zero")
 
 
-class _Parted:
-    """A step, in what is made before, of each part, and after.
+class _MicrobatchedStep:
+    """A step that runs in three parts: before the loop over microbatches, in it, and after it.
 
     Args:
         program: the step, flat.
-        rows: where the batch's rows are.
-        data: its inputs that are the batch's.
+        rows: its rows.
+        data: inputs that hold the batch.
     """
 
     def __init__(self, program: ClosedJaxpr, rows: Rows, data: set[Var]) -> None:
@@ -329,7 +324,7 @@ class _Parted:
         kinds.read_step(jaxpr, data)
         at = list(zip(jaxpr.eqns, kinds.where, strict=True))
         self._loop, self._after = ([e for e, where in at if where == w] for w in ("loop", "after"))
-        self._before = _with_makers(jaxpr.eqns, [e for e, where in at if where == "before"])
+        self._before = _with_dependencies(jaxpr.eqns, [e for e, where in at if where == "before"])
         inside = {var for eqn in self._loop for var in eqn.outvars}
         needed = {v for eqn in self._after for v in variables(eqn.invars)}
         needed |= set(variables(jaxpr.outvars))
@@ -342,7 +337,7 @@ class _Parted:
         self._last = [var for var in left if kinds.of[var] == "each"]
 
     def run(self, *args: Any) -> list[Any]:
-        """The step."""
+        """Run the step."""
         jaxpr, rows = self._program.jaxpr, self._rows
         there: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
         there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
@@ -361,7 +356,7 @@ class _Parted:
             pairs = zip(total, outs, strict=False)
             return [t + new.astype(t.dtype) for t, new in pairs], outs[len(total) :]
 
-        zeros = [jnp.zeros(var.aval.shape, wide(var.aval.dtype)) for var in self._sums]
+        zeros = [jnp.zeros(var.aval.shape, accumulator_dtype(var.aval.dtype)) for var in self._sums]
         given = [rows.divided(there[var], rows.dims[var]) for var in self._over]
         sums, stacked = jax.lax.scan(one, zeros, given, length=rows.parts)
         there |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
@@ -371,8 +366,8 @@ class _Parted:
         return [v.val if isinstance(v, Constant) else there[v] for v in jaxpr.outvars]
 
 
-def _with_makers(eqns: list[Any], wanted: list[Any]) -> list[Any]:
-    """Some operations of a program, and those that they need the results of, in their order."""
+def _with_dependencies(eqns: list[Any], wanted: list[Any]) -> list[Any]:
+    """Return some operations and those whose results they need, in program order."""
     open_ = {var for eqn in wanted for var in variables(eqn.invars)}
     ids, found = {id(eqn) for eqn in wanted}, []
     for eqn in reversed(eqns):
@@ -382,14 +377,14 @@ def _with_makers(eqns: list[Any], wanted: list[Any]) -> list[Any]:
     return found[::-1]
 
 
-def wide(dtype: Any) -> Any:
-    """What sums of parts are kept in."""
+def accumulator_dtype(dtype: Any) -> Any:
+    """Return the type in which parts are summed: float32 for narrower floating-point types."""
     half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < jnp.dtype("float32").itemsize
     return jnp.dtype("float32") if half else dtype
 
 
-def _told(eqn: Any) -> str:
-    """Return an operation in words, as in ``sort (line 3: `x = jnp.sort(x, axis=0)`)``."""
+def with_line(eqn: Any) -> str:
+    """Name an operation and its line in user code: ``sort (line 3: `x = jnp.sort(x, axis=0)`)``."""
     name, traceback = eqn.primitive.name, eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         if not frame.file_name.startswith((*_LIBRARIES, _OURS)):

@@ -1,11 +1,11 @@
-"""A step whose backward pass makes activations again, in place of keeping them.
+"""Rematerialization: a step whose backward pass recomputes activations.
 
-It is done to the step's jaxpr, whatever it was written in: what is planned is what is run. `full`
-keeps of each stretch of the forward pass what goes into it, with stretches so long that least is
-in memory at a time (arXiv:1604.06174); `selective` keeps what products and convolutions with
-parameters make (arXiv:2205.05198; `dots_with_no_batch_dims_saveable` of `jax.checkpoint`). A
-barrier ties what is made again to the backward pass, as in `jax.checkpoint`: a compiler would
-otherwise find that it was there before.
+The rewriting changes the step's jaxpr, in whichever library it was written, so that the planned
+program is the one that runs. `full` divides the forward pass into segments and keeps the inputs of
+each; their lengths minimize memory (arXiv:1604.06174). `selective` keeps results of products and
+convolutions with parameters (arXiv:2205.05198; `dots_with_no_batch_dims_saveable` of
+`jax.checkpoint`). A barrier ties recomputed values to the backward pass, as in `jax.checkpoint`: a
+compiler would otherwise merge them with the first computation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from jax.interpreters import partial_eval
 from nbdist.jaxpr.flatten import barrier, flat, is_plain_product, nbytes, renamed, variables
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import paired
-from nbdist.planner.graph.remat_segments import stretches
+from nbdist.planner.graph.fusion import ADDS
+from nbdist.planner.graph.remat_segments import segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,20 +29,19 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
     from nbdist.records import Remat
 
-_SUMS = frozenset(("add", "add_any"))
 _SMALL = 4096
-"""Bytes of what may pass a barrier though it is not of the batch: keys of generators."""
+"""Bytes of small values without rows that may pass a barrier, such as random keys."""
 
 
 def rematerialised(
     closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], how: Remat
 ) -> ClosedJaxpr:
-    """The same step, with less in memory and more to compute.
+    """Return the same step with less memory and more computation.
 
     Args:
-        closed: its jaxpr.
-        inputs: of each of its inputs, the path and the role.
-        how: what is made again.
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
+        how: activations that are recomputed.
     """
     program = flat(closed)
     rows, used = set(of_rows(program, inputs)), [True] * len(closed.jaxpr.outvars)
@@ -56,7 +56,7 @@ def _again(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> Jaxpr:
 
 
 def _with_body(eqn: Any, rows: set[Var], how: Remat) -> Any:
-    """A scan that holds a whole step, its backward pass too."""
+    """Rewrite a scan whose body holds a whole step with its backward pass."""
     if eqn.primitive.name != "scan":
         return eqn
     body = eqn.params["jaxpr"]
@@ -65,13 +65,13 @@ def _with_body(eqn: Any, rows: set[Var], how: Remat) -> Any:
 
 
 class _Step:
-    """A flat program that goes forward, turns, and goes backward.
+    """A flat program with a forward pass and a backward pass.
 
     Args:
-        eqns: in their order.
-        outs: what it leaves.
-        rows: variables that have a dimension of the batch's.
-        how: what is made again.
+        eqns: its equations, in order.
+        outs: its results.
+        rows: variables with rows of the batch.
+        how: activations that are recomputed.
     """
 
     def __init__(self, eqns: list[Any], outs: Sequence[Any], rows: set[Var], how: Remat) -> None:
@@ -84,7 +84,7 @@ class _Step:
                 if var in self._uses:
                     self._uses[var].append(place)
         left = set(variables(outs))
-        self._turn = self._find_turn()
+        self._turn = self._find_end_of_forward()
         self._lost = {
             var
             for place, eqn in enumerate(eqns[: self._turn + 1])
@@ -94,7 +94,7 @@ class _Step:
         self._lost -= self._selected() if how == "selective" else self._borders()
 
     def eqns(self) -> Iterator[Any]:
-        """The equations, and those that are made again before what needs them."""
+        """Yield the equations, with recomputed ones before their first use."""
         now: dict[Var, Var] = {}
         for place, eqn in enumerate(self._eqns):
             if place > self._turn:
@@ -103,8 +103,8 @@ class _Step:
                     yield from self._made_again(missing, eqn, now)
             yield eqn.replace(invars=renamed(eqn.invars, now))
 
-    def _find_turn(self) -> int:
-        """Where most values wait for their use: what the last layers leave is used first."""
+    def _find_end_of_forward(self) -> int:
+        """Return the position between both passes, at which most values wait for their use."""
         over = [0] * (len(self._eqns) + 1)
         for var, uses in self._uses.items():
             if var in self._rows and uses:
@@ -118,9 +118,9 @@ class _Step:
         return turn
 
     def _selected(self) -> set[Var]:
-        """What products with parameters make, and sums of what comes from several of them.
+        """Return results of products with parameters, and sums of values from several of them.
 
-        Without these sums, each layer's input would be made again of all layers before it.
+        Without these sums, the input of each layer would be recomputed from all layers before it.
         """
         kept: set[Var] = set()
         origins: dict[Var, frozenset[Var]] = {}
@@ -128,7 +128,7 @@ class _Step:
             of_rows = [var for var in variables(eqn.invars) if var in self._rows]
             found = [origins.get(var, frozenset((var,))) for var in of_rows]
             joins = len(found) == 2 and all(found) and found[0].isdisjoint(found[1])
-            if is_plain_product(eqn) or (joins and eqn.primitive.name in _SUMS):
+            if is_plain_product(eqn) or (joins and eqn.primitive.name in ADDS):
                 kept.update(eqn.outvars)
                 origins.update((var, frozenset((var,))) for var in eqn.outvars)
             else:
@@ -136,7 +136,7 @@ class _Step:
         return kept
 
     def _borders(self) -> set[Var]:
-        """What goes from one stretch into the next, and all that the last one makes."""
+        """Return values that cross from one segment into the next, and all of the last segment."""
         turn = self._turn
         kept, crossing = [0] * (turn + 1), [0] * (turn + 2)
         of_rows = [var for var in self._made if var in self._rows and self._made[var] <= turn]
@@ -150,7 +150,7 @@ class _Step:
                 crossing[ahead[var]] -= size
         for place in range(turn):
             crossing[place + 1] += crossing[place]
-        ends = stretches(kept, crossing[: turn + 1])
+        ends = segments(kept, crossing[: turn + 1])
         if not ends:
             return set(of_rows)
         return {
@@ -161,11 +161,11 @@ class _Step:
         }
 
     def _is_behind(self, var: Var) -> bool:
-        """Whether the backward pass makes it."""
+        """Return whether the backward pass computes the variable."""
         return self._made.get(var, -1) > self._turn
 
     def _is_repeated(self, var: Var) -> bool:
-        """Whether it is something smaller, repeated: all of it would be in memory at a barrier."""
+        """Return whether it repeats a smaller value: a barrier would hold all of it in memory."""
         eqn = self._eqns[self._made[var]]
         is_broadcast = eqn.primitive.name == "broadcast_in_dim"
         return is_broadcast and nbytes(var) > sum(map(nbytes, variables(eqn.invars)))

@@ -1,8 +1,7 @@
-"""Scans over layers, whose backward pass makes again what the forward pass would stack.
+"""Rematerialization of scans over layers.
 
-JAX makes two scans of one that is differentiated: the first stacks what the second needs of each of
-its rounds. Here the first stacks what goes into each round in its place, and each round of the
-second makes the round of the first again.
+JAX differentiates a scan into two: the first stacks the values that each iteration of the second
+needs. Here, the first stacks the inputs of each iteration, and the second recomputes the iteration.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Scan(NamedTuple):
-    """A scan's parts: its inputs, and its body's, as constants, carried and gone over."""
+    """A scan; `parts` divides its inputs into constants, carried and scanned values."""
 
     eqn: Any
     constants: int
@@ -40,15 +39,15 @@ class Scan(NamedTuple):
 
 
 def paired(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> tuple[list[Any], set[int]]:
-    """A flat program with its scans' rounds made again.
+    """Return a flat program with the iterations of its scans recomputed.
 
     Args:
         jaxpr: the program.
-        rows: variables that have a dimension of the batch's; what is new is added.
-        how: what is made again.
+        rows: variables with rows of the batch; new variables are added.
+        how: activations that are recomputed.
 
     Returns:
-        Its equations, and the places of those that are halves of such a pair.
+        Its equations, and the positions of the scans that form a pair.
     """
     eqns = list(jaxpr.eqns)
     done: set[int] = set()
@@ -63,7 +62,7 @@ def paired(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> tuple[list[Any], set[int
 
 
 def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
-    """What one scan stacks and another alone goes over; the pair with most first."""
+    """Return pairs of scans with the stacks that only the second one reads, largest first."""
     makers = {
         var: place
         for place, eqn in enumerate(jaxpr.eqns)
@@ -92,14 +91,14 @@ def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
 def _remade(
     first: Scan, second: Scan, lost: set[Var], rows: set[Var], how: Remat
 ) -> tuple[Any, Any] | None:
-    """Both scans; None where nothing is gained.
+    """Return both scans of a pair, rewritten; None if this saves no memory.
 
     Args:
-        first: it goes forward.
-        second: it goes backward.
-        lost: what need not be stacked any more, if it can be made again.
-        rows: new variables of the batch are added to these.
-        how: what is made again.
+        first: the forward scan.
+        second: the backward scan.
+        lost: stacks to drop if their values can be recomputed.
+        rows: variables with rows; new variables are added.
+        how: activations that are recomputed.
     """
     stacks = first.eqn.outvars[first.carried :]
     inside = dict(zip(stacks, first.body.outvars[first.carried :], strict=True))
@@ -130,15 +129,16 @@ def _remade(
 
 
 class _Again(NamedTuple):
-    """What a round of the second scan makes again.
+    """Values that an iteration of the second scan recomputes.
 
     Attributes:
-        eqns: of the first scan's body.
+        eqns: equations of the first scan's body.
         needed: inputs of that body that they need.
-        there: values of the body that are stacked as ever, and what they are in the second's body.
-        inside: of each stack, the value of the first's body.
-        lost: stacks that are no more.
-        stacked: inputs of the first's body that are stacked in their place.
+        there: values of the first body that remain stacked, with their variables in the second
+            body.
+        inside: the value of the first body for each stack.
+        lost: stacks that are dropped.
+        stacked: new stacks, by the input of the first body.
     """
 
     eqns: list[Any]
@@ -150,7 +150,7 @@ class _Again(NamedTuple):
 
 
 def _round(body: Jaxpr, wanted: list[Var], there: set[Var]) -> tuple[list[Any], set[Var]]:
-    """The equations that make what is wanted, and the body's inputs that they need."""
+    """Return the equations that compute some values, and the inputs of the body that they need."""
     open_ = set(wanted) - there
     eqns = []
     for eqn in reversed(body.eqns):
@@ -187,7 +187,7 @@ def _backward(first: Scan, second: Scan, again: _Again) -> Any:
         *(names[var] for var in again.stacked),
         *(names[var] for var in over),
     ]
-    # The round waits for what comes in from the one before: else it could be made at any time.
+    # The barrier delays recomputation until the previous iteration has ended.
     behind = {var: Var(var.aval) for var in (*(names[v] for v in again.stacked), *carried)}
     eqns = [barrier(list(behind), list(behind.values()), second.eqn)]
     names |= {var: behind[names[var]] for var in again.stacked}
@@ -218,7 +218,7 @@ def _backward(first: Scan, second: Scan, again: _Again) -> Any:
 
 
 def is_scan(eqn: Any) -> bool:
-    """One whose body needs no constants of its own."""
+    """Return whether it is a scan whose body needs no constants."""
     return bool(eqn.primitive.name == "scan" and not eqn.params["jaxpr"].consts)
 
 

@@ -1,89 +1,49 @@
-"""What each of JAX's primitives ties together, sums over and costs.
+"""Rules of JAX's primitives: dimensions that are tied, sums and costs.
 
-A rule makes the values that an equation leaves. Dimensions of the size 1 are never tied: they may
-stand for any size. What no rule knows ties nothing, and what it touches stays whole.
+A rule creates the values of an equation's results. Dimensions of size 1 are never tied, because
+they may stand for any size. Primitives without a rule tie nothing, and their dimensions are not
+cut.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection
 
-    from nbdist.planner.graph.dims import Dims
-    from nbdist.planner.graph.model import Kind, Value
-
-    Rule = Callable[["Builder", Any, list[Value]], list[Value]]
-
-
-class Builder(Protocol):
-    """Interface of the graph under construction, for rules."""
-
-    dims: Dims
-
-    def new(self, aval: Any) -> Value:
-        """Return a value of that type, with dimensions that nothing ties."""
-        ...
-
-    def emit(
-        self,
-        kind: Kind,
-        ins: Sequence[Value],
-        outs: Sequence[Value],
-        summed: Sequence[int] = (),
-        flops: float = 0.0,
-        contract: int = 1,
-    ) -> None:
-        """Note an operation."""
-        ...
-
-    def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:
-        """What a nested program leaves."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Note what could not be looked into."""
-        ...
-
-    def part(self, why: str) -> None:
-        """Note why the batch and the model cannot both be cut."""
-        ...
-
-
-def _outs_of(build: Builder, eqn: Any) -> list[Value]:
-    """Return values of the types that an equation leaves."""
-    return [build.new(var.aval) for var in eqn.outvars]
+    from nbdist.jaxpr.model_builder import Builder, Rule
+    from nbdist.planner.graph.model import Value
 
 
 def _elementwise(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs_of(build, eqn)
+    outs = build.outs(eqn)
     for out in outs:
         for value in ins:
             if len(value.sizes) == len(out.sizes):
-                _tie_all(build, value.groups, out.groups)
+                build.dims.tie_all(value.groups, out.groups)
     build.emit("stream", ins, outs)
     return outs
 
 
 def _by_position(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs_of(build, eqn)
+    outs = build.outs(eqn)
     for value, out in zip(ins, outs, strict=True):
-        _tie_all(build, value.groups, out.groups)
+        build.dims.tie_all(value.groups, out.groups)
     build.emit("stream", ins, outs)
     return outs
 
 
 def _fresh(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs_of(build, eqn)
+    outs = build.outs(eqn)
     build.emit("stream", ins, outs)
     return outs
 
 
 def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs_of(build, eqn)
+    (out,) = build.outs(eqn)
     for dim, place in enumerate(eqn.params["broadcast_dimensions"]):
         if ins[0].sizes[dim] == out.sizes[place]:
             build.dims.tie(ins[0].groups[dim], out.groups[place])
@@ -92,15 +52,15 @@ def _broadcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _transpose(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    (out,) = _outs_of(build, eqn)
-    _tie_all(build, [ins[0].groups[dim] for dim in eqn.params["permutation"]], out.groups)
+    (out,) = build.outs(eqn)
+    build.dims.tie_all([ins[0].groups[dim] for dim in eqn.params["permutation"]], out.groups)
     build.emit("stream", ins, [out])
     return [out]
 
 
 def _reshape(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Of dimensions that are merged or split, the first one carries the cut of the whole."""
-    (out,) = _outs_of(build, eqn)
+    """Tie the first dimension of each merged or split run; the other dimensions cannot be cut."""
+    (out,) = build.outs(eqn)
     for olds, news in _factors(ins[0].sizes, out.sizes):
         if olds and news:
             build.dims.tie(ins[0].groups[olds[0]], out.groups[news[0]])
@@ -113,7 +73,7 @@ def _reshape(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _factors(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Runs of dimensions, larger than 1, whose products are the same."""
+    """Return runs of dimensions, larger than 1, whose products are equal."""
     olds = [d for d, size in enumerate(old) if size != 1]
     news = [d for d, size in enumerate(new) if size != 1]
     runs = []
@@ -129,13 +89,13 @@ def _factors(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int]
 
 
 def _reduced(names: str) -> Rule:
-    """The dimensions that a parameter names go, in all operands alike; the others stay in order."""
+    """Make a rule for primitives that remove the dimensions that a parameter names."""
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-        axes = _named(eqn, names)
-        outs = _outs_of(build, eqn)
+        axes = named_dimensions(eqn, names)
+        outs = build.outs(eqn)
         for out in outs:
-            _tie_all(build, _without(ins[0], axes), out.groups)
+            build.dims.tie_all(_without(ins[0], axes), out.groups)
         build.emit("reduce", ins, outs, [ins[0].groups[axis] for axis in axes])
         return outs
 
@@ -145,7 +105,7 @@ def _reduced(names: str) -> Rule:
 def _dot(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     left, right = ins
-    (out,) = _outs_of(build, eqn)
+    (out,) = build.outs(eqn)
     for a, b in zip(left_sum, right_sum, strict=True):
         build.dims.tie(left.groups[a], right.groups[b])
     places = iter(out.groups)
@@ -166,7 +126,7 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     params = eqn.params
     numbers = params["dimension_numbers"]
     left, right = ins
-    (out,) = _outs_of(build, eqn)
+    (out,) = build.outs(eqn)
     spec_in, spec_kernel, spec_out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     build.dims.tie(left.groups[spec_in[0]], out.groups[spec_out[0]])
     build.dims.tie(right.groups[spec_kernel[0]], out.groups[spec_out[1]])
@@ -176,14 +136,16 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         summed = [left.groups[spec_in[1]]]
     else:
         for group in (left.groups[spec_in[1]], right.groups[spec_kernel[0]]):
-            build.dims.block(group, "its convolution goes by groups of features")
+            build.dims.block(group, "it belongs to a convolution with feature groups")
     for value, spec in ((left, spec_in), (right, spec_kernel), (out, spec_out)):
         for dim in spec[2:]:
             build.dims.block(value.groups[dim], "it is a spatial dimension of a convolution")
     if params["batch_group_count"] > 1:
-        # On a mesh of two axes of which one cuts the batch, XLA sums over the other as well (jaxlib
-        # 0.10.2): the gradient comes out as many times too large as that axis has devices.
-        build.part("XLA gets the gradient of a convolution by groups of features wrong then")
+        # If one of two mesh axes cuts the batch, XLA also sums over the other one (jaxlib 0.10.2):
+        # the gradient is too large by the number of devices of that axis.
+        build.part(
+            "XLA computes a wrong gradient of convolutions with feature groups in this layout"
+        )
     length = math.prod(right.sizes) // right.sizes[spec_kernel[0]]
     flops = 2.0 * math.prod(out.sizes) * length
     build.emit("conv", ins, [out], summed, flops, length)
@@ -192,7 +154,7 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     table, indices = ins
-    (out,) = _outs_of(build, eqn)
+    (out,) = build.outs(eqn)
     numbers, slices = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     batching = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
@@ -203,7 +165,7 @@ def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         if slices[dim] == table.sizes[dim]:
             build.dims.tie(table.groups[dim], out.groups[place])
         else:
-            build.dims.block(table.groups[dim], "a part of it is taken")
+            build.dims.block(table.groups[dim], "a slice of it is taken")
     rows = _others(out, offsets)
     for dim, place in enumerate(rows):
         build.dims.tie(indices.groups[dim], out.groups[place])
@@ -216,19 +178,19 @@ def _gather(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     table, indices, updates = ins
-    (out,) = _outs_of(build, eqn)
+    (out,) = build.outs(eqn)
     numbers = eqn.params["dimension_numbers"]
     batching = dict(
         zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
-    _tie_all(build, table.groups, out.groups)
+    build.dims.tie_all(table.groups, out.groups)
     windows = list(numbers.update_window_dims)
     kept = _others(table, {*numbers.inserted_window_dims, *batching})
     for dim, place in zip(kept, windows, strict=True):
         if updates.sizes[place] == table.sizes[dim]:
             build.dims.tie(table.groups[dim], updates.groups[place])
         else:
-            build.dims.block(table.groups[dim], "a part of it is replaced")
+            build.dims.block(table.groups[dim], "a slice of it is replaced")
     rows = _others(updates, windows)
     for dim, place in enumerate(rows):
         build.dims.tie(indices.groups[dim], updates.groups[place])
@@ -242,11 +204,11 @@ def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Slices, pads, concatenations: a dimension whose size stays as it is stays as it is.
+    """Tie dimensions that keep their size: for slices, pads and concatenations.
 
-    A part of tokens is cheap to lay out anew: what is made of it may be cut.
+    Slices of integers, such as tokens, are cheap to move, so that their results may be cut.
     """
-    outs = _outs_of(build, eqn)
+    outs = build.outs(eqn)
     for out in outs:
         for value in ins:
             if len(value.sizes) != len(out.sizes):
@@ -255,19 +217,19 @@ def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
                 if x == y:
                     build.dims.tie(a, b)
                 else:
-                    build.dims.block(a, "a part of it is taken, or it is a part")
+                    build.dims.block(a, "a slice of it is taken, or it is a slice")
                     if eqn.primitive.name != "slice" or value.is_inexact:
-                        build.dims.block(b, "a part of it is taken, or it is a part")
+                        build.dims.block(b, "a slice of it is taken, or it is a slice")
     build.emit("stream", ins, outs)
     return outs
 
 
 def _along(names: str) -> Rule:
-    """Like element by element, but for the dimension that a parameter names."""
+    """Make a rule: element by element, except along the dimensions that a parameter names."""
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         outs = _elementwise(build, eqn, ins)
-        for dim in _named(eqn, names):
+        for dim in named_dimensions(eqn, names):
             for value in (*ins, *outs):
                 if value.sizes:
                     build.dims.block(value.groups[dim], f"{eqn.primitive.name} goes along it")
@@ -277,37 +239,37 @@ def _along(names: str) -> Rule:
 
 
 def _top_k(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    outs = _outs_of(build, eqn)
+    outs = build.outs(eqn)
     for out in outs:
-        _tie_all(build, ins[0].groups[:-1], out.groups[:-1])
-        build.dims.block(ins[0].groups[-1], "top_k goes along it")
+        build.dims.tie_all(ins[0].groups[:-1], out.groups[:-1])
+        build.dims.block(ins[0].groups[-1], "top_k runs along it")
     build.emit("stream", ins, outs)
     return outs
 
 
 def _window(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Pooling: dimensions with a window of 1 stay as they are."""
-    outs = _outs_of(build, eqn)
+    """Tie the dimensions that a pooling window leaves whole."""
+    outs = build.outs(eqn)
     for out in outs:
         for value in ins:
             for d, window in enumerate(eqn.params["window_dimensions"] if value.sizes else ()):
                 if window == 1 and value.sizes[d] == out.sizes[d]:
                     build.dims.tie(value.groups[d], out.groups[d])
                 else:
-                    build.dims.block(value.groups[d], "windows go over it")
-                    build.dims.block(out.groups[d], "windows go over it")
+                    build.dims.block(value.groups[d], "windows slide along it")
+                    build.dims.block(out.groups[d], "windows slide along it")
     build.emit("stream", ins, outs)
     return outs
 
 
 def _dropping(names: str) -> Rule:
-    """Either side has dimensions, named by a parameter, that the other lacks."""
+    """Make a rule for primitives that add or remove the dimensions that a parameter names."""
 
     def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-        outs, gone = _outs_of(build, eqn), _named(eqn, names)
+        outs, gone = build.outs(eqn), named_dimensions(eqn, names)
         for value, out in itertools.product(ins, outs):
             short, long = sorted((value, out), key=lambda side: len(side.sizes))
-            _tie_all(build, _without(long, gone), short.groups)
+            build.dims.tie_all(_without(long, gone), short.groups)
         build.emit("stream", ins, outs)
         return outs
 
@@ -315,8 +277,8 @@ def _dropping(names: str) -> Rule:
 
 
 def _bitcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Between types of different sizes the last dimension counts the parts of an element."""
-    (out,) = _outs_of(build, eqn)
+    """Tie all dimensions but the last one, if element sizes differ."""
+    (out,) = build.outs(eqn)
     longer = max(ins[0].groups, out.groups, key=len)
     for a, b in zip(ins[0].groups, out.groups, strict=False):
         build.dims.tie(a, b)
@@ -327,36 +289,31 @@ def _bitcast(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def unknown(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Nothing is known of it: what it touches stays whole."""
+    """Block all dimensions of an unknown primitive."""
     name = eqn.primitive.name
-    outs = _outs_of(build, eqn)
+    outs = build.outs(eqn)
     for value in (*ins, *outs):
         for group in value.groups:
-            build.dims.block(group, f"nothing is known of {name}")
-    build.note(f"nothing is known of the operation {name}: what it touches is not split")
+            build.dims.block(group, f"there is no rule for {name}")
+    build.note(f"there is no rule for the operation {name}: its dimensions are not cut")
     build.emit("stream", ins, outs)
     return outs
 
 
 def _others(value: Value, gone: Collection[int]) -> list[int]:
-    """Its other dimensions."""
+    """Return the other dimensions of a value."""
     return [dim for dim in range(len(value.sizes)) if dim not in gone]
 
 
 def _without(value: Value, gone: Collection[int]) -> list[int]:
-    """The groups of its other dimensions."""
+    """Return the groups of the other dimensions of a value."""
     return [value.groups[dim] for dim in _others(value, gone)]
 
 
-def _named(eqn: Any, names: str) -> set[int]:
-    """The dimension, or the dimensions, that a parameter names."""
+def named_dimensions(eqn: Any, names: str) -> set[int]:
+    """Return the dimensions that a parameter of a primitive names: one number, or several."""
     given = eqn.params[names]
     return set(given) if isinstance(given, (tuple, list)) else {given}
-
-
-def _tie_all(build: Builder, a: Sequence[int], b: Sequence[int]) -> None:
-    for x, y in zip(a, b, strict=True):
-        build.dims.tie(x, y)
 
 
 ELEMENTWISE = """
@@ -369,7 +326,7 @@ round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift
 sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
 """.split()  # noqa: SIM905 - three lines a screen, not ninety
 
-RULES: dict[str, Rule] = {
+PLAIN: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
@@ -409,4 +366,4 @@ RULES: dict[str, Rule] = {
     "transpose": _transpose,
     "unstack": _dropping("axis"),
 }
-"""By the primitive's name. Those that hold programs are in `jaxpr/planner_model.py`."""
+"""Rules of primitives without inner programs, by name; others are in `planner_model.py`."""

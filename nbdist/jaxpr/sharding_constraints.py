@@ -1,15 +1,15 @@
-"""Where what products make lies: said in the step, where XLA would guess it.
+"""Sharding constraints on results of products, for cases in which XLA would guess wrong.
 
-XLA lays out what a step makes by what it is given. Of parameters that are cut over the axis of the
-data, so that each device keeps a part of them (ZeRO-3), it may take the cut for that of all that is
-made of them: it then gathers the batch in their place, and takes several times the memory. A
-product's result is where that is decided: so of each it is said that its rows are cut, and XLA
-gathers what is multiplied. Of sums over what the model's axis cuts it is said there, if the plan
-has it so, that they are cut along the sequence (see `planner/graph/sequence.py`).
+XLA infers shardings from the step's inputs. If parameters are cut over the data axis (ZeRO-3), XLA
+may cut everything computed from them in the same way: it then gathers the batch instead of the
+parameters, which takes several times the memory. The results of products decide this. So each
+result is constrained to be cut by rows, and XLA gathers the parameters. If the plan says so,
+results that are sums over the model axis are cut along the sequence (see
+`planner/graph/sequence.py`).
 
-Of the gradients of convolutions' kernels it is said that `data` does not cut them: where it cuts
-the optimizer's state, XLA for TPUs would make each in a loop over the devices, for which it keeps
-the images once more, in another order.
+Gradients of convolution kernels are constrained not to be cut by `data`. If the optimizer's state
+is cut, XLA for TPUs would compute each gradient in a loop over devices, and keep the images once
+more in another order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, Var
 
-from nbdist.jaxpr.flatten import OPEN, flat, renamed
+from nbdist.jaxpr.flatten import flat, renamed, with_bodies
 from nbdist.jaxpr.planner_model import values_of
 from nbdist.planner.graph.layout import split_by
 from nbdist.planner.graph.sequence import sequence_of
@@ -41,13 +41,13 @@ _PRODUCTS = frozenset((_DOT, _CONV))
 
 
 class Lie(NamedTuple):
-    """How a step lies on a mesh.
+    """Layout of a step on a mesh.
 
     Attributes:
-        mesh: it has axes `data` and, where the sequence is cut, `model`.
-        specs: of the first of the step's inputs; the others are cut along their rows alone.
-        rows: whether more than rows and the optimizer's state is cut: else XLA guesses these right.
-        sequence: whether `model` cuts what products pass on along the sequence.
+        mesh: with the axes `data` and, if the sequence is cut, `model`.
+        specs: specs of the step's first inputs; the others are cut by rows only.
+        rows: whether more than rows and optimizer state is cut; XLA infers these two correctly.
+        sequence: whether `model` cuts results of products along the sequence.
     """
 
     mesh: Mesh | AbstractMesh
@@ -56,15 +56,23 @@ class Lie(NamedTuple):
     sequence: bool = False
 
 
+def axes_of(spec: jax.P) -> Spec:
+    """Return the mesh axes that cut each dimension; none if it is whole or unconstrained."""
+    return tuple(
+        axes if isinstance(axes, tuple) else () if axes in (None, _OPEN) else (axes,)
+        for axes in spec
+    )
+
+
 def with_sharded_products(
     closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], lie: Lie
 ) -> ClosedJaxpr:
-    """The same step, which says of its products how they are cut.
+    """Return the same step with constraints on its products.
 
     Args:
-        closed: its jaxpr.
-        inputs: of each of its inputs, the path and the role.
-        lie: how it lies; over an axis of stages nothing is said of rows: each has its own.
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
+        lie: layout of the step; with stages, rows are not constrained, as each stage has its own.
     """
     program = flat(closed)
     model, values = values_of(program, inputs)
@@ -72,12 +80,12 @@ def with_sharded_products(
 
 
 class _ShardedProducts:
-    """A program with the places of what its products make.
+    """A program with constraints on its products.
 
     Args:
         model: the step.
-        values: what its variables are there.
-        lie: how it lies.
+        values: the model's value of each variable.
+        lie: layout of the step.
     """
 
     def __init__(self, model: Model, values: Mapping[Var, Value], lie: Lie) -> None:
@@ -92,11 +100,12 @@ class _ShardedProducts:
         )
 
     def program(self, jaxpr: Jaxpr) -> Jaxpr:
-        """A flat program, with those that it holds."""
+        """Return a flat program and its inner programs with constraints."""
         names: dict[Var, Var] = {}
         eqns = []
         for eqn in jaxpr.eqns:
-            eqns.append(eqn.replace(invars=renamed(eqn.invars, names), params=self._params(eqn)))
+            params = with_bodies(eqn.primitive.name, eqn.params, self.program)
+            eqns.append(eqn.replace(invars=renamed(eqn.invars, names), params=params))
             spec = self._spec(eqn) if eqn.primitive.name in _PRODUCTS else None
             if spec is not None:
                 (made,) = eqn.outvars
@@ -104,21 +113,8 @@ class _ShardedProducts:
                 eqns.append(self._constraint(eqn, names[made], spec))
         return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
-    def _params(self, eqn: Any) -> dict[str, Any]:
-        name, params = eqn.primitive.name, dict(eqn.params)
-        if name in OPEN:
-            params["jaxpr"] = self.program(params["jaxpr"])
-        elif name == "scan":
-            params["jaxpr"] = self._closed(params["jaxpr"])
-        elif name == "cond":
-            params["branches"] = tuple(map(self._closed, params["branches"]))
-        return params
-
-    def _closed(self, program: ClosedJaxpr) -> ClosedJaxpr:
-        return ClosedJaxpr(self.program(program.jaxpr), program.consts)
-
     def _spec(self, eqn: Any) -> jax.P | None:
-        """How a product's result lies, where that is said; what is open is left to XLA."""
+        """Return the spec of a product's result; None leaves it to XLA."""
         value = self._values[eqn.outvars[0]]
         if self._batch.isdisjoint(value.groups):
             return self._whole(value) if self._is_gradient_of_kernel(eqn) else None
@@ -134,17 +130,17 @@ class _ShardedProducts:
         return None if spec == [_OPEN] * len(spec) else jax.P(*spec)
 
     def _is_gradient_of_kernel(self, eqn: Any) -> bool:
-        """Whether what has no rows is made of two that have; stages have layers of their own."""
+        """Return whether a result without rows is computed from two inputs with rows."""
         values = (self._values[variable] for variable in eqn.invars)
         all_rows = all(not self._batch.isdisjoint(value.groups) for value in values)
         return eqn.primitive.name == _CONV and all_rows and STAGE not in self._mesh.shape
 
     def _whole(self, value: Value) -> jax.P:
-        """Of what `data` does not cut; what `model` cuts is open."""
+        """Return a spec that `data` does not cut and that leaves `model` open."""
         return jax.P(*(_OPEN if group in self._split else None for group in value.groups))
 
     def _is_sum(self, eqn: Any, made: Value) -> bool:
-        """Whether it sums over what the model's axis cuts, and leaves nothing that it does."""
+        """Return whether it sums over dimensions that the model axis cuts, and leaves none."""
         if eqn.primitive.name != _DOT or not self._split.isdisjoint(made.groups):
             return False
         (dims, _), _ = eqn.params["dimension_numbers"]
@@ -152,7 +148,7 @@ class _ShardedProducts:
         return any(self._values[left].groups[dim] in self._split for dim in dims)
 
     def _constraint(self, product: Any, after: Var, spec: jax.P) -> Any:
-        """An equation, at the same place of the user's source."""
+        """Return a constraint equation with the source position of a product."""
         (made,) = product.outvars
         aval = made.aval
         sharding = jax.NamedSharding(self._mesh, spec)
@@ -162,12 +158,3 @@ class _ShardedProducts:
 
         (eqn,) = jax.make_jaxpr(sharded)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).eqns
         return eqn.replace(invars=[made], outvars=[after], source_info=product.source_info)
-
-
-def axes_of(sharding: jax.NamedSharding, ndim: int = 0) -> Spec:
-    """Return the mesh axes that each dimension is sharded over, for at least `ndim` dimensions."""
-    axes: list[tuple[str, ...]] = [
-        entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
-        for entry in sharding.spec
-    ]
-    return (*axes, *((),) * (ndim - len(axes)))

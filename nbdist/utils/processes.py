@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import socket
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,14 @@ def process_of(pid: int) -> Writer | None:
         return Writer(host=socket.gethostname(), pid=pid, started=_started(psutil.Process(pid)))
     except psutil.NoSuchProcess:
         return None
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """Wait until a child process has ended, and kill it if it takes longer."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+    process.kill()
+    process.wait()
 
 
 def is_gone(writer: Writer) -> bool:

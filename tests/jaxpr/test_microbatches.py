@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nbdist.records import Remat
 
 REFUSED = {
-    "depthwise CNN": "conv_general_dilated .*is not known to keep rows",
+    "depthwise CNN": "conv_general_dilated .*is not known to treat rows",
     "experts": "add_any .*needs the sum over all rows",
 }
 """Of the eight models, those whose rows depend on others, and how it is said."""
@@ -121,18 +121,18 @@ def normalised(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (normalised, "sub .*needs the sum over all rows for each of them"),
+        (normalised, "sub .*needs the sum over all rows for each row"),
         (lambda x: x @ x.T, "rows"),
-        (lambda x: jnp.sort(x, axis=0), "sort .*is not known to keep rows"),
-        (lambda x: x - jax.lax.stop_gradient(x.max(0)), "reduce_max .*is not known to keep rows"),
-        (lambda x: jnp.roll(x, 1, axis=0), "is not known to keep rows"),
-        (lambda x: x.reshape(-1, 2, WIDTH).sum(1), "rows are put together, or taken apart"),
-        (lambda x: jnp.cumsum(x, axis=0), "cumsum .*is not known to keep rows"),
-        (lambda x: x[jnp.argsort(x[:, 0])], "is not known to keep rows"),
+        (lambda x: jnp.sort(x, axis=0), "sort .*is not known to treat rows"),
+        (lambda x: x - jax.lax.stop_gradient(x.max(0)), "reduce_max .*is not known to treat rows"),
+        (lambda x: jnp.roll(x, 1, axis=0), "is not known to treat rows"),
+        (lambda x: x.reshape(-1, 2, WIDTH).sum(1), "rows are merged or split"),
+        (lambda x: jnp.cumsum(x, axis=0), "cumsum .*is not known to treat rows"),
+        (lambda x: x[jnp.argsort(x[:, 0])], "is not known to treat rows"),
         (lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x), "branch .* depends on"),
         (lambda x: jax.lax.map(jnp.tanh, x), "a scan goes over the rows"),
-        (lambda x: x[::2], "is not known to keep rows"),
-        (lambda x: jnp.flip(x, 0), "rev .*is not known to keep rows"),
+        (lambda x: x[::2], "is not known to treat rows"),
+        (lambda x: jnp.flip(x, 0), "rev .*is not known to treat rows"),
     ],
 )
 def test_rows_that_depend_on_others_are_refused(function: Callable[..., Any], says: str) -> None:
@@ -167,7 +167,7 @@ def test_why_a_batch_stays_whole_is_said() -> None:
     with pytest.raises(PlanError, match=r"no microbatches: .* needs the sum over all rows"):
         plan(steps, target, Planning(fixed={"micro": 4}))
     budget = whole.memory.total - whole.memory.margin - whole.memory.activations // 4
-    says = r"(?s)the step fits nowhere.*\n\(no microbatches: sub .*needs"
+    says = r"(?s)the step does not fit.*\n\(no microbatches: sub .*needs"
     with pytest.raises(PlanError, match=says):
         plan(steps, target, Planning(budget=budget))
 
@@ -254,7 +254,7 @@ def all_pairs(w: Any, x: Any) -> Any:
             lambda w, x: jax.lax.scan(
                 lambda h, _: (jax.debug.print("{}", h.sum()) or jnp.tanh(h), None), x, None, 2
             )[0].sum(),
-            "debug_(print|callback) .*has effects in a loop",
+            "debug_(print|callback) .*has effects inside a loop",
         ),
     ],
 )

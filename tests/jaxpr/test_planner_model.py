@@ -220,7 +220,7 @@ def test_what_must_be_cut_alike_is_tied(
 ) -> None:
     model = traced(lambda carried, read, batch: function(*carried), arguments)
     assert ties(model) == tied
-    assert not [note for note in model.notes if "nothing is known" in note]
+    assert not [note for note in model.notes if "there is no rule" in note]
 
 
 def test_of_a_split_dimension_the_first_part_is_cut() -> None:
@@ -233,7 +233,7 @@ def test_of_a_split_dimension_the_first_part_is_cut() -> None:
 def test_what_nothing_is_known_of_stays_whole_and_is_noted() -> None:
     model = traced(lambda x, _, __: jnp.fft.fft(x).real, floats(4, 6))
     assert ties(model) == "AB"
-    assert model.notes == ("nothing is known of the operation fft: what it touches is not split",)
+    assert model.notes == ("there is no rule for the operation fft: its dimensions are not cut",)
 
 
 def test_the_rows_of_a_batch_are_one_group() -> None:

@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from nbdist.errors import PlanError
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.jaxpr.remat import rematerialised
-from nbdist.planner.graph.remat_segments import stretches
+from nbdist.planner.graph.remat_segments import segments
 from nbdist.planner.search.search import plan
 from nbdist.planner.search.step_variants import REMATS, Steps
 from nbdist.records import GPIPE, Planning, Staging
@@ -215,7 +215,7 @@ def test_what_keeps_too_much_is_planned_so_where_it_saves_something() -> None:
         assert found.remat == how
         assert found.title == "one device" + f", {how} remat" * bool(how)
         if how:
-            with pytest.raises(PlanError, match="the step fits nowhere"):
+            with pytest.raises(PlanError, match="the step does not fit"):
                 plan(step, engines(1, 1), budget)
 
 
@@ -331,18 +331,18 @@ def test_a_loop_over_micro_batches_is_looked_into() -> None:
 def test_stretches_are_as_long_as_takes_least() -> None:
     """Of equal layers, the root of their number: with 2 to keep of each border, and 32 a layer."""
     waiting, crossing = [16, 16] * 64, [64, 2] * 64
-    ends = stretches(waiting, crossing)
+    ends = segments(waiting, crossing)
     assert all(place % 2 for place in ends)
     lengths = {b - a for a, b in zip((-1, *ends), (*ends, 127), strict=True)}
     longest = max(lengths) * 16
     assert longest + 2 * len(ends) < sum(waiting) / 6
-    assert stretches([1, 1], [5, 5]) == ()
-    assert stretches([], []) == ()
+    assert segments([1, 1], [5, 5]) == ()
+    assert segments([], []) == ()
 
 
 def test_a_way_that_cannot_be_had_is_refused() -> None:
     closed, inputs = traced(step_of(unrolled), *given())
-    with pytest.raises(PlanError, match="it cannot be written anew"):
+    with pytest.raises(PlanError, match="this step cannot be rewritten for remat or microbatches"):
         plan(model_of(closed, inputs), hardware("1xA100"), Planning(remat="full"))
 
 

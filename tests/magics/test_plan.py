@@ -68,11 +68,11 @@ def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--on 8xH900", "nobody knows the hardware 'H900': known are H"),
-        ("--fix tensor=3", "no layout over 4 devices is as asked for \\(model=3\\)"),
-        ("--budget 1kB", "the step fits nowhere: .* bytes\\) more than the .* there are"),
+        ("--on 8xH900", "unknown hardware 'H900': known are H"),
+        ("--fix tensor=3", "no layout over 4 devices fulfils the request \\(model=3\\)"),
+        ("--budget 1kB", "the step does not fit: .* bytes\\) more than the .* available"),
         ("--fix pipe=2", "'pipe' is none of"),
-        ('--on "2 hosts x 4 V100, fast"', "'fast' is no rate of a host's network"),
+        ('--on "2 hosts x 4 V100, fast"', "'fast' is not a network bandwidth"),
     ],
 )
 def test_what_cannot_be_planned_says_why(notebook: Kernel, options: str, says: str) -> None:
@@ -151,7 +151,7 @@ def test_other_hardware_is_compiled_for_whatever_is_there(notebook: Kernel) -> N
         ("--batch 16", FIT, "--batch without --data"),
         ("", "1", "nothing to plan: the cell trains no Keras model on JAX with `fit`"),
         ("--on 8xH1", FIT, "H100"),
-        ("--fix tensor=3", FIT, "no layout over 4 devices is as asked for"),
+        ("--fix tensor=3", FIT, "no layout over 4 devices fulfils the request"),
     ],
 )
 def test_what_cannot_be_planned_is_said(notebook: Kernel, line: str, cell: str, said: str) -> None:

@@ -102,4 +102,4 @@ def test_devices_of_a_plugin_that_nobody_knows_are_measured_first(tmp_path: Path
         plan = step(running).plan
         assert plan is not None
         assert "Zorn 1" in plan.on
-        assert "probed: reached by microbenchmarks" in "\n".join(running.devices().lines())
+        assert "measured by microbenchmarks" in "\n".join(running.devices().lines())

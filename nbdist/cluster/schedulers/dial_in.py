@@ -34,17 +34,22 @@ from nbdist.records import DialedHost, DialInTicket, ForkServerLocation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ALIVE: dict[str, Any] = {"keepalive_interval": 2, "keepalive_count_max": 3}
-"""A connection on which nothing was heard for so many seconds, so often, is over."""
+CONNECTION: dict[str, Any] = {
+    "config": None,
+    "encryption_algs": ["aes128-gcm@openssh.com", "aes256-ctr"],
+    "compression_algs": None,
+    "login_timeout": 10,
+    "keepalive_interval": 2,  # seconds without data; after three intervals it is lost
+    "keepalive_count_max": 3,
+}
+"""Options of the SSH connection on both of its sides."""
 
-CIPHERS = ["aes128-gcm@openssh.com", "aes256-ctr"]
 WHO, START_FORK_SERVER, END = "who", "start_fork_server", "end"
 """What it does when it is asked to."""
 
 PATIENCE_S = 60.0
 """How long it tries to reach the notebook's machine while it has no fork server."""
 
-_LOGIN_S = 10
 _AGAIN_S = 0.3
 _PR_SET_CHILD_SUBREAPER = 36
 _TASKS = (
@@ -129,18 +134,14 @@ class _Host:
         return await asyncssh.connect_reverse(
             calling.address,
             calling.port,
-            config=None,
             server_factory=functools.partial(_HostServer, calling.cluster),
             process_factory=self._obey,
             server_host_keys=[asyncssh.import_private_key(calling.key)],
             authorized_client_keys=asyncssh.import_authorized_keys(calling.trusted),
-            encryption_algs=CIPHERS,
-            compression_algs=None,
             encoding=None,
             allow_pty=False,
             agent_forwarding=False,
-            login_timeout=_LOGIN_S,
-            **ALIVE,
+            **CONNECTION,
         )
 
     async def _obey(self, process: asyncssh.SSHServerProcess[bytes]) -> None:

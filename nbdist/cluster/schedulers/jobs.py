@@ -26,6 +26,7 @@ from nbdist.cluster.forkserver.logs import log_file, read_tail
 from nbdist.cluster.schedulers.dialects import HOPELESS, SCHEDULERS, seconds
 from nbdist.errors import StartError
 from nbdist.records import JobState
+from nbdist.utils.processes import wait_or_kill
 
 if TYPE_CHECKING:
     from nbdist.records import Batch
@@ -34,7 +35,9 @@ COMMAND_S = 30.0
 """How long a scheduler may take to answer."""
 
 _END_S = 2.0
-_LOG_LINES = 5
+LOG_LINES = 5
+"""Lines of a log that errors show."""
+
 _ANOTHERS = re.compile(
     r"SLURM_(?!CONF$|JWT$|CLUSTERS$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_"
 )
@@ -113,7 +116,7 @@ class Job(abc.ABC):
 
     def words(self) -> str:
         """The last lines that one of its hosts wrote; empty where there are none."""
-        return read_tail(self._folder, f"job-{self.number}", _LOG_LINES)
+        return read_tail(self._folder, f"job-{self.number}", LOG_LINES)
 
     @property
     def _log(self) -> Path:
@@ -268,10 +271,7 @@ class MpiJob(Job):
     def end(self) -> list[str]:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-            self._process.kill()
-            self._process.wait()
+            wait_or_kill(self._process, _END_S)
         return []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.schedulers.dialects import seconds
-from nbdist.cluster.schedulers.jobs import COMMAND_S, SUBMITTED, Job
+from nbdist.cluster.schedulers.jobs import COMMAND_S, LOG_LINES, SUBMITTED, Job
 from nbdist.errors import StartError
 from nbdist.records import JobState
 
@@ -30,7 +30,6 @@ _GPU = "nvidia.com/gpu"
 _GRACE_S = 120
 """How long engines have to save what they do when their pod is taken away."""
 
-_LOG_LINES = 5
 _KEPT_S = 300
 """A Job that ended without anybody there to remove it is removed after so long."""
 
@@ -98,7 +97,7 @@ class PodsJob(Job):
             if not ended:
                 return ""
             read, name = core.read_namespaced_pod_log, ended[-1].metadata.name
-            return str(self._ask(read, name, self._namespace, tail_lines=_LOG_LINES)).rstrip()
+            return str(self._ask(read, name, self._namespace, tail_lines=LOG_LINES)).rstrip()
         except StartError:  # its container was not started
             return ""
 

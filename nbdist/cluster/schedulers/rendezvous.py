@@ -42,7 +42,7 @@ import asyncssh
 import msgspec
 
 from nbdist.cluster.schedulers.allocations import LOOK_S, RENDEZVOUS_SOCKET, Allocations
-from nbdist.cluster.schedulers.dial_in import ALIVE, CIPHERS, END, START_FORK_SERVER, WHO
+from nbdist.cluster.schedulers.dial_in import CONNECTION, END, START_FORK_SERVER, WHO
 from nbdist.errors import StartError
 from nbdist.records import Batch, DialedHost, DialInTicket
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 LOOPBACK = "127.0.0.1"
-_LOGIN_S = 10
 _START_FORK_SERVER_S = 30.0
 _END_S = 2.0
 _MOST_BYTES = 1 << 24
@@ -108,17 +107,13 @@ class Rendezvous:
         acceptor = await asyncssh.listen_reverse(
             self._address,
             0,
-            config=None,
             acceptor=self._hear,
             known_hosts=([self._host_key.convert_to_public()], [], []),
             username="nbdist",
             client_keys=[self._order],
             agent_path=None,
             preferred_auth="publickey",
-            encryption_algs=CIPHERS,
-            compression_algs=None,
-            login_timeout=_LOGIN_S,
-            **ALIVE,
+            **CONNECTION,
         )
         self._port = acceptor.get_port()
         return acceptor

@@ -13,9 +13,11 @@ import msgspec
 from nbdist.cluster.forkserver.control_socket import connect
 from nbdist.cluster.forkserver.logs import log_file, read_tail
 from nbdist.cluster.schedulers.allocations import LOOK_S, RENDEZVOUS_SOCKET
+from nbdist.cluster.schedulers.jobs import LOG_LINES
 from nbdist.cluster.ssh.connection import CONNECT_S
 from nbdist.errors import StartError
 from nbdist.records import JobState
+from nbdist.utils.processes import wait_or_kill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +42,6 @@ _ANSWERS_S = {
 """Where others are asked first."""
 
 _POLL_S = 0.05
-_LOG_LINES = 5
 
 
 class Exchange:
@@ -127,27 +128,25 @@ class Exchange:
             self.ask("release", places=list(places))
 
     def _why_over(self, job: str, state: JobState, places: Sequence[int]) -> str:
-        log = self._words(places)
-        detail = f" ({state.detail})" if state.detail else ""
-        said = f"; the last lines of its log:\n{log}" if log else ""
-        return f"{job} gives no hosts: {state.word}{detail}{said}"
+        log = self._last_lines(places, "; ")
+        return f"{job} gives no hosts: {state.word}{_detail(state)}{log}"
 
     def _why_silent(
         self, answer: dict[str, Any], job: str, state: JobState, places: Sequence[int]
     ) -> str:
-        log = self._words(places)
-        said = f"\nthe last lines of its log:\n{log}" if log else ""
+        log = self._last_lines(places, "\n")
         return (
             f"{job} is {state.word.lower()}, and no host of it has called "
             f"{answer['address']} within {CALL_S:g} s: let hosts connect to it there, or name "
-            f"another address of this machine with --listen{said}"
+            f"another address of this machine with --listen{log}"
         )
 
-    def _words(self, places: Sequence[int]) -> str:
+    def _last_lines(self, places: Sequence[int], before: str) -> str:
         try:
-            return str(self.ask("words", place=places[0])["words"])
+            log = str(self.ask("words", place=places[0])["words"])
         except StartError:
             return ""
+        return f"{before}the last lines of its log:\n{log}" if log else ""
 
     def comes_again(self, places: Sequence[int]) -> bool:
         """Whether a job of these places has been queued again."""
@@ -167,8 +166,7 @@ class Exchange:
         except StartError:
             return ""
         state = msgspec.convert(answer["state"], JobState)
-        detail = f" ({state.detail})" if state.detail else ""
-        return f"{answer['job']}: {state.word or 'it has ended'}{detail}"
+        return f"{answer['job']}: {state.word or 'it has ended'}{_detail(state)}"
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Raises StartError where it refuses, or is not there."""
@@ -193,10 +191,7 @@ class Exchange:
     def close(self) -> None:
         """It ends with the fork server, and has its jobs cancelled."""
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-            self._process.kill()
-            self._process.wait()
+            wait_or_kill(self._process, _END_S)
 
     def _start(self) -> None:
         """Have a switchboard."""
@@ -227,7 +222,7 @@ class Exchange:
         deadline = time.monotonic() + _BEGIN_S
         while not (self._home.folder / RENDEZVOUS_SOCKET).exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                said = read_tail(self._home.folder, "switchboard", _LOG_LINES)
+                said = read_tail(self._home.folder, "switchboard", LOG_LINES)
                 raise StartError(f"hosts cannot call this machine:\n{said}")
             time.sleep(_POLL_S)
 
@@ -303,6 +298,9 @@ class ReverseConnection:
 
 
 def _progress(job: str, state: JobState, since: str) -> str:
-    detail = f" ({state.detail})" if state.detail else ""
     beside = f", submitted {since}" if state.waits else ""
-    return f"{job} is {state.word.lower() or 'unknown'}{detail}{beside}"
+    return f"{job} is {state.word.lower() or 'unknown'}{_detail(state)}{beside}"
+
+
+def _detail(state: JobState) -> str:
+    return f" ({state.detail})" if state.detail else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.errors import StartError
+from nbdist.utils.processes import wait_or_kill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -155,10 +156,7 @@ class Connection:
         with contextlib.suppress(StartError):
             self._do("-O", "exit", timeout_s=_END_S)
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-            self._process.kill()
-            self._process.wait()
+            wait_or_kill(self._process, _END_S)
 
     def _command(self, *words: str) -> list[str]:
         host, config = self.host, [] if "-F" in words else self._config

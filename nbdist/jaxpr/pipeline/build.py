@@ -1,8 +1,8 @@
-"""A step whose layers are cut into stages, through which its batch goes in microbatches.
+"""Rewriting of a step as a pipeline: its layers in stages, its batch in microbatches.
 
-It is done to the step's jaxpr, as in `microbatches` and `rematerialise`: its scans over layers are
-run as pipelines, all else as it stands, on the whole batch. The numbers are those of the step as it
-is, but for the order of the sums.
+The rewriting changes the step's jaxpr, as in `microbatches` and `remat`. Scans over layers run as
+pipelines; everything else runs unchanged on the whole batch. The results are those of the step,
+except for the order of sums.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from nbdist.jaxpr.pipeline.schedule import Dealt, Schedule, Skewed, inner, names
 from nbdist.jaxpr.pipeline.stages import Alike
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import scan_of
+from nbdist.planner.graph.pipeline_schedule import layers_fault, rounds_fault, rows_fault
 from nbdist.records import DATA, GPIPE
 
 if TYPE_CHECKING:
@@ -44,35 +45,34 @@ def piped(
     micro: int,
     staging: Staging = GPIPE,
 ) -> ClosedJaxpr:
-    """The same step, with its scans over layers as pipelines over the mesh's axis `stage`.
+    """Return the same step with its scans over layers as pipelines over the mesh axis `stage`.
 
     Args:
-        closed: its jaxpr.
-        inputs: of each of its inputs, the path and the role.
-        stages: how many; the layers of each scan divide by it.
-        micro: in how many microbatches the batch goes through them; the batch divides by it.
-        staging: how they go through the stages.
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
+        stages: number of stages, which divides the layers of each scan.
+        micro: number of microbatches, which divides the batch.
+        staging: schedule and rounds.
 
     Raises:
-        PlanError: there are no layers that could be cut so, or they do not divide.
+        PlanError: the step has no scan over layers, or a number does not divide.
     """
     program, alternates = flat(closed), staging.schedule == "1f1b"
     if alternates:
         program = without_bars(program, inputs)
     batch = _batch(program, inputs)
-    _check("rows", batch, "microbatches", micro)
-    if staging.rounds > 1 and micro % stages:
-        raise PlanError(f"{micro} microbatches are no multiple of the {stages} stages")
+    _check(rows_fault(batch, micro))
+    if staging.rounds > 1:
+        _check(rounds_fault(stages, micro))
     said = inner(program.jaxpr)
-    if alternates:  # what is no layer is made of microbatches, too
+    if alternates:  # the loss section runs on microbatches, too
         said = chain(said, program.jaxpr.eqns)
     parts = 1 if any(names(eqn, DATA) for eqn in said) else parts_of(batch, micro)
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
-        parts_are = "blocks" if staging.rounds > 1 else "stages"
-        _check("layers", one.length, parts_are, stages * staging.rounds)
-    kind = _Alternated if alternates else _Piped
+        _check(layers_fault(one.length, stages, staging.rounds))
+    kind = _OneForwardOneBackwardStep if alternates else _GpipeStep
     made = kind(program, layers, Schedule(rows, stages, parts, staging.rounds))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -82,14 +82,14 @@ def piped(
 
 
 def check_alternates(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:
-    """Whether microbatches can go back through a step's layers as soon as they have come (1F1B).
+    """Check that microbatches can start their backward pass before all have ended the forward pass.
 
     Args:
-        closed: its jaxpr.
-        inputs: of each of its inputs, the path and the role.
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
 
     Raises:
-        PlanError: they cannot, or there are no layers that could be cut into stages.
+        PlanError: the step does not allow 1F1B, or has no scan over layers.
     """
     program = without_bars(flat(closed), inputs)
     rows = Rows(of_rows(program, inputs), _batch(program, inputs), 1)
@@ -97,14 +97,14 @@ def check_alternates(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) ->
 
 
 def layers_of(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> tuple[int, ...]:
-    """How many layers each of a step's scans over layers has: stages divide them all.
+    """Return the number of layers of each scan over layers; stages must divide all of them.
 
     Args:
-        closed: its jaxpr.
-        inputs: of each of its inputs, the path and the role.
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
 
     Raises:
-        PlanError: there are none that could be cut into stages.
+        PlanError: the step has no scan over layers.
     """
     program = flat(closed)
     rows = Rows(of_rows(program, inputs), _batch(program, inputs), 1)
@@ -112,7 +112,7 @@ def layers_of(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> tuple[
 
 
 def _batch(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> int:
-    """Its rows."""
+    """Return the number of rows of the batch."""
     shapes = [
         var.aval.shape
         for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True)
@@ -124,25 +124,23 @@ def _batch(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> int:
 def _layers(
     program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], rows: Rows
 ) -> dict[int, Layers]:
-    """Its scans over layers, by their places."""
+    """Return the scans over layers, by their positions in the program."""
     found = over_layers(program, inputs, rows.dims)
     return {place: read(scan, rows) for place, scan in found.items()}
 
 
-def _check(what: str, number: int, parts: str, wanted: int) -> None:
-    """Raises where it does not divide."""
-    if number % wanted:
-        fitting = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0)
-        raise PlanError(f"{number} {what} do not divide into {wanted} {parts}: take {fitting or 1}")
+def _check(fault: str) -> None:
+    if fault:
+        raise PlanError(fault)
 
 
-class _Stepped(ABC):
-    """A step, run around its layers.
+class _PipelinedStep(ABC):
+    """A step that runs its scans over layers as pipelines.
 
     Args:
         program: the step, flat.
-        layers: its scans over layers, by their places.
-        schedule: of the ticks.
+        layers: its scans over layers, by their positions.
+        schedule: of the pipeline.
     """
 
     def __init__(self, program: ClosedJaxpr, layers: dict[int, Layers], schedule: Schedule) -> None:
@@ -151,7 +149,7 @@ class _Stepped(ABC):
         self._there: dict[Var, Any] = {}
 
     def run(self, *args: Any) -> list[Any]:
-        """The step."""
+        """Run the step."""
         jaxpr = self._program.jaxpr
         self._there = dict(zip(jaxpr.invars, args, strict=True))
         self._there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
@@ -160,25 +158,26 @@ class _Stepped(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """All of it, from what is given on."""
+        """Run all equations, given the inputs."""
 
     def _make(self, eqns: list[Any]) -> None:
         make(self._program.jaxpr, eqns, self._there, self._whole)
 
     def _given(self, scan: Scan) -> list[Any]:
-        """What a scan over layers is given; None where that is not there."""
+        """Return the inputs of a scan over layers; None for values that are not computed yet."""
         constants, carried, over = scan.parts(scan.eqn.invars)
+        there = self._there
         return [
             *(self._constant(atom) for atom in constants),
-            *(self._whole(atom) if self._is_there(atom) else None for atom in carried),
-            *(self._there.get(var) for var in over),
+            *(
+                self._whole(atom) if isinstance(atom, Literal) or atom in there else None
+                for atom in carried
+            ),
+            *(there.get(var) for var in over),
         ]
 
-    def _is_there(self, atom: Any) -> bool:
-        return isinstance(atom, Literal) or atom in self._there
-
     def _constant(self, atom: Any) -> Any:
-        """What is repeated for each row is needed for a microbatch alone."""
+        """Return a constant input of a scan; of a broadcast value the rows of one microbatch."""
         rows = self._schedule.rows
         eqn = None if isinstance(atom, Literal) else self._makers.get(atom)
         if eqn is None or atom not in rows.dims or eqn.primitive.name != "broadcast_in_dim":
@@ -189,7 +188,7 @@ class _Stepped(ABC):
         return Alike(jax.lax.broadcast_in_dim(self._whole(source), rows.shape(atom), dims))
 
     def _whole(self, atom: Any) -> Any:
-        """A value as the step has it."""
+        """Return a value in the form that the original step has it."""
         if isinstance(atom, Literal):
             return atom.val
         value = self._there[atom]
@@ -200,8 +199,8 @@ class _Stepped(ABC):
         return value
 
 
-class _Piped(_Stepped):
-    """One in which all microbatches go through the layers, before any goes back (GPipe)."""
+class _GpipeStep(_PipelinedStep):
+    """A step in which all microbatches end the forward pass before one starts backward (GPipe)."""
 
     def _run(self) -> None:
         plain: list[Any] = []
@@ -216,8 +215,8 @@ class _Piped(_Stepped):
         self._make(plain)
 
 
-class _Alternated(_Stepped):
-    """One in which each microbatch goes back as soon as it has come through (1F1B)."""
+class _OneForwardOneBackwardStep(_PipelinedStep):
+    """A step in which each microbatch goes backward right after its forward pass (1F1B)."""
 
     def _run(self) -> None:
         schedule, there = self._schedule, self._there

@@ -1,8 +1,8 @@
-"""Layers, dealt to stages in blocks, one for each round.
+"""Distribution of layers to stages in blocks, one block for each round.
 
-What is carried has its layers in their order, and each stage those that follow each other, as no
-sharding can say otherwise. So blocks go to where they are needed, and gradients back, once in a
-step: in as many permutations of the stages as there are rounds.
+Carried parameters keep the order of layers, and each stage stores consecutive layers, because a
+sharding cannot express another order. So blocks are sent to the stage that computes them, and
+gradients back, once in a step. This takes as many permutations of the stages as there are rounds.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from nbdist.records import STAGE
 
 
 def dealt(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
-    """Layers, the blocks of each stage one after another: of the first round, of the second, ...
+    """Return layers ordered by stage, and for each stage by round.
 
     Args:
-        array: [layers, ...], in their order.
-        stages: how many.
-        rounds: blocks of each.
-        is_cut: whether each stage has layers of its own.
+        array: [layers, ...], in order.
+        stages: number of stages.
+        rounds: blocks of each stage.
+        is_cut: whether each stage stores its own layers.
     """
     return _moved(array, stages, rounds, is_cut=is_cut, is_back=False)
 
 
 def collected(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
-    """What `dealt` has dealt, in the layers' order.
+    """Undo `dealt`.
 
     Args:
-        array: [layers, ...], the blocks of each stage one after another.
+        array: [layers, ...], ordered by stage and round.
         stages: as in `dealt`.
         rounds: as in `dealt`.
         is_cut: as in `dealt`.
@@ -56,13 +56,13 @@ def _moved(array: Any, stages: int, rounds: int, *, is_cut: bool, is_back: bool)
 
 
 def _can_be_sent(array: Any) -> bool:
-    """Keys of generators cannot be, by themselves."""
+    """Return whether a permutation can send the array: random keys need another way."""
     is_plain = not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended)
     return is_plain and STAGE in jax.sharding.get_abstract_mesh().shape
 
 
 def _sent(own: Any, *, stages: int, rounds: int, is_back: bool) -> Any:
-    """A stage's layers, block by block from or to where they lie in the layers' order."""
+    """Send the layers of a stage block by block, to or from their positions in layer order."""
     blocks = own.reshape(rounds, -1, *own.shape[1:])
     left = jnp.zeros_like(blocks)
     me = jax.lax.axis_index(STAGE)
@@ -78,15 +78,16 @@ def _sent(own: Any, *, stages: int, rounds: int, is_back: bool) -> Any:
 
 
 def _permutations(stages: int, rounds: int) -> list[list[tuple[int, int, int, int]]]:
-    """In which each stage sends one block and gets one.
+    """Return the permutations of stages in which each stage sends one block and receives one.
 
-    Block b lies at place b % rounds of stage b // rounds, and belongs to round b // stages of stage
-    b % stages. With g the greatest common divisor of both numbers, the stages s, s + stages / g and
-    so on would send their first blocks to the same one: they begin with their second, third, ...
-    blocks. (The starts of the others are a multiple of g apart, and places modulo g differ here.)
+    Block b is stored at position b % rounds of stage b // rounds, and is computed in round b //
+    stages of stage b % stages. Let g be the greatest common divisor of both numbers. The stages s,
+    s + stages / g, ... would send their first blocks to the same stage, so they begin with their
+    second, third, ... blocks. The starts of the other stages are a multiple of g apart, and
+    positions modulo g differ.
 
     Returns:
-        Of each, for each stage: it, the place of the block, the stage that gets it, the round.
+        For each permutation and stage: the stage, the block's position, the receiver, the round.
     """
     period = stages // gcd(stages, rounds)
     found = []

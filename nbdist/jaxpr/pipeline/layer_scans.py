@@ -1,21 +1,23 @@
-"""Scans over layers: which of a step's scans they are, and what goes through them.
+"""Detection and analysis of scans over layers in a step.
 
-In a scan over layers the rows of the batch go from round to round, and each round has parameters of
-its own; the scan that JAX makes of its backward pass goes over what the first one stacks. In a scan
-over time each round has rows of its own.
+In a scan over layers, rows of the batch pass from iteration to iteration, and each iteration has
+its own parameters. The scan of the backward pass goes over the stacks of the first one. In a scan
+over time, by contrast, each iteration has its own rows.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.flatten import OPEN, opened, variables
+from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, variables
 from nbdist.jaxpr.microbatches import Kinds
 from nbdist.jaxpr.pipeline.random_draws import without_draws
 from nbdist.jaxpr.remat_scans import Scan, is_scan, scan_of
+from nbdist.planner.graph.fusion import ADDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,15 +27,14 @@ if TYPE_CHECKING:
     from nbdist.jaxpr.microbatches import Kind, Rows
     from nbdist.planner.graph.model import Role
 
-_ADDS = frozenset(("add", "add_any"))
 _NONE = (
     "there is no scan over layers to cut into stages: stack the parameters of equal layers, "
     "[layers, ...], and write x, _ = jax.lax.scan(lambda x, layer: (apply(layer, x), None), x, "
     "stacked)"
 )
 _WITHIN = (
-    "the scan over layers is within a jax.checkpoint: put the checkpoint around what the scan "
-    "applies, jax.lax.scan(jax.checkpoint(layer), x, stacked)"
+    "the scan over layers is inside a jax.checkpoint: checkpoint the layer "
+    "instead, jax.lax.scan(jax.checkpoint(layer), x, stacked)"
 )
 
 
@@ -41,12 +42,13 @@ class Layers(NamedTuple):
     """A scan over layers.
 
     Attributes:
-        scan: its parts.
-        given: of each input of its body, if it has rows; is a sum over rows, to which each layer
-            adds; or is the same whatever the rows are.
-        left: the same of what its body leaves.
-        few: its body, for the rows of a microbatch.
-        draws: what it goes over last of all, of what it was given before: on the whole batch.
+        scan: the equation and its parts.
+        given: kind of each input of its body: rows, a sum over rows that layers add to, or the same
+            for all rows.
+        left: kind of each result of its body.
+        few: its body for the rows of one microbatch.
+        draws: program of the random draws, which runs on the whole batch; the scan goes over its
+            results last.
     """
 
     scan: Scan
@@ -57,36 +59,36 @@ class Layers(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many layers."""
+        """Number of layers."""
         length: int = self.scan.eqn.params["length"]
         return length
 
     @property
     def reverse(self) -> bool:
-        """Whether it is a backward pass."""
+        """True for a backward pass."""
         return bool(self.scan.eqn.params["reverse"])
 
     def carried(self, kind: Kind) -> list[int]:
-        """What goes from layer to layer, by the number of the output."""
+        """Return the numbers of carried results of a kind."""
         return [n for n in range(self.scan.carried) if self.left[n] == kind]
 
     def stacked(self, kind: Kind) -> list[int]:
-        """What each layer leaves, by the number of the output."""
+        """Return the numbers of stacked results of a kind."""
         return [n for n in range(self.scan.carried, len(self.left)) if self.left[n] == kind]
 
 
 def over_layers(
     program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], dims: Mapping[Var, tuple[int, ...]]
 ) -> dict[int, Scan]:
-    """The scans over layers of a flat program, by their places in it.
+    """Return the scans over layers of a flat program, by their positions.
 
     Args:
         program: the step.
-        inputs: of each of its inputs, the path and the role.
-        dims: of variables that have rows, which dimensions they are.
+        inputs: path and role of each input.
+        dims: the dimensions that are rows, by variable.
 
     Raises:
-        PlanError: there are none.
+        PlanError: the step has no scan over layers.
     """
     jaxpr = program.jaxpr
     own = [v for v, (_, role) in zip(jaxpr.invars, inputs, strict=True) if role != "batch"]
@@ -100,12 +102,12 @@ def over_layers(
 
 
 def _scans(jaxpr: Jaxpr, dims: Mapping[Var, Any], learned: set[Var]) -> dict[int, Scan]:
-    """The scans over layers of a program.
+    """Return the scans over layers of a program, by their positions.
 
     Args:
         jaxpr: the program.
-        dims: of variables that have rows.
-        learned: variables that are no rows, and the step's own; what is made of them is added.
+        dims: variables with rows.
+        learned: the step's carried values without rows; values computed from them are added.
     """
     stacks: set[Var] = set()
     found = {}
@@ -121,9 +123,9 @@ def _scans(jaxpr: Jaxpr, dims: Mapping[Var, Any], learned: set[Var]) -> dict[int
 def _is_over_layers(
     scan: Scan, dims: Mapping[Var, Any], learned: set[Var], stacks: set[Var]
 ) -> bool:
-    """Rows go from round to round; a round has rows of its own only in a backward pass.
+    """Return whether rows pass from iteration to iteration, and iterations have own parameters.
 
-    One layer alone is none: it is done by all stages.
+    An iteration has rows of its own only in a backward pass. A scan of one layer does not count.
     """
     _, carried, over = (variables(part) for part in scan.parts(scan.eqn.invars))
     if scan.eqn.params["length"] == 1 or not any(var in dims for var in carried):
@@ -131,16 +133,12 @@ def _is_over_layers(
     rows = [var for var in over if var in dims]
     if rows:
         return any(var in stacks for var in rows)
-    return any(var in learned and _is_inexact(var) for var in over)
-
-
-def _is_inexact(var: Var) -> bool:
-    aval: Any = var.aval
-    return str(aval.dtype).startswith(("float", "bfloat", "complex"))
+    avals: list[Any] = [var.aval for var in over if var in learned]
+    return any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals)
 
 
 def _holds_layers(eqn: Any, dims: Mapping[Var, Any], learned: set[Var]) -> bool:
-    """Whether it is a checkpoint with a scan over layers in it."""
+    """Return whether it is a checkpoint that contains a scan over layers."""
     if eqn.primitive.name not in OPEN:
         return False
     held = eqn.params["jaxpr"]
@@ -150,18 +148,17 @@ def _holds_layers(eqn: Any, dims: Mapping[Var, Any], learned: set[Var]) -> bool:
 
 
 def read(scan: Scan, rows: Rows) -> Layers:
-    """What goes through a scan over layers.
+    """Analyse a scan over layers.
 
     Args:
         scan: the scan.
-        rows: where it has rows, and in how many parts they are gone through; what is drawn for
-            each row is added.
+        rows: rows of the step and their parts; rows of random draws are added.
 
     Raises:
-        PlanError: it cannot go through them part by part.
+        PlanError: the scan cannot run on parts of the rows.
     """
-    # A checkpoint has done its work: what is made again is in another loop than what was made.
-    scan = _with_body(scan, opened(scan.body))
+    # Checkpoints are not needed: recomputed values are in another loop than the first ones.
+    scan = _with_body(scan, inline_checkpoints(scan.body))
     scan = _with_body(scan, _parted(scan, _mixed(scan, rows.dims)))
     scan, draws, dims = without_draws(scan, rows.dims, _mixed(scan, rows.dims))
     rows.dims.update(dims)
@@ -170,8 +167,7 @@ def read(scan: Scan, rows: Rows) -> Layers:
         few = rows.fewer(scan.body)
     except PlanError as error:
         raise PlanError(
-            f"the scan over {scan.eqn.params['length']} layers cannot go through the batch in "
-            f"microbatches: {error}"
+            f"the scan over {scan.eqn.params['length']} layers cannot run in microbatches: {error}"
         ) from None
     over = [_given(var, rows) for var in scan.body.invars]
     first, second = scan.constants, scan.constants + scan.carried
@@ -186,9 +182,9 @@ def _with_body(scan: Scan, body: Jaxpr) -> Scan:
 
 
 def _parted(scan: Scan, mixed: set[Var]) -> Jaxpr:
-    """Its body, with barriers of their own for what depends on rows and for what does not.
+    """Return the body with separate barriers for values with and without rows.
 
-    Of the latter all is made beforehand, without the rows.
+    Values without rows are computed in advance.
     """
     eqns: list[Any] = []
     for eqn in scan.body.eqns:
@@ -213,29 +209,29 @@ def _settled(kind: Kind) -> Kind:
 
 
 def _kinds(scan: Scan, rows: Rows) -> tuple[list[Kind], list[Kind]]:
-    """Of what it carries, and of all that its body leaves."""
+    """Return the kinds of carried values and of all results of the body."""
     body, kinds = scan.body, Kinds(rows)
     mixed = _mixed(scan, rows.dims)
     constants, carry, over = scan.parts([_given(var, rows) for var in body.invars])
-    # Each stage adds to zeros of its own: so sums are zeros to begin with.
+    # Each stage adds to its own zeros, so that sums start as zeros.
     carry = [
         "zero" if kind == "same" and var in mixed else kind
         for kind, var in zip(carry, scan.parts(body.invars)[1], strict=True)
     ]
     while True:
         outs = kinds.read(body, [*constants, *carry, *over])
-        now = [_joined(*pair) for pair in zip(carry, outs, strict=False)]
+        now = [_carried_kind(*pair) for pair in zip(carry, outs, strict=False)]
         if now == carry:
             break
         carry = now
     for number, kind in enumerate(carry):
         if kind == "sum" and not _is_added_to(scan, number):
-            raise PlanError("a layer does more with a sum over all rows than to add to it")
+            raise PlanError("a layer uses a sum over all rows for more than adding to it")
     return carry, outs
 
 
 def _mixed(scan: Scan, dims: Mapping[Var, Any]) -> set[Var]:
-    """The body's variables that depend on rows, in this round or a later one."""
+    """Return the variables of the body that depend on rows, in this iteration or a later one."""
     body = scan.body
     found, before = {var for var in body.invars if var in dims}, -1
     while before != len(found):
@@ -249,17 +245,19 @@ def _mixed(scan: Scan, dims: Mapping[Var, Any]) -> set[Var]:
     return found
 
 
-def _joined(before: Kind, after: Kind) -> Kind:
-    """Of what it carries."""
+def _carried_kind(before: Kind, after: Kind) -> Kind:
+    """Return the kind of a carried value."""
     if before == after or (before, after) == ("same", "zero"):
         return before
     if (before, after) == ("zero", "sum"):
         return "sum"
-    raise PlanError("a layer passes on what is neither rows of the batch nor a sum over them")
+    raise PlanError(
+        "a layer passes on a value that is neither rows of the batch nor a sum over rows"
+    )
 
 
 def _is_added_to(scan: Scan, number: int) -> bool:
-    """Whether all that is done with a value that it carries is to add to it."""
+    """Return whether layers only add to a carried value."""
     body = scan.body
     carried = scan.parts(body.invars)[1][number]
     reached = {carried}
@@ -279,7 +277,7 @@ def _is_added_to(scan: Scan, number: int) -> bool:
             at = eqn.invars[eqn.outvars.index(at)]
         elif _is_no_change(eqn):
             (at,) = eqn.invars
-        elif eqn.primitive.name in _ADDS and sum(v in reached for v in variables(eqn.invars)) == 1:
+        elif eqn.primitive.name in ADDS and sum(v in reached for v in variables(eqn.invars)) == 1:
             (at,) = (var for var in variables(eqn.invars) if var in reached)
         else:
             return False
@@ -287,13 +285,13 @@ def _is_added_to(scan: Scan, number: int) -> bool:
 
 
 def _is_no_change(eqn: Any) -> bool:
-    """Of a Python number JAX says that its type is weak, and then that it is not."""
+    """Return whether a conversion only changes JAX's weak type."""
     is_conversion = eqn.primitive.name == "convert_element_type"
     return bool(is_conversion and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
 
 
 def _flows(body: Jaxpr) -> Iterator[tuple[Var, list[Var]]]:
-    """What each variable is used for; a barrier keeps its values apart."""
+    """Yield each variable with the results that depend on it; a barrier keeps its values apart."""
     for eqn in body.eqns:
         apart = eqn.primitive.name == "optimization_barrier"
         for place, var in enumerate(eqn.invars):

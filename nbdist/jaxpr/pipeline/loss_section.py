@@ -1,7 +1,7 @@
-"""What of a step is between the layers' forward pass and their backward pass: head and loss.
+"""The loss section: operations between the layers' forward pass and their backward pass.
 
-Where a microbatch goes back as soon as it has come through, this is made of one microbatch at a
-time; what comes before the layers, and what comes after them, is made of the whole batch.
+Under 1F1B it runs on one microbatch at a time. Operations before and after the layers run on the
+whole batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nbdist.jaxpr.flatten import renamed, variables
 from nbdist.jaxpr.microbatches import Kinds
 from nbdist.jaxpr.pipeline.layer_scans import over_layers
 from nbdist.jaxpr.planner_model import of_rows
+from nbdist.planner.graph.one_f_one_b import Flow, joined, reached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,24 +27,25 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
 
 When = Literal["before", "ahead", "between", "after"]
-"""Of an operation: it is made first, of the whole batch; so, of what the layers leave that has
-nothing of rows; of one microbatch at a time; last, of the whole batch."""
+"""Time at which an operation runs. `before`: first, on the whole batch. `ahead`: on the whole
+batch, from results of the layers without rows. `between`: on each microbatch. `after`: last, on the
+whole batch."""
 
-_TWO = "it takes one scan over layers and its way back, and nothing else over layers"
-_STACKS = "what each layer leaves is used otherwise than on the way back"
-_SUMS = "the way back needs a sum over all rows of what the layers make"
-_MORE = "layers are given more on the way back than rows that go through them"
+_TWO = "the step needs exactly one scan over layers and its backward pass"
+_STACKS = "stacked results of layers are used outside of the backward pass"
+_SUMS = "the backward pass needs a sum over all rows of the layers' results"
+_MORE = "the backward pass reads rows of a microbatch other than carried ones"
 
 
 class Halves(NamedTuple):
-    """A step around its layers.
+    """A step, divided into its layers and other operations.
 
     Attributes:
-        forward: the layers, on the way there.
-        backward: the layers, on the way back.
-        eqns: what else it makes, by when; what repeats a value may be there twice.
-        kinds: of what is made between.
-        turning: what goes into the way back, by the numbers of what the scan passes on.
+        forward: the layers in the forward pass.
+        backward: the layers in the backward pass.
+        eqns: other operations by time; an operation that repeats a value may be in two lists.
+        kinds: kinds of the values of the loss section.
+        turning: inputs of the backward pass, by the number of the carried value.
     """
 
     forward: Layers
@@ -54,17 +56,17 @@ class Halves(NamedTuple):
 
 
 def without_bars(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> ClosedJaxpr:
-    """A flat program, in which nothing else waits for what layers make before their way back.
+    """Return a flat program whose barriers do not delay values that are independent of the layers.
 
-    What is made again on the way back waits for that with all that it is made of, such as masks and
-    labels; here, these are there beforehand.
+    Barriers of rematerialized values in the backward pass also delay their inputs, such as masks
+    and labels; here, these inputs are available earlier.
 
     Args:
         program: the step.
-        inputs: of each of its inputs, the path and the role.
+        inputs: path and role of each input.
 
     Raises:
-        PlanError: it has no scan over layers.
+        PlanError: the step has no scan over layers.
     """
     jaxpr = program.jaxpr
     places = sorted(over_layers(program, inputs, of_rows(program, inputs)))
@@ -88,16 +90,16 @@ def without_bars(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> Cl
 
 
 def halves(program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> Halves:
-    """A step around its layers.
+    """Divide a step into its layers and other operations.
 
     Args:
         program: the step, flat.
-        layers: its scans over layers, by their places.
-        rows: where it has rows.
+        layers: its scans over layers, by their positions.
+        rows: its rows.
 
     Raises:
-        PlanError: it has other layers than one scan and its way back, or a microbatch cannot go
-            back before all have come through.
+        PlanError: the layers are not one scan and its backward pass, or a microbatch must wait for
+            all others before its backward pass.
     """
     try:
         return _Halving(program, layers, rows).halves()
@@ -106,7 +108,7 @@ def halves(program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> Ha
 
 
 class _Halving:
-    """Args: as of `halves`."""
+    """The state of `halves`, with the same arguments."""
 
     def __init__(self, program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> None:
         (first, forward), *others = sorted(layers.items())
@@ -126,10 +128,11 @@ class _Halving:
 
     def halves(self) -> Halves:
         self._check_stacks()
-        if not _reached(self._jaxpr.eqns, self._sums).isdisjoint(self._back.outvars):
+        if not reached(_flows(self._jaxpr.eqns), self._sums).isdisjoint(self._back.outvars):
             raise PlanError(_SUMS)
-        late = _reached(self._eqns, {*self._sums, *self._back.outvars})
-        between = self._between(late)
+        flows = _flows(self._eqns)
+        late = reached(flows, {*self._sums, *self._back.outvars})
+        between = self._between(flows, late)
         kinds = Kinds(self._rows)
         inside = {v for eqn in between if not self._is_cheap(eqn) for v in eqn.outvars}
         made = {var for eqn in between for var in eqn.outvars}
@@ -141,7 +144,7 @@ class _Halving:
         eqns: dict[When, list[Any]] = {"before": [], "ahead": [], "between": [], "after": []}
         eqns["between"] = [eqn for eqn, where in placed if where == "loop"]
         own = {id(eqn) for eqn in eqns["between"] if not self._is_cheap(eqn)}
-        waiting = _reached(self._eqns, {*self._there.outvars} - self._passed - self._sums)
+        waiting = reached(flows, {*self._there.outvars} - self._passed - self._sums)
         for eqn in self._eqns:
             if id(eqn) in later or not late.isdisjoint(eqn.outvars):
                 eqns["after"].append(eqn)
@@ -149,38 +152,33 @@ class _Halving:
                 eqns["before" if waiting.isdisjoint(eqn.outvars) else "ahead"].append(eqn)
         return Halves(self._forward, self._backward, eqns, kinds.of, self._turning)
 
-    def _between(self, late: set[Var]) -> list[Any]:
-        """What is made of the layers' last rows, and of others for that alone."""
-        middle = _reached(self._eqns, self._passed) - late
+    def _between(self, flows: Sequence[Flow], late: set[Var]) -> list[Any]:
         wanted, others = {*self._turning.values()}, {*self._jaxpr.outvars}
         others.update(variables((*self._there.invars, *self._back.invars)))
-        others -= wanted
-        found = []
+        return joined(
+            flows,
+            reached(flows, self._passed) - late,
+            late,
+            others=others - wanted,
+            wanted=wanted,
+            may_join=self._is_row,
+            is_repeatable=self._is_cheap,
+        )
+
+    def _is_row(self, eqn: Any) -> bool:
         dims = self._rows.dims
-        for eqn in reversed(self._eqns):
-            is_own = wanted.issuperset(eqn.outvars) and others.isdisjoint(eqn.outvars)
-            is_row = all(any(v in dims for v in variables(s)) for s in (eqn.invars, eqn.outvars))
-            is_late = not late.isdisjoint(eqn.outvars)
-            if not is_late and (
-                not middle.isdisjoint(eqn.outvars)
-                or (is_own and is_row and not eqn.effects and is_by_row(eqn, dims))
-                or (self._is_cheap(eqn) and not wanted.isdisjoint(eqn.outvars))
-            ):
-                found.append(eqn)
-                wanted.update(variables(eqn.invars))
-            else:
-                others.update(variables(eqn.invars))
-        return found[::-1]
+        is_row = all(any(v in dims for v in variables(s)) for s in (eqn.invars, eqn.outvars))
+        return is_row and not eqn.effects and is_by_row(eqn, dims)
 
     def _is_cheap(self, eqn: Any) -> bool:
-        """Whether it makes rows of what has none, or zeros and the like: there may be two of it."""
+        """Return whether it broadcasts values without rows, or constants: it may run twice."""
         if eqn.primitive.name != "broadcast_in_dim":
             return False
         dims, given = self._rows.dims, variables(eqn.invars)
         return not given or (eqn.outvars[0] in dims and not any(var in dims for var in given))
 
     def _check_stacks(self) -> None:
-        """What layers leave of rows is gone over on the way back alone."""
+        """Check that only the backward pass uses the stacks of rows that layers leave."""
         constants, carried, _ = self._backward.scan.parts(self._back.invars)
         others: list[Any] = [eqn.invars for eqn in self._jaxpr.eqns if eqn is not self._back]
         others += [constants, carried, self._jaxpr.outvars]
@@ -188,7 +186,7 @@ class _Halving:
             raise PlanError(_STACKS)
 
     def _check_back(self, made: Mapping[Var, Kind]) -> None:
-        """The way back is given nothing of a microbatch but the rows that go through it."""
+        """Check that the backward pass gets only carried rows of each microbatch."""
         constants, carried, over = self._backward.scan.parts(self._back.invars)
         for var in variables([*constants, *carried, *over]):
             kind = made.get(var, "rows" if var in self._passed else "same")
@@ -199,10 +197,5 @@ class _Halving:
                 raise PlanError(_MORE)
 
 
-def _reached(eqns: Sequence[Any], of: set[Var]) -> set[Var]:
-    """All that is made of some variables, and they."""
-    found = set(of)
-    for eqn in eqns:
-        if not found.isdisjoint(variables(eqn.invars)):
-            found.update(eqn.outvars)
-    return found
+def _flows(eqns: Sequence[Any]) -> list[Flow]:
+    return [Flow(e, frozenset(variables(e.invars)), frozenset(e.outvars)) for e in eqns]

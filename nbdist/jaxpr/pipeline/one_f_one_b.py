@@ -1,11 +1,11 @@
-"""Layers in stages through which a microbatch goes back as soon as it has come through.
+"""Layers in stages under 1F1B: a microbatch goes backward right after its forward pass.
 
-Each of S stages goes forward with what it has in a tick, as in `pipeline_ticks`, and back with what
-it had before, so that the last one turns a microbatch around at once when that is in the last of
-its v rounds (1F1B, interleaved if v > 1: arXiv:2104.04473, section 2.2; here all stages go forward
-and back in each tick, and what they wait for together is the same). So a stage keeps what a block
-of its layers left 2 v S - 1 times at most, however many microbatches there are. In the first
-v S - 1 ticks none goes back yet, in the last v S - 1 none comes any more.
+In each tick each of S stages computes one forward pass, as in `scan_pipeline`, and one backward
+pass. The last stage starts the backward pass of a microbatch in the tick in which it ends the last
+of its v rounds (1F1B, interleaved if v > 1: arXiv:2104.04473, section 2.2). Here all stages compute
+both passes in each tick; the time that they wait is the same. A stage stores the results of a block
+of layers at most 2 v S - 1 times, for any number of microbatches. The first v S - 1 ticks have no
+backward pass, and the last v S - 1 no forward pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from nbdist.jaxpr.flatten import variables
-from nbdist.jaxpr.microbatches import Rows, wide
+from nbdist.jaxpr.microbatches import Rows, accumulator_dtype
 from nbdist.jaxpr.pipeline.schedule import inner, names
 from nbdist.jaxpr.pipeline.stages import Stages
 from nbdist.planner.graph.pipeline_schedule import room
@@ -38,21 +38,21 @@ _OPEN = jax.P.UNCONSTRAINED
 
 
 class Turn:
-    """What is made of a microbatch between its way there and its way back.
+    """The loss section of one microbatch.
 
-    Each stage makes it of rows of its own, where they can be shared out.
+    Each stage computes it for its own rows, if they divide over the stages.
 
     Attributes:
-        given: what it needs that is there before, and has no rows.
-        over: the same that has.
-        sums: what it adds to, and is needed later.
-        rows: what it makes of each row, likewise.
-        last: what it makes beside them that is the same each time.
+        given: inputs without rows.
+        over: inputs with rows.
+        sums: results that are sums over rows.
+        rows: results with rows.
+        last: other results, which are the same for each microbatch.
 
     Args:
-        halves: the step around its layers.
+        halves: the step, divided.
         jaxpr: the step.
-        schedule: of the ticks.
+        schedule: of the pipeline.
     """
 
     def __init__(self, halves: Halves, jaxpr: Jaxpr, schedule: Schedule) -> None:
@@ -83,36 +83,36 @@ class Turn:
         self._run = jaxpr_as_fun(ClosedJaxpr(few.fewer(body), []))
 
     def fed(self, array: Any, var: Var) -> Any:
-        """Rows by microbatches, as they are given to it."""
+        """Return an input with rows, by microbatches."""
         if self._shares == 1:
             return jnp.expand_dims(self._schedule.entering(array, var), 2)
         return jax.vmap(lambda part: self._shared(part, var))(self._schedule.divided(array, var))
 
     def zeros(self) -> list[Any]:
-        """What is added to: of each place that rows are shared out over."""
+        """Return zeros for the sums, one for each group of rows."""
         places = (self._schedule.parts, self._shares)
         return [
-            self._sharded(jnp.zeros((*places, *var.aval.shape), wide(var.aval.dtype)))
+            self._sharded(jnp.zeros((*places, *var.aval.shape), accumulator_dtype(var.aval.dtype)))
             for var in self.sums
         ]
 
     def total(self, var: Any, total: Any) -> Any:
-        """What all microbatches come to."""
+        """Return the sum over all microbatches."""
         return total.sum((0, 1)).astype(var.aval.dtype)
 
     def __call__(
         self, given: Sequence[Any], totals: list[Any], over: Sequence[Any], passed: Arrays
     ) -> tuple[Arrays, list[Any], list[Any]]:
-        """A microbatch.
+        """Run the section on one microbatch.
 
         Args:
-            given: of `given`.
-            totals: what is added to.
-            over: of `over`: [parts, shares, ...].
-            passed: what has come through the layers: [parts, ...].
+            given: values of the inputs without rows.
+            totals: sums so far.
+            over: values of the inputs with rows: [parts, shares, ...].
+            passed: results of the layers: [parts, ...].
 
         Returns:
-            What goes back, [parts, ...]; the totals; what else is left of its rows, and of all.
+            Inputs of the backward pass, [parts, ...]; the new sums; the other results.
         """
         shared = [*over, *(self._shared(passed[n], var) for n, var in self._passed.items())]
         axes = [None] * len(given) + [0] * len(shared)
@@ -137,14 +137,14 @@ class Turn:
         return name if size > 1 else None
 
     def _shared(self, array: Any, var: Var) -> Any:
-        """[parts, ...] as [parts, shares, ...]."""
+        """Return [parts, ...] as [parts, shares, ...]."""
         (dim,) = self._dims[var]
         shape = array.shape
         cut = (*shape[: dim + 1], self._shares, shape[dim + 1] // self._shares, *shape[dim + 2 :])
         return self._sharded(jnp.moveaxis(array.reshape(cut), dim + 1, 1))
 
     def _whole(self, array: Any, var: Var) -> Any:
-        """What `_shared` has shared out."""
+        """Undo `_shared`."""
         (dim,) = self._dims[var]
         made = jnp.moveaxis(array, 1, dim + 1)
         shape = made.shape
@@ -157,11 +157,14 @@ class Turn:
         return jax.lax.with_sharding_constraint(array, jax.P(*places, *[_OPEN] * (array.ndim - 2)))
 
 
-class _There(NamedTuple):
-    """The way there: what stages have, what is added to, and what is kept for the way back.
+class _ForwardState(NamedTuple):
+    """State of the forward pass.
 
     Attributes:
-        kept: by the numbers of the scan's outputs, [slots, stages, parts, layers of a block, ...].
+        state: values that stages pass on.
+        totals: sums so far.
+        kept: results for the backward pass, by output of the scan: [slots, stages, parts, layers of
+            a block, ...].
     """
 
     state: Arrays
@@ -169,8 +172,8 @@ class _There(NamedTuple):
     kept: Arrays
 
 
-class _Back(NamedTuple):
-    """The way back: what stages have, what is added to, and what has come back (`Stages.left`)."""
+class _BackwardState(NamedTuple):
+    """State of the backward pass: values that stages pass on, sums, and results (`Stages.left`)."""
 
     state: Arrays
     totals: Arrays
@@ -178,14 +181,14 @@ class _Back(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left when all microbatches have come back.
+    """Results when all microbatches have ended.
 
     Attributes:
-        there: what was added to on the way there.
-        back: what was added to on the way back.
-        returned: the rows that have come back, [microbatches, parts, ...].
-        sums: what was added to between, of `Turn.sums`.
-        others: what else is left of it, of `Turn.rows` and `Turn.last`, by microbatches.
+        there: sums of the forward pass.
+        back: sums of the backward pass.
+        returned: rows that the backward pass leaves, [microbatches, parts, ...].
+        sums: sums of the loss section, for `Turn.sums`.
+        others: its other results, for `Turn.rows` and `Turn.last`, by microbatch.
     """
 
     there: Arrays
@@ -196,16 +199,16 @@ class Left(NamedTuple):
 
 
 class Alternating:
-    """Layers in stages, forward and back in turn.
+    """Layers in stages that run forward and backward in each tick.
 
     Attributes:
-        there: the layers' stages, on the way there.
-        back: the same, on the way back.
+        there: the stages in the forward pass.
+        back: the stages in the backward pass.
 
     Args:
-        halves: the step around its layers.
-        turn: what is between.
-        schedule: of the ticks.
+        halves: the step, divided.
+        turn: the loss section.
+        schedule: of the pipeline.
     """
 
     def __init__(self, halves: Halves, turn: Turn, schedule: Schedule) -> None:
@@ -221,39 +224,39 @@ class Alternating:
     def run(
         self, there: Work, back: Work, entering: Arrays, given: Sequence[Any], over: Sequence[Any]
     ) -> Left:
-        """All microbatches.
+        """Run all microbatches.
 
         Args:
-            there: what the layers are given on the way there.
-            back: the same, on the way back.
-            entering: the rows that go through them, [microbatches, parts, ...].
-            given: what `turn` needs.
-            over: the same that has rows, as `Turn.fed` makes it.
+            there: inputs of the layers in the forward pass.
+            back: inputs of the layers in the backward pass.
+            entering: rows that enter the layers, [microbatches, parts, ...].
+            given: inputs of `turn` without rows.
+            over: inputs of `turn` with rows, as `Turn.fed` returns them.
         """
         schedule, wait = self._schedule, self._schedule.wait
         aval = jax.eval_shape(self._turned, given, over, entering)
         nothing = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), aval)
 
-        def come(tick: Any, now: _There) -> _There:
-            return self._come(there, entering, now, tick)[0]
+        def come(tick: Any, now: _ForwardState) -> _ForwardState:
+            return self._forward_tick(there, entering, now, tick)[0]
 
-        def both(tick: Any, carry: tuple[_There, _Back, list[Any]]) -> Any:
+        def both(tick: Any, carry: tuple[_ForwardState, _BackwardState, list[Any]]) -> Any:
             now, going, totals = carry
-            now, _ = self._come(there, entering, now, tick)
-            return now, self._go(back, now.kept, nothing, going, tick), totals
+            now, _ = self._forward_tick(there, entering, now, tick)
+            return now, self._backward_tick(back, now.kept, nothing, going, tick), totals
 
-        def turning(carry: tuple[_There, _Back, list[Any]], tick: Any) -> Any:
+        def turning(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
             now, going, totals = carry
-            now, passed = self._come(there, entering, now, tick)
+            now, passed = self._forward_tick(there, entering, now, tick)
             own = _at(list(over), schedule.seats(tick, stage=self.there.last).micro)
             turned, totals, left = self._turn(given, totals, own, passed)
-            return (now, self._go(back, now.kept, turned, going, tick), totals), left
+            return (now, self._backward_tick(back, now.kept, turned, going, tick), totals), left
 
         each = schedule.stages if schedule.rounds > 1 else schedule.micro
         apart = schedule.rounds * each
 
-        def lap(carry: tuple[_There, _Back, list[Any]], tick: Any) -> Any:
-            """As many microbatches as there are stages; before them, the rounds until then."""
+        def group(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
+            """Run one microbatch for each stage, after the earlier rounds of these microbatches."""
             if apart > each:
                 first = jnp.where(tick == wait, tick, tick + each - apart)
                 carry = jax.lax.fori_loop(first, tick, both, carry)
@@ -262,17 +265,17 @@ class Alternating:
         first = jax.lax.fori_loop(0, wait, come, self._start(there, entering))
         begin = first, self._begin(nothing), self._turn.zeros()
         starts = wait + apart * jnp.arange(schedule.micro // each)
-        (last, going, totals), others = jax.lax.scan(lap, begin, starts)
+        (last, going, totals), others = jax.lax.scan(group, begin, starts)
 
-        def go(tick: Any, going: _Back) -> _Back:
-            return self._go(back, last.kept, nothing, going, tick)
+        def go(tick: Any, going: _BackwardState) -> _BackwardState:
+            return self._backward_tick(back, last.kept, nothing, going, tick)
 
         going = jax.lax.fori_loop(schedule.ticks, schedule.ticks + wait, go, going)
         returned = {n: self.back.leaving(array) for n, array in going.left.items()}
         others = [array.reshape(schedule.micro, *array.shape[2:]) for array in others]
         return Left(last.totals, going.totals, returned, totals, others)
 
-    def _start(self, there: Work, entering: Arrays) -> _There:
+    def _start(self, there: Work, entering: Arrays) -> _ForwardState:
         schedule, stages = self._schedule, self.there
         state = stages.begun({n: array[0] for n, array in entering.items()})
         now = _at((there.fed, there.slices), 0)
@@ -283,14 +286,16 @@ class Alternating:
             n: schedule.sharded(jnp.zeros((self._slots, *avals[n].shape), avals[n].dtype), 1)
             for n in sorted(set(self._held.values()))
         }
-        return _There(state, stages.zeros(), kept)
+        return _ForwardState(state, stages.zeros(), kept)
 
-    def _begin(self, nothing: Arrays) -> _Back:
+    def _begin(self, nothing: Arrays) -> _BackwardState:
         stages = self.back
-        return _Back(stages.begun(nothing), stages.zeros(), stages.leaves(nothing))
+        return _BackwardState(stages.begun(nothing), stages.zeros(), stages.leaves(nothing))
 
-    def _come(self, work: Work, entering: Arrays, now: _There, tick: Any) -> tuple[_There, Arrays]:
-        """A tick of the way there; what has come through, [parts, ...]."""
+    def _forward_tick(
+        self, work: Work, entering: Arrays, now: _ForwardState, tick: Any
+    ) -> tuple[_ForwardState, Arrays]:
+        """Run a tick of the forward pass; return the state and the results of the last stage."""
         schedule, stages = self._schedule, self.there
         seats = schedule.seats(tick)
         coming = _at(entering, schedule.seats(tick, stage=stages.first).micro)
@@ -302,23 +307,25 @@ class Alternating:
             for n, slots in now.kept.items()
         }
         passed = {n: stages.leaving(array[None])[0] for n, array in rows.items()}
-        return _There(stages.moved(rows), totals, kept), passed
+        return _ForwardState(stages.moved(rows), totals, kept), passed
 
-    def _go(self, work: Work, kept: Arrays, turned: Arrays, now: _Back, tick: Any) -> _Back:
-        """A tick of the way back."""
+    def _backward_tick(
+        self, work: Work, kept: Arrays, turned: Arrays, now: _BackwardState, tick: Any
+    ) -> _BackwardState:
+        """Run a tick of the backward pass."""
         schedule, stages = self._schedule, self.back
         since = tick - schedule.wait
         seats = schedule.seats(since, is_late=True)
         out = schedule.seats(since, stage=stages.last, is_late=True)
         came = schedule.came(seats)
-        held = {n: self._picked(kept[m], came) for n, m in self._held.items()}
+        held = {n: self._stored(kept[m], came) for n, m in self._held.items()}
         fed, slices = _at((work.fed, work.slices), since)
         state = stages.entered(now.state, turned, seats)
         rows, totals, _ = stages.advanced(work, state, now.totals, (fed, slices | held), seats)
-        return _Back(stages.moved(rows), totals, stages.left(now.left, rows, out.micro))
+        return _BackwardState(stages.moved(rows), totals, stages.left(now.left, rows, out.micro))
 
-    def _picked(self, kept: Any, ticks: Any) -> Any:
-        """Of each stage, what its layers left in its tick."""
+    def _stored(self, kept: Any, ticks: Any) -> Any:
+        """Return the stored results of each stage from its own tick."""
         own = jax.vmap(
             lambda slots, tick: jax.lax.dynamic_index_in_dim(
                 slots, tick % self._slots, keepdims=False
@@ -328,7 +335,7 @@ class Alternating:
         return self._schedule.sharded(own(kept, ticks))
 
     def _turned(self, given: Sequence[Any], over: Sequence[Any], entering: Arrays) -> Arrays:
-        """What goes back of one microbatch, for its shapes."""
+        """Return the inputs of the backward pass of one microbatch, for their shapes."""
         first = {n: array[0] for n, array in entering.items()}
         return self._turn(given, self._turn.zeros(), [array[0] for array in over], first)[0]
 
@@ -338,7 +345,7 @@ def _at(tree: Any, place: Any) -> Any:
 
 
 def _cut(all_: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """In pieces of such lengths."""
+    """Split a list into pieces of these lengths."""
     rest, found = list(all_), []
     for length in lengths:
         found.append(rest[:length])

@@ -1,6 +1,7 @@
-"""What layers make of other things than rows: once for all microbatches.
+"""Values of layers that do not depend on rows, computed once for all microbatches.
 
-Keys of generators that are split from layer to layer, parameters in a narrower type, dropouts.
+Examples are random keys that are split from layer to layer, parameters in a narrower type, and
+dropout masks.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from nbdist.jaxpr.pipeline.layer_scans import Layers
 
     Arrays = dict[int, Any]
-    """By the number of an input, or of an output, of the scan's body."""
+    """Arrays by the number of an input or output of the scan's body."""
 
 
 class Round:
-    """A layer, for some of what it leaves.
+    """A layer that computes some of its results.
 
     Attributes:
-        needed: the numbers of the inputs that it needs.
+        needed: numbers of the inputs that it needs.
 
     Args:
-        body: of the scan that it is of.
-        wanted: the numbers of the outputs.
+        body: body of the scan.
+        wanted: numbers of the results.
     """
 
     def __init__(self, body: Jaxpr, wanted: Collection[int]) -> None:
@@ -45,19 +46,18 @@ class Round:
         self._run = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
 
     def __call__(self, given: Mapping[int, Any]) -> Arrays:
-        """What is wanted."""
+        """Return the results by number."""
         outs = self._run(*(given[n] for n in self._needed))
         return dict(zip(self._wanted, outs, strict=True))
 
 
 class Ahead(NamedTuple):
-    """What is made before the rows come.
+    """Values that are computed in advance.
 
     Attributes:
-        over: what layers are given of it, stacked: of what they go over, and what they pass on; as
-            stages have them.
-        left: what the scan leaves of it; of each layer as stages have them.
-        drawn: what layers go over that has rows, stacked likewise.
+        over: inputs of layers, stacked and ordered by stage: scanned and carried values.
+        left: results of the scan; stacked ones are ordered by stage.
+        drawn: scanned inputs with rows, stacked and ordered by stage.
     """
 
     over: Arrays
@@ -68,13 +68,13 @@ class Ahead(NamedTuple):
 def ahead(
     layers: Layers, given: Arrays, deal: Callable[[Any], Any], collect: Callable[[Any], Any]
 ) -> Ahead:
-    """What a scan over layers makes without rows.
+    """Compute the values of a scan over layers that do not depend on rows.
 
     Args:
         layers: the scan.
-        given: what it is given; of what it goes over something may be `Dealt`.
-        deal: puts layers, stacked, in the order in which stages have them.
-        collect: does the contrary.
+        given: its inputs; scanned ones may be `Dealt`.
+        deal: orders stacked layers by stage.
+        collect: undoes `deal`.
     """
     first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
     alike = {n for n, kind in enumerate(layers.given) if kind == "same"}
@@ -91,7 +91,7 @@ def ahead(
 
 
 def _each(layers: Layers, made: Round, shared: Arrays, over: Arrays) -> Arrays:
-    """What each layer makes, stacked."""
+    """Return the results of each layer, stacked."""
     own = {n: array for n, array in over.items() if n in made.needed}
     run = jax.vmap(lambda own, _: made(shared | own))
     outs: Arrays = run(own, jnp.arange(layers.length))
@@ -101,7 +101,7 @@ def _each(layers: Layers, made: Round, shared: Arrays, over: Arrays) -> Arrays:
 def _passing(
     layers: Layers, shared: Arrays, over: Arrays, carry: Arrays, collect: Callable[[Any], Any]
 ) -> tuple[Arrays, Arrays]:
-    """What goes from layer to layer: as each one is given it, and what the last one leaves."""
+    """Return carried values: the stack of each layer's input, and the final values."""
     if not carry:
         return {}, {}
     first = layers.scan.constants

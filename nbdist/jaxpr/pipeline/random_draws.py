@@ -1,7 +1,7 @@
-"""What layers make for each row out of nothing that has rows, as a dropout does: made beforehand.
+"""Random draws of layers, such as dropout masks, computed in advance.
 
-A microbatch cannot draw its part of what is drawn for the whole batch. So it is drawn at once for
-all layers, and they go over it.
+A microbatch cannot draw its part of the draws for the whole batch. So they are drawn at once for
+all layers, and the scan goes over them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Draws(NamedTuple):
-    """A scan over layers, without what it draws.
+    """A scan over layers without its random draws.
 
     Attributes:
-        scan: it goes over what is drawn, last of all.
-        program: what is drawn, of what the scan's body was given.
-        dims: of the stacks of it, which dimensions are rows.
+        scan: it goes over the draws as its last inputs.
+        program: computes the draws from the inputs of the scan's body.
+        dims: the dimensions that are rows, by stack of draws.
     """
 
     scan: Scan
@@ -34,11 +34,11 @@ class Draws(NamedTuple):
 
 
 def without_draws(scan: Scan, dims: Mapping[Var, tuple[int, ...]], mixed: set[Var]) -> Draws:
-    """A scan over layers that draws nothing for each row.
+    """Move random draws with rows out of a scan over layers.
 
     Args:
         scan: the scan.
-        dims: of variables that have rows, which dimensions they are.
+        dims: the dimensions that are rows, by variable.
         mixed: variables of its body that depend on rows.
     """
     body = scan.body
@@ -70,7 +70,7 @@ def without_draws(scan: Scan, dims: Mapping[Var, tuple[int, ...]], mixed: set[Va
 
 
 def _draws(eqn: Any, dims: Mapping[Var, Any]) -> bool:
-    """Whether it makes rows of what has none, and not the same one again and again."""
+    """Return whether it makes different rows from inputs without rows."""
     makes = any(var in dims for var in eqn.outvars)
     makes = makes and not any(var in dims for var in variables(eqn.invars))
     return makes and bool(eqn.primitive.name != "broadcast_in_dim")

@@ -1,7 +1,8 @@
-"""A scan over layers as a pipeline: stages of layers that microbatches go through.
+"""A scan over layers as a pipeline in which one pass ends before the next one starts.
 
-All microbatches go there, before any goes back (GPipe: arXiv:1811.06965). A backward pass goes
-through the same ticks in their reverse order, so that it finds in each what the forward pass left.
+All microbatches end the forward pass before one starts backward (GPipe: arXiv:1811.06965). The
+backward pass runs the same ticks in reverse order, so that each tick finds the results of its
+forward pass.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """A scan over layers, run in stages by itself.
+    """A scan over layers, run in stages.
 
     Args:
-        layers: the scan, with the rows of a part of a microbatch.
-        schedule: of the ticks; the layers divide by its stages and rounds.
+        layers: the scan for one part of a microbatch.
+        schedule: of the pipeline; the layers divide by its stages and rounds.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
@@ -37,14 +38,14 @@ class Pipeline:
         self._stages = Stages(layers, schedule)
 
     def run(self, given: Sequence[Any]) -> list[Any]:
-        """What the scan leaves.
+        """Run the scan.
 
         Args:
-            given: what it is given. Constants that have rows may be `Alike`, and what it goes over
-                `Skewed` or `Dealt`.
+            given: its inputs. Constants with rows may be `Alike`, and scanned inputs `Skewed` or
+                `Dealt`.
 
         Returns:
-            As the scan; stacks of rows are `Skewed`, others `Dealt`, but for sums.
+            The results of the scan; stacks of rows are `Skewed`, other stacks `Dealt`, sums plain.
         """
         layers, schedule, stages = self._layers, self._schedule, self._stages
         first, outs = layers.scan.constants, layers.scan.eqn.outvars

@@ -1,14 +1,14 @@
-"""Which rows of the batch are on which stage in which tick of a pipeline.
+"""Schedule of a pipeline in ticks: the rows and the layers of each stage in each tick.
 
-Of the layers each stage has as many blocks as there are rounds, and stage s the blocks s, S + s and
-so on of S stages. The microbatches go there in turns of S: through the first blocks, around through
-the second ones, and when these S are through, the next S. So stage s is at item t - s in tick t,
-item i being microbatch i % S of its turn, in round i // S of it, and none ever waits for its next
-round (Narayanan et al., 2021, arXiv:2104.04473, section 2.2.2).
+Each of S stages has as many blocks of layers as there are rounds; stage s has the blocks s, S + s,
+... Microbatches run in groups of S: through all first blocks, through all second blocks, and so on;
+then the next group starts. Stage s processes item t - s in tick t. Item i is microbatch i % S of
+its group, in round i // S, and no microbatch waits for its next round (Narayanan et al., 2021,
+arXiv:2104.04473, section 2.2.2).
 
-Each microbatch is in turn in as many parts as the mesh has places along its data axis, in a
-dimension of their own: so what is summed over rows stays apart for each part until all ticks are
-over, and devices add it up once, not in each tick.
+Each microbatch is divided into as many parts as the data axis of the mesh has devices, in a
+dimension of its own. So sums over rows stay separate for each part, and devices add them once at
+the end and not in each tick.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jax.extend.core import jaxprs_in_params
 
 from nbdist.jaxpr.pipeline.interleaving import collected, dealt
 from nbdist.jaxpr.sharding_constraints import axes_of
+from nbdist.planner.graph.pipeline_schedule import ticks
 from nbdist.records import DATA, STAGE
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _OPEN = jax.P.UNCONSTRAINED
 
 
 class Skewed(NamedTuple):
-    """What each layer has of the rows, by the ticks in which its stage has them.
+    """Rows of each layer, by the tick in which its stage processes them.
 
     Attributes:
         array: [ticks, stages, parts, layers of a block, ...].
@@ -45,7 +46,7 @@ class Skewed(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """What each layer has that is no rows, as `Schedule.dealt` has it.
+    """Values of each layer without rows, in the order of `Schedule.dealt`.
 
     Attributes:
         array: [layers, ...].
@@ -55,12 +56,12 @@ class Dealt(NamedTuple):
 
 
 class Ticks(NamedTuple):
-    """What stages are at in a tick, each [stages], or what one of them is at.
+    """Items of all stages in a tick, each [stages], or of one stage.
 
     Attributes:
-        micro: the microbatch.
-        round: in which round it is there.
-        is_working: whether there is one; the others are of no use.
+        micro: number of the microbatch.
+        round: its round.
+        is_working: whether there is an item; other results are discarded.
     """
 
     micro: Any
@@ -73,11 +74,11 @@ class Schedule:
     """The ticks of a pipeline.
 
     Attributes:
-        rows: where rows are; in how many parts of microbatches.
-        stages: how many stages.
-        parts: of a microbatch.
-        rounds: how often a microbatch goes through all stages; if often, the microbatches are a
-            multiple of the stages.
+        rows: rows of the step; its parts are those of all microbatches.
+        stages: number of stages.
+        parts: number of parts of a microbatch.
+        rounds: passes of a microbatch through all stages; if more than one, the stages divide the
+            microbatches.
     """
 
     rows: Rows
@@ -87,31 +88,31 @@ class Schedule:
 
     @property
     def micro(self) -> int:
-        """How many microbatches."""
+        """Number of microbatches."""
         return self.rows.parts // self.parts
 
     @property
     def ticks(self) -> int:
-        """Until the last microbatch has left the last stage."""
-        return self.items + self.stages - 1
+        """Ticks of the pipeline in one direction."""
+        return ticks(self.stages, self.micro, self.rounds)
 
     @property
     def items(self) -> int:
-        """What each stage does: one block of layers for one microbatch."""
+        """Items of each stage: one block of layers for one microbatch."""
         return self.rounds * self.micro
 
     @property
     def wait(self) -> int:
-        """Ticks before the first microbatch is in its last round, at the last stage."""
+        """Ticks before the first microbatch reaches its last round at the last stage."""
         return self.rounds * self.stages - 1
 
     def seats(self, tick: Any, *, stage: int | None = None, is_late: bool = False) -> Ticks:
-        """What stages are at.
+        """Return the items of stages in a tick.
 
         Args:
-            tick: which.
-            stage: of one stage alone: to take that of what all are at would be a message.
-            is_late: whether a microbatch is at the last stage first, and in the last round.
+            tick: number of the tick.
+            stage: a single stage; indexing the result of all stages would send a message.
+            is_late: whether the last stage and the last round come first, as in a backward pass.
         """
         wait: Any = jnp.arange(self.stages) if stage is None else stage
         item = tick - (self.stages - 1 - wait if is_late else wait)
@@ -120,23 +121,23 @@ class Schedule:
         return Ticks(micro, self.rounds - 1 - turn if is_late else turn, is_working)
 
     def came(self, seats: Ticks) -> Any:
-        """Of each stage, the tick in which it was on the way there at what it is at."""
+        """Return, for each stage, the tick of the forward pass that processed the same item."""
         item = seats.micro // self.stages * self.rounds * self.stages
         item += seats.round * self.stages + seats.micro % self.stages
         return item + jnp.arange(self.stages)
 
     def _of(self, item: Any) -> tuple[Any, Any]:
-        """The microbatch of an item, and its round."""
+        """Return the microbatch and the round of an item."""
         item = jnp.clip(item, 0, self.items - 1)
         turn, own = jnp.divmod(item, self.rounds * self.stages)
         return turn * self.stages + own % self.stages, own // self.stages
 
     def divided(self, array: Any, var: Any) -> Any:
-        """Rows as [microbatches, parts, ...]: a part has rows of one place, with gaps between them.
+        """Return rows as [microbatches, parts, ...], where the rows of a part are on one device.
 
         Args:
-            array: it.
-            var: the variable that it is of.
+            array: the rows.
+            var: the variable of the array.
         """
         (dim,) = self.rows.dims[var]
         head, tail = array.shape[:dim], array.shape[dim + 1 :]
@@ -146,7 +147,7 @@ class Schedule:
         return first.reshape(self.micro, self.parts, *head, own * beside, *tail)
 
     def joined(self, array: Any, var: Any) -> Any:
-        """What `divided` has divided."""
+        """Undo `divided`."""
         (dim,) = self.rows.dims[var]
         head, tail = array.shape[2 : dim + 2], array.shape[dim + 3 :]
         own = self.rows.batch // self.rows.parts
@@ -156,22 +157,22 @@ class Schedule:
         return last.reshape(*head, self.rows.batch * beside, *tail)
 
     def fed(self, array: Any, var: Any, *, is_late: bool) -> Any:
-        """Rows that all layers are given, as [ticks, stages, parts, ...].
+        """Return rows that all layers read, as [ticks, stages, parts, ...].
 
         Args:
-            array: it.
-            var: the variable that it is of.
-            is_late: whether a microbatch is at the last stage first.
+            array: the rows.
+            var: the variable of the array.
+            is_late: as in `seats`.
         """
         return self._by_ticks(self.divided(array, var), None, is_late=is_late)
 
     def skewed(self, array: Any, var: Any, *, is_late: bool) -> Skewed:
-        """Rows of a stack [layers, ...], likewise; the layers as stages have them (`dealt`)."""
+        """Return a stack of rows [layers, ...] by ticks; layers are in the order of `dealt`."""
         stack = self.by_stages(self.divided(array, var), 2)
         return Skewed(self._by_ticks(stack, 2, is_late=is_late))
 
     def whole(self, skewed: Skewed, var: Any) -> Any:
-        """What `skewed` has skewed, its layers in their order."""
+        """Undo `skewed`, with layers in their original order."""
 
         def own(array: Any, stage: Any) -> Any:
             items = jax.lax.dynamic_slice_in_dim(array, stage, self.items)
@@ -189,21 +190,21 @@ class Schedule:
         return self.collected(rows, is_cut=False)
 
     def entering(self, array: Any, var: Any) -> Any:
-        """As `divided`, with all rows of a part on every stage: what is cut is gathered once."""
+        """Return `divided` rows, gathered so that each stage has all rows of a part."""
         made, (dim,) = self.divided(array, var), self.rows.dims[var]
         sizes = _mesh().shape
         if STAGE not in sizes:
             return made
         own: Any = None
         if self.parts == 1 and made.shape[dim + 2] % sizes[DATA] == 0:
-            own = DATA  # rows whose microbatches do not divide over the places
+            own = DATA  # microbatches do not divide over the data axis
         rest: list[Any] = [_OPEN] * (made.ndim - 2)
         rest[dim] = own
         spec = jax.P(None, DATA if self.parts > 1 else None, *rest)
         return jax.lax.with_sharding_constraint(made, spec)
 
     def leaving(self, array: Any, var: Any) -> Any:
-        """As `joined`, with each stage having rows of its own, for what is no layer."""
+        """Return `joined` rows, cut over the stages, for operations outside of layers."""
         made, (dim,) = self.joined(array, var), self.rows.dims[var]
         sizes = _mesh().shape
         if STAGE not in sizes:
@@ -214,26 +215,26 @@ class Schedule:
         return jax.lax.with_sharding_constraint(made, jax.P(*rest))
 
     def dealt(self, array: Any, *, is_cut: bool) -> Any:
-        """Of [layers, ...], each stage's one after another."""
+        """Return [layers, ...] ordered by stage and round."""
         return dealt(array, self.stages, self.rounds, is_cut=is_cut)
 
     def collected(self, array: Any, *, is_cut: bool) -> Any:
-        """What `dealt` has dealt."""
+        """Undo `dealt`."""
         return collected(array, self.stages, self.rounds, is_cut=is_cut)
 
     def by_stages(self, array: Any, dim: int = 0) -> Any:
-        """A dimension of layers, as `dealt` has them, as one of stages, and one of each one's."""
+        """Split a dimension of layers in the order of `dealt` into stages and their layers."""
         shape = array.shape
         apart = (self.stages, shape[dim] // self.stages)
         return array.reshape(*shape[:dim], *apart, *shape[dim + 1 :])
 
     def sharded(self, array: Any, dim: int = 0, *, parts: bool = True) -> Any:
-        """Cut over the mesh's stages, if it has some; other dimensions as they come.
+        """Constrain a dimension to be cut over the stages of the mesh, if it has some.
 
         Args:
-            array: it.
-            dim: which dimension is that of the stages.
-            parts: whether the next one is that of a microbatch's parts.
+            array: of any shape.
+            dim: the dimension of the stages.
+            parts: whether the next dimension is that of the parts of a microbatch.
         """
         if STAGE not in _mesh().shape:
             return array
@@ -243,7 +244,7 @@ class Schedule:
         return jax.lax.with_sharding_constraint(array, jax.P(*[_OPEN] * dim, STAGE, *rest))
 
     def _by_ticks(self, array: Any, dim: int | None, *, is_late: bool) -> Any:
-        """What stages have of [microbatches, ...], in which they may be a dimension."""
+        """Return the values of all stages by ticks, out of [microbatches, ...]."""
 
         def own(array: Any, micro: Any, turn: Any) -> Any:
             if dim is None or self.rounds == 1:
@@ -258,7 +259,7 @@ class Schedule:
 
 
 def inner(jaxpr: Jaxpr) -> Iterator[Any]:
-    """The equations of what a program's equations hold."""
+    """Yield the equations of all inner programs."""
     for eqn in jaxpr.eqns:
         for body in jaxprs_in_params(eqn.params):
             yield from body.eqns
@@ -266,27 +267,27 @@ def inner(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def names(eqn: Any, axis: str) -> bool:
-    """Whether an equation says how an array is cut over an axis of the mesh, or may say so."""
+    """Return whether an equation constrains how an array is cut over a mesh axis, or may do so."""
     if eqn.primitive.name != "sharding_constraint":
         return False
     sharding = eqn.params["sharding"]
     if not isinstance(sharding, jax.NamedSharding):
         return True
-    return any(axis in axes for axes in axes_of(sharding))
+    return any(axis in axes for axes in axes_of(sharding.spec))
 
 
 def parts_of(batch: int, micro: int) -> int:
-    """Of a microbatch: the places of the mesh's data axis, where rows divide over them."""
+    """Return the parts of a microbatch: the size of the data axis, if rows divide over it."""
     places = _mesh().shape.get(DATA, 1)
     return places if batch % (micro * places) == 0 else 1
 
 
 def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes that rows are cut over where they go through no layers: those that divide them.
+    """Return the mesh axes that cut rows outside of layers: those that divide them.
 
     Args:
-        rows: how many.
-        sizes: of the mesh's axes.
+        rows: number of rows.
+        sizes: sizes of the mesh's axes.
     """
     axes: tuple[str, ...] = ()
     for axis in (DATA, STAGE):
@@ -296,6 +297,26 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
         rows //= size
         axes += (axis,) if axis in sizes else ()
     return axes
+
+
+def chosen(flags: Any, those: Any, others: Any) -> Any:
+    """Return, for each stage (the first dimension), one array or the other."""
+    return jnp.where(flags.reshape(-1, *[1] * (others.ndim - 1)), those, others)
+
+
+def of_stage(array: Any, stage: int, dim: int = 0) -> Any:
+    """Return the part of one stage.
+
+    It is a sum over the stages with zeros for the others, so that XLA sends this part alone.
+
+    Args:
+        array: of any shape.
+        stage: its number.
+        dim: the dimension of the stages.
+    """
+    is_stage = jnp.arange(array.shape[dim]) == stage
+    flags = is_stage.reshape(-1, *[1] * (array.ndim - dim - 1))
+    return jnp.where(flags, array, jnp.zeros_like(array)).sum(dim, dtype=array.dtype)
 
 
 def _mesh() -> jax.sharding.AbstractMesh:

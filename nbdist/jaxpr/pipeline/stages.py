@@ -1,8 +1,8 @@
-"""The stages of a scan over layers: all of them at once, each on a microbatch of its own.
+"""The stages of a scan over layers, which run at once on different microbatches.
 
-The stages are a dimension, cut over an axis of the mesh; what they pass on is rolled along it,
-which XLA does with a collective permute. What stages make in ticks in which they have no microbatch
-goes nowhere.
+The stages are an array dimension that is cut over a mesh axis. Values pass to the next stage by a
+roll along it, which XLA compiles to a collective permute. Results of stages in ticks without a
+microbatch are discarded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nbdist.jaxpr.microbatches import wide
+from nbdist.jaxpr.microbatches import accumulator_dtype
 from nbdist.jaxpr.pipeline.precompute import Round, ahead
-from nbdist.jaxpr.pipeline.schedule import Skewed
+from nbdist.jaxpr.pipeline.schedule import Skewed, chosen, of_stage
 from nbdist.records import DATA, STAGE
 
 if TYPE_CHECKING:
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 class Alike(NamedTuple):
-    """What is the same for each row.
+    """A value that is the same for each row.
 
     Attributes:
-        array: with the rows of a part of a microbatch.
+        array: with the rows of one part of a microbatch.
     """
 
     array: Any
 
 
 class Work(NamedTuple):
-    """What the layers are given but for what stages pass on, by the numbers of the body's inputs.
+    """Inputs of the layers without those that stages pass on, by the number of the body's input.
 
     Attributes:
-        shared: by all, in all ticks.
-        blocks: each layer's own: [stages, layers of all blocks of a stage, ...].
-        fed: rows that all layers are given: [ticks, stages, parts, ...].
-        slices: each layer's own rows, as `Skewed` has them.
-        left: what the scan leaves that has nothing of rows, by the numbers of its outputs.
+        shared: the same for all layers and ticks.
+        blocks: own values of each layer: [stages, layers of all blocks of a stage, ...].
+        fed: rows that all layers read: [ticks, stages, parts, ...].
+        slices: own rows of each layer, as in `Skewed`.
+        left: results of the scan that do not depend on rows, by the number of the output.
     """
 
     shared: Arrays
@@ -58,14 +58,14 @@ class Stages:
     """A scan over layers, in stages.
 
     Attributes:
-        passed: what goes from layer to layer and has rows, by the numbers of the scan's outputs.
-        stacks: what each layer leaves of them, likewise.
-        first: the stage at which microbatches come in.
-        last: the stage at which they leave.
+        passed: carried values with rows, by the number of the scan's output.
+        stacks: stacked results with rows, by the number of the scan's output.
+        first: the stage that microbatches enter.
+        last: the stage that they leave.
 
     Args:
-        layers: the scan, with the rows of a part of a microbatch.
-        schedule: of the ticks; the layers divide by its stages and rounds.
+        layers: the scan for one part of a microbatch.
+        schedule: of the pipeline; the layers divide by its stages and rounds.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
@@ -80,11 +80,11 @@ class Stages:
         self._per = layers.length // (schedule.stages * schedule.rounds)
 
     def work(self, given: Sequence[Any], *, is_late: bool = False) -> Work:
-        """What is made before the rows come.
+        """Prepare the inputs of the layers.
 
         Args:
-            given: what the scan is given. Constants that have rows may be `Alike`, and what it goes
-                over `Skewed` or `Dealt`; None is what comes with the ticks.
+            given: inputs of the scan. Constants with rows may be `Alike`, scanned inputs `Skewed`
+                or `Dealt`; None for values that arrive with the ticks.
             is_late: whether a microbatch is at the last stage first.
         """
         layers, schedule = self._layers, self._schedule
@@ -114,29 +114,33 @@ class Stages:
         return work
 
     def begun(self, entering: Arrays) -> Arrays:
-        """What stages begin with, like such rows; of what they make of it nothing is left."""
-        return {n: self._everywhere(array) for n, array in entering.items()}
+        """Return the initial values of all stages, shaped like such rows; they are discarded."""
+        schedule = self._schedule
+        return {
+            n: schedule.sharded(jnp.broadcast_to(array, (schedule.stages, *array.shape)))
+            for n, array in entering.items()
+        }
 
     def entered(self, state: Arrays, entering: Mapping[int, Any], seats: Ticks) -> Arrays:
-        """What stages have once a microbatch is at the first of them, and in its first round."""
+        """Return the values of stages after a microbatch has entered the first stage and round."""
         is_first = jnp.arange(self._schedule.stages) == self.first
         is_first &= seats.round == self._begins
-        return {n: _chosen(is_first, array, state[n]) for n, array in entering.items()}
+        return {n: chosen(is_first, array, state[n]) for n, array in entering.items()}
 
     def advanced(
         self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], seats: Ticks
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """A tick.
+        """Run a tick.
 
         Args:
-            work: what layers are given in all of them.
-            state: what stages have of what is passed on.
-            totals: what is added to.
-            now: what layers are given in this tick: `fed` and `slices` of the work.
-            seats: what stages are at.
+            work: inputs of the layers for all ticks.
+            state: values that stages received.
+            totals: sums so far.
+            now: inputs of the layers for this tick: `fed` and `slices` of the work.
+            seats: items of the stages.
 
         Returns:
-            What stages pass on, the totals, and what their layers leave.
+            Values to pass on, the new sums, and stacked results of the layers.
         """
         schedule = self._schedule
         fed, slices = now
@@ -146,12 +150,12 @@ class Stages:
         return rows, totals, {n: schedule.sharded(left[n]) for n in self.stacks}
 
     def moved(self, rows: Arrays) -> Arrays:
-        """What stages have of what was passed on."""
+        """Pass values on to the next stages."""
         step = -1 if self._layers.reverse else 1
         return {n: self._schedule.sharded(jnp.roll(array, step, 0)) for n, array in rows.items()}
 
     def leaves(self, passed: Arrays) -> Arrays:
-        """Where `left` puts what leaves, of such rows: [microbatches, stages, parts, ...]."""
+        """Return zeros for the results of all microbatches: [microbatches, stages, parts, ...]."""
         schedule = self._schedule
         sizes = schedule.micro, schedule.stages
         return {
@@ -160,12 +164,12 @@ class Stages:
         }
 
     def left(self, before: Arrays, rows: Arrays, micro: Any) -> Arrays:
-        """With what stages make in a tick; of the last one, what comes out of its last round stays.
+        """Store the results of a tick; those of the last round at the last stage remain.
 
         Args:
-            before: as `leaves` has made it.
-            rows: what stages make.
-            micro: the microbatch that the last one is at.
+            before: the results so far, as from `leaves`.
+            rows: results of all stages.
+            micro: the microbatch at the last stage.
         """
         return {
             n: jax.lax.dynamic_update_index_in_dim(array, rows[n], micro, 0)
@@ -173,35 +177,29 @@ class Stages:
         }
 
     def leaving(self, rows: Any) -> Any:
-        """Of [..., stages, parts, ...], as it is in each tick, that of the last stage.
-
-        A sum, so that only that is sent.
-        """
-        is_last = (jnp.arange(self._schedule.stages) == self.last).reshape(
-            -1, *[1] * (rows.ndim - 2)
-        )
-        return jnp.where(is_last, rows, jnp.zeros_like(rows)).sum(1, dtype=rows.dtype)
+        """Return the rows of the last stage, out of [ticks, stages, parts, ...]."""
+        return of_stage(rows, self.last, 1)
 
     def zeros(self) -> Arrays:
-        """What is added to: of each layer, or of each stage."""
+        """Return zeros for the sums of each layer, or of each stage."""
         return {n: self._zeros(n) for n in (*self._added, *self._gradients)}
 
     def sums(self, totals: Arrays, given: Sequence[Any]) -> Arrays:
-        """What the scan leaves of the totals.
+        """Return the results of the scan that are sums.
 
         Args:
-            totals: when all ticks are over.
-            given: what the scan is given.
+            totals: the sums after all ticks.
+            given: inputs of the scan.
         """
         first = self._layers.scan.constants
         left = {n: self._total(n, totals[n].sum((0, 1)), given[first + n]) for n in self._added}
         return left | {n: self._of_layers(n, totals[n]) for n in self._gradients}
 
     def _summed(self, total: Any, new: Any, seats: Ticks, n: int) -> Any:
-        """With what was made in a tick; gradients of one block are those of its layers alone."""
+        """Add the sums of a tick; gradients of a block are added to its own layers."""
         new = new.astype(total.dtype)
         if n not in self._gradients or self._schedule.rounds == 1:
-            return self._schedule.sharded(_chosen(seats.is_working, total + new, total))
+            return self._schedule.sharded(chosen(seats.is_working, total + new, total))
 
         def own(total: Any, new: Any, turn: Any, is_working: Any) -> Any:
             before = jax.lax.dynamic_slice_in_dim(total, turn * self._per, self._per, 1)
@@ -212,7 +210,7 @@ class Stages:
         return self._schedule.sharded(run(total, new, seats.round, seats.is_working))
 
     def _stages(self, *given: Any) -> Arrays:
-        """What the layers leave, [stages, parts, ...], of what `_stage` is given."""
+        """Run all stages and parts; the arguments are those of `_stage` with these dimensions."""
         axis = DATA if self._schedule.parts > 1 else None
         parts = jax.vmap(self._stage, in_axes=(None, None, 0, 0, 0, None), spmd_axis_name=axis)
         stages = jax.vmap(parts, in_axes=(None, 0, 0, 0, 0, 0), spmd_axis_name=STAGE)
@@ -222,7 +220,7 @@ class Stages:
     def _stage(
         self, shared: Arrays, blocks: Arrays, fed: Arrays, state: Arrays, slices: Arrays, turn: Any
     ) -> Arrays:
-        """What the layers of one stage leave of one part of a microbatch, in one round."""
+        """Run the layers of one stage on one part of a microbatch, in one round."""
         first = self._layers.scan.constants
 
         def layer(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
@@ -242,21 +240,16 @@ class Stages:
         )
         return {**passed, **left}
 
-    def _everywhere(self, array: Any) -> Any:
-        return self._schedule.sharded(
-            jnp.broadcast_to(array, (self._schedule.stages, *array.shape))
-        )
-
     def _zeros(self, n: int) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval
         own = aval.shape
         if n in self._gradients:
             own = (self._per * self._schedule.rounds, *own[1:])
         shape = (self._schedule.stages, self._schedule.parts, *own)
-        return self._schedule.sharded(jnp.zeros(shape, wide(aval.dtype)))
+        return self._schedule.sharded(jnp.zeros(shape, accumulator_dtype(aval.dtype)))
 
     def _of_layers(self, n: int, totals: Any) -> Any:
-        """[stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
+        """Return [stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
         summed = self._schedule.sharded(totals.sum(1), parts=False)
         whole = self._total(n, summed.reshape(self._layers.length, *summed.shape[2:]), 0)
         return self._schedule.collected(whole, is_cut=True)
@@ -264,8 +257,3 @@ class Stages:
     def _total(self, n: int, total: Any, before: Any) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval
         return (before + total).astype(aval.dtype)
-
-
-def _chosen(flags: Any, those: Any, others: Any) -> Any:
-    """For each stage of the first dimension one or the other."""
-    return jnp.where(flags.reshape(-1, *[1] * (others.ndim - 1)), those, others)

@@ -1,4 +1,4 @@
-"""What `@autoplace` has chosen, kept in a file for the next process: SQLite, of several at once."""
+"""Choices of `@autoplace` in an SQLite file, which several processes share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TABLE = "decisions_1"
-"""Its number is that of the schema and of what a fingerprint is made of. Versions of nbdist that
-differ in it share the file and not the table."""
+"""The number counts versions of the schema and of the fingerprint. Versions of nbdist with other
+numbers use the same file and other tables."""
 
 _MADE = f"""CREATE TABLE IF NOT EXISTS {_TABLE}
     (fingerprint TEXT PRIMARY KEY, function TEXT NOT NULL, made REAL NOT NULL, body BLOB NOT NULL)
 """
 _WAIT_S = 10.0
-"""For the other processes that write; one takes milliseconds."""
+"""Time limit for writes of other processes, which take milliseconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,42 +33,43 @@ _log = logging.getLogger(__name__)
 class Choices:
     """The decisions in a file.
 
-    Where the file cannot be read or written there are none, none is kept, and it is said once.
+    If the file cannot be used, there are no stored decisions, none is stored, and a warning is
+    logged once.
 
     Args:
-        path: of the file; it need not be there.
+        path: path of the file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._has_said = False
+        self._has_warned = False
 
     def get(self, fingerprint: str) -> Decision | None:
-        """What was chosen for it; None where nothing was."""
+        """Return the decision for a fingerprint; None if there is none."""
         rows = self._rows(f"SELECT body FROM {_TABLE} WHERE fingerprint = ?", fingerprint)  # noqa: S608
         return rows[0] if rows else None
 
     def of(self, function: str) -> list[Decision]:
-        """All of a function, the oldest first."""
+        """Return all decisions of a function, oldest first."""
         return self._rows(f"SELECT body FROM {_TABLE} WHERE function = ? ORDER BY made", function)  # noqa: S608
 
     def put(self, decision: Decision) -> None:
-        """Keep it, in place of an earlier one of the same fingerprint."""
+        """Store a decision; it replaces an earlier one with the same fingerprint."""
         body = msgspec.json.encode(decision)
         values = decision.fingerprint, decision.function, decision.made, body
-        with self._heard(), self._open() as opened:
+        with self._logged_errors(), self._open() as opened:
             opened.execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?, ?, ?)", values)  # noqa: S608
 
     def forget(self, function: str) -> None:
-        """Drop all of a function."""
+        """Delete all decisions of a function."""
         if self.path.exists():
-            with self._heard(), self._open() as opened:
+            with self._logged_errors(), self._open() as opened:
                 opened.execute(f"DELETE FROM {_TABLE} WHERE function = ?", (function,))  # noqa: S608
 
     def _rows(self, query: str, value: str) -> list[Decision]:
         rows: list[tuple[bytes]] = []
         if self.path.exists():
-            with self._heard(), self._open() as opened:
+            with self._logged_errors(), self._open() as opened:
                 rows = opened.execute(query, (value,)).fetchall()
         return [decision for (body,) in rows if (decision := self._read(body))]
 
@@ -76,30 +77,30 @@ class Choices:
         try:
             return msgspec.json.decode(body, type=Decision)
         except (msgspec.DecodeError, TypeError) as error:
-            self._say(error)
+            self._warn(error)
             return None
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one transaction; SQLite's rollback journal is what works on NFS, too."""
+        """Open a connection for one transaction. SQLite's rollback journal also works on NFS."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT_S)) as opened, opened:
             opened.execute(_MADE)
             yield opened
 
     @contextlib.contextmanager
-    def _heard(self) -> Iterator[None]:
+    def _logged_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            self._say(error)
+            self._warn(error)
 
-    def _say(self, error: Exception) -> None:
-        if not self._has_said:
-            self._has_said = True
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning(
-                "@autoplace measures anew in each process, as %s cannot be used (%s): remove the "
-                "file, or set NBDIST_PLACEMENTS to another path",
+                "@autoplace measures again in each process, because %s cannot be used "
+                "(%s): remove the file, or set NBDIST_PLACEMENTS to another path",
                 self.path,
                 error,
             )
@@ -107,5 +108,5 @@ class Choices:
 
 @functools.cache
 def users() -> Choices:
-    """The user's own, in the file that the environment names."""
+    """Return the user's own choices, in the file that the environment names."""
     return Choices(Settings.from_environment().placements_path)

@@ -1,4 +1,4 @@
-"""The places where a call can be made: platforms, one device, layouts over a mesh."""
+"""Candidate places for a call: platforms, one device, layouts over a mesh."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from nbdist.errors import UsageError
 from nbdist.parallel.placement.capacity import part_bytes
+from nbdist.parallel.placement.meshes import flat_mesh
 from nbdist.parallel.placement.named_layouts import named
-from nbdist.records import DATA
 from nbdist.records.autoplace import DEFAULT, LeftOut
 from nbdist.worker.jax.runtime import platforms
 
@@ -31,9 +31,9 @@ class Candidate:
     """A place for a call.
 
     Attributes:
-        name: of it.
-        words: where it is.
-        shardings: of each leaf; None where it stays.
+        name: short name.
+        words: description.
+        shardings: sharding of each leaf; None if the leaf does not move.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Candidate:
 
     @functools.cached_property
     def stays(self) -> bool:
-        """Whether it moves nothing."""
+        """True if it moves nothing."""
         return not any(self.shardings)
 
     def moved(self, leaves: Sequence[Any]) -> list[Any]:
-        """The inputs of a call where this candidate has them."""
+        """Return the inputs of a call, moved to this place."""
         moving = [i for i, where in enumerate(self.shardings) if where is not None]
         there = jax.device_put([leaves[i] for i in moving], [self.shardings[i] for i in moving])
         after = list(leaves)
@@ -56,34 +56,34 @@ class Candidate:
 
 
 AS_CALLED = Candidate(DEFAULT, "as called", ())
-"""Where there is no choice."""
+"""The candidate if there is no choice."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What there is to choose from.
+    """The candidates of a call.
 
     Attributes:
-        candidates: `default` first.
-        left_out: what is not worth a trial, and why.
+        candidates: the candidates, `default` first.
+        left_out: candidates that are not tried, with the reasons.
     """
 
     candidates: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...]
 
     def called(self, name: str) -> Candidate:
-        """The candidate of this name, which there has to be."""
+        """Return the candidate of this name, which must exist."""
         return next(candidate for candidate in self.candidates if candidate.name == name)
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Where a call is made from.
+class Constraints:
+    """Constraints on the places of a call.
 
     Attributes:
-        mesh: that its layouts are over; None where inputs are over no mesh.
-        is_bound: whether it has to stay on that mesh.
-        is_shared: whether the mesh is of several processes, which all make the call.
+        mesh: the mesh of layouts; None if inputs are over no mesh.
+        is_bound: whether the call must stay on that mesh.
+        is_shared: whether the mesh spans several processes, which all make the call.
     """
 
     mesh: Mesh | None
@@ -91,23 +91,20 @@ class Scene:
     is_shared: bool
 
 
-def scene_of(leaves: Sequence[Any]) -> Scene:
-    """That of a call with these inputs, under the mesh of `jax.set_mesh`, if one is set."""
+def constraints_of(leaves: Sequence[Any]) -> Constraints:
+    """Return the constraints for these inputs, under the mesh of `jax.set_mesh` if one is set."""
     current = jax.sharding.get_mesh()
     if not current.empty:
-        return Scene(current, is_bound=True, is_shared=current.is_multi_process)
+        return Constraints(current, is_bound=True, is_shared=current.is_multi_process)
     shardings = [leaf.sharding for leaf in leaves if isinstance(leaf, jax.Array)]
     for sharding in shardings:
         if not sharding.is_fully_addressable:
             mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-            return Scene(mesh, is_bound=True, is_shared=True)
+            return Constraints(mesh, is_bound=True, is_shared=True)
     meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
-    return Scene(next((mesh for mesh in meshes if mesh.size > 1), _own_mesh()), False, False)
-
-
-def _own_mesh() -> Mesh:
-    """One axis over this process's devices of the default platform."""
-    return Mesh(np.array(_own_devices(), dtype=object), (DATA,), axis_types=(AxisType.Auto,))
+    return Constraints(
+        next((mesh for mesh in meshes if mesh.size > 1), flat_mesh(_own_devices())), False, False
+    )
 
 
 def _own_devices() -> list[Device]:
@@ -115,25 +112,27 @@ def _own_devices() -> list[Device]:
     return [device for device in default if platforms.is_own(device)]
 
 
-def offer(scene: Scene, leaves: Sequence[Any], arguments: Sequence[int], out_bytes: int) -> Offer:
-    """What a call can choose from.
+def offer(
+    constraints: Constraints, leaves: Sequence[Any], arguments: Sequence[int], out_bytes: int
+) -> Offer:
+    """Return the candidates of a call.
 
     Args:
-        scene: where it is made.
-        leaves: its inputs.
-        arguments: of each leaf, the number of the argument that it is of.
-        out_bytes: of all its outputs.
+        constraints: constraints on the places.
+        leaves: inputs of the call.
+        arguments: number of the argument that each leaf belongs to.
+        out_bytes: bytes of all outputs.
     """
     now = tuple(_place_of(leaf) for leaf in leaves)
     taken = [Candidate(DEFAULT, _default_words(leaves, now), (None,) * len(leaves))]
     left_out = []
-    wanted = [] if scene.is_bound else _single(now)
-    for whole in (*wanted, *_sharded(scene, leaves, arguments)):
-        candidate = _without_what_stays(whole, scene, leaves, now)
+    wanted = [] if constraints.is_bound else _single(now)
+    for whole in (*wanted, *_sharded(constraints, leaves, arguments)):
+        candidate = _without_what_stays(whole, constraints, leaves, now)
         why = (
             _same(candidate, taken)
             or _uncut(whole)
-            or _too_big(candidate, leaves, out_bytes, scene)
+            or _too_big(candidate, leaves, out_bytes, constraints)
         )
         if why:
             left_out.append(LeftOut(name=candidate.name, why=why))
@@ -143,7 +142,7 @@ def offer(scene: Scene, leaves: Sequence[Any], arguments: Sequence[int], out_byt
 
 
 def _place_of(leaf: Any) -> Sharding:
-    """Where a call as it is has it."""
+    """Return the sharding of a leaf if the call is not moved."""
     if isinstance(leaf, jax.Array):
         return leaf.sharding
     return SingleDeviceSharding(_own_devices()[0])
@@ -164,7 +163,7 @@ def _words_of(devices: set[Device]) -> str:
 
 
 def _single(now: Sequence[Sharding]) -> list[Candidate]:
-    """All on one device: of the default platform the roomiest, the first of each other."""
+    """Return candidates on one device: of the default platform the roomiest, else the first."""
     made = []
     used = {device for where in now for device in where.device_set}
     for number, (platform, members) in enumerate(platforms.all_devices().items()):
@@ -178,27 +177,30 @@ def _single(now: Sequence[Sharding]) -> list[Candidate]:
 
 
 def _roomiest(devices: Sequence[Device], used: set[Device]) -> Device:
-    """The one with most memory free; among equals one that inputs are on. CPUs share theirs."""
+    """Return the device with most free memory, preferably one with inputs. CPUs share memory."""
     return max(
         devices,
         key=lambda d: ((d.platform != "cpu" and platforms.free_bytes(d)) or 0, d in used),
     )
 
 
-def _sharded(scene: Scene, leaves: Sequence[Any], arguments: Sequence[int]) -> list[Candidate]:
-    if scene.mesh is None or scene.mesh.size == 1:
+def _sharded(
+    constraints: Constraints, leaves: Sequence[Any], arguments: Sequence[int]
+) -> list[Candidate]:
+    if constraints.mesh is None or constraints.mesh.size == 1:
         return []
     return [
-        _layout(name, size, number, scene.mesh, leaves)
+        _layout(name, size, number, constraints.mesh, leaves)
         for number, size in enumerate(_batch_sizes(leaves, arguments))
         for name in ("batch", "model", "full")
     ]
 
 
 def _batch_sizes(leaves: Sequence[Any], arguments: Sequence[int]) -> list[int]:
-    """What the batch's first dimension may be: that of the last argument, or of the largest array.
+    """Return possible batch sizes: first dimensions of the last argument and the largest array.
 
-    In `loss(parameters, batch)` it is the last one's, in `f(data, constants)` the largest's.
+    In `loss(parameters, batch)` the last argument is the batch, in `f(data, constants)` the
+    largest.
     """
     arrays = [
         (argument, np.size(leaf), np.shape(leaf)[0])
@@ -212,7 +214,7 @@ def _batch_sizes(leaves: Sequence[Any], arguments: Sequence[int]) -> list[int]:
 
 
 def _layout(name: str, size: int, number: int, mesh: Mesh, leaves: Sequence[Any]) -> Candidate:
-    """The batch is cut in `batch` and `full`, all else in `model` and `full`."""
+    """Return a layout: `batch` and `full` cut the batch, `model` and `full` other leaves."""
     rows, others = {
         "batch": ("batch", "replicated"),
         "model": ("replicated", "model"),
@@ -239,26 +241,26 @@ def _cut(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
 
 
 def _without_what_stays(
-    candidate: Candidate, scene: Scene, leaves: Sequence[Any], now: Sequence[Sharding]
+    candidate: Candidate, constraints: Constraints, leaves: Sequence[Any], now: Sequence[Sharding]
 ) -> Candidate:
-    """Numbers follow by themselves, and between processes nothing is sent but what they share."""
+    """Return the candidate without moves of numbers, or of arrays that processes do not share."""
     shardings = tuple(
-        wanted if wanted is not None and _moves(leaf, wanted, where, scene) else None
+        wanted if wanted is not None and _moves(leaf, wanted, where, constraints) else None
         for leaf, wanted, where in zip(leaves, candidate.shardings, now, strict=True)
     )
     return replace(candidate, shardings=shardings)
 
 
-def _moves(leaf: Any, wanted: Sharding, now: Sharding, scene: Scene) -> bool:
+def _moves(leaf: Any, wanted: Sharding, now: Sharding, constraints: Constraints) -> bool:
     if isinstance(leaf, jax.Array):
-        can = not scene.is_shared or not leaf.is_fully_addressable
+        can = not constraints.is_shared or not leaf.is_fully_addressable
         return can and not now.is_equivalent_to(wanted, leaf.ndim)
     is_there = now.is_equivalent_to(wanted, np.ndim(leaf))
-    return isinstance(leaf, np.ndarray) and not scene.is_shared and not is_there
+    return isinstance(leaf, np.ndarray) and not constraints.is_shared and not is_there
 
 
 def _uncut(candidate: Candidate) -> str:
-    """Why a layout is none."""
+    """Return why a layout cuts nothing; empty if it cuts an array."""
     meshed = [where for where in candidate.shardings if isinstance(where, NamedSharding)]
     if not meshed or any(any(where.spec) for where in meshed):
         return ""
@@ -275,15 +277,17 @@ def _same(candidate: Candidate, taken: Sequence[Candidate]) -> str:
     return ""
 
 
-def _too_big(candidate: Candidate, leaves: Sequence[Any], out_bytes: int, scene: Scene) -> str:
-    """Why it does not fit the memory. Between processes, each of which sees its own, trials tell.
+def _too_big(
+    candidate: Candidate, leaves: Sequence[Any], out_bytes: int, constraints: Constraints
+) -> str:
+    """Return why a candidate does not fit into memory; empty if it does.
 
-    Counted are the inputs that move, in their parts, and the outputs once.
+    It counts the parts of moved inputs and the outputs. Between processes, trials show it.
     """
     moved = [
         (leaf, where) for leaf, where in zip(leaves, candidate.shardings, strict=True) if where
     ]
-    if scene.is_shared:
+    if constraints.is_shared:
         return ""
     each = sum(part_bytes(np.shape(leaf), leaf.nbytes, where) for leaf, where in moved) + out_bytes
     devices = {device for _, where in moved for device in where.device_set}

@@ -1,4 +1,4 @@
-"""One decision of `@autoplace`: known from the file, or made by trials."""
+"""A decision of `@autoplace`: read from the file, or made by trials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from nbdist.parallel.autoplace.candidates import AS_CALLED, offer, scene_of
+from nbdist.parallel.autoplace.candidates import AS_CALLED, constraints_of, offer
 from nbdist.parallel.autoplace.fingerprint import described, fingerprint
 from nbdist.parallel.autoplace.trials import Contender, alone, tried
 from nbdist.records.autoplace import DEFAULT, Decision
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that is to be decided.
+    """A call to decide on.
 
     Attributes:
-        function: its name.
-        jitted: what is called.
+        function: name of the function.
+        jitted: the jitted function.
         traced: its program, `jax.stages.Traced`.
         given: its inputs.
-        is_fixed: whether the program says itself where it runs.
+        is_fixed: whether the program itself sets shardings or a device.
     """
 
     function: str
@@ -45,28 +45,28 @@ class Call:
 
 @dataclass(frozen=True)
 class Decided:
-    """What was decided, and the candidate of that name."""
+    """A decision, and its candidate."""
 
     decision: Decision
     candidate: Candidate
 
 
 def decide(call: Call, kept: Choices) -> Decided:
-    """Where it runs. Nothing is run where the function has effects, or there is one place.
+    """Decide where a call runs. Functions with effects, or with one place, are not tried.
 
-    Between processes that share the inputs, all decide the same: each has to call it.
+    Processes that share the inputs must all call this, and decide the same.
     """
     leaves = call.given.leaves
     if why := _no_choice(call):
         return Decided(_default(call, why), AS_CALLED)
-    scene = scene_of(leaves)
+    constraints = constraints_of(leaves)
     outs = jax.tree_util.tree_leaves(call.traced.out_info)
     out_bytes = sum(int(np.prod(out.shape, dtype=np.int64)) * out.dtype.itemsize for out in outs)
-    offered = offer(scene, leaves, call.given.arguments, out_bytes)
+    offered = offer(constraints, leaves, call.given.arguments, out_bytes)
     if len(offered.candidates) == 1:
         return Decided(_default(call, "there is no other place", offered), AS_CALLED)
-    print_of = fingerprint(call.traced.jaxpr, call.given.tree, leaves, scene.mesh)
-    most = _greatest if scene.is_shared else alone
+    print_of = fingerprint(call.traced.jaxpr, call.given.tree, leaves, constraints.mesh)
+    most = _greatest if constraints.is_shared else alone
     known = _known(kept.get(print_of), offered, most)
     if known is None:
         known = _tried(call, print_of, offered, most)
@@ -75,7 +75,7 @@ def decide(call: Call, kept: Choices) -> Decided:
 
 
 def _no_choice(call: Call) -> str:
-    """Why there is none; empty where there is."""
+    """Return why there is no choice; empty if there is one."""
     if effects := sorted({type(effect).__name__ for effect in call.traced.jaxpr.effects}):
         return f"it has effects ({', '.join(effects)}), which trials would repeat"
     if call.is_fixed:
@@ -84,13 +84,13 @@ def _no_choice(call: Call) -> str:
 
 
 def _greatest(figures: np.ndarray) -> np.ndarray:
-    """Of all processes; each has to call it."""
+    """Return the maximum over all processes, each of which must call this."""
     most: np.ndarray = processes.gather(np.asarray(figures, np.float32)).max(axis=0)
     return most
 
 
 def _known(kept: Decision | None, offered: Offer, most: Most) -> Decision | None:
-    """What was kept, where each process has the same, and it can still be chosen."""
+    """Return the stored decision, if all processes have the same, and it is a candidate."""
     names = [candidate.name for candidate in offered.candidates]
     number = names.index(kept.chosen) if kept is not None and kept.chosen in names else -1
     greatest, negated = most(np.array([number, -number], np.float32))
@@ -114,7 +114,7 @@ def _tried(call: Call, print_of: str, offered: Offer, most: Most) -> Decision:
 
 
 def _default(call: Call, why: str, offered: Offer | None = None) -> Decision:
-    """The default, without a trial."""
+    """Return the default without a trial."""
     return Decision(
         function=call.function,
         fingerprint="",
@@ -127,12 +127,12 @@ def _default(call: Call, why: str, offered: Offer | None = None) -> Decision:
 
 
 class _Way(Contender):
-    """A call with its inputs moved to where a candidate has them.
+    """A call with its inputs moved to a candidate's place.
 
     Args:
-        call: what is called.
-        candidate: where.
-        donated: of each input, whether the call uses it up: it is given copies.
+        call: the call.
+        candidate: the place.
+        donated: whether the call donates each input; it gets copies of these.
     """
 
     def __init__(self, call: Call, candidate: Candidate, donated: Sequence[bool]) -> None:

@@ -1,4 +1,4 @@
-"""`@autoplace`: a jitted function that runs where it has been found to be fastest."""
+"""`@autoplace`: a jitted function that runs where measurements show it is fastest."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 _JAX = Path(jax.__file__).parent
 _TRIALS = threading.RLock()
-"""One function is tried at a time: two would disturb each other."""
+"""Lock for trials: two at a time would disturb each other."""
 
 
 class Autoplaced:
-    """A function that `autoplace` has made; call it as the function itself.
+    """A function that `autoplace` has made; call it like the function itself.
 
     Args:
-        jitted: by `jax.jit`.
-        function: that it was made of.
+        jitted: the function from `jax.jit`.
+        function: the original function.
     """
 
     def __init__(self, jitted: Callable[..., Any], function: Callable[..., Any]) -> None:
@@ -55,12 +55,12 @@ class Autoplaced:
         self._decisions: list[Decision] = []
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
-        """Call it where it is fastest; the first call with inputs of a kind finds out.
+        """Call the function where it is fastest; the first call with new inputs measures this.
 
-        Within `jax.jit`, `jax.grad` and the like it is the function and no more.
+        Within `jax.jit`, `jax.grad` and similar transformations it is the plain function.
 
         Raises:
-            UsageError: an input is no array or was donated; it cannot be traced.
+            UsageError: an input is not an array or was donated, or the function cannot be traced.
         """
         if not trace_state_clean():
             return self._jitted(*args, **named)
@@ -79,13 +79,13 @@ class Autoplaced:
         return self._jitted(*positions, **by_name)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method: the instance is the first argument, a tree or a static one."""
+        """Bind as a method: the instance is the first argument, a tree or a static one."""
         return self if instance is None else types.MethodType(self, instance)
 
     def report(self) -> AutoplacePicture:
-        """What was measured and chosen for each kind of inputs that this process has seen.
+        """Return the measurements and choices for all inputs that this process has used.
 
-        Before the first call: what earlier processes have kept of a function of this name.
+        Before the first call: the stored choices of earlier processes for a function of this name.
         """
         with _TRIALS:
             return AutoplacePicture(
@@ -93,7 +93,7 @@ class Autoplaced:
             )
 
     def forget(self) -> None:
-        """Drop what was chosen, here and in the file: the next call measures anew."""
+        """Delete the choices here and in the file, so that the next call measures again."""
         with _TRIALS:
             self._ways.clear()
             self._decisions.clear()
@@ -184,20 +184,20 @@ def _made(function: Callable[..., Any], chosen: dict[str, Any]) -> Autoplaced:
         return Autoplaced(jax.jit(function, **chosen), function)
     if chosen:
         raise UsageError(
-            f"@autoplace got {', '.join(chosen)} for {_name_of(function)}, which is jitted: give "
-            f"it to jax.jit"
+            f"@autoplace got {', '.join(chosen)} for {_name_of(function)}, which is "
+            "jitted already: pass the options to jax.jit"
         )
     return Autoplaced(function, function.__wrapped__)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Its module and name; of an object without a name, that of its class."""
+    """Return the module and name of a function; for an object without a name, its class."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{name}"
 
 
 def _line_of(error: Exception, function: Callable[..., Any]) -> str:
-    """The last line of the function's own file that the error came through: file, line, text."""
+    """Return the last line of the function's own file in a traceback: file, line, text."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_JAX)]
     code = getattr(function, "__code__", None)

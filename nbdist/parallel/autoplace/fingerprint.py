@@ -1,4 +1,4 @@
-"""What a choice of a place holds for: a program, its inputs, JAX and the hardware."""
+"""Fingerprint of a call: its program, its inputs, JAX and the hardware."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def fingerprint(jaxpr: Any, tree: object, leaves: Sequence[Any], mesh: Mesh | None) -> str:
-    """The same in every process in which a choice holds.
+    """Return a fingerprint that is the same in all processes for which a choice is valid.
 
-    Constants that the function closes over count by shape and dtype, as they do in the program's
-    text: what they hold hardly changes how long a call takes. Numbers in the program count.
+    Constants that the function closes over count by shape and dtype, because their values hardly
+    change the time of a call. Literals in the program count.
 
     Args:
-        jaxpr: of the function.
-        tree: the structure of its arguments, statics left out.
-        leaves: its inputs, of which shape, dtype, weak type and place count.
-        mesh: that layouts are over.
+        jaxpr: the function's program.
+        tree: structure of its arguments without static ones.
+        leaves: its inputs; shape, dtype, weak type and place count.
+        mesh: the mesh of layouts.
 
     Returns:
         64 hexadecimal digits.
@@ -57,14 +57,14 @@ def fingerprint(jaxpr: Any, tree: object, leaves: Sequence[Any], mesh: Mesh | No
 
 
 def described(leaves: Sequence[Any]) -> str:
-    """Inputs in words: `float32[64,8] on cpu 0, float32[8] from the host, and 2 more`."""
+    """Describe inputs: `float32[64,8] on cpu 0, float32[8] from the host, and 2 more`."""
     said = [f"{_kind(leaf)} {place(leaf)}" for leaf in leaves[:_SHOWN_LEAVES]]
     more = len(leaves) - len(said)
     return ", ".join([*said, *([f"and {more} more"] if more else [])]) or "nothing"
 
 
 def place(leaf: Any) -> str:
-    """Where it is, as it is called in each process that has the same devices of its own."""
+    """Return a leaf's place, with the same name in processes that have the same devices."""
     if not isinstance(leaf, jax.Array):
         return "from the host"
     return f"on {_where(leaf.sharding)}" if leaf.committed else f"free on {_where(leaf.sharding)}"
@@ -94,14 +94,14 @@ def _kind(leaf: Any) -> str:
 
 
 def _text(jaxpr: Any) -> str:
-    """Without addresses, and with sets in one order: strings hash otherwise in each process."""
+    """Return the program's text without addresses and with sorted sets, equal in all processes."""
     text = _ADDRESS.sub("0x", str(jaxpr))
     return _SET.sub(lambda found: ",".join(sorted(found[1].split(", "))), text)
 
 
 @functools.cache
 def _cpu() -> str:
-    """The model of the host's CPU; empty where the system does not say."""
+    """Return the model of the host's CPU; empty if it is unknown."""
     if not _CPUS.exists():
         return ""
     lines = _CPUS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -109,7 +109,7 @@ def _cpu() -> str:
 
 
 def _hardware() -> list[str]:
-    """Of this process: the devices by platform and kind, and the CPU."""
+    """Return the devices of this process by platform and kind, and the CPU."""
     kinds = Counter(
         f"{platform} {device.device_kind}"
         for platform, members in platforms.all_devices().items()

@@ -1,4 +1,4 @@
-"""The arguments of a call: what is traced of them, what is static, and what kind they are of."""
+"""Arguments of a call: traced leaves, static values, and the kind of each leaf."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 class Unfit(Exception):  # noqa: N818 - it never leaves a call: `refusal` makes the error
-    """A leaf is no array, or one that is gone."""
+    """A leaf is not an array, or was deleted."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Given:
 
     Attributes:
         leaves: arrays and numbers.
-        tree: of the arguments by position and by name, `None` where one is static.
-        statics: the values of those, by position and name.
+        tree: structure of the arguments by position and name, with `None` for static ones.
+        statics: values of static arguments, by position and name.
     """
 
     leaves: list[Any]
@@ -41,12 +41,12 @@ class Given:
 
     @property
     def arguments(self) -> list[int]:
-        """Of each leaf, the number of the argument that it is of; those by name come last."""
+        """Number of the argument that each leaf belongs to; arguments by name come last."""
         each = [child for part in self.tree.children() for child in part.children()]
         return [number for number, child in enumerate(each) for _ in range(child.num_leaves)]
 
     def with_leaves(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments by position and by name, with other leaves."""
+        """Return the arguments by position and by name, with other leaves."""
         by_position, by_name = jax.tree_util.tree_unflatten(self.tree, leaves)
         positions = list(by_position)
         for place, value in self.statics:
@@ -58,11 +58,11 @@ class Given:
 
 
 class Statics:
-    """Which arguments of a jitted function are static.
+    """The static arguments of a jitted function.
 
     Args:
-        positions: theirs, as `jax.jit` takes them.
-        names: theirs.
+        positions: their positions, as in `jax.jit`.
+        names: their names.
     """
 
     def __init__(self, positions: Sequence[int], names: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ class Statics:
         self._are_none = not self._positions and not self._names
 
     def given(self, args: tuple[Any, ...], named: dict[str, Any]) -> Given:
-        """What a call was given.
+        """Return the arguments of a call.
 
         Raises:
             UsageError: a static value cannot be hashed.
@@ -99,20 +99,20 @@ def _hashable(statics: Sequence[tuple[int | str, Any]]) -> None:
             hash(value)
         except TypeError:
             raise UsageError(
-                f"static argument {place!r} is a {type(value).__name__}, which cannot be hashed: "
-                "give a tuple or another value that never changes, or make it an array"
+                f"static argument {place!r} is a {type(value).__name__}, which cannot be "
+                "hashed: use a tuple or another immutable value, or make it an array"
             ) from None
 
 
 class _Kinds(dict[type, "Callable[[Any], Hashable]"]):
-    """How the kind of a leaf is told, by its type; types are looked at once."""
+    """Functions that return the kind of a leaf, by type; each type is inspected once."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
-        self[kind] = told = _teller(kind)
+        self[kind] = told = _kind_function(kind)
         return told
 
 
-def _teller(kind: type) -> Callable[[Any], Hashable]:
+def _kind_function(kind: type) -> Callable[[Any], Hashable]:
     if issubclass(kind, jax.core.Tracer):
         return _none
     if issubclass(kind, jax.Array) or _is_key(kind):
@@ -125,7 +125,7 @@ def _teller(kind: type) -> Callable[[Any], Hashable]:
 
 
 def _is_key(kind: type) -> bool:
-    """Whether it is that of `jax.random.key`, which counts as an array only as an instance."""
+    """Return whether it is the type of `jax.random.key`, which is no subclass of an array."""
     return kind is type(jax.random.key(0))
 
 
@@ -146,16 +146,17 @@ def _none(leaf: object) -> Hashable:
 
 
 KINDS = _Kinds()
-"""Shape, dtype, weak type and place of a leaf; its type where it is a number. `Unfit` is raised."""
+"""Functions for shape, dtype, weak type and place of a leaf, or the type of a number. They raise
+`Unfit`."""
 
 
 def refusal(
     function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], name: str
 ) -> UsageError:
-    """Why a call whose leaves are unfit cannot be: each of them by the name of its argument."""
+    """Return the error for a call with unfit leaves, which names their arguments."""
     try:
         given = inspect.signature(function).bind(*args, **named).arguments
-    except (TypeError, ValueError):  # another error, which the call itself tells
+    except (TypeError, ValueError):  # the call itself reports another error
         given = {str(i): value for i, value in enumerate(args)} | dict(named)
     try:
         leaves_of(given, name)

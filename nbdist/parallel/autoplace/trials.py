@@ -1,4 +1,4 @@
-"""Candidates timed in turn, and which of them is chosen."""
+"""Trials of candidates in turn, and the choice of one."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 FEWEST_ROUNDS = 5
 MOST_ROUNDS = 100
 BUDGET_S = 1.0
-"""Of calls that are timed; `FEWEST_ROUNDS` may take longer."""
+"""Time limit for timed calls; `FEWEST_ROUNDS` may take longer."""
 
 HOPELESS = 3.0
-"""Times the fastest: what is slower than that in its first rounds is not timed any further."""
+"""Ratio to the fastest candidate from which on a candidate is dropped after its first rounds."""
 
 _LOOKED_AT = 2
 _WARM_UPS = 3
-"""Calls before the first that is timed; the first of them compiles."""
+"""Calls before the first timed one; the first of them compiles."""
 
 LEAST_GAIN = 0.02
-"""Of the default's time: two layouts of one program differ by as much between two processes."""
+"""Smallest gain as a share of the default's time: two layouts of one program differ by as much
+between two processes."""
 
 _WIDTH = 160
 
 
 class Contender(ABC):
-    """A way of making the call.
+    """A candidate that can be timed.
 
     Attributes:
-        name: of it.
-        words: where it runs.
+        name: short name.
+        words: description of its place.
     """
 
     name: str
@@ -49,16 +50,16 @@ class Contender(ABC):
 
     @abstractmethod
     def prepare(self) -> Any:
-        """What one call needs; not timed."""
+        """Prepare the inputs of one call; this is not timed."""
 
     @abstractmethod
     def call(self, prepared: Any) -> Any:
-        """The call; its result may be under way still."""
+        """Make the call; its result may still be in progress."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The name of a candidate, and why it."""
+    """The name of a candidate, and the reason."""
 
     name: str
     why: str
@@ -66,11 +67,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What trials came to.
+    """Results of trials.
 
     Attributes:
-        choice: of a candidate.
-        timed: what was measured, in the order of the candidates.
+        choice: the chosen candidate.
+        timed: measurements, in the order of the candidates.
         left_out: candidates that failed.
     """
 
@@ -80,16 +81,16 @@ class Verdict:
 
 
 def alone(figures: np.ndarray) -> np.ndarray:
-    """What several processes agree upon, where each decides for itself: its own figures."""
+    """Return a process's own figures, if it decides alone."""
     return figures
 
 
 def tried(contenders: Sequence[Contender], most: Most) -> Verdict:
-    """Warm them up, time them in turn, and choose.
+    """Warm up the candidates, time them in turn, and choose one.
 
     Args:
-        contenders: `default` first.
-        most: of figures of shape (n,), each the greatest of all processes that do the same.
+        contenders: the candidates, `default` first.
+        most: returns the maximum over all processes for each figure, of shape (n,).
     """
     failures = [_warmed(contender) for contender in contenders]
     failed = most(np.array([bool(said) for said in failures], np.float32))
@@ -104,7 +105,7 @@ def tried(contenders: Sequence[Contender], most: Most) -> Verdict:
 
 
 def _warmed(contender: Contender) -> str:
-    """What went wrong, in a line; nothing, as a rule."""
+    """Return the error of a candidate in one line; empty if it runs."""
     try:
         for _ in range(_WARM_UPS):
             _seconds(contender)
@@ -123,8 +124,8 @@ def _seconds(contender: Contender) -> float:
 
 
 @dataclass
-class _Lane:
-    """What a candidate took in the rounds that it was in."""
+class _Series:
+    """Times of a candidate in its rounds."""
 
     contender: Contender
     seconds: list[float] = field(default_factory=list)
@@ -142,11 +143,12 @@ class _Lane:
 
 
 def race(contenders: Sequence[Contender], most: Most) -> tuple[Timed, ...]:
-    """Rounds over all candidates, so that what else the machine does hits them alike.
+    """Time all candidates in rounds, so that other load affects them equally.
 
-    What is agreed upon decides how many, and which candidates go on: all processes do the same.
+    The number of rounds and the remaining candidates depend on agreed figures, so that all
+    processes do the same.
     """
-    lanes = [_Lane(contender) for contender in contenders]
+    lanes = [_Series(contender) for contender in contenders]
     going = list(lanes)
     spent = 0.0
     for number in range(1, MOST_ROUNDS + 1 if lanes else 1):
@@ -154,20 +156,20 @@ def race(contenders: Sequence[Contender], most: Most) -> tuple[Timed, ...]:
             lane.seconds.append(float(seconds))
             spent += float(seconds)
         if number >= _LOOKED_AT:
-            going = _hopeful(going)
+            going = _remaining(going)
         if number >= FEWEST_ROUNDS and (spent >= BUDGET_S or len(going) == 1):
             break
     return tuple(lane.timed() for lane in lanes)
 
 
-def _round(lanes: Sequence[_Lane], is_backwards: bool) -> np.ndarray:
-    """Each one's seconds, in the order of `lanes`."""
+def _round(lanes: Sequence[_Series], is_backwards: bool) -> np.ndarray:
+    """Return the seconds of each candidate, in the order of `lanes`."""
     order = reversed(lanes) if is_backwards else lanes
     taken = {lane.contender.name: _seconds(lane.contender) for lane in order}
     return np.array([taken[lane.contender.name] for lane in lanes], np.float32)
 
 
-def _hopeful(lanes: list[_Lane]) -> list[_Lane]:
+def _remaining(lanes: list[_Series]) -> list[_Series]:
     best = min(statistics.median(lane.seconds) for lane in lanes)
     kept = []
     for lane in lanes:
@@ -180,18 +182,18 @@ def _hopeful(lanes: list[_Lane]) -> list[_Lane]:
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """From the first quartile to the third."""
+    """Return the distance from the first quartile to the third."""
     first, third = np.percentile(seconds, (25, 75))
     return float(third - first)
 
 
 def choose(timed: Sequence[Timed]) -> Choice:
-    """The fastest that is faster than the default by more than the noise; else the default.
+    """Choose the fastest candidate that beats the default beyond the noise; else the default.
 
-    The noise is the larger of half of either one's spread and `LEAST_GAIN` of the default.
+    The noise is the larger of half of either spread and `LEAST_GAIN` of the default.
 
     Args:
-        timed: what was measured; where the default is not among it, it cannot run.
+        timed: measurements; if the default is missing, it cannot run.
     """
     default = next((one for one in timed if one.name == DEFAULT), None)
     if default is None:
@@ -202,11 +204,13 @@ def choose(timed: Sequence[Timed]) -> Choice:
         ratio = default.median_s / best.median_s
         return Choice(best.name, f"{ratio:.3g} times as fast as the default")
     alone_left = len(timed) == 1
-    return Choice(DEFAULT, "the only one" if alone_left else "nothing is faster beyond the noise")
+    return Choice(
+        DEFAULT, "the only candidate" if alone_left else "nothing is faster beyond the noise"
+    )
 
 
 def noise(default: Timed, other: Timed) -> float:
-    """Seconds by which two medians may differ without meaning."""
+    """Return the difference in seconds of two medians that is not significant."""
     return max(default.spread_s / 2, other.spread_s / 2, LEAST_GAIN * default.median_s)
 
 
@@ -214,4 +218,4 @@ def _fastest(timed: Sequence[Timed]) -> Choice:
     if not timed:
         return Choice(DEFAULT, "no candidate ran")
     best = min(timed, key=lambda one: one.median_s)
-    return Choice(best.name, "the fastest of those that run: the default does not")
+    return Choice(best.name, "the fastest one that runs; the default does not run")

@@ -1,7 +1,7 @@
-"""In which order the microbatches of a pipeline go through its stages.
+"""Orders of microbatches in the stages of `nbdist.stages`.
 
-A schedule is one order for all stages, in which everything comes after what it needs. Devices work
-by themselves once they are told to: tasks of different stages that stand side by side run together.
+A schedule is one list for all stages, in which each task follows the tasks that it needs. Devices
+run asynchronously: adjacent tasks of different stages run at the same time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ class Task(NamedTuple):
     """One microbatch at one stage.
 
     Attributes:
-        stage: from 0.
-        micro: which microbatch, from 0.
-        forward: else backward.
+        stage: number of the stage, from 0.
+        micro: number of the microbatch, from 0.
+        forward: forward pass, or backward pass if false.
     """
 
     stage: int
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 
 
 def forward_only(stages: int, micro: int) -> tuple[Task, ...]:
-    """By diagonals: a stage is at a microbatch while the one before it is at the next."""
+    """Return the tasks of a forward pass by diagonals: stage s has microbatch t - s in tick t."""
     return tuple(
         Task(stage, tick - stage, forward=True)
         for tick in range(micro + stages - 1)
@@ -34,10 +34,10 @@ def forward_only(stages: int, micro: int) -> tuple[Task, ...]:
 
 
 def one_forward_one_backward(stages: int, micro: int) -> tuple[Task, ...]:
-    """Each stage goes forward until what it began comes back, then forward and back in turn.
+    """Return the tasks of a 1F1B schedule: each stage alternates after its first forward passes.
 
-    A stage so holds what backward needs of `stages - stage` microbatches at most, however many
-    there are: PipeDream-Flush, Narayanan et al., 2021, arXiv:2104.04473, section 2.2.1.
+    A stage stores the values for the backward pass of at most `stages - stage` microbatches
+    (PipeDream-Flush: Narayanan et al., 2021, arXiv:2104.04473, section 2.2.1).
     """
     waiting = [_own(stage, stages, micro) for stage in range(stages)]
     done: set[Task] = set()
@@ -51,17 +51,8 @@ def one_forward_one_backward(stages: int, micro: int) -> tuple[Task, ...]:
     return tuple(ordered)
 
 
-def most_held(tasks: tuple[Task, ...], stages: int) -> tuple[int, ...]:
-    """Of how many microbatches each stage holds what backward needs, at most."""
-    held, most = [0] * stages, [0] * stages
-    for task in tasks:
-        held[task.stage] += 1 if task.forward else -1
-        most[task.stage] = max(most[task.stage], held[task.stage])
-    return tuple(most)
-
-
 def _own(stage: int, stages: int, micro: int) -> list[Task]:
-    """What a stage does, in order."""
+    """Return the tasks of one stage, in order."""
     ahead = min(stages - 1 - stage, micro)
     forward = [Task(stage, number, forward=True) for number in range(micro)]
     backward = [Task(stage, number, forward=False) for number in range(micro)]
@@ -70,7 +61,7 @@ def _own(stage: int, stages: int, micro: int) -> list[Task]:
 
 
 def _needs(task: Task, stages: int) -> set[Task]:
-    """What has to be done before, beside what the same stage does."""
+    """Return the tasks of other stages, or of the same microbatch, that a task needs."""
     if task.forward:
         return {task._replace(stage=task.stage - 1)} if task.stage else set()
     if task.stage < stages - 1:

@@ -1,4 +1,4 @@
-"""Whether layers, rows and a mesh fit a pipeline: what is wrong, and what would be right."""
+"""Checks that layers, rows and a mesh fit a pipeline; errors name the remedy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from nbdist.errors import UsageError
+from nbdist.planner.graph.pipeline_schedule import layers_fault, rows_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,42 +18,39 @@ if TYPE_CHECKING:
 
 
 def check_options(mesh: Mesh, axis: str, *, micro: int, rounds: int) -> None:
-    """Whether a pipeline can be made.
+    """Check the options of a pipeline.
 
     Raises:
-        UsageError: it cannot; every reason.
+        UsageError: options do not fit; all faults are listed.
     """
     wrong = [*_wrong_mesh(mesh, axis), *wrong_counts(micro=micro, rounds=rounds)]
     if not wrong and rounds > 1 and micro < mesh.shape[axis]:
         stages = mesh.shape[axis]
         wrong.append(
-            f"micro={micro} is less than the {stages} stages, and with rounds={rounds} the first "
-            f"stage would wait for the last: take micro={stages} or more, or rounds=1"
+            f"micro={micro} is less than the {stages} stages, so with rounds={rounds} "
+            f"the first stage would wait for the last: use micro={stages} or more, or "
+            "rounds=1"
         )
     if wrong:
         raise UsageError("; ".join(wrong))
 
 
 def check_layers(params: Any, stages: int, rounds: int) -> None:
-    """Whether leaves of shape [layers, ...] divide into blocks.
+    """Check that leaves of shape [layers, ...] divide into blocks.
 
     Raises:
-        UsageError: they do not, or disagree.
+        UsageError: they do not, or have different numbers of layers.
     """
-    layers, block = _common(params, "params", "layers", 0), rounds * stages
-    if layers % block or not layers:
-        times = f" x {rounds} rounds" if rounds > 1 else ""
-        raise UsageError(
-            f"{layers} layers do not divide into {stages} stages{times}: stack "
-            f"{_near(layers, block)}"
-        )
+    fault = layers_fault(_common(params, "params", "layers", 0), stages, rounds)
+    if fault:
+        raise UsageError(fault)
 
 
 def check_blocks(params: Any, stages: int, rounds: int) -> None:
-    """Whether leaves have the shape [rounds, stages, layers, ...].
+    """Check that leaves have the shape [rounds, stages, layers, ...].
 
     Raises:
-        UsageError: they have not, or disagree; each that has not.
+        UsageError: leaves have other shapes; all are listed.
     """
     wrong = [
         f"{_name(path, 'params')} {list(jnp.shape(leaf))}"
@@ -61,42 +59,38 @@ def check_blocks(params: Any, stages: int, rounds: int) -> None:
     ]
     if wrong:
         raise UsageError(
-            f"with rounds={rounds} params have shapes [{rounds} rounds, {stages} stages, layers, "
-            f"...], and these have not: {', '.join(wrong)}: call params = apply.place(params) "
-            "once, before the steps"
+            f"with rounds={rounds} params have shapes [{rounds} rounds, {stages} "
+            f"stages, layers, ...], but these differ: {', '.join(wrong)}: call params "
+            "= apply.place(params) once, before the steps"
         )
     _common(params, "params", "layers", 2)
 
 
 def check_rows(x: Any, micro: int) -> None:
-    """Whether leaves of shape [rows, ...] divide into microbatches.
+    """Check that leaves of shape [rows, ...] divide into microbatches.
 
     Raises:
-        UsageError: they do not, or disagree.
+        UsageError: they do not, or have different numbers of rows.
     """
-    rows = _common(x, "x", "rows", 0)
-    if rows % micro or not rows:
-        fitting = [str(number) for number in range(1, rows + 1) if rows % number == 0]
-        choice = f"take a micro of {', '.join(fitting)}, or " if fitting else "take "
-        raise UsageError(
-            f"{rows} rows do not divide into micro={micro}: {choice}{_near(rows, micro)} rows"
-        )
+    fault = rows_fault(_common(x, "x", "rows", 0), micro)
+    if fault:
+        raise UsageError(fault)
 
 
 def check_layer(
     layer: Callable[[Any, Any], Any], params: Any, x: Any, *, lead: int, micro: int
 ) -> None:
-    """Whether a layer's output can be the next one's input.
+    """Check that a layer's output can be the input of the next layer.
 
     Args:
-        layer: that is repeated.
-        params: leaves with `lead` dimensions before those of one layer's.
+        layer: the layer function.
+        params: leaves with `lead` dimensions before those of one layer.
         x: leaves of shape [rows, ...].
-        lead: how many.
-        micro: how many microbatches the rows are.
+        lead: number of leading dimensions.
+        micro: number of microbatches.
 
     Raises:
-        UsageError: it cannot: shapes or types differ.
+        UsageError: shapes or types differ.
     """
 
     def abstract(leaf: Any, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
@@ -109,9 +103,9 @@ def check_layer(
     made = jax.eval_shape(layer, one, rows)
     if _described(made) != _described(rows):
         raise UsageError(
-            f"the layer makes {_described(made)} of {_described(rows)}: in a pipeline each layer's "
-            "output is the next one's input: keep shapes and types, and put what changes them "
-            "before or behind the pipeline"
+            f"the layer returns {_described(made)} for {_described(rows)}: in a "
+            "pipeline each layer's output is the next one's input: keep shapes and "
+            "types, and change them before or after the pipeline"
         )
 
 
@@ -127,17 +121,17 @@ def _wrong_mesh(mesh: Mesh, axis: str) -> Iterator[str]:
 
 
 def wrong_counts(**counts: int) -> Iterator[str]:
-    """What is wrong with numbers, by their names, that count something."""
+    """Yield the faults of named numbers that must be whole numbers from 1."""
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            yield f"{name}={count!r}: take a whole number from 1"
+            yield f"{name}={count!r}: use a whole number from 1"
 
 
 def _common(tree: Any, root: str, noun: str, dimension: int) -> int:
-    """The size of a dimension, which all leaves have in common.
+    """Return the common size of a dimension of all leaves.
 
     Raises:
-        UsageError: they have not.
+        UsageError: the sizes differ.
     """
     counts = {
         _name(path, root): (*jnp.shape(leaf)[dimension:], None)[0]
@@ -147,8 +141,8 @@ def _common(tree: Any, root: str, noun: str, dimension: int) -> int:
     if count is None or len(set(counts.values())) > 1:
         said = ", ".join(f"{path} has {n}" for path, n in counts.items())
         raise UsageError(
-            f"dimension {dimension} of every leaf of {root} is its {noun}, as many in each: "
-            f"{said or 'there are no leaves'}"
+            f"dimension {dimension} of every leaf of {root} must be its {noun}, equal "
+            f"in all: {said or 'there are no leaves'}"
         )
     return count
 
@@ -157,12 +151,6 @@ def _name(path: Sequence[Any], root: str) -> str:
     return f"{root}{jax.tree_util.keystr(tuple(path))}"
 
 
-def _near(count: int, block: int) -> str:
-    """The multiples next to a number."""
-    below = count // block * block
-    return f"{below} or {below + block}" if below else str(block)
-
-
 def _described(tree: Any) -> str:
-    """Shapes and types, as `float32[4,8]`; of a tree with its structure."""
+    """Return shapes and types, such as `float32[4,8]`, in the structure of a tree."""
     return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree))

@@ -1,8 +1,9 @@
-"""Layers that are all alike, in a pipeline over an axis of a mesh, as one program.
+"""Equal layers in a pipeline over a mesh axis, as one program.
 
-The stages' inputs are one array with an axis of the mesh as its first dimension. In each tick all
-stages are one `vmap`, and a roll by one stage hands their outputs on, which XLA makes a collective
-permute of (the "shifted buffer" of GSPMD: Xu et al., 2021, arXiv:2105.04663, section 3.3).
+The inputs of all stages are one array, whose first dimension is cut over the mesh axis. In each
+tick all stages are one `vmap`, and a roll by one stage passes their outputs on. XLA compiles it to
+a collective permute (the "shifted buffer" of GSPMD: Xu et al., 2021, arXiv:2105.04663, section
+3.3).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nbdist.errors import UsageError
+from nbdist.jaxpr.pipeline.schedule import chosen, of_stage
 from nbdist.parallel.pipeline.stacked_layer_checks import (
     check_blocks,
     check_layer,
@@ -27,6 +29,7 @@ from nbdist.parallel.placement.leaves import leaves_of
 from nbdist.parallel.placement.place import place
 from nbdist.parallel.placement.target_tree import spread_of
 from nbdist.parallel.placement.targets import spec_over
+from nbdist.planner.graph.pipeline_schedule import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
 
 _OPEN = PartitionSpec.UNCONSTRAINED
 _WHOLE = PartitionSpec()
-_PICKING = {"dynamic_slice", "gather", "reshape", "squeeze"}
-"""What takes a round's params out of all: as quickly done again as read."""
+_SELECTING = {"dynamic_slice", "gather", "reshape", "squeeze"}
+"""Primitives that select a round's parameters: to repeat them is as fast as to read results."""
 
 
 def pipelined(
@@ -87,15 +90,15 @@ def pipelined(
 
 @dataclass(frozen=True, eq=False)
 class Pipelined:
-    """Layers in a pipeline: `apply(params, x)` gives what they make of x, one after another.
+    """Layers in a pipeline: `apply(params, x)` applies them one after another.
 
     Attributes:
-        layer: that is applied.
-        mesh: on whose devices.
-        axis: of the mesh, a stage each place.
-        micro: how many microbatches.
-        rounds: how often each goes around.
-        remat: whether layers' insides are computed anew.
+        layer: the layer function.
+        mesh: the mesh of its devices.
+        axis: mesh axis of the stages.
+        micro: number of microbatches.
+        rounds: passes of each microbatch through all stages.
+        remat: whether the insides of layers are recomputed.
     """
 
     layer: Callable[[Any, Any], Any]
@@ -112,15 +115,15 @@ class Pipelined:
 
     @property
     def bubble(self) -> float:
-        """The share of a pass's ticks in which a stage has nothing to do.
+        """Share of a pass's ticks in which a stage is idle.
 
-        (stages - 1) / (rounds micro + stages - 1): Narayanan et al., 2021, arXiv:2104.04473,
-        section 2.2, whose fraction (stages - 1) / (rounds micro) is of the ticks that are of use.
+        (stages - 1) / (rounds micro + stages - 1). Narayanan et al., 2021, arXiv:2104.04473,
+        section 2.2, divide by the busy ticks instead: (stages - 1) / (rounds micro).
         """
         return (self.stages - 1) / self._ticks
 
     def place(self, params: Any, specs: Any = _WHOLE) -> Any:
-        """Each stage's layers on its own devices, so that no step has to move them.
+        """Place the layers of each stage on its devices, so that no step has to move them.
 
         Args:
             params: leaves of shape [layers, ...], in the order in which they are applied.
@@ -128,12 +131,12 @@ class Pipelined:
                 leaf; or a tree of them, with the structure of params or its beginning.
 
         Returns:
-            For one round leaves of the same shape, their first dimension cut over the axis; for
-            more of shape [rounds, stages, layers / (rounds stages), ...], the second one cut. Such
-            leaves go back to [layers, ...] by `leaf.reshape(-1, *leaf.shape[3:])`.
+            With one round, leaves of the same shape, whose first dimension is cut over the axis.
+                With more, leaves of shape [rounds, stages, layers / (rounds stages), ...], whose
+                second dimension is cut; `leaf.reshape(-1, *leaf.shape[3:])` restores [layers, ...].
 
         Raises:
-            UsageError: the layers do not divide, leaves are no arrays, or specs do not fit.
+            UsageError: the layers do not divide, leaves are not arrays, or specs do not fit.
         """
         leaves_of(params, "place")
         check_layers(params, self.stages, self.rounds)
@@ -146,18 +149,18 @@ class Pipelined:
         return place(params, spread)
 
     def __call__(self, params: Any, x: Any) -> Any:
-        """What the layers make of x.
+        """Apply the layers to x.
 
         Args:
-            params: leaves of shape [layers, ...], the layers a multiple of the stages, best cut
-                over the axis; for several rounds as `place` returns them.
-            x: leaves of shape [rows, ...], the rows a multiple of `micro`.
+            params: leaves of shape [layers, ...], whose number is a multiple of the stages, best
+                cut over the axis. With several rounds, use the result of `place`.
+            x: leaves of shape [rows, ...]; the rows are a multiple of `micro`.
 
         Returns:
-            As x.
+            Leaves of the shapes of x.
 
         Raises:
-            UsageError: something does not divide, or the layer changes shapes or types.
+            UsageError: sizes do not divide, or the layer changes shapes or types.
         """
         if self.rounds == 1:
             check_layers(params, self.stages, self.rounds)
@@ -169,7 +172,7 @@ class Pipelined:
 
     @property
     def _ticks(self) -> int:
-        return self.rounds * self.micro + self.stages - 1
+        return ticks(self.stages, self.micro, self.rounds)
 
     @cached_property
     def _compiled(self) -> Callable[[Any, Any], Any]:
@@ -178,7 +181,7 @@ class Pipelined:
 
     def _pipeline(self, params: Any, x: Any) -> Any:
         blocks = jax.tree.map(self._blocks, params)
-        # One slot more, for what stages give before the first microbatch has come through.
+        # One more slot stores results of ticks before the first microbatch leaves the last stage.
         kept = jax.tree.map(self._slots, x)
         state = jax.tree.map(lambda slots: slots[:, 0], kept)
         tick = partial(self._tick, blocks)
@@ -186,11 +189,11 @@ class Pipelined:
         return jax.tree.map(self._rows, kept)
 
     def _tick(self, blocks: Any, carry: tuple[Any, Any], t: jax.Array) -> tuple[Any, None]:
-        """All stages at once; stage s is at item t - s: microbatch item % micro of a round."""
+        """Run all stages; stage s has item t - s, which is microbatch item % micro of a round."""
         state, kept = carry
         stage = jnp.arange(self.stages)
         first = jax.tree.map(partial(_at, t % self.micro, dimension=1), kept)
-        fed = jax.tree.map(partial(_chosen, stage == 0), first, state)
+        fed = jax.tree.map(partial(chosen, stage == 0), first, state)
         made = jax.vmap(self._stage, in_axes=(1, 0, 0), spmd_axis_name=self.axis)(
             blocks, fed, t - stage
         )
@@ -203,7 +206,7 @@ class Pipelined:
         return (moved, kept), None
 
     def _stage(self, blocks: Any, x: Any, item: jax.Array) -> Any:
-        """A stage's layers of one round; blocks are of shape [rounds, layers, ...]."""
+        """Run the layers of a stage in one round; blocks have the shape [rounds, layers, ...]."""
         working = (item >= 0) & (item < self.rounds * self.micro)
         blocks, x = _gated((blocks, x), working)
         if self.rounds == 1:
@@ -217,7 +220,7 @@ class Pipelined:
 
     @cached_property
     def _picked(self) -> Callable[[Any, Any, jax.Array], Any]:
-        """A layer, by its params of all rounds; the round's are not kept anew for each tick."""
+        """Apply a layer, given its params of all rounds; no tick stores those of its round."""
 
         def apply(of_rounds: Any, x: Any, turn: jax.Array) -> Any:
             return self.layer(jax.tree.map(partial(_at, turn, dimension=0), of_rounds), x)
@@ -229,7 +232,7 @@ class Pipelined:
         return picked
 
     def _cut(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """[layers, ...] as [rounds, stages, layers of a block, ...]."""
+        """Return the shape [rounds, stages, layers of a block, ...] for [layers, ...]."""
         per = shape[0] // (self.rounds * self.stages)
         return (self.rounds, self.stages, per, *shape[1:])
 
@@ -239,16 +242,14 @@ class Pipelined:
         return jax.lax.with_sharding_constraint(cut, NamedSharding(self.mesh, spec))
 
     def _slots(self, leaf: jax.Array) -> jax.Array:
-        """Rows as [stages, micro + 1, rows of a microbatch, ...]; only stage 0's are used."""
+        """Return rows as [stages, micro + 1, rows of a microbatch, ...]; only stage 0 uses them."""
         micro = leaf.reshape(-1, self.micro, *leaf.shape[1:]).swapaxes(0, 1)
         slots = jnp.concatenate([micro, micro[:1]])
         return self._cut_over(jnp.broadcast_to(slots, (self.stages, *slots.shape)))
 
     def _rows(self, kept: jax.Array) -> jax.Array:
-        """What the first stage was handed last, as rows; a sum, so that only that is sent."""
-        micro = kept[:, : self.micro]
-        first = jnp.arange(self.stages) == 0
-        own = _chosen(first, micro, jnp.zeros_like(micro)).sum(0, dtype=micro.dtype)
+        """Return the final rows, which arrived at the first stage last."""
+        own: jax.Array = of_stage(kept[:, : self.micro], 0)
         return own.swapaxes(0, 1).reshape(-1, *own.shape[2:])
 
     def _cut_over(self, leaf: jax.Array) -> jax.Array:
@@ -263,10 +264,10 @@ class Pipelined:
 
 
 def _same(tree: Any, working: jax.Array) -> Any:
-    """The tree; its gradient is nothing where a stage has nothing to do.
+    """Return the tree; its gradient is zero for an idle stage.
 
-    What a stage makes of nothing may be infinite, or no number, and so would its gradients be, even
-    of an output that nobody uses.
+    The results of an idle stage may be infinite or NaN, and so would its gradients be, even if
+    nothing uses the results.
     """
     return tree
 
@@ -277,7 +278,7 @@ def _gated_forward(tree: Any, working: jax.Array) -> tuple[Any, jax.Array]:
 
 def _gated_backward(working: jax.Array, gradient: Any) -> tuple[Any, None]:
     def gated(leaf: Any) -> Any:
-        if leaf.dtype == jax.dtypes.float0:  # of integers
+        if leaf.dtype == jax.dtypes.float0:  # gradient of integers
             return leaf
         return jnp.where(working, leaf, jnp.zeros_like(leaf))
 
@@ -289,14 +290,9 @@ _gated.defvjp(_gated_forward, _gated_backward)
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether backward finds it as it was; a policy of `jax.checkpoint`."""
-    return primitive.name not in _PICKING
+    """Return whether the backward pass keeps it: a policy of `jax.checkpoint`."""
+    return primitive.name not in _SELECTING
 
 
 def _at(number: jax.Array, leaf: jax.Array, *, dimension: int) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(leaf, number, dimension, keepdims=False)
-
-
-def _chosen(flags: jax.Array, those: jax.Array, others: jax.Array) -> jax.Array:
-    """For each stage of the first dimension one or the other."""
-    return jnp.where(flags.reshape(-1, *[1] * (those.ndim - 1)), those, others)

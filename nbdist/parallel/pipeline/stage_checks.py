@@ -1,4 +1,4 @@
-"""Whether stages, their parameters and rows fit: what is wrong, and what would be right."""
+"""Checks that stages, their parameters and rows fit; errors name the remedy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jax.extend.core import concrete_or_error
 
 from nbdist.errors import UsageError
 from nbdist.parallel.pipeline.stacked_layer_checks import check_rows, wrong_counts
+from nbdist.parallel.placement.leaves import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_options(functions: Sequence[Callable[..., Any]], micro: int) -> None:
-    """Whether stages can be made.
+    """Check the options of stages.
 
     Raises:
-        UsageError: they cannot; every reason.
+        UsageError: options do not fit; all faults are listed.
     """
     wrong = [*_wrong_functions(functions), *wrong_counts(micro=micro)]
     if wrong:
@@ -30,10 +31,10 @@ def check_options(functions: Sequence[Callable[..., Any]], micro: int) -> None:
 
 
 def check_there(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> None:
-    """Whether there are parameters for each stage.
+    """Check that there are parameters for each stage.
 
     Raises:
-        UsageError: there are not, or arrays were donated; each fault.
+        UsageError: some are missing or were donated; all faults are listed.
     """
     wrong = [*_wrong_length(params, stage_places), *_faults(params, "params")]
     if wrong:
@@ -48,22 +49,23 @@ def check_call(
     *,
     gradients: bool = False,
 ) -> None:
-    """Whether stages can be called with these.
+    """Check the arguments of a call.
 
     Args:
-        params: for each stage.
-        x: with rows first.
+        params: parameters of each stage.
+        x: leaves with rows first.
         stage_places: of the stages.
-        micro: how many microbatches.
-        gradients: whether there are to be any, of all parameters.
+        micro: number of microbatches.
+        gradients: whether gradients of all parameters are needed.
 
     Raises:
-        UsageError: they cannot; every reason.
+        UsageError: arguments do not fit; all faults are listed.
     """
     if _is_abstract((params, x)):
         raise UsageError(
-            "stages are compiled one by one, each for its devices, and cannot be within jax.jit or "
-            "jax.vmap: call them outside; jax.grad may be around them"
+            "stages are compiled one by one, each for its devices, and cannot run "
+            "inside jax.jit or jax.vmap: call them outside; jax.grad may be around "
+            "them"
         )
     check_there(params, stage_places)
     wrong = [*_faults(x, "x"), *_elsewhere(params, stage_places)]
@@ -82,12 +84,14 @@ def _wrong_functions(functions: Sequence[Any]) -> Iterator[str]:
         yield "there are no stages: give functions (params, x) -> y, nbdist.stages(f, g)"
     for number, function in enumerate(functions):
         if not callable(function):
-            yield f"stage {number} is {function!r}, and no function (params, x) -> y"
+            yield f"stage {number} is {function!r}, which is not a function (params, x) -> y"
 
 
 def _wrong_length(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> Iterator[str]:
     if not isinstance(params, (tuple, list)):
-        yield f"params is a {type(params).__name__}: give a tuple, with each stage's in order"
+        yield (
+            f"params is a {type(params).__name__}: give a tuple with the parameters of each stage"
+        )
     elif len(params) != len(stage_places):
         names = ", ".join(stage_place.function for stage_place in stage_places)
         yield (
@@ -100,15 +104,12 @@ def _faults(tree: Any, root: str) -> Iterator[str]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
         if array and leaf.is_deleted():
-            yield (
-                f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is gone, donated to a "
-                "function or deleted: take what that function returned"
-            )
+            yield f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} {GONE}"
         elif array and not leaf.is_fully_addressable:
             yield (
-                f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is over several processes, "
-                "and stages run on devices of their own process: give a NumPy array, or take "
-                "nbdist.pipelined over the mesh of all"
+                f"{root}{jax.tree_util.keystr(path)} {list(leaf.shape)} is on several "
+                "processes, and stages use devices of one process: give a NumPy array, "
+                "or use nbdist.pipelined over a mesh of all"
             )
 
 
@@ -148,6 +149,6 @@ def _whole_numbers(params: Sequence[Any]) -> Iterator[str]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             yield (
-                f"params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}, and gradients are "
-                "of floating-point numbers: let the function close over it"
+                f"params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}, and "
+                "gradients need floating-point numbers: let the function close over it"
             )

@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline run: each on a device, or on a mesh of its own."""
+"""Devices of the stages of `nbdist.stages`: one device or one mesh for each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nbdist.errors import UsageError
-from nbdist.records import DATA
+from nbdist.parallel.placement.meshes import flat_mesh, names_of
 from nbdist.worker.jax.runtime import platforms
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagePlace:
-    """A stage's function and its place.
+    """A stage's function and its devices.
 
     Attributes:
-        number: of the stage, from 0.
-        function: its name.
-        mesh: that it runs on; of one device where it has only that.
+        number: number of the stage, from 0.
+        function: name of the function.
+        mesh: its mesh, which may have one device.
     """
 
     number: int
@@ -40,16 +40,15 @@ class StagePlace:
 
     @property
     def where(self) -> str:
-        """The names of its devices; of many, the first and the last."""
-        names = [platforms.name_of(device) for device in self.mesh.devices.flat]
-        return ", ".join(names) if len(names) < 5 else f"{names[0]} ... {names[-1]}"
+        """Names of its devices; of many, the first and the last."""
+        return names_of(self.mesh.devices.flat)
 
     @property
     def title(self) -> str:
         return f"stage {self.number} ({self.function}, on {self.where})"
 
     def of_params(self, leaf: Any) -> Sharding:
-        """A leaf's own sharding, where that is over this mesh; else whole on each device."""
+        """Return a leaf's own sharding if it is over this mesh; else a replicated one."""
         if isinstance(leaf, jax.Array):
             own = leaf.sharding
             if isinstance(own, NamedSharding) and own.mesh == self.mesh:
@@ -57,14 +56,14 @@ class StagePlace:
         return self._over(PartitionSpec())
 
     def of_rows(self, leaf: Any) -> Sharding:
-        """Rows cut over the first axis; whole on each device where they do not divide."""
+        """Return a sharding of rows over the first axis; a replicated one if they do not divide."""
         axis = self.mesh.axis_names[0]
         shape = np.shape(leaf)
         cut = bool(shape) and shape[0] % self.mesh.shape[axis] == 0
         return self._over(PartitionSpec(axis) if cut else PartitionSpec())
 
     def _over(self, spec: PartitionSpec) -> Sharding:
-        if self.mesh.size == 1:  # so that arrays are as those of a plain `device_put`
+        if self.mesh.size == 1:  # the same as from a plain `device_put`
             return SingleDeviceSharding(self.mesh.devices.flat[0])
         return NamedSharding(self.mesh, spec)
 
@@ -72,14 +71,14 @@ class StagePlace:
 def stage_places_of(
     functions: Sequence[Callable[..., Any]], places: Sequence[Device | Mesh] | None
 ) -> tuple[StagePlace, ...]:
-    """A seat for each function.
+    """Return the devices of each function.
 
     Args:
         functions: at least one.
-        places: one for each; this process's devices in order, evenly, if None.
+        places: one device or mesh for each; this process's devices in equal parts if None.
 
     Raises:
-        UsageError: there are more or less places, or they are none that this process drives.
+        UsageError: the numbers differ, or other processes own the devices.
     """
     if places is None:
         meshes = _shared_out(jax.local_devices(), len(functions))
@@ -95,29 +94,24 @@ def stage_places_of(
 
 
 def _shared_out(devices: Sequence[Device], stages: int) -> list[Mesh]:
-    """As many devices for each stage; or of stages for each device, within one, next to it."""
+    """Divide devices among stages equally; if stages are more, several use one device."""
     each = len(devices) // stages
     if each:
-        return [_mesh(devices[each * stage : each * (stage + 1)]) for stage in range(stages)]
-    return [_mesh([devices[stage * len(devices) // stages]]) for stage in range(stages)]
-
-
-def _mesh(devices: Sequence[Device]) -> Mesh:
-    return Mesh(np.array(devices), (DATA,), axis_types=(AxisType.Auto,))
+        return [flat_mesh(devices[each * stage : each * (stage + 1)]) for stage in range(stages)]
+    return [flat_mesh([devices[stage * len(devices) // stages]]) for stage in range(stages)]
 
 
 def _mesh_of(place: Device | Mesh) -> Mesh:
-    return place if isinstance(place, Mesh) else _mesh([place])
+    return place if isinstance(place, Mesh) else flat_mesh([place])
 
 
 def _faults(stages: int, places: Sequence[Any]) -> Iterator[str]:
     if isinstance(places, (Mesh, jax.Device)):
-        yield f"devices is one {type(places).__name__}: give a list with one for each stage"
+        yield f"devices is one {type(places).__name__}: give a list with an entry for each stage"
         return
     if len(places) != stages:
         yield (
-            f"devices has {len(places)} entries for {stages} stages: give one for each, or leave "
-            "it out"
+            f"devices has {len(places)} entries for {stages} stages: give one for each, or omit it"
         )
     for number, place in enumerate(places):
         if not isinstance(place, (jax.Device, Mesh)):
@@ -127,6 +121,6 @@ def _faults(stages: int, places: Sequence[Any]) -> Iterator[str]:
             )
         elif not all(map(platforms.is_own, _mesh_of(place).devices.flat)):
             yield (
-                f"devices[{number}] is another process's: stages run on devices of their own "
-                "process; nbdist.pipelined cuts layers over a mesh of all"
+                f"devices[{number}] belongs to another process, and stages use devices of "
+                "one process: use nbdist.pipelined to cut layers over a mesh of all"
             )

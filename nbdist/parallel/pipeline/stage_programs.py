@@ -1,4 +1,4 @@
-"""A stage forward, and back: each compiled once, on the devices of what it is given."""
+"""Compiled programs of a stage, forward and backward, on the devices of their inputs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from nbdist.errors import NbdistError, UsageError
+from nbdist.jaxpr.microbatches import accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 @partial(jax.tree_util.register_dataclass, data_fields=["made"], meta_fields=["structure", "given"])
 @dataclass(frozen=True)
 class Kept:
-    """What backward needs of a forward pass, beside what that was given.
+    """Values of a forward pass that the backward pass needs, beside the inputs.
 
-    A program that returns what it was given makes a copy, and parameters would be there once for
-    each microbatch under way.
+    A program that returns an input copies it, and parameters would be stored once for each
+    microbatch in flight.
 
     Attributes:
-        made: arrays that forward has made.
-        structure: of the function that `jax.vjp` returned.
-        given: of each of its leaves, which of the inputs it is; -1 where it is of `made`.
+        made: arrays that the forward pass has made.
+        structure: structure of the function from `jax.vjp`.
+        given: for each of its leaves, the number of the input that it is; -1 if it is in `made`.
     """
 
     made: list[Any]
@@ -45,7 +46,7 @@ class Kept:
         return cls(made, structure, given)
 
     def back(self, inputs: Any) -> Callable[[Any], Any]:
-        """The function that `jax.vjp` returned."""
+        """Return the function from `jax.vjp`."""
         own, made = jax.tree.leaves(inputs), iter(self.made)
         leaves = [own[number] if number >= 0 else next(made) for number in self.given]
         function: Callable[[Any], Any] = jax.tree.unflatten(self.structure, leaves)
@@ -53,10 +54,10 @@ class Kept:
 
 
 class Step:
-    """A stage, compiled.
+    """A compiled stage.
 
     Args:
-        stage_place: where it runs, for errors.
+        stage_place: its devices, for errors.
         function: `(params, x) -> y`.
     """
 
@@ -65,32 +66,32 @@ class Step:
         self._function = function
         self._alone = jax.jit(function)
         self._forward = jax.jit(self._kept)
-        self._backward = jax.jit(self._pulled, donate_argnums=0)
+        self._backward = jax.jit(self._vjp, donate_argnums=0)
 
     def __call__(self, params: Any, x: Any) -> Any:
-        with told(self.stage_place.title):
+        with named_errors(self.stage_place.title):
             return self._alone(params, x)
 
     def forward(self, params: Any, x: Any) -> tuple[Any, Kept]:
-        """What the stage makes of x, and what `backward` needs."""
-        with told(self.stage_place.title):
+        """Return the stage's result for x, and the values that `backward` needs."""
+        with named_errors(self.stage_place.title):
             made: tuple[Any, Kept] = self._forward(params, x)
             return made
 
     def backward(self, total: Any, params: Any, x: Any, kept: Kept, above: Any) -> tuple[Any, Any]:
-        """Gradients added to those there are, which are used up, and that of x.
+        """Add gradients of the parameters to the sums, which are donated, and return that of x.
 
         Args:
-            total: gradients so far, of at least 32 bits.
-            params: as they were forward.
-            x: as it was forward.
-            kept: what forward returned.
-            above: the gradient of what the stage made.
+            total: sums of gradients so far, at least float32.
+            params: parameters of the forward pass.
+            x: input of the forward pass.
+            kept: values from `forward`.
+            above: gradient of the stage's result.
 
         Returns:
-            The new total; the gradient of x, or None for the first stage.
+            The new sums, and the gradient of x; None for the first stage.
         """
-        with told(f"backward of {self.stage_place.title}"):
+        with named_errors(f"backward of {self.stage_place.title}"):
             pulled: tuple[Any, Any] = self._backward(total, params, x, kept, above)
             return pulled
 
@@ -99,27 +100,28 @@ class Step:
         return self.stage_place.number == 0
 
     def _kept(self, params: Any, x: Any) -> tuple[Any, Kept]:
-        if self._is_first:  # x may be of whole numbers, such as tokens
+        if self._is_first:  # x may hold integers, such as tokens
             made, back = jax.vjp(lambda own: self._function(own, x), params)
         else:
             made, back = jax.vjp(self._function, params, x)
         return made, Kept.of(back, (params, x))
 
-    def _pulled(self, total: Any, params: Any, x: Any, kept: Kept, above: Any) -> tuple[Any, Any]:
+    def _vjp(self, total: Any, params: Any, x: Any, kept: Kept, above: Any) -> tuple[Any, Any]:
         own, *of_x = kept.back((params, x))(above)
         added = jax.tree.map(lambda sum_, new: sum_ + new.astype(sum_.dtype), total, own)
         return added, of_x[0] if of_x else None
 
 
 def zeros(params: Any) -> Any:
-    """Where gradients are added up: of params' shapes and places, and of 32 bits or more."""
+    """Return zeros for sums of gradients, at least float32, in the params' shapes and places."""
     return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, _wide(leaf.dtype), device=leaf.sharding), params
+        lambda leaf: jnp.zeros(leaf.shape, accumulator_dtype(leaf.dtype), device=leaf.sharding),
+        params,
     )
 
 
 def mean(total: Any, params: Any, micro: int) -> Any:
-    """The total over microbatches, as params: their types, and their places."""
+    """Return the mean over microbatches in the params' types and places."""
     return jax.tree.map(
         lambda sum_, leaf: jax.device_put(_over(sum_, micro, leaf.dtype), leaf.sharding),
         total,
@@ -132,16 +134,12 @@ def _over(total: jax.Array, micro: int, dtype: Any) -> jax.Array:
     return (total / micro).astype(dtype)
 
 
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 @contextlib.contextmanager
-def told(title: str) -> Iterator[None]:
-    """What fails in here is told with the stage's name.
+def named_errors(title: str) -> Iterator[None]:
+    """Name the stage in errors.
 
     Raises:
-        UsageError: whatever was raised; that is its cause.
+        UsageError: an error inside, which is its cause.
     """
     try:
         yield
@@ -149,4 +147,4 @@ def told(title: str) -> Iterator[None]:
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{title} cannot be run: {said}") from error
+        raise UsageError(f"{title} failed: {said}") from error

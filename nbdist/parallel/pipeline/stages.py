@@ -1,4 +1,4 @@
-"""Different functions one after another, each on devices of its own, with transfers in between."""
+"""Different functions in stages, each on its own devices, with transfers between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbdist.errors import UsageError
 from nbdist.parallel.pipeline import stage_checks
 from nbdist.parallel.pipeline.schedule import forward_only, one_forward_one_backward
 from nbdist.parallel.pipeline.stage_devices import stage_places_of
-from nbdist.parallel.pipeline.stage_programs import Step, mean, told, zeros
+from nbdist.parallel.pipeline.stage_programs import Step, mean, named_errors, zeros
 from nbdist.parallel.pipeline.transfers import Leg, Transfers
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ def stages(
 
 
 class Stages:
-    """Functions that run one after another: `stages(params, x)`, with params a tuple of theirs.
+    """Functions in stages: `stages(params, x)`; params is a tuple with those of each stage.
 
     Args:
         functions: `(params, x) -> y` each.
-        stage_places: where each runs.
-        micro: into how many microbatches rows are cut.
+        stage_places: devices of each.
+        micro: number of microbatches.
     """
 
     def __init__(
@@ -107,19 +107,19 @@ class Stages:
 
     @property
     def transfers(self) -> Transfers:
-        """What the last call moved; of gradients only what `value_and_grad` did."""
+        """Transfers of the last call; those of gradients only after `value_and_grad`."""
         legs = (Leg(source, target, nbytes) for (source, target), nbytes in self._moved.items())
         return Transfers(self.stage_places, tuple(legs))
 
     def place(self, params: Sequence[Any]) -> tuple[Any, ...]:
-        """Each stage's parameters on its devices.
+        """Place each stage's parameters on its devices.
 
         Args:
-            params: a tree of arrays for each stage. On a mesh they are put whole on each device,
-                unless a leaf has a `NamedSharding` over that mesh already.
+            params: a tree of arrays for each stage. They are replicated over a mesh, unless a leaf
+                has a `NamedSharding` over that mesh.
 
         Raises:
-            UsageError: there are more or less of them, or arrays were donated; each is named.
+            UsageError: the number of trees differs, or arrays were donated; all faults are listed.
         """
         stage_checks.check_there(params, self.stage_places)
         return tuple(
@@ -128,17 +128,17 @@ class Stages:
         )
 
     def __call__(self, params: Sequence[Any], x: Any) -> Any:
-        """What the last stage makes, of all rows, on its devices.
+        """Return the last stage's result for all rows, on its devices.
 
-        It returns before devices are done, and it may be under `jax.grad`, outside of `jax.jit`.
+        It returns before devices are done. It may run under `jax.grad`, but not inside `jax.jit`.
 
         Args:
-            params: as `place` returns them.
-            x: leaves of shape [rows, ...], the rows a multiple of `micro`.
+            params: as from `place`.
+            x: leaves of shape [rows, ...]; the rows are a multiple of `micro`.
 
         Raises:
-            UsageError: something does not divide, is elsewhere or gone, or is traced by `jax.jit`;
-                or a stage cannot be run, which is named, with the cause.
+            UsageError: sizes do not divide, arrays are elsewhere, deleted or traced by `jax.jit`,
+                or a stage fails; then the error names it, with the cause.
         """
         stage_checks.check_call(params, x, self.stage_places, self.micro)
         self._moved = Counter()
@@ -154,25 +154,27 @@ class Stages:
     def value_and_grad(
         self, loss: Callable[[Any, Any], Any]
     ) -> Callable[[Sequence[Any], Any, Any], tuple[jax.Array, tuple[Any, ...]]]:
-        """As `jax.value_and_grad`, where stages go forward and back in turn ("1F1B").
+        """Return a function for values and gradients, like `jax.value_and_grad`, under 1F1B.
 
-        Stage i holds what backward needs of `len(stages) - i` microbatches at most, however many
-        there are; see `nbdist.parallel.pipeline.schedule`. Gradients are added up in 32 bits or
-        more, and in one order: the same call gives the same bits.
+        Stage i stores the values for the backward pass of at most `len(stages) - i` microbatches;
+        see `nbdist.parallel.pipeline.schedule`. Gradients are summed at least in float32 and in a
+        fixed order: the same call gives the same bits.
 
         Args:
-            loss: `(what the last stage made, y) -> number`, a mean over a microbatch's rows.
+            loss: `(result of the last stage, y) -> number`, a mean over the rows of a microbatch.
 
         Returns:
-            `step(params, x, y) -> (value, gradients)`: the mean of all microbatches' losses, and a
-            tuple of each stage's gradients with the types and places of its parameters. Where
-            stages do not mix rows, that is what all rows at once give on one device.
+            `step(params, x, y) -> (value, gradients)`: the mean of the losses of all microbatches,
+                and a tuple of each stage's gradients in the types and places of its parameters. If
+                stages do not mix rows, this is the result of all rows at once on one device.
 
         Raises:
-            UsageError: when called, as `stages(params, x)` does.
+            UsageError: when the step is called, as from `stages(params, x)`.
         """
         if not callable(loss):
-            raise UsageError(f"loss is {loss!r}, and no function (what the last stage made, y)")
+            raise UsageError(
+                f"loss is {loss!r}, which is not a function (result of the last stage, y) -> number"
+            )
         graded = jax.jit(jax.value_and_grad(loss, allow_int=True))
 
         def step(params: Sequence[Any], x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -184,7 +186,7 @@ class Stages:
         return step
 
     def _part(self, tree: Any, micro: int) -> Any:
-        """The rows of a microbatch."""
+        """Return the rows of a microbatch."""
 
         def part(leaf: Any) -> Any:
             rows = len(leaf) // self.micro
@@ -196,11 +198,11 @@ class Stages:
         return self._to(stage, stage - 1 if stage else None, tree)
 
     def _to(self, target: int, source: int | None, tree: Any) -> Any:
-        """The tree with its rows at a stage's devices."""
+        """Return the tree with its rows on a stage's devices."""
         stage_place = self.stage_places[target]
 
         def moved(leaf: Any) -> Any:
-            if jax.dtypes.result_type(leaf) == jax.dtypes.float0:  # the gradient of a whole number
+            if jax.dtypes.result_type(leaf) == jax.dtypes.float0:  # gradient of an integer
                 return leaf
             there = stage_place.of_rows(leaf)
             self._moved[source, target] += _arriving(leaf, there)
@@ -210,7 +212,7 @@ class Stages:
 
 
 class _Pass:
-    """One call of what `value_and_grad` returns."""
+    """One call of the function from `value_and_grad`."""
 
     def __init__(
         self, stages: Stages, params: Sequence[Any], graded: Callable[..., tuple[Any, Any]]
@@ -232,7 +234,7 @@ class _Pass:
                 continue
             self._forward(stage, number, x)
             if stage == last:
-                self._lost(number, y)
+                self._run_loss(number, y)
         gradients = (
             mean(total, own, micro) for total, own in zip(self._totals, self._params, strict=True)
         )
@@ -245,10 +247,10 @@ class _Pass:
         self._made[stage, number] = made
         self._held[stage, number] = fed, kept
 
-    def _lost(self, number: int, y: Any) -> None:
+    def _run_loss(self, number: int, y: Any) -> None:
         last = len(self._stages.stage_places) - 1
         wanted = self._stages._to(last, None, self._stages._part(y, number))
-        with told("the loss"):
+        with named_errors("the loss"):
             value, above = self._graded(self._made.pop((last, number)), wanted)
         self._values.append(value)
         self._above[last, number] = above
@@ -264,19 +266,19 @@ class _Pass:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The rows of all microbatches, in order."""
+    """Return the rows of all microbatches, in order."""
     if len(parts) == 1:
         return parts[0]
     if not all(map(np.ndim, jax.tree.leaves(parts[0]))):
         raise UsageError(
-            "the last stage makes a number, and with several microbatches it has to make rows: "
-            "take value_and_grad(loss), whose loss makes the number"
+            "the last stage returns a number, and with several microbatches it must "
+            "return rows: use value_and_grad(loss), whose loss returns the number"
         )
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
 def _arriving(leaf: Any, there: Sharding) -> int:
-    """Bytes that devices get which do not have them yet."""
+    """Return the bytes that devices receive, without those that they have."""
     now = concrete_or_error(None, leaf)
     shape = np.shape(now)
     if isinstance(now, jax.Array) and now.sharding.is_equivalent_to(there, len(shape)):
@@ -287,18 +289,19 @@ def _arriving(leaf: Any, there: Sharding) -> int:
 
 @contextlib.contextmanager
 def _no_mesh(params: Any, x: Any) -> Iterator[None]:
-    """Leaves the mesh of `jax.set_mesh`: under it JAX refuses arrays on some of its devices.
+    """Leave the mesh of `jax.set_mesh`, under which JAX refuses arrays on some of its devices.
 
     Raises:
-        UsageError: there is one, and it cannot be left, as gradients are being traced.
+        UsageError: gradients are traced under a mesh, so that it cannot be left.
     """
     if jax.sharding.get_abstract_mesh().empty:
         yield
         return
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, x))):
         raise UsageError(
-            "a mesh is set (jax.set_mesh, or a cell's strategy), and within jax.grad it cannot be "
-            "left: take stages.value_and_grad(loss), or call jax.grad outside of the mesh"
+            "a mesh is set (jax.set_mesh, or a cell's strategy), which stages cannot "
+            "leave within jax.grad: use stages.value_and_grad(loss), or call "
+            "jax.grad outside of the mesh"
         )
     with jax.set_mesh(Mesh(np.empty((), object), ())):
         yield

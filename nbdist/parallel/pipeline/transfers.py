@@ -1,4 +1,4 @@
-"""What a call of stages has moved between them."""
+"""Transfers between stages in a call."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from nbdist.parallel.pipeline.stage_devices import StagePlace
     from nbdist.records import MimeBundle
 
-_HEADER = ("stage", "function", "devices", "in, from before", "in, gradients from behind")
+_HEADER = ("stage", "function", "devices", "in, from previous", "in, gradients from next")
 
 
 @dataclass(frozen=True)
 class Leg:
-    """What went from one stage to another.
+    """Transfers from one stage to another.
 
     Attributes:
-        source: the stage it came from; None for what the call was given.
-        target: the stage it went to.
-        nbytes: that have arrived at the target's devices, all microbatches together.
+        source: sending stage; None for inputs of the call.
+        target: receiving stage.
+        nbytes: bytes that arrived on the target's devices, for all microbatches.
     """
 
     source: int | None
@@ -32,11 +32,11 @@ class Leg:
 
 @dataclass(frozen=True)
 class Transfers:
-    """What the last call moved; a table in a notebook.
+    """Transfers of the last call; a table in a notebook.
 
     Attributes:
-        stage_places: where each stage runs.
-        legs: in the order in which they were first used; none before the first call.
+        stage_places: devices of each stage.
+        legs: transfers in the order of their first use; empty before the first call.
     """
 
     stage_places: tuple[StagePlace, ...]
@@ -44,7 +44,7 @@ class Transfers:
 
     @property
     def nbytes(self) -> int:
-        """Of all legs."""
+        """Bytes of all transfers."""
         return sum(leg.nbytes for leg in self.legs)
 
     def __repr__(self) -> str:

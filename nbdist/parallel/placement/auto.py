@@ -1,4 +1,4 @@
-"""`where="auto"`: what is large enough for the way goes to the quicker devices, if it fits."""
+"""`where="auto"`: large arrays go to faster devices if they fit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from nbdist.errors import UsageError
 from nbdist.parallel.placement import capacity
 from nbdist.parallel.placement.leaves import leaves_of
-from nbdist.parallel.placement.meshes import current_mesh
+from nbdist.parallel.placement.meshes import current_mesh, flat_mesh
 from nbdist.parallel.placement.named_layouts import named
 from nbdist.parallel.placement.targets import Target
-from nbdist.records import DATA
 from nbdist.views import formatting
 from nbdist.worker.jax.runtime import platforms
 from nbdist.worker.profiling.crossover import own_crossing
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax import Device
-    from jax.sharding import Sharding
+    from jax.sharding import Mesh, Sharding
 
     from nbdist.parallel.placement.leaves import Leaf
     from nbdist.records import Crossing
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided for a tree.
+    """A decision for a tree.
 
     Attributes:
-        shardings: of each leaf.
-        reason: why, in a sentence.
+        shardings: sharding of each leaf.
+        reason: the reason in a sentence.
     """
 
     shardings: tuple[Sharding, ...]
@@ -44,7 +43,7 @@ class Choice:
 
 
 class Automatic(Target):
-    """Decides for all arrays of a tree together, when it is first asked.
+    """A target that decides for all arrays of a tree together, when it is first used.
 
     Args:
         tree: of arrays.
@@ -55,7 +54,7 @@ class Automatic(Target):
 
     @functools.cached_property
     def choice(self) -> Choice:
-        """See `decide`."""
+        """The decision; see `decide`."""
         leaves, _ = leaves_of(self._tree, "place")
         return decide(leaves)
 
@@ -72,13 +71,13 @@ class Automatic(Target):
 
 
 def decide(leaves: Sequence[Leaf]) -> Choice:
-    """Where devices hold them best.
+    """Decide on which devices arrays are placed.
 
-    Arrays that are on devices of the default platform stay, and those over several processes.
-    Others go there where the largest is beyond the size from which on the way is worth it (see
-    `crossing`), and else stay with a CPU. Where one device has no room, they are cut over all of
-    them. Over several processes a cell computes on the whole mesh, and so they go there: to each
-    device, or cut over all where that has no room.
+    Arrays on devices of the default platform, or over several processes, stay. Others go to the
+    default platform if the largest is above the size from which on the transfer pays off (see
+    `crossing`), and otherwise to a CPU. If one device has no room, they are cut over all devices.
+    With several processes, a cell computes on the whole mesh, so arrays go there: replicated, or
+    cut if there is no room.
 
     Raises:
         UsageError: they fit nowhere.
@@ -99,12 +98,12 @@ def decide(leaves: Sequence[Leaf]) -> Choice:
     if large < measured.nbytes:
         return _room(leaves, own if is_cpu else host[:1], f"on one device, {measured.home}: {why}")
     if is_cpu:
-        return _spread(leaves, _mesh(own), f"cut over {len(own)} devices: {why}")
+        return _spread(leaves, flat_mesh(own), f"cut over {len(own)} devices: {why}")
     return _room(leaves, own, f"on {measured.there}: {why}")
 
 
 def _is_on(leaf: Leaf, own: Sequence[Device]) -> bool:
-    """Whether it is where this process computes, be it with others."""
+    """Return whether a leaf is on the devices with which this process computes."""
     if not isinstance(leaf.value, jax.Array):
         return False
     now: Sharding = leaf.value.sharding
@@ -113,7 +112,7 @@ def _is_on(leaf: Leaf, own: Sequence[Device]) -> bool:
 
 
 def _over(leaves: Sequence[Leaf], mesh: Mesh) -> Choice:
-    """Whole on each device of a mesh over several processes, or cut over it."""
+    """Return shardings over a mesh of several processes: replicated, or cut if there is no room."""
     whole = tuple(named("replicated", leaf.shape, mesh) for leaf in leaves)
     reason = f"on all {mesh.size} devices of the mesh, over which cells compute"
     try:
@@ -124,25 +123,25 @@ def _over(leaves: Sequence[Leaf], mesh: Mesh) -> Choice:
 
 
 def _words(measured: Crossing) -> str:
-    way = f"the way to {measured.there}"
+    way = f"the transfer to {measured.there}"
     if measured.size is None:
         last = measured.ways[-1]
         return (
-            f"{way} was worth it for no product that was measured, up to {last.size:,} x "
+            f"{way} did not pay off for any measured product, up to {last.size:,} x "
             f"{last.size:,} ({formatting.brief(last.home_s)} on {measured.home}, "
             f"{formatting.brief(last.there_s)} there)"
         )
     return (
-        f"{way} is worth it from {formatting.size(measured.nbytes)} on (measured: products of "
-        f"{measured.size:,.0f} x {measured.size:,.0f})"
+        f"{way} pays off from {formatting.size(measured.nbytes)} on (measured: "
+        f"products of {measured.size:,.0f} x {measured.size:,.0f})"
     )
 
 
 def _alone(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Choice:
-    """On the device with most room.
+    """Return shardings on the device with most free memory.
 
     Raises:
-        UsageError: there is not enough.
+        UsageError: there is not enough memory.
     """
     shardings = (SingleDeviceSharding(platforms.roomiest(devices)),) * len(leaves)
     capacity.check(leaves, shardings)
@@ -150,21 +149,17 @@ def _alone(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Ch
 
 
 def _room(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Choice:
-    """On one device, or where it has no room, over all of them."""
+    """Return shardings on one device, or over all devices if it has no room."""
     try:
         return _alone(leaves, devices, reason)
     except UsageError as full:
         if len(devices) == 1:
             raise
-        return _spread(leaves, _mesh(devices), f"cut over {len(devices)} devices: {full}")
-
-
-def _mesh(devices: Sequence[Device]) -> Mesh:
-    return Mesh(devices, (DATA,))
+        return _spread(leaves, flat_mesh(devices), f"cut over {len(devices)} devices: {full}")
 
 
 def _spread(leaves: Sequence[Leaf], mesh: Mesh, reason: str) -> Choice:
-    """Each leaf cut, if a dimension divides; else whole on each."""
+    """Return shardings that cut each leaf if a dimension divides; others are replicated."""
     shardings = tuple(_spread_sharding(leaf, mesh) for leaf in leaves)
     capacity.check(leaves, shardings)
     return Choice(shardings, reason)

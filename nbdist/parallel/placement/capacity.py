@@ -1,4 +1,4 @@
-"""Whether arrays fit where they are to go."""
+"""Check that arrays fit into the memory of their devices."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
     from nbdist.parallel.placement.leaves import Leaf
 
-_UNASKED_BYTES = 64 << 20
-"""What is less is not checked: to ask how much is free takes as long as to move a part of it."""
+_UNCHECKED_BYTES = 64 << 20
+"""Bytes below which nothing is checked: to read the free memory takes as long as to move a part."""
 
 
 def is_small(tree: Any) -> bool:
-    """Whether it is one array of one process that can be placed; nobody asks if it fits."""
+    """Return whether it is one small array of one process, for which memory is not checked."""
     return (
         isinstance(tree, (np.ndarray, jax.Array))
-        and tree.nbytes < _UNASKED_BYTES
+        and tree.nbytes < _UNCHECKED_BYTES
         and jax.process_count() == 1
         and not fault_of(tree)
     )
 
 
 def check(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> None:
-    """See that there is room for what has to be moved.
+    """Check that there is memory for the arrays to move.
 
     Raises:
-        UsageError: there is not; how much is missing on each device is said.
+        UsageError: there is not; the error lists the missing bytes on each device.
     """
-    if sum(leaf.nbytes for leaf in leaves) < _UNASKED_BYTES:
+    if sum(leaf.nbytes for leaf in leaves) < _UNCHECKED_BYTES:
         return
     lacking = [
-        f"{room} needs {formatting.size(needed)}, and {formatting.size(free)} are free: "
-        f"{formatting.size(needed - free)} are missing"
+        f"{room} needs {formatting.size(needed)}, and {formatting.size(free)} are "
+        f"free: {formatting.size(needed - free)} are missing"
         for room, needed, free in _rooms(needs(leaves, shardings))
         if needed > free
     ]
@@ -59,7 +59,7 @@ def check(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> None:
 
 
 def needs(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> dict[Device, int]:
-    """Bytes that each of this process's devices has to hold more."""
+    """Return the additional bytes on each of this process's devices."""
     found: dict[Device, int] = defaultdict(int)
     for leaf, sharding in zip(leaves, shardings, strict=True):
         if not is_there(leaf, sharding):
@@ -70,13 +70,13 @@ def needs(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> dict[Device,
 
 
 def part_bytes(shape: tuple[int, ...], nbytes: int, sharding: Sharding) -> int:
-    """Of an array on each device; of the greatest part, where they differ."""
+    """Return the bytes of an array on each device; the largest part if they differ."""
     held: int = math.prod(sharding.shard_shape(shape))
     return nbytes // max(1, math.prod(shape)) * held
 
 
 def _rooms(needed: dict[Device, int]) -> list[tuple[str, int, int]]:
-    """Devices that have memory of their own; CPUs, which share their host's, are one."""
+    """Return memories with needed and free bytes; all CPUs share that of their host."""
     rooms, shared = [], 0
     for device, nbytes in needed.items():
         free = platforms.free_bytes(device)

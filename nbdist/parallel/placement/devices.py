@@ -1,8 +1,7 @@
-"""The devices that this process knows: what they are, and what they reach.
+"""Devices that this process knows, with their measured rates.
 
-As a program of its own (`python -m nbdist.parallel.placement.devices [--bench]`) it writes the same
-for a notebook whose kernel has not imported JAX: JAX would take most of a GPU's memory there, which
-workers need.
+As a program (`python -m nbdist.parallel.placement.devices [--bench]`) it writes them for a notebook
+whose kernel has not imported JAX: there, JAX would take most of a GPU's memory, which workers need.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ def devices(*, bench: bool = False) -> DevicesPicture:
 
 
 def devices_apart(*, bench: bool) -> DevicesPicture:
-    """As `devices`, of a process of its own, where this one has not imported JAX.
+    """Return `devices` from another process if this one has not imported JAX.
 
     Raises:
-        UsageError: that process ended with an error.
+        UsageError: that process failed.
     """
     if "jax" in sys.modules:
         return devices(bench=bench)
@@ -70,14 +69,14 @@ def devices_apart(*, bench: bool) -> DevicesPicture:
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         last = said.decode(errors="replace").strip().splitlines()[-1:]
-        raise UsageError(f"JAX could not tell of this machine's devices: {''.join(last)}") from None
+        raise UsageError(f"JAX cannot list this machine's devices: {''.join(last)}") from None
     seen = msgspec.msgpack.decode(ended.stdout, type=DevicesSeen)
     _benched[:] = [seen.bench] if seen.bench else _benched
     return _picture(structs.replace(seen, bench=_benched[-1] if _benched else None))
 
 
 _benched: list[Bench] = []
-"""What was measured in this process last."""
+"""Last measurements of this process."""
 
 
 def _see(*, bench: bool) -> DevicesSeen:
@@ -87,7 +86,7 @@ def _see(*, bench: bool) -> DevicesSeen:
 
     if bench:
         _benched[:] = [_measured()]
-    alone = jax.process_count() == 1  # else every process has to look, as they do to measure
+    alone = jax.process_count() == 1  # otherwise every process must look, as for `bench`
     topology, fault = _topology() if alone or bench else (None, "")
     return DevicesSeen(
         devices=tuple(platforms.states()),
@@ -108,7 +107,7 @@ def _measured() -> Bench:
 
 
 def _topology() -> tuple[Topology | None, str]:
-    """Of this process's own devices; why there is none, where nobody knows them."""
+    """Return the topology of this process's own devices, or None and the reason."""
     from nbdist.worker.planning.plan_step import live_target, local_devices
 
     try:

@@ -1,4 +1,4 @@
-"""Layouts within traced code: what `place` does in `jax.jit`, and in step cells."""
+"""`place` in traced code, in `jax.jit` and in step cells: sharding constraints."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
 
 
 def is_traced() -> bool:
-    """Whether JAX is tracing a program here."""
+    """Return whether JAX is tracing a program here."""
     return not trace_state_clean()
 
 
 def constrained(tree: Any, where: Any, mesh: Mesh | AbstractMesh | None) -> Any:
-    """The same arrays, which the program being traced is to have laid out so.
+    """Constrain the layouts of arrays in the program that is traced.
 
     Args:
-        tree: of arrays, traced ones among them.
-        where: a layout's name, a `PartitionSpec` or a `NamedSharding`, or a tree of them. Where
-            only gradients are traced, a device as well.
-        mesh: for layouts and specs; the one that is set or the strategy's, where it is None.
+        tree: arrays, some of them traced.
+        where: a layout's name, a `PartitionSpec` or a `NamedSharding`, or a tree of them; a device
+            as well if only gradients are traced.
+        mesh: for layouts and specs; by default the set mesh, or the strategy's.
 
     Raises:
-        UsageError: another place, which a program cannot change, or sizes do not divide; each leaf.
+        UsageError: a program cannot move arrays to this place, or sizes do not divide; all leaves
+            are listed.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     places = spread_of(tree, where, lambda place, _: place)
@@ -71,14 +72,14 @@ def _sharding(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> Named
         checked(leaf, where)
         return where
     raise UsageError(
-        f"where={where!r} within jax.jit or a step cell: a program runs where its arguments are. "
-        f"It can be told how to cut what it makes: {', '.join(LAYOUTS)}, a PartitionSpec or a "
-        "NamedSharding; to move data elsewhere, call place outside"
+        f"where={where!r} within jax.jit or a step cell: a program runs on the "
+        f"devices of its arguments. To cut its values, use {', '.join(LAYOUTS)}, "
+        "a PartitionSpec or a NamedSharding; to move data, call place outside"
     )
 
 
 def _has_value(value: Any) -> bool:
-    """Whether it is only traced for its gradient."""
+    """Return whether it has a value, and is traced only for its gradient."""
     try:
         concrete_or_error(None, value)
     except ConcretizationTypeError:
@@ -87,7 +88,7 @@ def _has_value(value: Any) -> bool:
 
 
 def _mesh() -> Mesh | AbstractMesh:
-    """`jax.sharding.get_mesh` refuses to tell in traced code."""
+    """Return the current mesh; `jax.sharding.get_mesh` raises in traced code."""
     abstract = jax.sharding.get_abstract_mesh()
     if not abstract.empty:
         return abstract

@@ -1,4 +1,4 @@
-"""The arrays of a tree, each with its path, and what is wrong with those that are none."""
+"""Arrays of a tree with their paths, and faults of other leaves."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ _WIDE = (
     'jax.config.update("jax_enable_x64", True) before anything is made'
 )
 
+GONE = "was donated to a function or deleted: use the array that the function returned"
+"""Fault of an array that was deleted."""
+
 
 class Leaf(NamedTuple):
     """An array of a tree.
 
     Attributes:
-        keys: to it, from the tree's root.
+        keys: path from the tree's root.
         value: a `jax.Array`, a NumPy array or a number.
-        shape: of it.
-        nbytes: that it takes on a device that holds all of it.
+        shape: shape of the array.
+        nbytes: bytes of the whole array.
     """
 
     keys: tuple[Any, ...]
@@ -38,35 +41,35 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """As Python writes it, `['w'][0]`; empty where the tree is one array."""
+        """Path as Python code, `['w'][0]`; empty if the tree is one array."""
         written: str = jax.tree_util.keystr(self.keys)
         return written
 
     @property
     def name(self) -> str:
-        """For people: where it is in the tree, and its shape."""
+        """Path and shape for messages."""
         return f"{self.path or 'the array'} {list(self.shape)}"
 
 
 def leaves_of(tree: Any, what: str) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
-    """The tree's arrays, in order, and its structure.
+    """Return the tree's arrays in order, and its structure.
 
     Args:
-        tree: of arrays and numbers.
-        what: the function that was called, for the error.
+        tree: arrays and numbers.
+        what: name of the called function, for errors.
 
     Raises:
-        UsageError: leaves are no arrays, or were donated: each of them.
+        UsageError: leaves are not arrays or were donated; all are listed.
     """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     wrong = [said for path, value in found if (said := _wrong(path, value))]
     if wrong:
-        raise UsageError(f"{what} takes trees of arrays that are there: {'; '.join(wrong)}")
+        raise UsageError(f"{what} accepts trees of arrays: {'; '.join(wrong)}")
     return [_leaf(path, value) for path, value in found], structure
 
 
 def _wrong(path: Sequence[Any], value: Any) -> str:
-    """What is; nothing of an array that can be placed."""
+    """Return the fault of a leaf with its path; empty if it can be placed."""
     fault = fault_of(value)
     if not fault:
         return ""
@@ -74,29 +77,32 @@ def _wrong(path: Sequence[Any], value: Any) -> str:
 
 
 def fault_of(value: Any) -> str:
-    """Why it cannot be placed; nothing where it can."""
+    """Return why a leaf cannot be placed; empty if it can."""
     if isinstance(value, (np.ndarray, np.generic)):
         return _fault_of_numpy(np.asanyarray(value))
     if not isinstance(value, jax.Array):
         if isinstance(value, int) and _is_lost(value, value, np.int32):
             return f"is {value}, and {_WIDE}"
         number = isinstance(value, _NUMBERS)
-        return "" if number else f"is a {type(value).__name__}: make it an array, or leave it out"
+        return (
+            "" if number else f"is a {type(value).__name__}: convert it to an array, or remove it"
+        )
     if isinstance(value, jax.core.Tracer):
         return "is traced (within jax.jit or jax.grad): call it outside"
-    if value.is_deleted():
-        return (
-            f"{list(value.shape)} is gone, donated to a function or deleted: take what that "
-            "function returned"
-        )
-    return ""
+    return f"{list(value.shape)} {GONE}" if value.is_deleted() else ""
 
 
 def _fault_of_numpy(value: np.ndarray) -> str:
     if isinstance(value, np.ma.MaskedArray):
-        return "is masked, and JAX has no masks: give .filled(...), and the mask as another array"
+        return (
+            "is masked, which JAX does not support: give .filled(...), and the mask "
+            "as another array"
+        )
     if value.dtype.kind in "OSUMm" or value.dtype.names or value.dtype in _TOO_LONG:
-        return f"is of {value.dtype}, which JAX has not: make numbers of it, such as float32"
+        return (
+            f"is of {value.dtype}, which JAX does not support: convert it to numbers, "
+            "such as float32"
+        )
     short = _SHORT.get(value.dtype)
     if short and value.size and _is_lost(int(value.min()), int(value.max()), short):
         return f"has numbers from {value.min()} to {value.max()}, and {_WIDE}"
@@ -104,7 +110,7 @@ def _fault_of_numpy(value: np.ndarray) -> str:
 
 
 def _is_lost(least: int, most: int, short: Any) -> bool:
-    """Whether JAX, which has integers of 32 bits unless told otherwise, would cut them off."""
+    """Return whether JAX would truncate integers, which have 32 bits unless x64 is enabled."""
     if jax.config.read("jax_enable_x64"):
         return False
     bounds = np.iinfo(short)

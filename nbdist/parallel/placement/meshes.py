@@ -1,4 +1,4 @@
-"""Meshes by the names and sizes of their axes, with the devices in the order of their links."""
+"""Meshes from names and sizes of axes, with devices ordered by their links."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from jax.sharding import AxisType, Mesh
 from nbdist.errors import UsageError
 from nbdist.parallel.placement.axes import ROLES, role_of
 from nbdist.records import DATA
-from nbdist.worker.jax.runtime import processes
+from nbdist.worker.jax.runtime import platforms, processes
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from jax import Device
+
+_SHOWN = 4
+"""Names of devices in a line; of more, the first and the last."""
 
 
 def meshes(axes: Mapping[str, int], devices: Sequence[Device] | None = None) -> Mesh:
@@ -59,7 +62,7 @@ def meshes(axes: Mapping[str, int], devices: Sequence[Device] | None = None) -> 
 
 
 def current_mesh() -> Mesh:
-    """That of `jax.set_mesh`, else the strategy's, else one axis over all devices."""
+    """Return the mesh of `jax.set_mesh`, else the strategy's, else one axis over all devices."""
     set_one = jax.sharding.get_mesh()
     if not set_one.empty:
         return set_one
@@ -67,14 +70,25 @@ def current_mesh() -> Mesh:
     if strategy is not None:
         own: Mesh = strategy.mesh
         return own
-    return Mesh(np.array(jax.devices()), (DATA,), axis_types=(AxisType.Auto,))
+    return flat_mesh(jax.devices())
+
+
+def flat_mesh(devices: Sequence[Device]) -> Mesh:
+    """Return a mesh of one axis, `data`, over these devices."""
+    return Mesh(np.array(devices, dtype=object), (DATA,), axis_types=(AxisType.Auto,))
+
+
+def names_of(devices: Iterable[Device]) -> str:
+    """Return the devices' names; of more than four, the first and the last."""
+    names = [platforms.name_of(device) for device in devices]
+    return ", ".join(names if len(names) <= _SHOWN else (names[0], "...", names[-1]))
 
 
 def _chosen(devices: Sequence[Device] | None) -> list[Device]:
     chosen = list(jax.devices() if devices is None else devices)
     named = [device for device in chosen if isinstance(device, (str, int))]
-    wrong = [f"{device!r} is no device: take some of jax.devices()" for device in named]
-    wrong += [f"{d} is there {n} times" for d, n in Counter(chosen).items() if n > 1]
+    wrong = [f"{device!r} is not a device: use some of jax.devices()" for device in named]
+    wrong += [f"{d} is listed {n} times" for d, n in Counter(chosen).items() if n > 1]
     if wrong or not chosen:
         raise UsageError(f"devices={devices!r}: {'; '.join(wrong) or 'there are none'}")
     return chosen
@@ -86,16 +100,21 @@ def _sizes(axes: Mapping[str, int], devices: int) -> dict[str, int]:
             f'axes={axes!r}: meshes needs names and sizes of axes, as in {{"data": -1, "model": 2}}'
         )
     wrong = [
-        f"axis {name!r} has size {size!r}: take a whole number from 1, or -1 for what is left"
+        (
+            f"axis {name!r} has size {size!r}: use a whole number from 1, or -1 for "
+            "the remaining devices"
+        )
         for name, size in axes.items()
         if not isinstance(size, (int, np.integer))
         or isinstance(size, bool)
         or (size < 1 and size != -1)
     ]
-    wrong += [f"axis {name!r} is no name: take text" for name in axes if not isinstance(name, str)]
+    wrong += [
+        f"axis {name!r} is not a name: use a string" for name in axes if not isinstance(name, str)
+    ]
     open_axes = [name for name, size in axes.items() if size == -1]
     if len(open_axes) > 1:
-        wrong.append(f"{' and '.join(map(repr, open_axes))} are both -1: one axis may be")
+        wrong.append(f"{' and '.join(map(repr, open_axes))} are both -1: use it for one axis")
     if wrong:
         raise UsageError("; ".join(wrong))
     given = math.prod(size for size in axes.values() if size != -1)
@@ -109,20 +128,15 @@ def _sizes(axes: Mapping[str, int], devices: int) -> dict[str, int]:
     return {name: devices // given if size == -1 else int(size) for name, size in axes.items()}
 
 
-def _is_size(size: object) -> bool:
-    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    return whole and (size == -1 or size >= 1)  # type: ignore[operator]  # whole
-
-
 def _grid(shape: list[int], devices: list[Device]) -> np.ndarray:
-    """Devices of this shape, the innermost axis last."""
+    """Return devices in this shape, the innermost axis last."""
     if devices[0].platform != "tpu":
         hosts = processes.hosts()
         ordered = sorted(
             devices, key=lambda d: (hosts.index(hosts[d.process_index]), d.process_index, d.id)
         )
         return np.array(ordered, dtype=object).reshape(shape)
-    slices = len({_slice_of(device) for device in devices})
+    slices = len({slice_of(device) for device in devices})
     if slices == 1:
         one: np.ndarray = mesh_utils.create_device_mesh(
             shape, devices, allow_split_physical_axes=True
@@ -137,7 +151,7 @@ def _grid(shape: list[int], devices: list[Device]) -> np.ndarray:
 
 
 def _across(shape: list[int], slices: int) -> list[int]:
-    """How often each axis crosses slices: the outermost as often as they can."""
+    """Return how often each axis crosses slices: outer axes as often as possible."""
     left, across = slices, []
     for size in shape:
         across.append(math.gcd(size, left))
@@ -145,6 +159,6 @@ def _across(shape: list[int], slices: int) -> list[int]:
     return across
 
 
-def _slice_of(device: Device) -> int:
-    """Of TPUs in several slices, which; see `jax.experimental.mesh_utils`."""
+def slice_of(device: Device) -> int:
+    """Return the slice of a TPU; see `jax.experimental.mesh_utils`."""
     return int(getattr(device, "slice_index", 0))

@@ -1,7 +1,7 @@
-"""Arrays to places that several processes share.
+"""Placement of arrays on devices of several processes.
 
-`jax.device_put` gathers NumPy's arrays on all processes to compare them, which takes seconds for
-some megabytes, and takes numbers that are none for different (JAX 0.10.2).
+`jax.device_put` gathers NumPy arrays on all processes to compare them. This takes seconds for some
+megabytes, and reports NaN values as different (JAX 0.10.2).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 def move_all(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> list[Any]:
-    """The arrays where they are to be; every process has to call it, with as many.
+    """Move arrays; every process must call this with as many arrays.
 
     Raises:
-        UsageError: processes have different values, or none has all of an array: the same on all.
+        UsageError: values differ between processes, or no process has all of an array. All
+            processes raise the same error.
     """
     keys = [_key_kind(leaf.value) for leaf in leaves]
     leaves = [
@@ -53,7 +54,7 @@ def move_all(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> list[Any]
 
 
 def _key_kind(value: Any) -> Any:
-    """How keys of random numbers are made, which `device_put` does not move; None of all else."""
+    """Return the implementation of random keys, which `device_put` cannot move; else None."""
     is_keys = isinstance(value, jax.Array) and jax.dtypes.issubdtype(
         value.dtype, jax.dtypes.prng_key
     )
@@ -61,12 +62,12 @@ def _key_kind(value: Any) -> Any:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-    """Whether it is of several processes, as all of them see it alike."""
+    """Return whether a sharding spans several processes, the same in all of them."""
     return len({device.process_index for device in sharding.device_set}) > 1
 
 
 class _Whole:
-    """All of an array, in this process's memory.
+    """A whole array in this process's memory.
 
     Args:
         value: an array or a number.
@@ -84,7 +85,7 @@ class _Whole:
 
 
 def _source(leaf: Leaf, sharding: Sharding) -> Any:
-    """What `device_put` can move itself, or all of it; decided alike on all processes.
+    """Return the array if `device_put` can move it, else all of it; the same in all processes.
 
     Raises:
         UsageError: no process has all of it, or not every one.
@@ -105,20 +106,21 @@ def _source(leaf: Leaf, sharding: Sharding) -> Any:
     if len(there) < jax.process_count():
         named = ", ".join(map(str, sorted(there)))
         raise UsageError(
-            f"{leaf.name} is on devices of the processes {named} alone: the others cannot help to "
-            "move it"
+            f"{leaf.name} is on devices of the processes {named} only, and all "
+            "processes must take part in a move"
         )
     return _Whole(value.addressable_data(0))
 
 
 def _require_alike(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> None:
-    """Raises UsageError, on all processes, where their bytes differ."""
+    """Raise UsageError on all processes if their bytes differ."""
     sums = processes.agree([zlib.crc32(np.ascontiguousarray(array).data) for array in arrays])
     wrong = [
         leaf.name for index, leaf in enumerate(leaves) if len(set(sums[:, index].tolist())) > 1
     ]
     if wrong:
         raise UsageError(
-            f"the processes have different values of {', '.join(wrong)}: place takes the same on "
-            "all; of parts of their own make one by jax.make_array_from_process_local_data"
+            f"the processes have different values of {', '.join(wrong)}: give place "
+            "the same values, or make an array of each process's part with "
+            "jax.make_array_from_process_local_data"
         )

@@ -22,28 +22,28 @@ LAYOUTS: tuple[str, ...] = get_args(LayoutName)
 
 
 def named(name: str, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The sharding that a layout means for an array of this shape.
+    """Return the sharding of a named layout for an array of this shape.
 
     - `replicated`: whole on every device.
-    - `batch`: the first dimension over the axes of the batch: all but the model's, a sequence's and
-      a pipeline's (`parallel/placement/axes.py` knows them by their names).
-    - `model`: the last dimension over the model's axes, `model`, `tensor`, `tp` or `mp`; over the
-      only one, where the mesh has one.
-    - `full`: the first dimension as in `batch` and the last as in `model`; where the mesh has one
+    - `batch`: the first dimension over the axes of the batch: all but those of the model, a
+      sequence and a pipeline (`parallel/placement/axes.py` knows them by their names).
+    - `model`: the last dimension over the model's axes, `model`, `tensor`, `tp` or `mp`, or over
+      the only axis.
+    - `full`: the first dimension as in `batch` and the last as in `model`. If the mesh has one
       axis, or the array one dimension, the first dimension that divides over both.
 
     An array without dimensions is replicated.
 
     Raises:
-        UsageError: a dimension does not divide by the axes that cut it, or nobody knows the name.
+        UsageError: a dimension does not divide by the axes that cut it, or the name is unknown.
     """
     if name not in LAYOUTS:
-        raise UsageError(f"where={name!r} is no layout: they are {', '.join(LAYOUTS)}")
+        raise UsageError(f"where={name!r} is not a layout: use {', '.join(LAYOUTS)}")
     return NamedSharding(mesh, _spec(name, tuple(shape), mesh))
 
 
 def cuts(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
-    """Into how many parts they cut."""
+    """Return the number of parts that these axes cut into."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
@@ -82,6 +82,6 @@ def _undivided(name: str, shape: tuple[int, ...], dimension: int, axes: Axes, pa
     valid = f"{below:,} or {above:,}" if below else f"{above:,}"
     return (
         f"{name!r} cuts dimension {dimension} of {list(shape)} into {parts} (mesh "
-        f"{' x '.join(axes)}), and {size:,} does not divide: make it {valid}, or take another of "
-        f"{', '.join(LAYOUTS)}"
+        f"{' x '.join(axes)}), and {size:,} does not divide: make it {valid}, or "
+        f"use another of {', '.join(LAYOUTS)}"
     )

@@ -1,4 +1,4 @@
-"""Put data where it belongs."""
+"""`place`: put arrays on devices."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Placed(NamedTuple):
-    """What `place(..., explain=True)` returns.
+    """Result of `place(..., explain=True)`.
 
     Attributes:
-        tree: with its arrays where they were to be.
-        reason: why there.
+        tree: the placed arrays.
+        reason: why they are placed there.
     """
 
     tree: Any
@@ -93,7 +93,7 @@ def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bo
         nbdist.errors.UsageError: spec ('data', 'modle'): the mesh has no axis 'modle' ...
     """
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
-        raise UsageError(f"mesh={mesh!r} is no mesh: give one of nbdist.meshes(...)")
+        raise UsageError(f"mesh={mesh!r} is not a mesh: use nbdist.meshes(...)")
     if is_traced():
         made = constrained(tree, where, mesh)
         return Placed(made, f"as asked: {where}") if explain else made
@@ -112,10 +112,10 @@ def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bo
 
 
 def _shardings(leaves: list[Leaf], targets: list[Any]) -> list[Sharding]:
-    """Of each leaf.
+    """Return the sharding of each leaf.
 
     Raises:
-        UsageError: leaves cannot be there; each of them.
+        UsageError: leaves cannot be placed there; all are listed.
     """
     found, wrong = [], dict[str, None]()
     for leaf, target in zip(leaves, targets, strict=True):
@@ -129,7 +129,7 @@ def _shardings(leaves: list[Leaf], targets: list[Any]) -> list[Sharding]:
 
 
 def _to_device(array: Any, device: jax.Device) -> jax.Array:
-    """What `place` would do with one array, in half the time: small ones are moved often."""
+    """Place one array on one device, in half the time of the general way."""
     leaf, there = Leaf((), array, array.shape, array.nbytes), SingleDeviceSharding(device)
     if is_there(leaf, there) and array.committed:
         found: jax.Array = array
@@ -146,7 +146,7 @@ def _moved(leaves: list[Leaf], shardings: list[Sharding]) -> list[Any]:
     ]
     if jax.process_count() > 1:
         moved = move_all([leaves[i] for i in to_move], [shardings[i] for i in to_move])
-    elif len(to_move) == 1:  # JAX takes twice as long for a list of one, or for a new sharding
+    elif len(to_move) == 1:  # a list of one, or a new sharding, takes JAX twice as long
         (index,) = to_move
         goal = _device(leaves[index], shardings[index]) or shardings[index]
         moved = [jax.device_put(leaves[index].value, goal)]
@@ -158,7 +158,7 @@ def _moved(leaves: list[Leaf], shardings: list[Sharding]) -> list[Any]:
 
 
 def _device(leaf: Leaf, sharding: Sharding) -> jax.Device | None:
-    """The one that it is, where that says all; else None."""
+    """Return the device of a sharding if it states everything; else None."""
     if not isinstance(sharding, SingleDeviceSharding):
         return None
     (device,) = sharding.device_set

@@ -1,4 +1,4 @@
-"""What `where` means: a device, one of a platform's or a host's, a layout by name, a sharding."""
+"""Targets that `where` describes: devices, platforms, hosts, named layouts, shardings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from nbdist.errors import UsageError
-from nbdist.parallel.placement.meshes import current_mesh
+from nbdist.parallel.placement.meshes import current_mesh, names_of
 from nbdist.parallel.placement.named_layouts import LAYOUTS, named
 from nbdist.views import formatting
 from nbdist.worker.jax.runtime import platforms, processes
@@ -31,18 +31,18 @@ USE_A_LIST = "a tuple is a PartitionSpec: use a list for a place for each entry 
 
 
 class Target(ABC):
-    """Where leaves are to be."""
+    """A place for leaves."""
 
     @abstractmethod
     def sharding(self, leaf: Leaf) -> Sharding:
-        """Of this leaf; its own, where it is there already.
+        """Return the sharding of a leaf; its own if it is there already.
 
         Raises:
-            UsageError: it cannot be there.
+            UsageError: the leaf cannot be there.
         """
 
     def holds(self, leaf: Leaf) -> bool:
-        """Whether the leaf is there now."""
+        """Return whether the leaf is there now."""
         if not isinstance(leaf.value, jax.Array):
             return False
         try:
@@ -61,13 +61,15 @@ class Given(Target):
     def sharding(self, leaf: Leaf) -> Sharding:
         now = self.wanted
         if isinstance(now, NamedSharding) and not isinstance(now.mesh, Mesh):
-            raise UsageError(f"{leaf.name}: {now} is over a mesh without devices: give a real one")
+            raise UsageError(
+                f"{leaf.name}: {now} is over an abstract mesh: use a mesh with devices"
+            )
         return checked(leaf, now)
 
 
 @dataclass(frozen=True)
 class Cut(Target):
-    """A `PartitionSpec` over a mesh; the current one, where it is None."""
+    """A `PartitionSpec` over a mesh; None for the current mesh."""
 
     spec: PartitionSpec
     mesh: Mesh | None
@@ -81,7 +83,7 @@ class Cut(Target):
 
 @dataclass(frozen=True)
 class OneOf(Target):
-    """Some device of a platform or a host: the one with most memory free."""
+    """The device of a platform or a host with most free memory."""
 
     devices: Sequence[Device]
 
@@ -95,7 +97,7 @@ class OneOf(Target):
 
 @dataclass(frozen=True)
 class Layout(Target):
-    """A layout by its name, over a mesh; the current one, where it is None."""
+    """A named layout over a mesh; None for the current mesh."""
 
     name: str
     mesh: Mesh | None
@@ -108,7 +110,7 @@ class Layout(Target):
 
 
 def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None) -> bool:
-    """Whether it is there over the mesh that it lies on, where nobody says which is meant."""
+    """Return whether a leaf is there, over its own mesh if none is given."""
     if not isinstance(leaf.value, jax.Array):
         return False
     now = leaf.value.sharding
@@ -120,10 +122,10 @@ def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None
 
 
 def laid_out(leaf: Leaf, name: str, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The sharding that a layout means for a leaf.
+    """Return the sharding of a named layout for a leaf.
 
     Raises:
-        UsageError: a dimension does not divide; the leaf is named.
+        UsageError: a dimension does not divide; the error names the leaf.
     """
     try:
         return named(name, leaf.shape, mesh)
@@ -177,26 +179,26 @@ def _faults(shape: tuple[int, ...], wanted: NamedSharding) -> Iterator[str]:
 
 
 def is_there(leaf: Leaf, wanted: Sharding) -> bool:
-    """Whether each of its parts is where the sharding has it."""
+    """Return whether each part of a leaf is where the sharding puts it."""
     if not isinstance(leaf.value, jax.Array):
         return False
     now = leaf.value.sharding
-    if now.device_set != wanted.device_set:  # most that has to be moved; JAX takes longer to say so
+    if now.device_set != wanted.device_set:  # the usual case, faster than JAX
         return False
     alike: bool = now.is_equivalent_to(wanted, len(leaf.shape))
     return alike
 
 
 def target_of(where: object, mesh: Mesh | None) -> Target:
-    """What a `where` that is not `auto` means.
+    """Return the target for a `where` other than `auto`.
 
     Args:
         where: a device or its name, a platform, a host, a layout's name, a sharding, or a
             `PartitionSpec` over the mesh.
-        mesh: for layouts and specs; the current one, where it is None.
+        mesh: for layouts and specs; None for the current mesh.
 
     Raises:
-        UsageError: nobody knows it; what there is, is named.
+        UsageError: the place is unknown; the error lists known ones.
     """
     if isinstance(where, jax.Device):
         return Given(SingleDeviceSharding(where))
@@ -207,16 +209,16 @@ def target_of(where: object, mesh: Mesh | None) -> Target:
     if isinstance(where, str):
         return Layout(where, mesh) if where in LAYOUTS else _called(where)
     raise UsageError(
-        f"where={where!r} is a {type(where).__name__}, and no place: give a device, a name "
-        f"({_choices()}), a sharding or a PartitionSpec"
+        f"where={where!r} is a {type(where).__name__}, which is not a place: give "
+        f"a device, a name ({_choices()}), a sharding or a PartitionSpec"
     )
 
 
 def spec_over(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """A spec over a mesh.
+    """Return the sharding of a spec over a mesh.
 
     Raises:
-        UsageError: the mesh has no such axes, or the spec has one twice or leaves one open.
+        UsageError: the mesh lacks an axis, or the spec uses an axis twice or leaves one open.
     """
     if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED in tuple(spec):
         raise UsageError(f"{spec!r} does not say how to cut: use a PartitionSpec of axes and None")
@@ -245,7 +247,7 @@ def _called(word: str) -> Target:
     default = next(iter(devices.values()))
     hosts = processes.hosts()
     there = [device for device in default if hosts[device.process_index] == word]
-    if there:  # of this process's, where it is on that host
+    if there:  # preferably of this process
         return OneOf([device for device in there if platforms.is_own(device)] or there)
     near = _near(word, [*_names(), AUTO, *LAYOUTS])
     raise UsageError(f"where={word!r} is no place{near}: there are {_choices()}")
@@ -270,11 +272,8 @@ def _names() -> list[str]:
 
 
 def _choices() -> str:
-    """The places by name; of many devices, the first and the last."""
-    said = []
-    for platform, members in platforms.all_devices().items():
-        names = [platforms.name_of(device) for device in members]
-        shown = names if len(names) < 5 else [names[0], "...", names[-1]]
-        said.append(f"platform {platform} ({', '.join(shown)})")
+    """Return the names of all places; of many devices, the first and the last."""
+    devices = platforms.all_devices()
+    said = [f"platform {name} ({names_of(members)})" for name, members in devices.items()]
     hosts = ", ".join(dict.fromkeys(processes.hosts()))
     return f"{AUTO}, {', '.join(LAYOUTS)}, {'; '.join(said)}; host {hosts}"

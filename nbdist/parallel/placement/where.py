@@ -1,4 +1,4 @@
-"""Where the arrays of a tree are, and over which links the axes of a mesh go."""
+"""Location of the arrays of a tree, and links of the axes of a mesh."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from nbdist.parallel.placement.axes import role_of
 from nbdist.parallel.placement.capacity import part_bytes
 from nbdist.parallel.placement.leaves import leaves_of
+from nbdist.parallel.placement.meshes import names_of, slice_of
 from nbdist.parallel.placement.target_tree import PLACES, StructureError, targets_of
 from nbdist.records import ArrayPlace, AxisLinks
 from nbdist.views import formatting, html
@@ -23,9 +24,6 @@ from nbdist.worker.jax.runtime import platforms, processes
 if TYPE_CHECKING:
     from nbdist.parallel.placement.leaves import Leaf
     from nbdist.records import LayoutKind
-
-_SHOWN = 4
-"""Names of devices in a line; of more, the first and the last."""
 
 _COLUMNS = ("array", "shape", "bytes", "cut", "devices")
 _HOST_MEMORY = "this process's memory (NumPy)"
@@ -79,7 +77,9 @@ class Where(ResultTable[ArrayPlace]):
         return [name for name in ArrayPlace.__struct_fields__ if name != "ranks"]
 
     def html(self) -> str:
-        return html.box(self._title(), html.table(_COLUMNS, self._cells(), (2,)), self._foot())
+        return html.box(
+            self._title(), html.table(_COLUMNS, self._cells(), (2,)), html.faint(self._held())
+        )
 
     def lines(self) -> list[str]:
         return [self._title(), *html.text_table(_COLUMNS, self._cells(), (2,)), self._held()]
@@ -101,9 +101,6 @@ class Where(ResultTable[ArrayPlace]):
         spread = " to ".join(dict.fromkeys(formatting.size(size) for size in (sizes[0], sizes[-1])))
         first, *others = self.bytes_on
         return f"{spread} on {f'each of {len(self.bytes_on)} devices' if others else first}"
-
-    def _foot(self) -> str:
-        return html.faint(self._held())
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,13 +226,12 @@ def _shape(leaf: Leaf) -> str:
 
 
 def _place(leaf: Leaf) -> tuple[str, str]:
-    """How it is cut, and over which devices."""
+    """Return how a leaf is cut, and its devices."""
     if not isinstance(leaf.value, jax.Array):
         return "-", _HOST_MEMORY
     sharding = leaf.value.sharding
-    names = [platforms.name_of(d) for d in sorted(sharding.device_set, key=lambda d: d.id)]
-    shown = names if len(names) <= _SHOWN else [names[0], "...", names[-1]]
-    return _cut(sharding, leaf), f"{', '.join(shown)}{_kind_of_memory(sharding)}"
+    names = names_of(sorted(sharding.device_set, key=lambda d: d.id))
+    return _cut(sharding, leaf), f"{names}{_kind_of_memory(sharding)}"
 
 
 def _cut(sharding: Sharding, leaf: Leaf) -> str:
@@ -246,7 +242,7 @@ def _cut(sharding: Sharding, leaf: Leaf) -> str:
 
 
 def _kind_of_memory(sharding: Sharding) -> str:
-    """Where it is not the device's own."""
+    """Return the kind of memory if it is not the device's own."""
     kind = sharding.memory_kind
     usual = next(iter(sharding.device_set)).default_memory().kind
     return "" if kind in {None, usual} else f" ({kind})"
@@ -266,7 +262,7 @@ def _order(mesh: Mesh) -> MeshOrder:
 
 
 def _links(mesh: Mesh, axis: int) -> str:
-    """Over what the devices that differ along this axis alone reach each other."""
+    """Return the links between devices that differ only along this axis."""
     size = mesh.devices.shape[axis]
     groups = mesh.devices.swapaxes(axis, -1).reshape(-1, size)
     hosts = processes.hosts()
@@ -276,6 +272,6 @@ def _links(mesh: Mesh, axis: int) -> str:
         return "inside each process: memory, or the host's own links between devices"
     if all(len({hosts[d.process_index] for d in group}) == 1 for group in groups):
         return "between processes of one host"
-    if all(len({getattr(d, "slice_index", 0) for d in group}) == 1 for group in groups):
+    if all(len({slice_of(d) for d in group}) == 1 for group in groups):
         return "between hosts: the network, or the interconnect within a slice"
     return "between slices: the data centre's network"

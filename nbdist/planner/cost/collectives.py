@@ -1,9 +1,9 @@
-"""How long a collective takes over a mesh axis, by how the axis lies in the topology.
+"""Times of collectives over a mesh axis, from the levels of links that the axis crosses.
 
-All is alpha-beta: a number of messages one after the other, each with its latency, and bytes over
+The model is alpha-beta: a number of messages in sequence, each with its latency, and bytes over
 bandwidth (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005). An axis that lies in several levels does what its inner level can do first, so that
-the slower links outside carry only each device's share.
+MPICH", 2005). An axis over several levels reduces within the inner level first, so that the slower
+links outside carry only each device's share.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from nbdist.records.topology import Extent, Level, Topology
 
 NETWORKS = ("network", "DCN")
-"""What levels between hosts are called."""
+"""Names of levels between hosts."""
 
 
 def all_reduce_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
 ) -> float:
-    """Seconds until every device of the axis has the sum of arrays of `nbytes`, one on each.
+    """Return the seconds to sum arrays of `nbytes`, one on each device, on every device of an axis.
 
     A ring carries 2 (n - 1)/n of the bytes in 2 (n - 1) messages (Patarasuk and Yuan, "Bandwidth
     optimal all-reduce algorithms", JPDC 2009). Over levels: reduce-scatter inside, all-reduce of
-    the share outside, all-gather inside (Goyal et al., arXiv:1706.02677, section 4), every device
-    with its peers outside, so that all send at once. Between hosts of GPUs NCCL does otherwise:
-    one ring, or a pair of trees, through all of them (S. Jeaugey, "Massively Scale Your Deep
-    Learning Training with NCCL 2.4", 2019).
+    the share outside, all-gather inside (Goyal et al., arXiv:1706.02677, section 4). All devices
+    communicate outside at once, each with its peers. Between hosts of GPUs NCCL uses one ring, or a
+    pair of trees, through all devices (S. Jeaugey, "Massively Scale Your Deep Learning Training
+    with NCCL 2.4", 2019).
     """
     if prod(extent) == 1:
         return 0.0
@@ -42,7 +42,7 @@ def all_reduce_s(
 def reduce_scatter_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
 ) -> float:
-    """Seconds until every device has its share of the sum of arrays of `nbytes`, one on each.
+    """Return the seconds to sum arrays of `nbytes`, so that every device has its share of the sum.
 
     Half an all-reduce: (n - 1)/n of the bytes in n - 1 messages, inner levels first.
     """
@@ -55,9 +55,9 @@ def reduce_scatter_s(
 def all_gather_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
 ) -> float:
-    """Seconds until every device has all of an array of `nbytes` of which each had a share.
+    """Return the seconds to gather an array of `nbytes`, of which every device has a share.
 
-    A reduce-scatter backwards: the same messages, outer levels first.
+    A reduce-scatter in reverse: the same messages, outer levels first.
     """
     return reduce_scatter_s(nbytes, extent, topology, calibration)
 
@@ -65,11 +65,11 @@ def all_gather_s(
 def all_to_all_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
 ) -> float:
-    """Seconds until every device has sent an equal part of its `nbytes` to each of the axis.
+    """Return the seconds in which every device sends an equal part of `nbytes` to each other one.
 
-    Where all join all, (n - 1)/n of the bytes leave a device, in n - 1 messages. On a ring a part
-    travels n/4 links on average, and half of them go each way ("How to Scale Your Model", section
-    "Sharded Matrices", jax-ml/scaling-book). Levels are passed one after the other, with all bytes.
+    If links join all pairs, (n - 1)/n of the bytes leave a device in n - 1 messages. On a ring a
+    part travels n/4 links on average, and half of the parts go each way ("How to Scale Your Model",
+    section "Sharded Matrices", jax-ml/scaling-book). Levels are passed in sequence, with all bytes.
     """
     if prod(extent) == 1:
         return 0.0
@@ -81,7 +81,7 @@ def all_to_all_s(
 
 
 def send_s(nbytes: float, level: int, topology: Topology, calibration: Calibration) -> float:
-    """Seconds of one message of `nbytes` to a device that `level` is the first to join."""
+    """Return the seconds of one message of `nbytes` over the links of a level."""
     link = topology.levels[level]
     return calibration.collective_s + link.latency_s + nbytes / _bandwidth(link, calibration)
 
@@ -112,7 +112,7 @@ def _by_levels_s(
 
 
 def _through_hosts(extent: Extent, topology: Topology) -> bool:
-    """Whether NCCL does it: it has no levels, but rings and trees through all devices at once."""
+    """Return whether NCCL runs it, with rings and trees through all devices instead of levels."""
     outermost = max(index for index, size in enumerate(extent) if size > 1)
     return topology.chip.platform == "gpu" and topology.levels[outermost].name in NETWORKS
 
@@ -120,10 +120,10 @@ def _through_hosts(extent: Extent, topology: Topology) -> bool:
 def _ring_through_s(
     nbytes: float, extent: Extent, topology: Topology, calibration: Calibration
 ) -> float:
-    """One reduce-scatter or all-gather by rings, each of which leaves a host by another device.
+    """Return the seconds of a reduce-scatter or all-gather by rings that cross hosts in parallel.
 
-    All links work at the same time, so the slowest counts. Of the messages, as many as there are
-    hosts go between them (NCCL, src/graph/tuning.cc).
+    Each ring leaves a host from another device. All links work at the same time, so the slowest
+    counts. As many messages as there are hosts cross between them (NCCL, src/graph/tuning.cc).
     """
     ranks, hosts = prod(extent), _hosts(extent, topology)
     outside = min(hosts, ranks - 1)
@@ -134,10 +134,10 @@ def _ring_through_s(
 
 
 def _trees_s(nbytes: float, extent: Extent, topology: Topology, calibration: Calibration) -> float:
-    """All-reduce by two trees of hosts, each a chain within: fewer messages, all of the bytes.
+    """Return the seconds of an all-reduce by two trees of hosts, each a chain inside a host.
 
-    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-    scan", 2009; in NCCL since 2.4.
+    It takes fewer messages and all of the bytes (Sanders, Speck and Träff, "Two-tree algorithms for
+    full bandwidth broadcast, reduction and scan", 2009; in NCCL since 2.4).
     """
     ranks, hosts = prod(extent), _hosts(extent, topology)
     near_s, far_s = _latencies(extent, topology)
@@ -152,14 +152,14 @@ def _hosts(extent: Extent, topology: Topology) -> int:
 
 
 def _latencies(extent: Extent, topology: Topology) -> tuple[float, float]:
-    """Of a message within a host and between two, in seconds."""
+    """Return the latencies of a message within a host and between hosts, in seconds."""
     crossed = [level for size, level in zip(extent, topology.levels, strict=True) if size > 1]
     near = [level.latency_s for level in crossed if level.name not in NETWORKS]
     return max(near, default=0.0), crossed[-1].latency_s
 
 
 def _slowest(extent: Extent, topology: Topology, calibration: Calibration) -> float:
-    """Bytes a second of the slowest level, of what the devices of a group send over it together."""
+    """Return the bytes per second of the slowest level, for all devices of a group together."""
     together, rates = 1, []
     for size, level in zip(extent, topology.levels, strict=True):
         if level.name in NETWORKS:
@@ -173,9 +173,9 @@ def _slowest(extent: Extent, topology: Topology, calibration: Calibration) -> fl
 def _phase_s(
     nbytes: float, size: int, index: int, topology: Topology, calibration: Calibration
 ) -> float:
-    """One reduce-scatter or all-gather of `nbytes` among `size` of one level, as a ring.
+    """Return the seconds of a reduce-scatter or all-gather of `nbytes` by a ring in one level.
 
-    Where links join neighbours, half goes each way around; a line has no other way around.
+    If links join neighbours and close a ring, half of the bytes go each way around.
     """
     link = topology.levels[index]
     ways = 2 if link.ring and link.wraps else 1
@@ -192,9 +192,9 @@ def _exchange_s(
 
 
 def _crossing(size: int, wraps: bool) -> float:
-    """Of the bytes of one device, how much the busiest link of a ring or a line carries one way.
+    """Return the share of a device's bytes on the busiest link of a ring or line, one way.
 
-    Half of the devices send to the other half over the link in the middle, of which a ring has two.
+    Half of the devices send to the other half over the middle link; a ring has two of these.
     """
     half = size // 2 * -(-size // 2) / size
     return half / 2 if wraps else half

@@ -1,4 +1,4 @@
-"""What stages with several blocks of layers send each other once in a step."""
+"""Blocks of layers that stages exchange once in a step, if they have several."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Op, Value
 
 
-def deals(sharded: ShardedModel, program: tuple[Op, ...]) -> dict[int, Value]:
-    """Stacks of layers that go to their stages, or come back, by their numbers.
+def exchanged_stacks(sharded: ShardedModel, program: tuple[Op, ...]) -> dict[int, Value]:
+    """Return the stacks of layers that stages exchange, by the number of the value.
 
-    As `jaxpr/pipeline/interleaving.py` and `jaxpr/pipeline/precompute.py` have it: each goes once,
-    whichever loops need it; what a loop makes of parameters alone, for another one, stays where it
-    is.
+    This follows `jaxpr/pipeline/interleaving.py` and `jaxpr/pipeline/precompute.py`: each stack is
+    sent once for all loops that need it. Values that one loop computes from parameters alone for
+    another loop are not sent.
 
     Args:
         sharded: the model in its layout.
@@ -49,6 +49,6 @@ def _loops(sharded: ShardedModel, program: tuple[Op, ...]) -> Iterator[Op]:
 
 
 def _given(op: Op) -> Iterator[Value]:
-    """What it goes over."""
+    """Return the stacked inputs of a loop."""
     numbers = {value.number for value in op.ins}
     return (value for value in op.over if value.number in numbers)

@@ -1,4 +1,4 @@
-"""What was measured of devices, as the planner takes it: figures that its efficiencies act on."""
+"""Conversion of benchmark results to the planner's figures, to which efficiencies apply."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.planner.cost.collectives import NETWORKS
-from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.efficiency import calibration_of
 from nbdist.planner.hardware.lookup import find, probed
 from nbdist.records import Link
 
@@ -18,14 +18,14 @@ _SOURCE = "measured by %dist_devices --bench"
 
 
 def benched_chip(bench: Bench, own: LocalDevices) -> Chip:
-    """A chip whose products and copies come out as they were measured.
+    """Return a chip for which the planner predicts the measured times of products and copies.
 
     Args:
-        bench: what was; its links are not looked at.
-        own: what a process says of its devices.
+        bench: the results; its links are ignored.
+        own: the devices of a process.
 
     Raises:
-        PlanError: the chip is in no table, and too little was measured to plan with.
+        PlanError: the chip is not in the catalog, and the results are too few.
     """
     best = {
         dtype: max(p.flops for p in bench.products if p.dtype == dtype)
@@ -38,7 +38,7 @@ def benched_chip(bench: Bench, own: LocalDevices) -> Chip:
     reaches = calibration_of(known)
     flops = {dtype: rate / reaches.matmul_ceiling for dtype, rate in best.items()}
     if "tensorfloat32" in known.flops and "float32" in flops:
-        flops["tensorfloat32"] = flops.pop("float32")  # what products of float32 are computed in
+        flops["tensorfloat32"] = flops.pop("float32")  # the type in which float32 products run
     return msgspec.structs.replace(
         known,
         flops={**known.flops, **flops},
@@ -48,7 +48,7 @@ def benched_chip(bench: Bench, own: LocalDevices) -> Chip:
 
 
 def benched_links(bench: Bench, chip: Chip) -> dict[str, Link]:
-    """Links over which collectives come out as they were measured, by level."""
+    """Return links for which the planner predicts the measured times of collectives, by level."""
     reaches = calibration_of(chip)
     links = {}
     for name, link in bench.links.items():

@@ -1,20 +1,19 @@
-"""How much memory a step takes on each device.
+"""Memory of a step on each device.
 
-What the step is given is counted exactly, as XLA counts it. The rest is what the fused program
-(`planner/graph/fusion.py`) has in memory at the worst moment, if it is run in its own order; what
-is left at the end takes the place of what was given.
+Inputs of the step are counted exactly, as XLA counts them. The rest is the peak of the fused
+program (`planner/graph/fusion.py`), run in its own order; results take the memory of the inputs.
 
-Of a pipeline each stage has its own layers' activations, of all ticks (GPipe keeps all
-microbatches) or of as many as are under way (1F1B). What goes through it is there twice more: as it
-comes in, and as it leaves the stages; and what the layers leave in a tick is there before it is put
-to the rest. Where a stage has several blocks of layers, their parameters are there once more.
+Each stage of a pipeline holds the activations of its own layers: for all ticks (GPipe keeps all
+microbatches), or for the microbatches in flight (1F1B). Rows that pass through the layers are
+counted twice more, at entry and at exit, and the results of a tick once more before they are
+stored. If a stage has several blocks of layers, their parameters are counted once more.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from nbdist.planner.cost.interleaving import deals
+from nbdist.planner.cost.interleaving import exchanged_stacks
 from nbdist.planner.graph.one_f_one_b import ALTERNATING, kept, parts_of
 from nbdist.records import PlannedMemory
 
@@ -25,31 +24,31 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Op, Value
 
 MARGIN = 0.04
-"""Of the memory there is: what allocators lose in fragments, and runtimes keep to themselves."""
+"""Share of the memory that fragmentation and the runtime take."""
 
 
 class _Scope(NamedTuple):
-    """What is the same for all operations.
+    """Values that are the same for all operations.
 
     Attributes:
-        batch: the batch's groups.
-        deals: numbers of what stages send each other: it is there twice.
+        batch: groups of the batch.
+        exchanged_stacks: numbers of the stacks that stages exchange, which are held twice.
     """
 
     batch: Collection[int]
-    deals: Collection[int]
+    exchanged_stacks: Collection[int]
 
 
 def memory_of(sharded: ShardedModel, program: tuple[Op, ...], available: int) -> PlannedMemory:
-    """What a layout takes.
+    """Return the memory that a layout takes.
 
     Args:
         sharded: the model in its layout.
         program: its operations, fused.
-        available: bytes that may be taken on each.
+        available: bytes available on each device.
     """
     given = {tensor.value.number for tensor in sharded.model.tensors}
-    scope = _Scope(sharded.model.batch_groups, frozenset(deals(sharded, program)))
+    scope = _Scope(sharded.model.batch_groups, frozenset(exchanged_stacks(sharded, program)))
     batch, rest = _peak(sharded, program, sharded.model.results | given, scope)
     gathered = _gathered(sharded)
     return PlannedMemory(
@@ -62,10 +61,10 @@ def memory_of(sharded: ShardedModel, program: tuple[Op, ...], available: int) ->
 
 
 def _gathered(sharded: ShardedModel) -> float:
-    """What is put together of parts that devices have.
+    """Return the bytes of values that are gathered from all devices.
 
-    Under ZeRO-3, the two largest parameters are whole at a time: one used, one on its way. Under
-    ZeRO-1, a new one is, before it takes the place of the old one.
+    Under ZeRO-3, the two largest parameters are whole at a time: one in use and one in transfer.
+    Under ZeRO-1, a new parameter is whole before it replaces the old one.
     """
     if sharded.layout.zero == 1:
         parameters = (t for t in sharded.model.tensors if sharded.role(t) == "parameter")
@@ -81,13 +80,13 @@ def _gathered(sharded: ShardedModel) -> float:
 def _peak(
     sharded: ShardedModel, ops: tuple[Op, ...], free: Collection[int], scope: _Scope
 ) -> tuple[float, float]:
-    """The most bytes at a time, of values with the batch's dimensions and of others.
+    """Return the peak bytes of values with rows of the batch, and of others.
 
     Args:
         sharded: the model in its layout.
-        ops: in their order.
+        ops: operations in order.
         free: numbers of values that take no memory of their own.
-        scope: what else is known.
+        scope: other values that are needed.
     """
     last = {value.number: place for place, op in enumerate(ops) for value in op.ins}
     ends: dict[int, list[tuple[Value, Op]]] = {}
@@ -108,7 +107,7 @@ def _peak(
 
 
 def _within(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
-    """As `_peak`, of what a loop has in memory beside what it is given and leaves."""
+    """Return the peak of a loop beside its inputs and results."""
     if not op.body:
         return 0.0, 0.0
     if op.name == ALTERNATING:
@@ -120,10 +119,10 @@ def _within(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]
 
 
 def _alternating(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
-    """Of a loop in which microbatches go back as soon as they have come through.
+    """Return the peak of a 1F1B pipeline.
 
-    One of the ways, or what is between, has its own in memory at a time; beside it there is what is
-    kept for the way back, what comes in and what has come back, and what is added to.
+    One of the forward pass, the loss section and the backward pass holds its own values at a time.
+    Stored results for the backward pass, rows at entry and exit, and sums are held all the time.
     """
     there, between, back = parts_of(op)
     free = {value.number for value in op.outs}
@@ -144,31 +143,31 @@ def _alternating(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, f
 
 
 def _passed(sharded: ShardedModel, op: Op) -> float:
-    """What goes from layer to layer, of all microbatches."""
+    """Return the bytes of carried rows of all microbatches."""
     return sum(map(sharded.entering_bytes, filter(sharded.has_rows, op.carried)))
 
 
 def _staged(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
-    """Of a tick of a loop over layers that are cut into stages."""
+    """Return the peak of a tick of a loop over layers in stages."""
     rows, others = _peak(sharded.microbatch, op.body, {value.number for value in op.outs}, scope)
     given, rounds = {value.number for value in op.ins}, sharded.layout.rounds
     for value in op.over:
         if value.number in given:
             if rounds > 1 and not sharded.has_rows(value):
-                is_dealt = value.number in scope.deals
+                is_dealt = value.number in scope.exchanged_stacks
                 others += (is_dealt + 1 / rounds) * sharded.bytes_of(
                     value
-                )  # and the block of a tick
+                )  # and the block of the tick
         elif sharded.has_rows(value):
             rows += sharded.microbatch.bytes_of(value) / rounds
-        else:  # to a block's gradient a tick's is added aside: both, and the sum
-            aside = 3 if value.number in scope.deals else 1
+        else:  # a block's gradient, that of a tick, and their sum
+            aside = 3 if value.number in scope.exchanged_stacks else 1
             others += aside * sharded.bytes_of(value) / rounds
     return rows, others
 
 
 def _gathered_along(sharded: ShardedModel, op: Op) -> float:
-    """What an operation has whole in memory, that is cut along the sequence before and after."""
+    """Return the extra bytes of values that an operation gathers along the sequence."""
     around = sharded.around(op)
     if around is sharded:
         return 0.0
@@ -177,21 +176,22 @@ def _gathered_along(sharded: ShardedModel, op: Op) -> float:
 
 
 def _of_all(sharded: ShardedModel, op: Op) -> float:
-    """What an operation has of all devices' rows, where a table lies in parts."""
+    """Return the bytes of rows of all devices that an operation on a cut table holds."""
     sent = sharded.exchanged(op)
     return sent.nbytes if sent is not None else 0.0
 
 
 def _ticks(sharded: ShardedModel) -> float:
-    """Over the batch, the rows of all ticks, those included in which a stage waits."""
+    """Return the rows of all ticks, idle ones included, over the rows of the batch."""
     return sharded.layout.ticks / (sharded.layout.rounds * sharded.layout.micro)
 
 
 def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
-    """On each device. Gradients that a loop sums or stacks are cut as the state that they change.
+    """Return the bytes of a value on each device, given the operation that makes it.
 
-    (Seen in what XLA makes of ZeRO-1, for GPUs; those that no loop makes are whole there.) Those of
-    a pipeline's layers are whole, and wide, until all microbatches have come through.
+    Gradients that a loop sums or stacks are cut like the state that they update (seen in programs
+    of XLA for GPUs with ZeRO-1; other gradients are whole there). Gradients of a pipeline's layers
+    are whole, and at least float32, until all microbatches have ended.
     """
     if maker.name == ALTERNATING and not sharded.has_rows(value):
         return sharded.summed_bytes(value)

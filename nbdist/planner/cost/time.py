@@ -1,11 +1,11 @@
-"""How long a step takes in a layout: operations on a roofline, collectives by the links they cross.
+"""Time of a step in a layout: operations on a roofline, collectives over the links they cross.
 
-Where a group that is summed over is cut, the parts are summed by an all-reduce of the result
-(arXiv:1909.08053, section 3). Nothing is taken to be hidden behind something else: an upper bound.
-Loops over layers that are cut into stages are run as `jaxpr/pipeline/stages.py` has them: in each
-tick every stage goes through its own layers with a microbatch, and what it leaves goes on to the
-next; for all else, stages have rows of their own. What is cut along the sequence is gathered once
-for all operations of a program that need it whole, and their sums are scattered.
+If a summed group is cut, an all-reduce of the result adds the parts (arXiv:1909.08053, section 3).
+No overlap is assumed, so the time is an upper bound. Loops over layers in stages follow
+`jaxpr/pipeline/stages.py`: in each tick every stage runs its own layers on one microbatch, and
+sends the results to the next stage. Outside of them, stages have their own rows. Values that are
+cut along the sequence are gathered once for all operations that need them whole, and the sums of
+these are scattered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nbdist.planner.cost.collectives import (
     reduce_scatter_s,
     send_s,
 )
-from nbdist.planner.cost.interleaving import deals
+from nbdist.planner.cost.interleaving import exchanged_stacks
 from nbdist.planner.cost.roofline import issued_s, matmul_s, memory_s
 from nbdist.planner.graph.one_f_one_b import ALTERNATING, parts_of
 from nbdist.planner.graph.pipeline_schedule import bubble
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is made for.
+    """Hardware that a plan is made for.
 
     Attributes:
         topology: devices and links.
-        calibration: what they reach of what their data sheets say.
-        cautious: its figures are too uncertain to decide anything but what fits.
+        calibration: efficiencies of the devices and links.
+        cautious: the figures are too uncertain to choose by time; only memory decides.
     """
 
     topology: Topology
@@ -55,7 +55,7 @@ class Target:
 
 @dataclass
 class _Bill:
-    """What a step comes to."""
+    """Sums of times, operations and bytes of a step."""
 
     device_s: float = 0.0
     operations: int = 0
@@ -77,14 +77,14 @@ def time_of(
     extents: dict[str, Extent],
     useful: tuple[Op, ...],
 ) -> PlannedTime:
-    """Seconds of one step.
+    """Return the time of one step.
 
     Args:
         sharded: the model in its layout.
         program: its operations, fused.
         target: the hardware.
-        extents: how each mesh axis lies in the topology.
-        useful: the operations without those that are made again, for the model's utilisation.
+        extents: extent of each mesh axis in the topology.
+        useful: operations without recomputed ones, for the model's utilization.
     """
     cost = Cost(sharded, target, extents)
     bill = cost.bill(program)
@@ -110,7 +110,7 @@ def time_of(
 
 
 class Cost:
-    """Seconds of operations and of the collectives that they need.
+    """Prices of operations and of their collectives, in seconds.
 
     Attributes:
         sharded: the model in its layout.
@@ -122,15 +122,15 @@ class Cost:
         self._extents = extents
 
     def bill(self, program: tuple[Op, ...]) -> _Bill:
-        """What all of it comes to."""
+        """Return the sums of a whole program."""
         bill = _Bill()
         self._add(bill, program, 1, together=1)
-        self._add_deals(bill, program)
+        self._add_exchanges(bill, program)
         self._add_data(bill)
         return bill
 
     def op_s(self, op: Op) -> float:
-        """Of an operation that is no loop, on each of the devices that share it."""
+        """Return the seconds of an operation other than a loop, on each device."""
         chip, calibration = self._target.topology.chip, self._target.calibration
         if op.kind in ("dot", "conv"):
             dtype = computed_as(chip, _dtype(op, chip))
@@ -139,7 +139,7 @@ class Cost:
         return memory_s(_moved(op, self.sharded.around(op)), chip, calibration)
 
     def reduced(self, op: Op) -> dict[str, float]:
-        """Bytes of the all-reduce that an operation needs, over each axis that needs one."""
+        """Return the bytes of the all-reduces of an operation, by mesh axis."""
         sharded, summed = self.sharded.around(op), set(op.summed)
         found: dict[str, float] = {}
         out = {group for value in op.outs for group in value.groups}
@@ -158,12 +158,12 @@ class Cost:
         return all_reduce_s(nbytes, self._extents[axis], target.topology, target.calibration)
 
     def _half_s(self, axis: str, nbytes: float) -> float:
-        """Of half an all-reduce: a reduce-scatter, or an all-gather."""
+        """Return the seconds of half an all-reduce: a reduce-scatter or an all-gather."""
         target = self._target
         return reduce_scatter_s(nbytes, self._extents[axis], target.topology, target.calibration)
 
     def _sums(self, ops: tuple[Op, ...]) -> Iterator[tuple[Op, str, float]]:
-        """All-reduces of a program's operations; of those that are added up before, the first."""
+        """Yield the all-reduces of a program; of results that are added before, the first one."""
         done: set[tuple[str, int]] = set()
         for op in ops:
             for axis, nbytes in self.reduced(op).items() if op.kind != "loop" else ():
@@ -174,7 +174,7 @@ class Cost:
                     yield op, axis, nbytes
 
     def _gathers(self, ops: tuple[Op, ...]) -> list[float]:
-        """Bytes of what is gathered along the sequence for a program's operations, each once."""
+        """Return the bytes of values that a program gathers along the sequence, each once."""
         sharded = self.sharded
         found: dict[int, float] = {}
         for op in ops:
@@ -185,7 +185,7 @@ class Cost:
         return list(found.values())
 
     def inside(self, op: Op) -> tuple[Cost, int]:
-        """Of a loop, what prices its body, and how often each device goes through it."""
+        """Return the prices for a loop's body, and how often each device runs it."""
         sharded, layout = self.sharded, self.sharded.layout
         if not sharded.is_staged(op):
             return self, op.times
@@ -193,14 +193,14 @@ class Cost:
         return few, layout.ticks * op.times // layout.blocks
 
     def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, together: int) -> None:
-        """Operations.
+        """Add operations.
 
         Args:
-            bill: what they are added to.
+            bill: the sums so far.
             ops: the operations.
-            times: how often they are made.
-            together: how many of each of their sums over the batch go over the data axis when all
-                is made; 0 if each goes by itself.
+            times: how often they run.
+            together: number of their sums over the batch that share one transfer at the end; 0 if
+                each is sent by itself.
         """
         for op in ops:
             if op.kind == "loop":
@@ -211,9 +211,11 @@ class Cost:
             self._add_exchange(bill, op, times)
         for op, axis, nbytes in self._sums(ops):
             if axis == DATA and together:
-                bill.gradients += together * nbytes  # in few messages
+                bill.gradients += together * nbytes  # a few large messages at the end
                 continue
-            if axis == STAGE and self.sharded.is_microbatch:  # kept apart until all have come
+            if (
+                axis == STAGE and self.sharded.is_microbatch
+            ):  # kept separate until the last microbatch
                 self._add_collective(bill, axis, nbytes, 1, is_half=False)
                 continue
             is_scattered = axis == MODEL and any(map(self.sharded.is_cut_along, op.outs))
@@ -222,7 +224,7 @@ class Cost:
             self._add_collective(bill, MODEL, nbytes, times, is_half=True)
 
     def _add_exchange(self, bill: _Bill, op: Op, times: int) -> None:
-        """Rows that are looked up where a table lies; the indices are few bytes beside them."""
+        """Add the exchange of rows that are looked up in a cut table, without the small indices."""
         sent, extent, target = self.sharded.exchanged(op), self._extents[DATA], self._target
         if sent is None:
             return
@@ -237,7 +239,7 @@ class Cost:
     def _add_collective(
         self, bill: _Bill, axis: str, nbytes: float, times: int, *, is_half: bool
     ) -> None:
-        """An all-reduce, or half of one."""
+        """Add all-reduces, or halves of them."""
         one_s = self._half_s(axis, nbytes) if is_half else self.all_reduce_s(axis, nbytes)
         bill.axes[axis] += times * one_s
         bill.bytes[axis] += times * nbytes / (2 if is_half else 1)
@@ -263,7 +265,7 @@ class Cost:
         self._add_sends(bill, op, within.sharded)
 
     def _add_sends(self, bill: _Bill, op: Op, few: ShardedModel) -> None:
-        """What stages pass on in each tick, and what all have of it when it is through."""
+        """Add the transfers between stages in each tick, and those of all rows at the ends."""
         ticks = few.layout.ticks
         passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
         whole = sum(
@@ -273,21 +275,21 @@ class Cost:
             for value in op.carried
         )
         self._add_send(bill, passed, ticks)
-        # All rows come to all stages, and go to where they are made use of: there and back halves.
+        # All rows are gathered to all stages, and results are scattered: each half an all-reduce.
         is_whole = self.sharded.layout.schedule == "gpipe"
         self._add_collective(bill, STAGE, whole, 1, is_half=not is_whole)
-        if not is_whole:  # at the turn each microbatch by itself
+        if not is_whole:  # each microbatch by itself at the loss section
             each = whole / self.sharded.layout.micro
             self._add_collective(bill, STAGE, each, self.sharded.layout.micro, is_half=True)
 
-    def _add_deals(self, bill: _Bill, program: tuple[Op, ...]) -> None:
-        """Blocks of layers go to their stages, and gradients back."""
+    def _add_exchanges(self, bill: _Bill, program: tuple[Op, ...]) -> None:
+        """Add the transfers of layers to their stages, and of gradients back."""
         rounds = self.sharded.layout.rounds
-        for value in deals(self.sharded, program).values():
+        for value in exchanged_stacks(self.sharded, program).values():
             self._add_send(bill, self.sharded.bytes_of(value) / rounds, rounds)
 
     def _add_send(self, bill: _Bill, nbytes: float, times: int) -> None:
-        """What each stage sends to another one."""
+        """Add transfers from each stage to another one."""
         target, extent = self._target, self._extents[STAGE]
         outermost = max(place for place, size in enumerate(extent) if size > 1)
         bill.axes[STAGE] += times * send_s(nbytes, outermost, target.topology, target.calibration)
@@ -295,7 +297,7 @@ class Cost:
         bill.collectives[2] += times
 
     def _add_data(self, bill: _Bill) -> None:
-        """Gradients over the data axis; under ZeRO-3 each part gathers parameters twice."""
+        """Add the sums of gradients; under ZeRO-3 each microbatch gathers parameters twice."""
         sharded, extent = self.sharded, self._extents[DATA]
         topology, calibration = self._target.topology, self._target.calibration
         if sharded.layout.data == 1:
@@ -317,13 +319,13 @@ class Cost:
 
 
 def slowest(topology: Topology, extent: Extent) -> Level:
-    """The slowest links that an axis crosses; the innermost where it crosses none."""
+    """Return the slowest level that an axis crosses; the innermost if it crosses none."""
     crossed = [level for level, size in zip(topology.levels, extent, strict=True) if size > 1]
     return min(crossed or topology.levels[:1], key=lambda level: level.bytes_per_s)
 
 
 def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
-    """What products and convolutions take if all devices reach their peak."""
+    """Return the seconds of products and convolutions at the peak of all devices."""
     chip, seconds = topology.chip, 0.0
     for op in ops:
         inner = _least_s(op.body, topology)
@@ -333,7 +335,7 @@ def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
 
 
 def _product(op: Op, sharded: ShardedModel) -> tuple[int, int, int, int]:
-    """Batch, m, n and k of a product, on each device."""
+    """Return batch, m, n and k of a product on each device."""
     left, right, out = (value.size / sharded.parts(value) for value in (*op.ins, *op.outs))
     summed = set(op.summed)
     k = max(1.0, op.contract / (sharded.by_data(summed) * sharded.by_model(summed)))
@@ -343,18 +345,18 @@ def _product(op: Op, sharded: ShardedModel) -> tuple[int, int, int, int]:
 
 
 def _moved(op: Op, sharded: ShardedModel) -> float:
-    """Bytes that an operation reads and writes on each device."""
+    """Return the bytes that an operation reads and writes on each device."""
     outs = sum(sharded.bytes_in(op, value) for value in op.outs)
     if op.kind == "lookup":
         return 2 * outs
     ins: list[Value] = list(op.ins)
     if op.kind == "scatter":
-        ins = ins[1:]  # it adds to the table in place
+        ins = ins[1:]  # the table is updated in place
     return outs + sum(sharded.bytes_in(op, value) for value in ins)
 
 
 def _dtype(op: Op, chip: Chip) -> str:
-    """Of a product's first operand; what the chip has no units for is taken as float32."""
+    """Return the type of a product's first operand; float32 if the chip has no units for it."""
     dtype = op.ins[0].dtype
     return dtype if "float" in dtype and (dtype != "float64" or dtype in chip.flops) else "float32"
 

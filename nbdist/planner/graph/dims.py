@@ -1,14 +1,18 @@
-"""Which dimensions must agree: a union-find over the dimensions of all arrays of a step."""
+"""Dimensions that must agree: a union-find over the dimensions of all arrays of a step."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from nbdist.planner.graph.model import Group
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class Dims:
-    """Dimensions are numbers; what is tied is one group."""
+    """A union-find of dimensions, which are numbers; tied dimensions form a group."""
 
     def __init__(self) -> None:
         self._parents: list[int] = []
@@ -17,7 +21,7 @@ class Dims:
         self._names: list[str] = []
 
     def fresh(self, size: int, name: str = "") -> int:
-        """A dimension that nothing ties yet; -1, which is never tied, if its size is 1."""
+        """Return a new dimension; -1, which is never tied, if its size is 1."""
         if size == 1:
             return -1
         self._parents.append(len(self._parents))
@@ -27,14 +31,14 @@ class Dims:
         return len(self._parents) - 1
 
     def find(self, dim: int) -> int:
-        """The number that stands for its group."""
+        """Return the number that stands for a dimension's group."""
         while self._parents[dim] != dim:
             self._parents[dim] = self._parents[self._parents[dim]]
             dim = self._parents[dim]
         return dim
 
     def tie(self, a: int, b: int) -> None:
-        """These two must be cut alike."""
+        """Tie two dimensions: both are cut, or none is."""
         if a < 0 or b < 0:
             return
         a, b = self.find(a), self.find(b)
@@ -46,14 +50,19 @@ class Dims:
         self._blocks[a] = self._blocks[a] or self._blocks[b]
         self._names[a] = self._names[a] or self._names[b]
 
+    def tie_all(self, a: Sequence[int], b: Sequence[int]) -> None:
+        """Tie the dimensions of two arrays one by one."""
+        for x, y in zip(a, b, strict=True):
+            self.tie(x, y)
+
     def block(self, dim: int, why: str) -> None:
-        """This one cannot be cut."""
+        """Note why a dimension cannot be cut."""
         if dim >= 0:
             root = self.find(dim)
             self._blocks[root] = self._blocks[root] or why
 
     def groups(self) -> tuple[dict[int, int], tuple[Group, ...]]:
-        """The groups, and for each root which it is."""
+        """Return the group number of each root, and the groups."""
         roots = [dim for dim, parent in enumerate(self._parents) if dim == parent]
         made = tuple(Group(self._divisors[r], self._names[r], self._blocks[r]) for r in roots)
         return {root: number for number, root in enumerate(roots)}, made

@@ -1,12 +1,11 @@
-"""Which values of a step are ever in memory, as XLA would have it.
+"""Fusion of operations: the values of a step that XLA writes to memory.
 
-A compiler makes element-by-element operations together with what uses them, so that most values
-between them are never written. Here: a value is written if more than one operation uses it, or if
-a dot, a convolution, a lookup or a loop does; what is made of nothing or by repeating something
-smaller never is; a reshape or a transpose is the same memory. (The rules of XLA's instruction
-fusion pass, made coarse.) What products read is written before, but by compilers for TPUs: these
-make anew in each product, and in all else that uses it, what is cheap to make of one value that is
-no larger.
+A compiler fuses element-by-element operations with their users, so that most values between them
+are never written. Here, a value is written if more than one operation uses it, or if a dot, a
+convolution, a lookup or a loop does. Constants and broadcasts are never written. A reshape or a
+transpose uses the same memory. (These are the rules of XLA's instruction fusion pass, simplified.)
+Inputs of products are written first, except by compilers for TPUs: these recompute cheap values in
+each user if they depend on one value that is not larger.
 """
 
 from __future__ import annotations
@@ -23,27 +22,30 @@ if TYPE_CHECKING:
 _SAME_MEMORY = frozenset(
     ("reshape", "transpose", "squeeze", "expand_dims", "stop_gradient", "optimization_barrier")
 )
+ADDS = frozenset(("add", "add_any"))
+"""Primitives that add."""
+
 _PRODUCTS = frozenset(("dot", "conv"))
 _CHEAP = _SAME_MEMORY.union(
     ("abs", "add", "and", "broadcast_in_dim", "clamp", "convert_element_type", "copy", "eq", "ge"),
     ("gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "select_n", "sign"),
     ("square", "sub"),
 )
-"""Primitives that XLA makes again rather than write what they make."""
+"""Primitives that XLA recomputes instead of writing their results."""
 
 _REPEATS = 4
-"""How much larger than what it is made of a value has to be to count as made by repeating."""
+"""Ratio of a value's size to that of its inputs from which it counts as a broadcast."""
 
 
 def fused(
     ops: tuple[Op, ...], kept: Collection[int] = (), *, into_products: bool = False
 ) -> tuple[Op, ...]:
-    """The operations that a compiler would leave, each with the values that it reads and writes.
+    """Return the operations after fusion, with the values that each reads and writes.
 
     Args:
-        ops: as the program has them.
-        kept: numbers of values that are needed after them.
-        into_products: whether products have what is cheap made anew for them.
+        ops: operations of the program.
+        kept: numbers of values that are needed later.
+        into_products: whether cheap inputs of products are recomputed in them.
     """
     uses: Counter[int] = Counter()
     whole: set[int] = set(kept)
@@ -64,14 +66,14 @@ def fused(
 
 
 class _Fusion:
-    """Every factor of a product is one value in memory, and stays one.
+    """State of a fusion; each factor of a product remains one value in memory.
 
     Args:
         uses: how often each value is read.
-        whole: numbers of values that are needed as they are, by products too.
-        factors: of those that products multiply.
-        written: of those that are needed as they are by all else, where what is cheap is made anew;
-            None where it is not.
+        whole: numbers of values that are needed as they are, also by products.
+        factors: numbers of values that products multiply.
+        written: numbers of values that users other than products need, if cheap values are
+            recomputed; None otherwise.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class _Fusion:
         self._factors = factors
         self._written = written
         self._origins: dict[int, tuple[Value, ...]] = {}
-        self._dear: set[int] = set()
+        self._expensive: set[int] = set()
 
     def left(self, ops: tuple[Op, ...]) -> Iterator[Op]:
         for op in ops:
@@ -95,7 +97,7 @@ class _Fusion:
                 for out in op.outs:
                     self._origins[out.number] = ins
                 if not self._is_cheap(op):
-                    self._dear.update(out.number for out in op.outs)
+                    self._expensive.update(out.number for out in op.outs)
                 continue
             again = self._written is not None
             outs = {value.number for value in op.outs}
@@ -103,7 +105,7 @@ class _Fusion:
             yield replace(op, ins=ins, body=body)
 
     def _read(self, op: Op) -> tuple[Value, ...]:
-        """What it reads of memory, once each; of a product its two factors."""
+        """Return the values that an operation reads from memory; two factors for products."""
         if op.kind in _PRODUCTS:
             origins = (self._origins.get(v.number, (v,)) for v in op.ins)
             return tuple(max(each, key=lambda v: v.nbytes) for each in origins)
@@ -123,16 +125,44 @@ class _Fusion:
         return self._uses[out.number] <= 1 and out.number not in self._whole
 
     def _is_made_anew(self, op: Op, out: Value, ins: tuple[Value, ...]) -> bool:
-        """Whether all that read it make it of one value that is no larger, and of small ones."""
+        """Return whether all users recompute it from small values and one that is not larger."""
         if self._written is None or out.number in self._written or not self._is_cheap(op):
             return False
         large = [value.nbytes for value in ins if _REPEATS * value.nbytes > out.nbytes]
         return len(large) == 1 and large[0] <= out.nbytes
 
     def _is_cheap(self, op: Op) -> bool:
-        """And what it is made of, if that is never written."""
-        return op.name in _CHEAP and self._dear.isdisjoint(value.number for value in op.ins)
+        """Return whether the operation and its unwritten inputs are cheap."""
+        return op.name in _CHEAP and self._expensive.isdisjoint(value.number for value in op.ins)
 
 
 def _is_same_memory(op: Op) -> bool:
     return op.name in _SAME_MEMORY and len(op.outs) == 1
+
+
+def added_up(ops: tuple[Op, ...], results: Collection[int]) -> dict[int, int]:
+    """Return the sums that only add results of products: the sum by the number of each result.
+
+    If each device has a part of each product, XLA adds the parts first and reduces them over the
+    devices once (its pass all-reduce-reassociate). An example is the gradient of the input of a
+    layer's queries, keys and values.
+
+    Args:
+        ops: in program order.
+        results: numbers of the step's results; these are not terms of a sum.
+    """
+    found: dict[int, int] = {}
+    uses = Counter(value.number for op in ops for value in op.ins)
+    terms: dict[int, tuple[int, ...]] = {}
+    for op in ops:
+        found |= added_up(op.body, results)
+        numbers = [value.number for value in op.ins]
+        if op.kind == "dot":
+            terms[op.outs[0].number] = (op.outs[0].number,)
+        elif op.name in ADDS and all(
+            n in terms and uses[n] == 1 and n not in results for n in numbers
+        ):
+            whole = op.outs[0].number
+            terms[whole] = tuple(term for number in numbers for term in terms[number])
+            found |= dict.fromkeys(terms[whole], whole)
+    return found

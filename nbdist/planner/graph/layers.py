@@ -1,8 +1,8 @@
-"""Which dimensions of a step's arrays are its layers: pipelines cut them into stages.
+"""Dimensions that are layers, which pipelines cut into stages.
 
-In a scan over layers rows of the batch go from round to round, and each round has parameters of its
-own; the scan of its backward pass goes over the same layers. (In a scan over time each round has
-rows of its own.)
+In a scan over layers, rows of the batch pass from iteration to iteration, and each iteration has
+its own parameters. The scan of its backward pass goes over the same layers. (In a scan over time,
+each iteration has its own rows.)
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def layers_of(model: Model) -> frozenset[int]:
-    """The groups of dimensions that the scans over layers go over.
+    """Return the groups of dimensions that scans over layers go over.
 
     Args:
-        model: the step; its `layers` are not looked at.
+        model: the step; its `layers` are ignored.
     """
     batch = model.batch_groups
     owned = {g for t in model.tensors if t.role != "batch" for g in t.value.groups if g >= 0}
@@ -35,18 +35,18 @@ def layers_of(model: Model) -> frozenset[int]:
 
 
 def stages_of(model: Model) -> tuple[int, ...]:
-    """Into how many stages its layers can be cut; none where it has no scan over layers."""
+    """Return the numbers of stages that divide the layers; empty without a scan over layers."""
     most = math.gcd(*(model.groups[group].divisor for group in model.layers))
     return tuple(stages for stages in range(2, most + 1) if not most % stages)
 
 
 def is_over_layers(op: Op, model: Model) -> bool:
-    """Whether an operation is a scan over layers."""
+    """Return whether an operation is a scan over layers."""
     return any(value.groups[0] in model.layers for value in op.over)
 
 
 def _is_forward(op: Op, batch: frozenset[int], owned: set[int]) -> bool:
-    """Whether rounds have parameters, and no rows, of their own."""
+    """Return whether iterations have their own parameters and no rows of their own."""
     given = {value.number for value in op.ins}
     own = [value for value in op.over if value.number in given]
     return all(batch.isdisjoint(value.groups) for value in own) and any(

@@ -1,11 +1,11 @@
-"""Which layouts of a step are legal, and how its arrays lie in one.
+"""Layouts of a step: how each array is cut over the axes of a mesh.
 
-The axis `data` cuts the batch. `model` cuts groups of dimensions; where a group that is summed over
-is cut, each device has a part of the sum (tensor parallelism, arXiv:1909.08053). What is carried
-may be cut over `data` as well, and is gathered where it is used (ZeRO, arXiv:1910.02054). `stage`
-cuts the layers of scans over layers, which the batch goes through in microbatches (GPipe,
-arXiv:1811.06965; 1F1B, arXiv:2104.04473). What goes from layer to layer may be cut along the
-sequence: `planner/graph/sequence.py`.
+The axis `data` cuts the batch. `model` cuts groups of dimensions; if a summed group is cut, each
+device has a part of the sum (tensor parallelism, arXiv:1909.08053). Carried arrays may also be cut
+over `data`, and are gathered for their use (ZeRO, arXiv:1910.02054). `stage` cuts the layers of
+scans over layers, which the batch passes in microbatches (GPipe, arXiv:1811.06965; 1F1B,
+arXiv:2104.04473). Values between layers may be cut along the sequence
+(`planner/graph/sequence.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.graph.layers import is_over_layers
-from nbdist.planner.graph.pipeline_schedule import room
+from nbdist.planner.graph.pipeline_schedule import room, ticks
 from nbdist.planner.graph.sequence import sequence_of
 from nbdist.planner.graph.tpu_padding import padded
 from nbdist.records import DATA, MODEL, STAGE
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from nbdist.records import Remat, Schedule, Spec, Zero
 
 SMALLEST = 2**11
-"""Elements of an array that is worth cutting over the data axis: gathering a smaller one costs a
+"""Elements of the smallest array that is cut over the data axis; to gather a smaller one costs a
 message and saves nothing."""
 
 _SUM_ITEM = 4
-"""Bytes of an element of what microbatches add to: see `wide` in `jaxpr/microbatches.py`."""
+"""Bytes of an element of sums over microbatches; see `accumulator_dtype` of `jaxpr/`."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay a step out.
+    """A layout of a step.
 
     Attributes:
         data: devices that share the batch.
         model: devices that share the model.
         split: groups that are cut over `model`.
-        zero: what is cut over `data` beside the batch.
-        remat: which activations are made again.
-        micro: in how many parts the batch is gone through; with stages, it goes through them so.
-        stage: into how many stages the layers are cut.
-        sequence: whether `model` cuts what products pass on along the sequence.
-        schedule: the order in which microbatches go through stages.
-        rounds: how often they do: each stage has as many blocks of layers.
+        zero: ZeRO stage: what is cut over `data` beside the batch.
+        remat: activations that are recomputed.
+        micro: number of microbatches.
+        stage: number of stages that the layers are cut into.
+        sequence: whether `model` cuts results of products along the sequence.
+        schedule: order in which microbatches pass the stages.
+        rounds: passes of a microbatch through all stages; each stage has as many blocks of layers.
     """
 
     data: int
@@ -65,32 +65,32 @@ class Layout:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes of the mesh's axes, the outermost first: stages send least."""
+        """Sizes of the mesh's axes, outermost first: stages send least."""
         stages = {STAGE: self.stage} if self.stage > 1 else {}
         return {**stages, DATA: self.data, MODEL: self.model}
 
     @property
     def blocks(self) -> int:
-        """Of layers: in each tick a stage goes through one."""
+        """Blocks of layers of all stages; in each tick a stage runs one."""
         return self.stage * self.rounds
 
     @property
     def ticks(self) -> int:
-        """Until the last microbatch has left the last stage."""
-        return self.rounds * self.micro + self.stage - 1
+        """Ticks of the pipeline in one direction."""
+        return ticks(self.stage, self.micro, self.rounds)
 
     @property
     def held(self) -> float:
-        """Microbatches of which a stage has room for what its layers leave, under 1F1B."""
+        """Microbatches whose results a stage stores under 1F1B."""
         return room(self.stage, self.micro, self.rounds) / self.rounds
 
 
 class Exchange(NamedTuple):
-    """What goes over the data axis where a table lies in parts.
+    """Transfer over the data axis for a table that is cut.
 
     Attributes:
-        nbytes: of rows, on each device: its own, or those of all.
-        is_by_rows: whether the table is cut along its rows: then the rows of all.
+        nbytes: bytes of rows on each device: its own, or those of all.
+        is_by_rows: whether the table is cut by rows; then the rows are those of all devices.
     """
 
     nbytes: float
@@ -102,9 +102,9 @@ class ShardedModel:
 
     Args:
         model: the step.
-        layout: how it is laid out.
-        states: numbers of the values that are carried and are no parameters.
-        given: how arrays lie, by path, whatever the layout would have.
+        layout: its layout.
+        states: numbers of the carried values that are not parameters.
+        given: specs by path that override the layout.
     """
 
     def __init__(
@@ -118,33 +118,33 @@ class ShardedModel:
         self.layout = layout
         self._states = states
         self._given = given or {}
-        is_cut = model.rows % layout.data == 0  # else every device computes all of the batch
+        is_cut = model.rows % layout.data == 0  # otherwise every device computes the whole batch
         self._rows = model.batch_groups
         self._batch = self._rows if is_cut else frozenset()
         self._parts = layout.data
         if model.rows % (layout.data * layout.stage) == 0:
-            self._parts *= layout.stage  # out of pipelines, each stage has rows of its own
+            self._parts *= layout.stage  # outside of pipelines, each stage has its own rows
         self.is_microbatch = False
         self.shares = 1
         self._pads = False
         self._known: dict[tuple[int, ...], int] = {}
 
     def with_layout(self, layout: Layout) -> ShardedModel:
-        """The same model in another layout."""
+        """Return the same model in another layout."""
         same = ShardedModel(self.model, layout, self._states, self._given)
         same._pads = self._pads
         return same
 
     @cached_property
     def on_tpus(self) -> ShardedModel:
-        """The same, as TPUs have it in memory; what a step is given is counted as it is."""
+        """The same with the padding of TPU memory; inputs of the step are counted without it."""
         same = self.with_layout(self.layout)
         same._pads = True
         return same
 
     @cached_property
     def microbatch(self) -> ShardedModel:
-        """The same with the rows of one microbatch."""
+        """The same for the rows of one microbatch."""
         few = self.with_layout(self.layout)
         few._parts = self.layout.data * self.layout.micro
         few.is_microbatch = True
@@ -152,7 +152,7 @@ class ShardedModel:
 
     @cached_property
     def turning(self) -> ShardedModel:
-        """The same, where stages share out its rows among them if they can."""
+        """The same for the loss section, whose rows stages share if they divide."""
         few = self.with_layout(self.layout)
         few._parts, few.is_microbatch = self.microbatch._parts, True
         if self.model.rows % (few._parts * self.layout.stage) == 0:
@@ -162,7 +162,7 @@ class ShardedModel:
 
     @cached_property
     def sequence(self) -> frozenset[int]:
-        """Groups along which what products pass on is cut over the model's axis."""
+        """Groups along which the model axis cuts results of products."""
         layout = self.layout
         if not layout.sequence:
             return frozenset()
@@ -170,16 +170,16 @@ class ShardedModel:
 
     @cached_property
     def _gathered(self) -> ShardedModel:
-        """The same, with whole sequences."""
+        """The same with whole sequences."""
         same = self.with_layout(replace(self.layout, sequence=False))
         same._parts, same.is_microbatch = self._parts, self.is_microbatch
         same.shares = self.shares
         return same
 
     def around(self, op: Op) -> ShardedModel:
-        """As an operation has its values: one that the model's axis shares has whole sequences.
+        """Return the layout around an operation: with whole sequences if the model axis shares it.
 
-        (Not a loop: its body's operations have them.)
+        A loop keeps its layout, because this applies to the operations of its body.
         """
         if not self.sequence or op.body:
             return self
@@ -188,39 +188,39 @@ class ShardedModel:
         return self._gathered if is_shared else self
 
     def is_cut_along(self, value: Value) -> bool:
-        """Whether it is cut along the sequence, but where an operation needs it whole."""
+        """Return whether a value is cut along the sequence where no operation needs it whole."""
         groups = set(value.groups)
         is_there = self.has_rows(value) and not self.sequence.isdisjoint(groups)
         return is_there and self.by_model(groups) == 1
 
     def is_staged(self, op: Op) -> bool:
-        """Whether it is a loop that is run as a pipeline."""
+        """Return whether an operation is a loop that runs as a pipeline."""
         return self.layout.stage > 1 and is_over_layers(op, self.model)
 
     @property
     def by_stage_too(self) -> bool:
-        """Whether rows are cut over the stages as well."""
+        """True if rows are cut over the stages as well."""
         return not self.is_microbatch and self._parts > self.layout.data
 
     def has_rows(self, value: Value) -> bool:
-        """Whether it has dimensions of the batch's."""
+        """Return whether a value has dimensions of the batch."""
         return not self._rows.isdisjoint(value.groups)
 
     def by_data(self, groups: set[int]) -> int:
-        """In how many parts the batch is cut where something has dimensions of these groups."""
+        """Return the parts of the batch for a value with dimensions of these groups."""
         return 1 if self._batch.isdisjoint(groups) else self._parts
 
     def by_model(self, groups: set[int]) -> int:
-        """In how many parts the model's axis cuts it."""
+        """Return the parts that the model axis cuts these groups into."""
         return 1 if self.layout.split.isdisjoint(groups) else self.layout.model
 
     def by_stage(self, groups: set[int]) -> int:
-        """In how many parts the stages' axis cuts its layers; it cuts one dimension alone."""
+        """Return the parts that the stage axis cuts the layers into; it cuts only one dimension."""
         is_cut = self.by_stage_too and self.by_data(groups) > 1
         return 1 if is_cut or self.model.layers.isdisjoint(groups) else self.layout.stage
 
     def parts(self, value: Value) -> int:
-        """In how many parts a value of the step is."""
+        """Return the number of parts of a value."""
         if value.groups not in self._known:
             groups = set(value.groups)
             by_model = self.layout.model if self.is_cut_along(value) else self.by_model(groups)
@@ -229,27 +229,27 @@ class ShardedModel:
         return self._known[value.groups]
 
     def bytes_of(self, value: Value) -> float:
-        """Of a value of the step, on each device."""
+        """Return the bytes of a value on each device."""
         nbytes = value.nbytes / self.parts(value)
         return nbytes * self._padding(value) if self._pads else nbytes
 
     def _padding(self, value: Value) -> float:
-        """How many times as much room it takes: it lies as that is least."""
+        """Return the padding factor of a value, for the dimension along lanes that needs least."""
         along = self.model.images.get(value.groups, ())
         sizes = zip(value.groups, value.sizes, strict=True)
         cut = (n / self.by_data({g}) / self.by_model({g}) for g, n in sizes if g in along)
         return min(map(padded, cut), default=1.0)
 
     def entering_bytes(self, value: Value) -> float:
-        """Of what goes through stages, of all microbatches, on each device."""
+        """Return the bytes of rows that enter the stages, for all microbatches, on each device."""
         return self.layout.micro * self.microbatch.bytes_of(value)
 
     def summed_bytes(self, value: Value) -> float:
-        """Of what microbatches add to, on each device: no narrower than float32."""
+        """Return the bytes of a sum over microbatches on each device, at least in float32."""
         return max(1.0, _SUM_ITEM / value.itemsize) * self.bytes_of(value)
 
     def cuts_products(self, ops: tuple[Op, ...]) -> bool:
-        """Whether the model's axis cuts a dot or a convolution among them."""
+        """Return whether the model axis cuts a dot or a convolution of a program."""
         return any(
             self.cuts_products(op.body)
             or (
@@ -260,13 +260,13 @@ class ShardedModel:
         )
 
     def role(self, tensor: Tensor) -> str:
-        """`parameter`, `state`, `read` or `batch`."""
+        """Return `parameter`, `state`, `read` or `batch`."""
         if tensor.role != "carried":
             return tensor.role
         return "state" if tensor.value.number in self._states else "parameter"
 
     def spec(self, tensor: Tensor) -> Spec:
-        """How an array that the step is given lies on the mesh."""
+        """Return the spec of an input of the step."""
         if tensor.path in self._given:
             return self._given[tensor.path]
         value = tensor.value
@@ -274,7 +274,7 @@ class ShardedModel:
         if tensor.role == "batch":
             axes = tuple(axis for axis, size in self.layout.axes.items() if size > 1)
             if cut and not value.sizes[0] % prod(self.layout.axes.values()):
-                cut[0] = axes  # it comes so, and is put together along the data's axis in the step
+                cut[0] = axes  # as loaded; the step gathers it along the model axis
             return tuple(cut)
         layers = self.model.layers if self.layout.stage > 1 else frozenset()
         for axis, groups in ((STAGE, layers), (MODEL, self.layout.split)):
@@ -288,7 +288,7 @@ class ShardedModel:
         return tuple(cut)
 
     def device_bytes(self, tensor: Tensor) -> int:
-        """On each device, exactly."""
+        """Return the exact bytes of an input on each device."""
         if not tensor.used:
             return 0
         parts = 1
@@ -298,12 +298,12 @@ class ShardedModel:
         return tensor.value.nbytes // parts
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Whether it is cut over the data axis, and made whole where it is used."""
+        """Return whether an input is cut over the data axis and gathered for its use."""
         is_parameter = self.role(tensor) == "parameter"
         return is_parameter and self._is_sharded(tensor) and not self._is_alone(tensor.value)
 
     def exchanged(self, op: Op) -> Exchange | None:
-        """What devices send each other where rows are looked up in a table, or added to one."""
+        """Return the transfer of an operation that looks up rows of a cut table or adds to them."""
         if op.kind not in ("lookup", "scatter"):
             return None
         groups = (op.ins[0] if op.kind == "lookup" else op.outs[0]).groups
@@ -318,18 +318,18 @@ class ShardedModel:
         return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
 
     def lies_as_table(self, value: Value) -> bool:
-        """Whether it is cut as a table that is nowhere put together: it is its gradient."""
+        """Return whether a value is the gradient of a table that is cut and never gathered."""
         return self._is_alone(value) and value.groups in self._cut_tables
 
     def _is_alone(self, value: Value) -> bool:
-        """Whether it is as a table in which rows are looked up, and nothing else is done."""
+        """Return whether a value has the shape of a table that is only used for look-ups."""
         table = self.model.tables.get(value.groups)
         return table is not None and table.is_alone
 
     def bytes_in(self, op: Op, value: Value) -> float:
-        """Of a value of an operation, on each device.
+        """Return the bytes of an operation's value on each device.
 
-        What never meets the batch is done as the state lies that it is done to.
+        Operations without rows of the batch are cut like the state that they update.
         """
         if value.groups not in self._cut_states or op.kind == "lookup":
             return self.bytes_of(value)
@@ -339,12 +339,12 @@ class ShardedModel:
 
     @cached_property
     def _cut_states(self) -> frozenset[tuple[int, ...]]:
-        """The groups of what is carried and cut over the data axis."""
+        """Groups of carried arrays that are cut over the data axis."""
         return frozenset(t.value.groups for t in self.model.tensors if self._is_sharded(t))
 
     @cached_property
     def _cut_tables(self) -> dict[tuple[int, ...], int]:
-        """By the groups of tables that are cut over the data axis, which of these it cuts."""
+        """The group that the data axis cuts, by the groups of a cut table."""
         found: dict[tuple[int, ...], int] = {}
         for tensor in self.model.tensors:
             groups = tensor.value.groups
@@ -358,15 +358,15 @@ class ShardedModel:
         return found
 
     def _is_sharded(self, tensor: Tensor) -> bool:
-        """Whether it is cut over the data axis though it is no batch."""
+        """Return whether an input other than the batch is cut over the data axis."""
         if self.layout.data == 1 or tensor.value.size < SMALLEST or tensor.role != "carried":
             return False
         return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")
 
     def _dimension_for_data(self, value: Value, cut: list[tuple[str, ...]]) -> int:
-        """The largest one that can be cut, of those that are whole if there is one.
+        """Return the largest dimension that can be cut, preferably one that is whole.
 
-        Of a table, with parameters cut, rather not one that is looked up along.
+        If parameters are cut, dimensions of a table that rows are looked up along come last.
         """
         axes = self.layout.axes
         table = self.model.tables.get(value.groups) if self.layout.zero == 3 else None
@@ -384,11 +384,11 @@ class ShardedModel:
 
 
 def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:
-    """The groups that the model's axis cuts.
+    """Return the groups that the model axis cuts.
 
     Args:
         model: the step.
-        specs: how its first tensors lie; batches come cut over all axes, which says nothing.
+        specs: specs of its first tensors; those of batches are ignored, as all axes cut them.
     """
     return frozenset(
         group

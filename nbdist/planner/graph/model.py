@@ -1,6 +1,6 @@
-"""A training step as a planner sees it: arrays, dimensions that must agree, operations.
+"""Model of a training step: arrays, dimensions that must agree, operations.
 
-Nothing here holds data: a model of 175 billion parameters is some thousand small objects.
+It holds no data: a model of 175 billion parameters is some thousand small objects.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Role = Literal["carried", "read", "batch"]
 
 Kind = Literal["dot", "conv", "lookup", "scatter", "reduce", "stream", "loop"]
-"""`lookup`: rows taken by index; `scatter`: rows added by index; `stream`: element by element;
-`loop`: its body is run `times` times."""
+"""Kinds of operations. `lookup`: rows are taken by index. `scatter`: rows are added by index.
+`stream`: element by element. `loop`: the body runs `times` times."""
 
 
 class Table(NamedTuple):
@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
     Attributes:
         rows: groups of the dimensions that are looked up along.
-        is_alone: the batch meets it in nothing else.
+        is_alone: whether look-ups are the only operations on it with the batch.
     """
 
     rows: frozenset[int]
@@ -36,12 +36,12 @@ class Value:
     """An array in a step.
 
     Attributes:
-        number: which one it is in the step.
+        number: its number in the step.
         sizes: its shape.
-        groups: for each dimension, which group of dimensions it is of; -1 where its size is 1.
+        groups: the group of each dimension; -1 if its size is 1.
         itemsize: bytes of an element.
-        dtype: of an element.
-        nbytes: of all.
+        dtype: type of an element.
+        nbytes: bytes of the array.
     """
 
     number: int
@@ -52,27 +52,27 @@ class Value:
     nbytes: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", self.size * self.itemsize)  # asked for very often
+        object.__setattr__(self, "nbytes", self.size * self.itemsize)  # read very often
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.sizes)
 
     @property
     def is_inexact(self) -> bool:
-        """Whether it is of real or complex numbers."""
+        """True for real and complex numbers."""
         return self.dtype.startswith(("float", "bfloat", "complex"))
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array that the step is given.
+    """An input of the step.
 
     Attributes:
         path: the expression that leads to it, `params['w1']`.
-        role: carried from step to step, only read, or of the batch.
-        used: whether the step needs it; XLA leaves out what it does not.
+        role: carried from step to step, only read, or part of the batch.
+        used: whether the step needs it; XLA drops other inputs.
     """
 
     path: str
@@ -83,12 +83,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dimensions that must be cut alike, as operations tie them.
+    """Dimensions that operations tie: all are cut, or none is.
 
     Attributes:
         divisor: the largest number that divides all their sizes.
         name: one of them, `params['w1'] dimension 1`.
-        blocked: why they cannot be cut over devices that hold the model; empty if they can.
+        blocked: why the model axis cannot cut them; empty if it can.
     """
 
     divisor: int
@@ -98,20 +98,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operation, or some that are made together.
+    """An operation, or several that are fused.
 
     Attributes:
-        kind: what it is.
-        name: the primitive's.
-        ins: what it reads.
-        outs: what it makes.
-        summed: groups that it sums over: cut ones leave each device with a part of the sum.
-        flops: floating-point operations, once.
-        contract: of a `dot` or a `conv`, the length of each sum.
-        times: how often it is run.
-        body: of a `loop`, what is run.
-        carried: of a `loop`, what goes from round to round.
-        over: of a scan, the arrays that it goes over, and those that its rounds leave.
+        kind: its kind.
+        name: name of the primitive.
+        ins: values that it reads.
+        outs: values that it makes.
+        summed: groups that it sums over; if one is cut, each device has a part of the sum.
+        flops: floating-point operations of one run.
+        contract: length of each sum of a `dot` or a `conv`.
+        times: number of runs.
+        body: operations of a `loop`.
+        carried: values that a `loop` carries from iteration to iteration.
+        over: arrays that a scan goes over, and those that its iterations leave.
     """
 
     kind: Kind
@@ -129,20 +129,19 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One step, from what it is given to what it leaves.
+    """A step, from its inputs to its results.
 
     Attributes:
-        tensors: what it is given, in order.
-        groups: of dimensions; `Value.groups` and `Op.summed` count in it.
-        ops: in the order in which they are made.
+        tensors: its inputs, in order.
+        groups: groups of dimensions; `Value.groups` and `Op.summed` are indices of it.
+        ops: operations in order.
         results: numbers of the values that it leaves.
         apart: why the batch and the model cannot both be cut; empty if they can.
-        notes: what could not be looked into.
+        notes: parts that the model does not describe exactly.
         layers: groups that scans over layers go over: see `planner/graph/layers.py`.
-        added: products' results that are added up before they are used: see
-            `planner/graph/summed_products.py`.
-        tables: what rows are looked up in, by its groups: see `planner/graph/lookup_tables.py`.
-        images: what convolutions are given and make, by its groups: see
+        added: results of products that are only added: see `added_up` in `planner/graph/fusion.py`.
+        tables: arrays that rows are looked up in, by their groups: see `tables_of`.
+        images: inputs and results of convolutions, by their groups: see
             `planner/graph/tpu_padding.py`.
     """
 
@@ -159,18 +158,18 @@ class Model:
 
     @property
     def every_op(self) -> Iterator[Op]:
-        """Those of loops too, after the loop."""
+        """All operations; those of a loop follow it."""
         return _every(self.ops)
 
     @property
     def batch_groups(self) -> frozenset[int]:
-        """Those that the batch's rows are in."""
+        """Groups of the batch's rows."""
         rows = (t.value for t in self.tensors if t.role == "batch" and t.value.sizes)
         return frozenset(value.groups[0] for value in rows if value.groups[0] >= 0)
 
     @property
     def rows(self) -> int:
-        """Samples in a global batch; 1 where it has none."""
+        """Samples in a global batch; 1 if there is no batch."""
         sizes = [t.value.sizes[0] for t in self.tensors if t.role == "batch" and t.value.sizes]
         return max(sizes, default=1)
 
@@ -179,3 +178,35 @@ def _every(ops: tuple[Op, ...]) -> Iterator[Op]:
     for op in ops:
         yield op
         yield from _every(op.body)
+
+
+def tables_of(model: Model) -> Mapping[tuple[int, ...], Table]:
+    """Return the carried arrays that rows are looked up in, by their groups.
+
+    A table that is cut over the data axis need not be gathered: XLA looks rows up on the device
+    that has them (seen in programs for H100, v5e and CPU). If columns are cut, each device takes
+    its columns of all rows, and an all-to-all returns whole rows; the gradient takes the same way
+    back. If rows are cut, each device takes the rows that it has, and a reduce-scatter sums them.
+
+    Args:
+        model: the step; its `tables` are ignored.
+    """
+    carried = {t.value.groups for t in model.tensors if t.role == "carried"}
+    found: dict[tuple[int, ...], set[int]] = {}
+    for op in model.every_op:
+        if op.kind == "lookup" and op.ins[0].groups in carried:
+            found.setdefault(op.ins[0].groups, set()).update(op.summed)
+    met = set().union(*(_met(op, model.batch_groups) for op in model.every_op))
+    return {
+        groups: Table(frozenset(rows), is_alone=met.isdisjoint(rows))
+        for groups, rows in found.items()
+        if len(rows) < len(groups) and -1 not in groups
+    }
+
+
+def _met(op: Op, batch: frozenset[int]) -> set[int]:
+    """Return the groups of an operation that uses the batch for more than look-ups."""
+    if op.kind in ("lookup", "scatter", "loop"):
+        return set()
+    groups = {group for value in (*op.ins, *op.outs) for group in value.groups}
+    return groups if not batch.isdisjoint(groups) else set()

@@ -1,43 +1,56 @@
-"""A pipeline whose microbatches go back as soon as they have come through, as one operation (1F1B).
+"""A 1F1B pipeline as one operation of the planner.
 
-What is between the layers' forward pass and their backward pass is made of one microbatch at a
-time: what the worker does in `jaxpr/pipeline/one_f_one_b.py`, with the planner's operations.
+The loss section, between the layers' forward pass and their backward pass, runs on one microbatch
+at a time. `jaxpr/pipeline/loss_section.py` selects it with the functions of this module.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbdist.errors import PlanError
 from nbdist.planner.graph.layers import is_over_layers
 from nbdist.planner.graph.model import Op
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
     from nbdist.planner.graph.model import Model, Value
 
 ALTERNATING = "1f1b"
-"""Name of such an operation; its body is the loop there, what is between, and the loop back."""
+"""Name of a pipeline operation; its body is the forward loop, the loss section and the backward
+loop."""
 
 
 def alternating(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
-    """A program with its two loops over layers, and what is between them, as one operation.
+    """Return a program in which both loops over layers and the loss section are one operation.
 
     Args:
         program: the step's operations, fused.
         model: the step.
 
     Raises:
-        PlanError: it has more loops over layers than one and its way back.
+        PlanError: the loops over layers are not one loop and its backward pass.
     """
     loops = [op for op in program if is_over_layers(op, model)]
     if len(loops) != 2:
-        raise PlanError("no 1F1B: it takes one scan over layers and its way back")
+        raise PlanError(
+            "no 1F1B: the step needs exactly one scan over layers and its backward pass"
+        )
     there, back = loops
-    late = _reached(program, back)
-    between = _between(program, there, late, model)
+    batch = model.batch_groups
+
+    def is_own(op: Op) -> bool:
+        return all(not batch.isdisjoint(value.groups) for value in op.outs)
+
+    others = [_flow(op) for op in program if op is not there and op is not back]
+    late = reached(others, _flow(back).outs)
+    kept_too = {*model.results, *_flow(there).ins, *_flow(back).ins}
+    middle = reached(others, _flow(there).outs) - late
+    between = joined(others, middle, late, wanted=set(), others=kept_too, may_join=is_own)
     inside = {id(op) for op in (there, *between, back)}
-    before = [op for op in program if id(op) not in inside | late]
-    after = [op for op in program if id(op) in late and id(op) not in inside]
+    before = [op for op in program if id(op) not in inside and late.isdisjoint(_flow(op).outs)]
+    after = [op for op in program if id(op) not in inside and not late.isdisjoint(_flow(op).outs)]
     body = (there, *between, back)
     needed = {value.number for op in after for value in op.ins} | model.results
     made = {value.number for op in body for value in op.outs}
@@ -47,46 +60,87 @@ def alternating(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
     return (*before, whole, *after)
 
 
-def _reached(program: tuple[Op, ...], of: Op) -> set[int]:
-    """All that is made of what an operation makes, and it."""
-    made = {value.number for value in of.outs}
-    found = {id(of)}
-    for op in program:
-        if any(value.number in made for value in op.ins):
-            found.add(id(op))
-            made.update(value.number for value in op.outs)
+class Flow(NamedTuple):
+    """The data flow of one operation: of the planner, or an equation of a jaxpr.
+
+    Attributes:
+        op: the operation.
+        ins: keys of the values that it reads.
+        outs: keys of the values that it makes.
+    """
+
+    op: Any
+    ins: frozenset[Any]
+    outs: frozenset[Any]
+
+
+def _flow(op: Op) -> Flow:
+    ins, outs = (frozenset(value.number for value in side) for side in (op.ins, op.outs))
+    return Flow(op, ins, outs)
+
+
+def reached(flows: Iterable[Flow], start: Iterable[Any]) -> set[Any]:
+    """Return the keys of all values that depend on some values, and the keys of these.
+
+    Args:
+        flows: operations in program order.
+        start: keys of the values to start from.
+    """
+    found = set(start)
+    for flow in flows:
+        if not found.isdisjoint(flow.ins):
+            found.update(flow.outs)
     return found
 
 
-def _between(program: tuple[Op, ...], there: Op, late: set[int], model: Model) -> list[Op]:
-    """What is made of what has come through, and what is made of rows for that alone."""
-    reached, batch = _reached(program, there) - late, model.batch_groups
-    wanted: set[int] = set()
-    others = set(model.results)
+def joined(
+    flows: Sequence[Flow],
+    middle: Collection[Any],
+    late: Collection[Any],
+    *,
+    wanted: set[Any],
+    others: set[Any],
+    may_join: Callable[[Any], bool],
+    is_repeatable: Callable[[Any], bool] = lambda _: False,
+) -> list[Any]:
+    """Return the operations of the loss section, which runs once for each microbatch.
+
+    These are the operations that depend on the last layer's output and not on the backward pass,
+    and those that are needed by them alone.
+
+    Args:
+        flows: the program in order, without the scans over layers.
+        middle: keys of the values that depend on the last layer's output.
+        late: keys of the values that depend on the backward pass.
+        wanted: keys of the values that the section must make; those that it reads are added.
+        others: keys of the values that are needed elsewhere; more are added.
+        may_join: whether an operation can run on one microbatch if the section alone needs it.
+        is_repeatable: whether an operation can run both in the section and outside of it.
+    """
     found = []
-
-    def is_own(op: Op) -> bool:
-        numbers = {value.number for value in op.outs}
-        has_rows = all(not batch.isdisjoint(value.groups) for value in op.outs)
-        return has_rows and numbers <= wanted and not numbers & others
-
-    for op in reversed(program):
-        if op is there or id(op) in late or not (id(op) in reached or is_own(op)):
-            others.update(value.number for value in op.ins)
-        else:
+    for op, ins, outs in reversed(flows):
+        is_own = wanted.issuperset(outs) and others.isdisjoint(outs)
+        joins = (
+            not outs.isdisjoint(middle)
+            or (is_own and may_join(op))
+            or (not outs.isdisjoint(wanted) and is_repeatable(op))
+        )
+        if joins and outs.isdisjoint(late):
             found.append(op)
-            wanted.update(value.number for value in op.ins)
+            wanted.update(ins)
+        else:
+            others.update(ins)
     return found[::-1]
 
 
 def parts_of(op: Op) -> tuple[Op, tuple[Op, ...], Op]:
-    """Of such an operation, the loop there, what is between, and the loop back."""
+    """Return the forward loop, the loss section and the backward loop of a pipeline operation."""
     there, *between, back = op.body
     return there, tuple(between), back
 
 
 def kept(there: Op, back: Op) -> tuple[Value, ...]:
-    """What layers leave for the way back, stacked."""
+    """Return the stacked results of the forward loop that the backward loop reads."""
     given = {value.number for value in there.ins}
     wanted = {value.number for value in back.ins} - given
     return tuple(value for value in there.over if value.number in wanted)

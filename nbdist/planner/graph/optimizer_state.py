@@ -1,4 +1,4 @@
-"""What of what a step carries is no parameter: an optimizer's state, counters, averages."""
+"""Carried arrays that are not parameters: optimizer state, counters, averages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def states_of(model: Model) -> frozenset[int]:
-    """Of what is carried, what never meets the batch: an optimizer's state, counters, averages."""
+    """Return the numbers of carried arrays that no operation combines with the batch."""
     batch = model.batch_groups
     carried = [t.value.number for t in model.tensors if t.role == "carried"]
     origins = {number: 1 << place for place, number in enumerate(carried)}

@@ -1,7 +1,7 @@
-"""Where a forward pass is cut into stretches that the backward pass makes again, one at a time.
+"""Segments of a forward pass that the backward pass recomputes, one at a time.
 
-What goes into each stretch is kept, and in the backward pass one stretch at a time is whole: the
-best cuts keep little and leave no stretch long (arXiv:1604.06174, section 4.3).
+The inputs of each segment are kept, and the backward pass holds one segment at a time. The best
+cuts keep little and leave no segment long (arXiv:1604.06174, section 4.3).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 POINTS = 128
-"""Places that are looked at: of as many parts of the forward pass the best of each."""
+"""Number of candidate cuts: the best position in each of as many parts of the forward pass."""
 
 LIMITS = 17
-"""Lengths that a stretch may have, from half of all down, each shorter by the root of two."""
+"""Number of tried segment lengths, from half of all down, each shorter by the root of two."""
 
 
-def stretches(waiting: Sequence[int], crossing: Sequence[int]) -> tuple[int, ...]:
-    """The places after which a stretch ends; the last stretch, up to the turn, has none.
+def segments(waiting: Sequence[int], crossing: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions after which a segment ends; the last segment is not listed.
 
     Args:
-        waiting: bytes that each place makes and the backward pass needs.
-        crossing: bytes that the forward pass still needs after each place.
+        waiting: bytes that each position makes and the backward pass needs.
+        crossing: bytes that the forward pass still needs after each position.
 
     Returns:
-        Places in their order; none where keeping everything takes least.
+        Positions in order; empty if keeping everything takes least memory.
     """
     sums = list(accumulate(waiting))
     if not sums or not sums[-1]:
@@ -44,7 +44,7 @@ def stretches(waiting: Sequence[int], crossing: Sequence[int]) -> tuple[int, ...
 
 
 def _points(sums: list[int], crossing: Sequence[int]) -> Iterator[int]:
-    """Of each part of the forward pass the place after which least is needed."""
+    """Yield, for each part of the forward pass, the position after which least is needed."""
     parts: dict[int, int] = {}
     for place, done in enumerate(sums[:-1]):
         part = done * POINTS // sums[-1]
@@ -56,7 +56,7 @@ def _points(sums: list[int], crossing: Sequence[int]) -> Iterator[int]:
 def _cut(
     points: list[int], sums: list[int], crossing: Sequence[int], limit: float
 ) -> tuple[int, ...] | None:
-    """The ends that keep least with no stretch longer than that; None where there are none."""
+    """Return the ends that keep least with no segment above the limit; None if there are none."""
     lengths = [0, *(sums[point] for point in points), sums[-1]]
     costs = [0, *(crossing[point] for point in points), 0]
     least: list[float] = [0.0]

@@ -1,10 +1,10 @@
-"""Sequence parallelism: what products of cut layers pass on is cut along the sequence in between.
+"""Sequence parallelism: values between products are cut along the sequence.
 
-Where the model's axis cuts what a product sums over, each device has a part of the sum, and the
-result is passed on: to norms, residual sums, dropout, which have nothing that the axis could cut
-but the sequence. Cut along it, they are done once, and kept once, by all devices of the axis
-together; the sum is reduce-scattered, and gathered before the next product (Korthikanti et al.,
-arXiv:2205.05198, section 4.2).
+If the model axis cuts the dimension that a product sums over, each device has a part of the sum.
+The result passes through norms, residual sums and dropout, in which the axis could cut nothing but
+the sequence. Cut along it, the devices of the axis share these operations and their memory. The sum
+is reduce-scattered, and gathered before the next product (Korthikanti et al., arXiv:2205.05198,
+section 4.2).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def sequence_of(model: Model, split: frozenset[int], parts: int) -> frozenset[int]:
-    """The groups of dimensions that what products pass on can be cut along.
+    """Return the groups of dimensions along which results of products can be cut.
 
-    What products that the axis does not share sum over is none: their results would be parts of
-    sums in their turn.
+    Dimensions that a product without the model axis sums over are excluded: its results would be
+    parts of sums.
 
     Args:
         model: the step.
-        split: groups that the model's axis cuts.
-        parts: how many devices it has.
+        split: groups that the model axis cuts.
+        parts: size of the model axis.
     """
     batch = model.batch_groups
     found: set[int] = set()

@@ -1,8 +1,8 @@
-"""How a TPU's memory pads images.
+"""Padding of images in the memory of TPUs.
 
-It has values in tiles of 8 x 128, and a compiler chooses which dimension lies along the 128 lanes:
-of what convolutions are given and make the batch's or the channels' (seen in what XLA makes of
-programs for v5e and v5p), whichever has to be padded less. Of all else it finds one that fits.
+Values are stored in tiles of 8 x 128, and the compiler chooses the dimension along the 128 lanes.
+For inputs and results of convolutions it is the batch's or the channels', whichever needs less
+padding (seen in programs for v5e and v5p). Other values fit without padding.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LANES = 128
 
 
 def images_of(model: Model) -> Mapping[tuple[int, ...], frozenset[int]]:
-    """By the groups of what a step's convolutions are given and make, those that lie along lanes.
+    """Return the dimensions that may be along the lanes, by the groups of a convolution's values.
 
     Args:
-        model: the step; its `images` are not looked at.
+        model: the step; its `images` are ignored.
     """
     batch = model.batch_groups
     found: dict[tuple[int, ...], frozenset[int]] = {}
@@ -38,5 +38,5 @@ def images_of(model: Model) -> Mapping[tuple[int, ...], frozenset[int]]:
 
 
 def padded(size: float) -> float:
-    """How many times as much room a dimension takes along the lanes."""
+    """Return the padding factor of a dimension along the lanes."""
     return -(-size // LANES) * LANES / size

@@ -1,9 +1,9 @@
-"""The hardware that is known: chips, the hosts they are usually in, and what joins them.
+"""Catalog of known hardware: chips, their usual hosts, and the links between them.
 
-Figures are nominal and dense. Memory is what the runtime reports where that is published (for CUDA
-the whole device's, as in XLA's target descriptions), else nominal; each chip's source says which.
-`float32` is exact: outside tensor cores on GPUs, and on TPUs six passes in bfloat16
-(`jax.lax.Precision.HIGHEST`).
+Figures are nominal and dense. Memory is the size that the runtime reports if that is published,
+else nominal; the chip's source names it. For CUDA it is that of the whole device, as in XLA's
+target descriptions. `float32` is exact: outside of tensor cores on GPUs, and on TPUs six passes in
+bfloat16 (`jax.lax.Precision.HIGHEST`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ _GBIT = 1e9 / 8  # bytes
 
 
 class Host(Record, frozen=True):
-    """The usual host of a chip.
+    """Usual host of a chip.
 
     Attributes:
-        link: what joins its devices.
-        latency_s: of a message over that link.
-        bytes_per_s: that a device sends over it, one way.
-        nics: that devices of different hosts speak through.
-        nic_bytes_per_s: of each, one way.
-        pcie_bytes_per_s: between a device and its host, or its NIC, one way.
-        network_latency_s: of a message between hosts.
-        rack: hosts that the same link joins, too.
-        source: of the links' figures.
-        usual: whose hosts these are, of how many there are devices and NICs.
+        devices: devices in a host.
+        link: name of the links between its devices.
+        latency_s: latency of a message over a link.
+        bytes_per_s: bandwidth of a device over the link, one way.
+        nics: number of network interfaces.
+        nic_bytes_per_s: bandwidth of each network interface, one way.
+        pcie_bytes_per_s: bandwidth between a device and its host, or its NIC, one way.
+        network_latency_s: latency of a message between hosts.
+        source: source of the figures of links.
+        usual: product that has this number of devices and NICs.
+        rack: hosts that the same link also joins.
     """
 
     devices: int
@@ -45,14 +46,14 @@ class Host(Record, frozen=True):
 
 
 class Torus(Record, frozen=True):
-    """What shapes slices of a TPU generation have; links are its `Host`'s.
+    """Shapes of slices of a TPU generation; links are those of its `Host`.
 
     Attributes:
-        shapes: those smaller than a cube; where there are no cubes, all.
-        longest: axes of the greatest slice.
-        cube: side of the cubes that optical switches join, which close every ring; 0 where there
-            are none, and only an axis as long as the pod's is a ring.
-        source: of this.
+        shapes: shapes smaller than a cube; all shapes if there are no cubes.
+        longest: shape of the largest slice.
+        cube: side of the cubes that optical switches join, which close every ring. If 0, only an
+            axis as long as the pod's is a ring.
+        source: source of these figures.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -62,12 +63,12 @@ class Torus(Record, frozen=True):
 
 
 class Machine(Record, frozen=True):
-    """A chip and what it is built into.
+    """A chip and the host that it is built into.
 
     Attributes:
-        names: a regular expression for what JAX and people call the chip, in small letters and
-            digits only. It must fit wholly: a slice of a GPU (MIG) is another device, and cards for
-            PCIe, which NVLink does not join, are too.
+        names: regular expression of the names that JAX and people use, in lower-case letters and
+            digits. It must match in full: a slice of a GPU (MIG) and a PCIe card, which NVLink does
+            not join, are other devices.
     """
 
     chip: Chip
@@ -76,7 +77,7 @@ class Machine(Record, frozen=True):
     torus: Torus | None = None
 
 
-# NCCL's own cost model: latency of a step of a ring, protocol Simple, as for large messages.
+# Latency of a step of a ring in NCCL's cost model, with the protocol Simple for large messages.
 _NVLINK_S = 3.4e-6
 _NETWORK_S = 14e-6
 _NCCL = "latencies: NCCL src/graph/tuning.cc (ring, Simple)"
@@ -95,7 +96,7 @@ def _nvlink(
     devices: int = 8,
     rack: int = 1,
 ) -> Host:
-    """`each` and `pcie` in GB/s one way; `nics`: how many, and the Gb/s of each."""
+    """Return a host with NVLink: `each` and `pcie` in GB/s one way, NICs with Gb/s each."""
     return Host(
         devices=devices,
         link=f"NVLink {generation}",
@@ -124,8 +125,8 @@ def _gpu(
     )
 
 
-# bfloat16 is not among what a V100 computes: XLA widens it to float32.
-# NVLink joins eight of them in a cube, not all with all: its rate is that of rings over all links.
+# A V100 has no bfloat16 units: XLA widens it to float32.
+# NVLink joins eight V100s in a cube, not all pairs: the rate is that of rings over all links.
 _VOLTA = {"float32": 15.7, "float16": 125.0}
 _AMPERE = {
     "float32": 19.5,
@@ -232,12 +233,12 @@ _GPUS = (
 
 _BOOK = "jax-ml/scaling-book tpus.md"
 _CLOUD = "docs.cloud.google.com/tpu/docs"
-# Of slices over the data centre's network nothing is published: that of a TCP stack.
+# No latency between slices is published: this is that of a TCP stack.
 _DCN_S = 100e-6
 
 
 def _ici(devices: int, gigabytes_per_s: float, nics: tuple[int, float], pcie: float) -> Host:
-    """`gigabytes_per_s` over one link one way; `nics`: how many, and the Gb/s of each."""
+    """Return a TPU host: `gigabytes_per_s` of a link one way, NICs with Gb/s each."""
     return Host(
         devices=devices,
         link="ICI",
@@ -378,4 +379,4 @@ PLAIN_HOST = Host(
     source=f"assumed: PCIe 3 in a host; {_NCCL}",
     usual="assumed: 25 Gb/s a host",
 )
-"""Of a chip that is not in the table."""
+"""Host of a chip that is not in the catalog."""

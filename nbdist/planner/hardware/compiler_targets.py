@@ -1,6 +1,6 @@
-"""What XLA's compilers have to be told of hardware that is not there.
+"""Descriptions of absent hardware for XLA's compilers.
 
-A TPU's compiler knows every slice by its name. A GPU's is told what the device is: figures of
+A TPU's compiler knows every slice by its name. A GPU's compiler needs the figures of the device:
 openxla/xla, xla/backends/gpu/target_config/specs, by chip.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nbdist.records import Topology
 
 _PACKAGES = {"tpu": "libtpu", "cuda": "jax_cuda13_plugin"}
-"""The modules that have compilers which need no hardware; `nbdist[oracle]` brings them."""
+"""Modules with compilers that need no hardware; `nbdist[oracle]` installs them."""
 
 
 def is_compiler_installed(platform: str) -> bool:
@@ -28,13 +28,13 @@ def is_compiler_installed(platform: str) -> bool:
 
 
 class CompilerTarget(Record, frozen=True):
-    """What `jax.experimental.topologies.get_topology_desc` is given.
+    """Arguments of `jax.experimental.topologies.get_topology_desc`.
 
     Attributes:
-        platform: whose compiler it is; that of `cpu` is JAX's own, and is given nothing.
-        name: of the slice, or the chip.
-        options: by keyword.
-        devices: how many there are.
+        platform: the compiler's platform; that of `cpu` is JAX's own, and needs no arguments.
+        name: name of the slice or the chip.
+        options: keyword arguments.
+        devices: number of devices.
     """
 
     platform: Literal["cpu", "cuda", "tpu"]
@@ -44,12 +44,15 @@ class CompilerTarget(Record, frozen=True):
 
 
 class _Gpu(Record, frozen=True):
-    """What the compiler has to know of a chip, beside its memory.
+    """Figures of a chip that the compiler needs, beside its memory.
 
     Attributes:
-        capability: of CUDA; from 9 on with the features of this chip alone.
-        units: for float32 in each core.
-        shared: bytes of a core, and those that a block may ask for.
+        capability: major CUDA compute capability; from 9 on with the features of this chip only.
+        cores: number of multiprocessors.
+        units: float32 units in each core.
+        cache: bytes of the L2 cache.
+        shared: shared memory of a core, and the largest size that a block may request, in bytes.
+        clock_ghz: clock rate.
     """
 
     capability: int
@@ -75,10 +78,10 @@ _GPUS = {
 
 
 def compiler_target(topology: Topology) -> CompilerTarget:
-    """What a compiler is told of a topology.
+    """Return the compiler's description of a topology.
 
     Raises:
-        PlanError: no compiler knows this hardware, or not in such a topology.
+        PlanError: no compiler knows this hardware, or the topology is not supported.
     """
     chip = topology.chip
     if chip.platform == "tpu" and chip.name.startswith("TPU "):
@@ -88,8 +91,8 @@ def compiler_target(topology: Topology) -> CompilerTarget:
     if chip.platform == "cpu":
         return CompilerTarget(platform="cpu", name="", options={}, devices=topology.devices)
     raise PlanError(
-        f"--verify: no compiler is known for {chip.name}; there are some for TPUs, CPUs and "
-        f"{', '.join(_GPUS)}"
+        f"--verify: no compiler supports {chip.name}; supported are TPUs, CPUs "
+        f"and {', '.join(_GPUS)}"
     )
 
 
@@ -103,7 +106,7 @@ def _slices(topology: Topology) -> CompilerTarget:
     options: dict[str, str | int | tuple[int, ...]] = {}
     if slices > 1:
         options["num_slices"] = slices
-    if any(size % 2 for size in list(axes.values())[:2]):  # hosts have 2x2x1, if not said otherwise
+    if any(size % 2 for size in list(axes.values())[:2]):  # the default is 2x2x1
         options["chips_per_host_bounds"] = tuple(axes.values())
     name = f"{generation}:{shape}"
     return CompilerTarget(platform="tpu", name=name, options=options, devices=topology.devices)
@@ -120,7 +123,7 @@ def _hosts(topology: Topology) -> CompilerTarget:
 
 
 def _config(topology: Topology, gpu: _Gpu) -> str:
-    """A GpuTargetConfigProto, as text."""
+    """Return a GpuTargetConfigProto as text."""
     chip = topology.chip
     own = "ACCELERATED_FEATURES" if gpu.capability >= 9 else "NONE"
     return f"""

@@ -1,4 +1,4 @@
-"""Levels of links: of hosts with usual figures, and of slices of TPUs."""
+"""Levels of links: of usual hosts, and of slices of TPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AXES = "xyz"
 
 
 class Nics(Record, frozen=True):
-    """What a host speaks to others through; `each_bytes_per_s` one way."""
+    """Network interfaces of a host; `each_bytes_per_s` one way."""
 
     count: int
     each_bytes_per_s: float
@@ -27,7 +27,7 @@ def usual_nics(host: Host) -> Nics:
 
 
 def of_hosts(host: Host, hosts: int, devices: int, nics: Nics) -> tuple[Level, ...]:
-    """Levels of `hosts` with `devices` each: host, rack where links join more, and network.
+    """Return the levels of `hosts` with `devices` each: host, rack if links join more, network.
 
     Raises:
         PlanError: the hosts do not fill racks.
@@ -46,7 +46,7 @@ def of_hosts(host: Host, hosts: int, devices: int, nics: Nics) -> tuple[Level, .
 
 
 def fills_racks(host: Host, hosts: int) -> bool:
-    """Whether no rack is left in part, but for a single one."""
+    """Return whether all racks are full, or there is only one."""
     return hosts < host.rack or hosts % host.rack == 0
 
 
@@ -55,9 +55,9 @@ def _inside(name: str, size: int, host: Host) -> Level:
 
 
 def between(name: str, size: int, host: Host, devices: int, nics: Nics) -> Level:
-    """The level between hosts, or slices, of which each host has `devices`.
+    """Return the level between hosts or slices; each host has `devices` devices.
 
-    One device alone sends what a NIC does, or its way to the NIC; when all send, they share the
+    One device alone is limited by a NIC, or by its link to the NIC. If all send, they share the
     NICs of the host.
     """
     alone = min(nics.each_bytes_per_s, host.pcie_bytes_per_s)
@@ -74,9 +74,9 @@ def between(name: str, size: int, host: Host, devices: int, nics: Nics) -> Level
 def of_slices(
     host: Host, torus: Torus, shape: tuple[int, ...], slices: int, nics: Nics
 ) -> tuple[Level, ...]:
-    """Levels of `slices` of `shape`: an axis each, closed rings innermost, and the network (DCN).
+    """Return the levels of slices: an axis each, closed rings innermost, and the network (DCN).
 
-    Axes of one chip are no levels, but where all are.
+    Axes of one chip are no levels, unless all axes are.
     """
     axes = [_axis(index, shape, host, torus) for index in range(len(shape))]
     long = [axis for axis in axes if axis.size > 1] or axes[:1]
@@ -98,9 +98,9 @@ def _axis(index: int, shape: tuple[int, ...], host: Host, torus: Torus) -> Level
 
 
 def wraps(index: int, shape: tuple[int, ...], torus: Torus) -> bool:
-    """Whether the last chip of an axis is the neighbour of the first one.
+    """Return whether the last chip of an axis is the neighbour of the first one.
 
-    Optical switches close the rings of slices made of whole cubes; without them, only an axis as
+    Optical switches close the rings of slices made of whole cubes. Without them, only an axis as
     long as the pod's is closed. Source: jax-ml/scaling-book tpus.md.
     """
     if torus.cube:
@@ -109,7 +109,7 @@ def wraps(index: int, shape: tuple[int, ...], torus: Torus) -> bool:
 
 
 def check_shape(name: str, shape: tuple[int, ...], torus: Torus) -> tuple[int, ...]:
-    """The shape as it is published, the shortest axis first where there are no cubes.
+    """Return the shape as published: the shortest axis first if there are no cubes.
 
     Raises:
         PlanError: slices of `name` have no such shape.
@@ -140,11 +140,11 @@ def _shapes(torus: Torus) -> str:
 
 
 def written(shape: tuple[int, ...]) -> str:
-    """`4x4x8`."""
+    """Return the shape as text, `4x4x8`."""
     return "x".join(map(str, shape))
 
 
 def shape_for(devices: int, torus: Torus) -> str:
-    """A shape of so many chips, `4x4`, to propose; the empty text where none is published."""
+    """Return a published shape of this number of chips, `4x4`; empty if there is none."""
     fitting = [shape for shape in torus.shapes if math.prod(shape) == devices]
     return written(fitting[0]) if fitting else ""

@@ -1,4 +1,4 @@
-"""Which chip a name means, what it computes, and what its links are taken for."""
+"""Look-up of chips by name, with their hosts and their rates by type."""
 
 from __future__ import annotations
 
@@ -33,53 +33,56 @@ size = 4                  # hosts
 latency_s = 14e-6
 bytes_per_s = 25e9
 """
-"""A file that describes hardware."""
+"""Example of a file that describes hardware."""
 
 _NEAR = 0.4  # difflib's ratio: 'H10' is near 'H100', and 'potato' near nothing
 
 
 def find(kind: str) -> Chip | None:
-    """The chip that a `device_kind` of JAX's, or a name of people's, means; None where unknown.
+    """Return the chip for a `device_kind` of JAX or a usual name; None if it is unknown.
 
-    Case, spacing and punctuation do not matter. Of two sizes of memory the smaller is meant where
-    none is said: `A100` is `A100-40GB`.
+    Case, spacing and punctuation do not matter. A name without a size of memory means the smallest
+    one: `A100` is `A100-40GB`.
     """
     machine = machine_named(kind)
     return machine.chip if machine else None
 
 
 def machine_named(kind: str) -> Machine | None:
-    """As `find`, with what the chip is built into."""
-    squashed = squash(kind)
+    """Return the chip and its host for a name, as `find`."""
+    squashed = normalized(kind)
     fitting = (machine for machine in MACHINES if re.fullmatch(machine.names, squashed))
     return next(fitting, None)
 
 
-def squash(name: str) -> str:
-    """Small letters and digits only."""
+def normalized(name: str) -> str:
+    """Return the lower-case letters and digits of a name."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def host_of(chip: Chip) -> Host:
-    """The chip's usual host; a plain one, whose figures are assumed, where the table has none."""
+    """Return the usual host of a chip; a plain one with assumed figures if the catalog has none."""
     machine = machine_named(chip.name)
     return machine.host if machine else PLAIN_HOST
 
 
 def known() -> tuple[str, ...]:
-    """What the chips of the table are called."""
+    """Return the names of all chips in the catalog."""
     return tuple(machine.chip.name for machine in MACHINES)
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that means no chip: nearest first, and how to describe one."""
-    by_squashed = {squash(chip): chip for chip in known()}
-    near = difflib.get_close_matches(squash(name), by_squashed, n=len(by_squashed), cutoff=_NEAR)
+    """Return the message for an unknown name: known names, nearest first, and an example file."""
+    by_squashed = {normalized(chip): chip for chip in known()}
+    near = difflib.get_close_matches(
+        normalized(name), by_squashed, n=len(by_squashed), cutoff=_NEAR
+    )
     nearest = [by_squashed[match] for match in near]
     others = [chip for chip in known() if chip not in nearest]
     return (
-        f"nobody knows the hardware {name!r}: known are {', '.join([*nearest, *others])}. To "
-        f"describe another, write a file such as my.toml, and give its path:\n{EXAMPLE}"
+        f"unknown hardware {name!r}: known are {', '.join([*nearest, *others])}. "
+        "To describe another chip, write a file such as my.toml, and give its "
+        f"path:\n{EXAMPLE}"
     )
 
 
@@ -90,17 +93,17 @@ def probed(
     flops: Mapping[str, float],
     bytes_per_s: float,
 ) -> Chip:
-    """A chip that is in no table, of figures that were measured on one.
+    """Return a chip that is not in the catalog, from measured figures.
 
     Args:
-        kind: what JAX calls it.
-        platform: the plugin's name.
-        memory_bytes: that a program may use.
-        flops: reached by large products, by type, in operations a second.
-        bytes_per_s: reached in copies within its memory.
+        kind: the name that JAX reports.
+        platform: name of the plugin.
+        memory_bytes: memory that a program may use.
+        flops: operations per second of large products, by type.
+        bytes_per_s: bandwidth of copies within its memory.
 
     Raises:
-        PlanError: a figure that cannot have been measured, each of them.
+        PlanError: a figure is not a positive number; all such figures are listed.
     """
     figures = {"memory_bytes": memory_bytes, "bytes_per_s": bytes_per_s}
     figures |= {f"flops[{dtype!r}]": rate for dtype, rate in flops.items()}
@@ -109,32 +112,32 @@ def probed(
     ]
     wrong += [] if flops else ["flops is empty"]
     if wrong:
-        raise PlanError(f"the probe of {kind!r} measured nothing to plan with: {', '.join(wrong)}")
+        raise PlanError(f"the benchmark of {kind!r} has invalid results: {', '.join(wrong)}")
     return Chip(
         name=kind,
         platform=platform,
         memory_bytes=memory_bytes,
         flops=dict(flops),
         bytes_per_s=bytes_per_s,
-        source="probed: reached by microbenchmarks on the device, not its nominal peak",
+        source="measured by microbenchmarks on the device, not its nominal peak",
     )
 
 
 def peak(chip: Chip, dtype: str) -> float:
-    """Operations a second of products of `dtype`, as JAX computes them unless told otherwise.
+    """Return operations per second of products of `dtype`, with JAX's default precision.
 
     `jax.lax.Precision.DEFAULT` computes float32 as tensorfloat32 on GPUs that have it and as
-    bfloat16 on TPUs; exact float32 is `chip.flops["float32"]`. A type that the chip does not
-    compute in is widened to one that it does.
+    bfloat16 on TPUs; exact float32 is `chip.flops["float32"]`. A type without units is widened to
+    one that has some.
 
     Raises:
-        PlanError: `dtype` is none that products are planned in, or the chip has no figure for it.
+        PlanError: `dtype` is not planned for products, or the chip has no figure for it.
     """
     return chip.flops[computed_as(chip, dtype)]
 
 
 def computed_as(chip: Chip, dtype: str) -> str:
-    """The type that the chip's products of `dtype` are computed in.
+    """Return the type in which the chip computes products of `dtype`.
 
     Raises:
         PlanError: as for `peak`.
@@ -143,7 +146,7 @@ def computed_as(chip: Chip, dtype: str) -> str:
         if candidate in chip.flops:
             return candidate
     raise PlanError(
-        f"there is no figure for products of {dtype} on {chip.name}: it has "
+        f"no rate is known for products of {dtype} on {chip.name}: it has "
         f"{', '.join(sorted(chip.flops))}; cast to one of them"
     )
 

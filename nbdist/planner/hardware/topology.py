@@ -1,4 +1,4 @@
-"""Topologies of names, in words, and how mesh axes lie in them."""
+"""Topologies from text, descriptions of topologies, and extents of mesh axes in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbdist.planner.hardware.links import (
     usual_nics,
     written,
 )
-from nbdist.planner.hardware.lookup import host_of, machine_named, squash, unknown
+from nbdist.planner.hardware.lookup import host_of, machine_named, normalized, unknown
 from nbdist.planner.hardware.topology_file import SUFFIXES, from_file
 from nbdist.records import Topology
 
@@ -40,14 +40,14 @@ _EXAMPLES = "32xH100, 4 hosts x 8 A100, 25 Gbps, v5e:16x16, 2 x v5e:16x16, or a 
 
 
 def parse(text: str) -> Topology:
-    """The topology that a text describes, or the file whose path it is.
+    """Return the topology that a text describes, or that of a file.
 
-    `32xH100` is hosts of the usual size, or a part of one; `4 hosts x 8 A100, 25 Gbps` says the
-    size, and what a host sends one way (`8x200 Gb/s` where it has as many NICs); `v5e:16x16` is a
-    slice of TPUs, and `2 x v5e:16x16` two over the data centre's network.
+    `32xH100` is hosts of the usual size, or a part of one. `4 hosts x 8 A100, 25 Gbps` sets the
+    size, and the bandwidth of a host one way (`8x200 Gb/s` with as many NICs). `v5e:16x16` is a
+    slice of TPUs, and `2 x v5e:16x16` two slices over the data center's network.
 
     Raises:
-        PlanError: what is said is not understood, not known, or not to be had.
+        PlanError: the text is not understood, or names unknown or unavailable hardware.
     """
     said = text.strip()
     if said.lower().endswith(SUFFIXES):
@@ -56,7 +56,8 @@ def parse(text: str) -> Topology:
     nics = _nics(tail.strip()) if comma else None
     head = head.strip()
     if match := _SLICES.fullmatch(head):
-        return _slices(int(match[1] or 1), match[2].strip(), _shape(match[3]), nics)
+        shape = tuple(map(int, re.split(_TIMES, match[3])))
+        return _slices(int(match[1] or 1), match[2].strip(), shape, nics)
     if match := _HOSTS.fullmatch(head):
         return _hosts(int(match[1]), int(match[2]), _machine(match[3].strip()), nics)
     if match := _DEVICES.fullmatch(head):
@@ -64,15 +65,11 @@ def parse(text: str) -> Topology:
     raise PlanError(f"{text!r} describes no devices: type {_EXAMPLES}")
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.split(_TIMES, text)))
-
-
 def _nics(text: str) -> Nics:
     match = _RATE.fullmatch(text)
     if not match or not float(match[2]) or match[1] == "0":
         raise PlanError(
-            f"{text!r} is no rate of a host's network: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s"
+            f"{text!r} is not a network bandwidth: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s"
         )
     unit = 1 if match[4].startswith("B") else 1 / 8
     return Nics(
@@ -89,8 +86,8 @@ def _machine(name: str) -> Machine:
 
 
 def _devices(count: int, name: str, nics: Nics | None) -> Topology:
-    """Full hosts of the usual size, or one that is not full."""
-    racked = squash(name).removeprefix("gb200") == squash(_RACK)
+    """Return full hosts of the usual size, or one host that is not full."""
+    racked = normalized(name).removeprefix("gb200") == normalized(_RACK)
     machine = _machine("GB200" if racked else name)
     total = count * 72 if racked else count
     _check_shapeless(machine, total)
@@ -99,8 +96,8 @@ def _devices(count: int, name: str, nics: Nics | None) -> Topology:
         full = total // usual * usual
         raise PlanError(
             f"{total} x {machine.chip.name} do not fill hosts of {usual}: type "
-            f"{full}x{machine.chip.name} or {full + usual}x{machine.chip.name}, or say what hosts "
-            f"there are, as in 3 hosts x 4 {machine.chip.name}"
+            f"{full}x{machine.chip.name} or {full + usual}x{machine.chip.name}, or "
+            f"state the hosts, as in 3 hosts x 4 {machine.chip.name}"
         )
     return _hosts(max(1, total // usual), min(total, usual), machine, nics)
 
@@ -122,7 +119,7 @@ def _hosts(hosts: int, devices: int, machine: Machine, nics: Nics | None) -> Top
 
 
 def _assumed(machine: Machine, levels: tuple[Level, ...], nics: Nics | None) -> tuple[str, ...]:
-    """What of the links was not said."""
+    """Return descriptions of the figures that were assumed."""
     host = machine.host
     inner = [level for level in levels if level.alone_bytes_per_s is None and level.size > 1]
     lines = [f"{host.link} {_rate(host.bytes_per_s)} one way ({host.source})"] if inner else []
@@ -151,7 +148,7 @@ def _slices(slices: int, name: str, shape: tuple[int, ...], nics: Nics | None) -
 
 
 def describe(topology: Topology) -> str:
-    """One line for people: `32 x H100, 79 GiB each: 4 hosts of 8, NVLink 4 450 GB/s, ...`."""
+    """Return one line: `32 x H100, 79 GiB each: 4 hosts of 8, NVLink 4 450 GB/s, ...`."""
     chip = topology.chip
     memory = f"{chip.memory_bytes / 2**30:.3g} GiB each"
     parts = ", ".join([_counts(topology), *_links(topology)])
@@ -159,7 +156,7 @@ def describe(topology: Topology) -> str:
 
 
 def _counts(topology: Topology) -> str:
-    """How many hosts of how many devices, or slices of which shape."""
+    """Return the numbers of hosts and their devices, or of slices and their shape."""
     axes = sorted(level for level in _named(topology) if level[0].startswith("ICI "))
     if axes:
         slices = math.prod(size for name, size in _named(topology) if not name.startswith("ICI "))
@@ -177,7 +174,7 @@ def _named(topology: Topology) -> list[tuple[str, int]]:
 
 
 def _links(topology: Topology) -> list[str]:
-    """The rate of each kind of links, once where levels are alike."""
+    """Return the rate of each kind of links, once for equal levels."""
     host = host_of(topology.chip)
     said: dict[str, str] = {}
     for level in topology.levels:
@@ -195,28 +192,28 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def extents(axes: Mapping[str, int], topology: Topology) -> dict[str, Extent]:
-    """How each mesh axis lies in the levels.
+    """Return the extent of each mesh axis: its size within each level.
 
-    Axes are laid out as `jax.make_mesh` does it over devices in the order of the levels: the last
-    axis is innermost. Devices of an axis that are `stride` apart stay, in aligned runs of `run`,
-    within a block of a level where `stride * run` divides the block; the longest such run that
-    divides the axis is what the axis has of that level and those within it. Where sizes do not
-    divide each other, that is the part of the axis which is sure to be within: an axis of 6 over
-    hosts of 4 is `(2, 3)`, and one whose stride crosses hosts unevenly is across them wholly.
+    Axes are laid out as in `jax.make_mesh` over devices in the order of the levels: the last axis
+    is innermost. Let devices of an axis be `stride` apart. An aligned run of `run` of them is
+    within a block of a level if `stride * run` divides the block. The longest such run that divides
+    the axis is its size within that level and the inner ones. If sizes do not divide each other,
+    the extent is the part that is certain to be within: an axis of 6 over hosts of 4 is `(2, 3)`,
+    and an axis whose stride crosses hosts unevenly is wholly across them.
 
     Args:
-        axes: sizes by name, the outermost first.
-        topology: what they are laid out over, all of it.
+        axes: sizes by name, outermost first.
+        topology: the topology, which the axes cover in full.
 
     Raises:
-        PlanError: the sizes do not multiply to the devices.
+        PlanError: the product of the sizes is not the number of devices.
     """
     total = math.prod(axes.values())
     if total != topology.devices or min(axes.values(), default=1) < 1:
         product = " x ".join(f"{name} {size}" for name, size in axes.items()) or "no axes"
         raise PlanError(
-            f"{product} is {total}, and there are {topology.devices} devices: sizes of axes "
-            f"multiply to {topology.devices}"
+            f"{product} is {total}, and there are {topology.devices} devices: the "
+            f"product of the axes must be {topology.devices}"
         )
     found = {}
     stride = 1

@@ -1,4 +1,4 @@
-"""Topologies described in files: JSON or TOML of the records `Topology`, `Chip` and `Level`."""
+"""Topologies from files: JSON or TOML of the records `Topology`, `Chip` and `Level`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def from_file(path: Path) -> Topology:
     """Read a topology; `chip` is a table of its figures, or a known name.
 
     Raises:
-        PlanError: the file is not there or cannot be read, or what it says is wrong: every fault,
-            each with its place.
+        PlanError: the file cannot be read, or has faults; all are listed with their positions.
     """
     raw = _read(path)
     faults: list[str] = []
@@ -37,10 +36,10 @@ def from_file(path: Path) -> Topology:
     levels = _levels(raw.get("levels"), faults)
     assumed = _value("assumed", raw.get("assumed", []), tuple[str, ...], faults)
     unexpected = sorted(raw.keys() - {"chip", "levels", "assumed"})
-    faults += [f"{key}: there is no such key; there are chip and levels" for key in unexpected]
+    faults += [f"{key}: unknown key; use chip and levels" for key in unexpected]
     if faults or chip is None:
         lines = "\n".join(f"  {fault}" for fault in faults)
-        raise PlanError(f"{path} describes no topology:\n{lines}\nIt may look so:\n{EXAMPLE}")
+        raise PlanError(f"{path} does not describe a topology:\n{lines}\nExample:\n{EXAMPLE}")
     return Topology(chip=chip, levels=levels, assumed=assumed)
 
 
@@ -52,9 +51,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path} cannot be read: {error.strerror}; give another path") from error
     except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         kind = path.suffix.lower().removeprefix(".").upper()
-        raise PlanError(f"{path} is not {kind}: {error}; mend that place") from error
+        raise PlanError(f"{path} is not {kind}: {error}; correct that position") from error
     if not isinstance(raw, dict):
-        raise PlanError(f"{path} holds no table of chip and levels. It may look so:\n{EXAMPLE}")
+        raise PlanError(f"{path} has no table of chip and levels. Example:\n{EXAMPLE}")
     return raw
 
 
@@ -70,25 +69,21 @@ def _chip(raw: object, described: dict[str, str], faults: list[str]) -> Chip | N
 
 def _levels(raw: object, faults: list[str]) -> tuple[Level, ...]:
     if not isinstance(raw, list) or not raw:
-        faults.append("levels: is a list of one level at least, innermost first")
+        faults.append("levels: must be a list of at least one level, innermost first")
         return ()
     found = [_record(f"levels[{index}]", item, Level, faults) for index, item in enumerate(raw)]
     return tuple(level for level in found if level is not None)
 
 
 def _record(place: str, raw: object, kind: type[_R], faults: list[str]) -> _R | None:
-    """The record; None where something is wrong with its fields, each of which is a fault."""
+    """Return the record; None if fields have faults, which are added to the list."""
     if not isinstance(raw, dict):
-        faults.append(f"{place}: {_ABSENT if raw is None else 'is no table'}")
+        faults.append(f"{place}: {_ABSENT if raw is None else 'is not a table'}")
         return None
     before = len(faults)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     there = ", ".join(fields)
-    faults += [
-        f"{place}.{key}: there is no such key; there are {there}"
-        for key in raw
-        if key not in fields
-    ]
+    faults += [f"{place}.{key}: unknown key; use {there}" for key in raw if key not in fields]
     values = {}
     for name, field in fields.items():
         if name in raw:
@@ -99,7 +94,7 @@ def _record(place: str, raw: object, kind: type[_R], faults: list[str]) -> _R | 
 
 
 def _value(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
-    """As its type; numbers are finite and more than nothing. A fault where it is not so."""
+    """Return the value as its type; add a fault unless numbers are finite and positive."""
     if isinstance(raw, dict) and get_origin(kind) is dict:
         of = get_args(kind)[1]
         value = {key: _value(f"{place}.{key}", item, of, faults) for key, item in raw.items()}
@@ -120,12 +115,10 @@ def _plain(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
     zero = place.rpartition(".")[2] in _MAY_BE_ZERO
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and not (0 < value < math.inf or (zero and value == 0)):
-        faults.append(
-            f"{place}: is {value}, and has to be {'0 or more' if zero else 'more than 0'}"
-        )
+        faults.append(f"{place}: is {value}, and must be {'0 or more' if zero else 'more than 0'}")
     return value
 
 
 def _whole(raw: object) -> object:
-    """Whole numbers may be written as 80e9."""
+    """Return a whole number as an integer: files may contain 80e9."""
     return int(raw) if isinstance(raw, float) and raw.is_integer() else raw

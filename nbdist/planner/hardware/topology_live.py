@@ -1,4 +1,4 @@
-"""The topology of a cluster that runs, of what its processes say."""
+"""Topology of a running cluster, from the reports of its processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbdist.planner.hardware.catalog import Torus
     from nbdist.records import Chip, Link, LocalDevices
 
-# Between processes of one machine: gloo over the loopback device.
+# Figures between processes of one machine: gloo over the loopback device.
 _LOOPBACK_S = 50e-6
 _LOOPBACK_BYTES_PER_S = 2e9
 
@@ -38,24 +38,24 @@ def live(
     chip: Chip | None = None,
     links: Mapping[str, Link] | None = None,
 ) -> Topology:
-    """The topology of devices that are there.
+    """Return the topology of present devices.
 
-    Processes are grouped by the host that they name. What was not measured is the table's, or for
-    CPUs and unknown chips assumed; `Topology.assumed` says so. Devices are in the order of the
-    levels: by slice, host and rank, of TPUs by their coordinates.
+    Processes are grouped by their host names. Figures that were not measured come from the catalog,
+    or are assumed for CPUs and unknown chips; `Topology.assumed` lists them. Devices are in the
+    order of the levels: by slice, host and rank, and TPUs by their coordinates.
 
     Args:
         processes: by rank.
-        chip: of devices that the table has not, as probed.
-        links: measured, by the name of the level.
+        chip: measured figures of devices that the catalog does not have.
+        links: measured links, by the name of the level.
 
     Raises:
-        PlanError: there are none, they differ, hosts or slices do not hold the same, the chip is
-            unknown and was not probed, or a level that was measured is not there.
+        PlanError: there are no devices, they differ, hosts or slices are unequal, the chip is
+            unknown and was not measured, or a measured level does not exist.
     """
     if not processes:
-        raise PlanError("there are no workers whose devices could be planned for: type %dist_start")
-    kind = _one("kinds of device", [process.kind for process in processes])
+        raise PlanError("there are no workers to plan for: type %dist_start")
+    kind = _common_value("kinds of device", [process.kind for process in processes])
     known = chip or find(kind)
     if known is None:
         raise PlanError(f"{unknown(kind)}or run %dist_devices --bench on the workers")
@@ -68,22 +68,24 @@ def live(
     )
 
 
-def _one(what: str, said: Sequence[str]) -> str:
-    """The one thing that all say."""
+def _common_value(what: str, said: Sequence[str]) -> str:
+    """Return the value that all workers report."""
     counted = Counter(said)
     if len(counted) > 1:
         several = ", ".join(f"{value} (of {times})" for value, times in counted.items())
-        raise PlanError(f"the workers have different {what}: {several}; start on like machines")
+        raise PlanError(
+            f"the workers have different {what}: {several}; start on machines of one kind"
+        )
     return said[0]
 
 
 def _with_memory(chip: Chip, processes: Sequence[LocalDevices]) -> Chip:
-    """The least that a runtime tells takes the table's place."""
-    told = [process.memory_bytes for process in processes if process.memory_bytes]
-    if not told:
+    """Return the chip with the smallest memory that a runtime reports."""
+    reported = [process.memory_bytes for process in processes if process.memory_bytes]
+    if not reported:
         return chip
-    source = f"{chip.source}; memory as the runtime tells"
-    return msgspec.structs.replace(chip, memory_bytes=min(told), source=source)
+    source = f"{chip.source}; memory as the runtime reports it"
+    return msgspec.structs.replace(chip, memory_bytes=min(reported), source=source)
 
 
 def _levels(
@@ -99,21 +101,21 @@ def _levels(
 
 
 def _of_hosts(processes: Sequence[LocalDevices], chip: Chip) -> tuple[Level, ...]:
-    """Of GPUs, and what is taken to be like them; racks that are not full are not counted on."""
+    """Return the levels of GPUs and similar devices; racks that are not full are ignored."""
     per_host: Counter[str] = Counter()
     for process in processes:
         per_host[process.host] += process.devices
     host = host_of(chip)
     if not fills_racks(host, len(per_host)):
         host = msgspec.structs.replace(host, rack=1)
-    return of_hosts(host, len(per_host), _even("hosts", per_host), usual_nics(host))
+    return of_hosts(host, len(per_host), _equal_count("hosts", per_host), usual_nics(host))
 
 
 def _of_processes(processes: Sequence[LocalDevices], chip: Chip) -> tuple[Level, ...]:
-    """Of CPUs: devices of a process share its memory, processes of a host speak over sockets."""
+    """Return the levels of CPUs: processes share memory inside, and use sockets within a host."""
     devices = {str(rank): process.devices for rank, process in enumerate(processes)}
-    inside = _even("workers", devices)
-    on_host = _even("hosts", Counter(process.host for process in processes))
+    inside = _equal_count("workers", devices)
+    on_host = _equal_count("hosts", Counter(process.host for process in processes))
     hosts = len(processes) // on_host
     host = host_of(chip)
     levels = [
@@ -135,24 +137,24 @@ def _of_processes(processes: Sequence[LocalDevices], chip: Chip) -> tuple[Level,
     return tuple(level for level in levels if level.size > 1 or level.name == "process")
 
 
-def _even(what: str, counts: Mapping[str, int]) -> int:
-    """How many each holds."""
+def _equal_count(what: str, counts: Mapping[str, int]) -> int:
+    """Return the common number of devices."""
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise PlanError(
-            f"the {what} do not hold as many devices as each other ({said}), and a mesh needs them "
-            "to: start with as many on each"
+            f"the {what} have different numbers of devices ({said}), which a mesh "
+            "does not allow: start with equal numbers"
         )
     return next(iter(counts.values()))
 
 
 def _out_of_order(processes: Sequence[LocalDevices]) -> tuple[str, ...]:
-    """What to say where ranks of a host are not next to each other."""
+    """Return a note if ranks of a host are not consecutive."""
     hosts = [process.host for process in processes]
     runs = 1 + sum(first != second for first, second in pairwise(hosts))
     if runs == len(set(hosts)):
         return ()
-    return ("devices are in the order of hosts, which is not that of ranks",)
+    return ("devices are ordered by host, which differs from the order of ranks",)
 
 
 def _of_tpus(processes: Sequence[LocalDevices], chip: Chip, torus: Torus) -> tuple[Level, ...]:
@@ -160,25 +162,25 @@ def _of_tpus(processes: Sequence[LocalDevices], chip: Chip, torus: Torus) -> tup
     for rank, process in enumerate(processes):
         if len(process.coords) != process.devices:
             raise PlanError(
-                f"rank {rank} tells the coordinates of {len(process.coords)} of its "
-                f"{process.devices} TPUs, and links go by them: give a shape, as in v5e:4x4"
+                f"rank {rank} reports the coordinates of {len(process.coords)} of its "
+                f"{process.devices} TPUs, which links need: give a shape, as in v5e:4x4"
             )
         slices.setdefault(process.slice_index, set()).update(process.coords)
     shapes = {f"slice {index}": _shape(coords, torus) for index, coords in slices.items()}
     if len(set(shapes.values())) > 1:
         said = ", ".join(f"{name} {written(shape)}" for name, shape in shapes.items())
-        raise PlanError(f"slices differ ({said}), and a mesh needs them alike: start like slices")
+        raise PlanError(f"slices differ ({said}), which a mesh does not allow: start equal slices")
     host = host_of(chip)
     return of_slices(host, torus, next(iter(shapes.values())), len(slices), usual_nics(host))
 
 
 def _shape(coords: Collection[tuple[int, ...]], torus: Torus) -> tuple[int, ...]:
-    """Of the box that the chips fill."""
+    """Return the shape of the box that the chips fill."""
     lines = list(zip(*coords, strict=True))[: len(torus.longest)]
     sides = [max(line) - min(line) + 1 for line in lines]
     if math.prod(sides) != len(coords):
         raise PlanError(
-            f"the slice's {len(coords)} TPUs are no whole box, whose sides are "
+            f"the slice's {len(coords)} TPUs do not fill the box "
             f"{written(tuple(sides))}: start on the whole slice"
         )
     return tuple(sides)
@@ -187,12 +189,12 @@ def _shape(coords: Collection[tuple[int, ...]], torus: Torus) -> tuple[int, ...]
 def _with_measured(
     levels: tuple[Level, ...], links: Mapping[str, Link]
 ) -> tuple[tuple[Level, ...], set[str]]:
-    """The levels with what was measured in place of the table's, and which those are."""
+    """Return the levels with measured figures, and the names of the measured levels."""
     names = [level.name for level in levels]
     missing = sorted(links.keys() - set(names))
     if missing:
         raise PlanError(
-            f"links of {', '.join(missing)} were measured, and the levels are {', '.join(names)}"
+            f"links of {', '.join(missing)} were measured, but the levels are {', '.join(names)}"
         )
     return tuple(_measured(level, links) for level in levels), set(links)
 

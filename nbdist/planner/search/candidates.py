@@ -1,4 +1,4 @@
-"""Layouts with what they come to, and in which order they are preferred."""
+"""Candidates: layouts with their memory and time, and the order of preference."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout and what it comes to.
+    """A layout with its memory and time.
 
     Attributes:
-        strained: links between hosts that its tensor parallelism crosses; empty if it crosses none.
-        copied: the path of a large table that every device has all of, if there is one.
+        crossed_links: links between hosts that its tensor parallelism crosses; empty if none.
+        replicated_table: path of a large table that every device has whole; None if there is none.
     """
 
     sharded: ShardedModel
     memory: PlannedMemory
     time: PlannedTime
-    strained: str
-    copied: str | None
+    crossed_links: str
+    replicated_table: str | None
 
     @property
     def fits(self) -> bool:
@@ -50,26 +50,26 @@ class Candidate:
         return title_of(self.sharded.layout)
 
     @property
-    def keeps_too_much(self) -> bool:
-        """Whether it would fit with fewer activations."""
+    def exceeds_by_activations(self) -> bool:
+        """True if it would fit with fewer activations."""
         return not self.fits and self.memory.total - self.memory.activations < self.memory.available
 
     @property
-    def half_hidden_s(self) -> float:
-        """Of a step, if operations hide half of what they could of what goes over the data axis."""
+    def half_overlapped_s(self) -> float:
+        """Seconds of a step if half of the possible overlap with the data axis is reached."""
         data_s = sum(t.seconds for t in self.time.traffic if t.axis == DATA)
         least = max(self.time.step - data_s, data_s)
         return (self.time.step + least) / 2
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Products are cut within hosts if at all; faster is better, then what changes less."""
+        """Sort key: no tensor parallelism across hosts, then time, then the fewest changes."""
         step = float(f"{self.time.step:.3g}")
-        return bool(self.strained), step, *self.changes
+        return bool(self.crossed_links), step, *self.changes
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """What it makes of a step on one device."""
+        """Sort key of the changes to a step on one device."""
         layout = self.sharded.layout
         remat = REMATS.index(layout.remat)
         order = layout.schedule != "gpipe", layout.rounds
@@ -78,17 +78,17 @@ class Candidate:
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The best first.
+    """Return the candidates, best first.
 
-    Nothing is taken to be hidden behind something else, which makes gradients that go over the data
-    axis dearer than they are, but no bubble. How much of them is hidden nobody knows before: half
-    of what can be is taken to be, and a pipeline that is slower than that comes after all others.
+    Times assume no overlap, which makes gradients over the data axis more expensive than they are,
+    but not the bubble. The real overlap is unknown in advance. Half of the possible overlap is
+    assumed, and a pipeline that is slower than that comes after all others.
     """
     found = sorted(candidates, key=lambda c: c.rank)
-    flat = [c for c in found if c.fits and not c.strained and not c.is_pipeline]
+    flat = [c for c in found if c.fits and not c.crossed_links and not c.is_pipeline]
     if not flat:
         return found
-    best_s = flat[0].half_hidden_s
+    best_s = flat[0].half_overlapped_s
 
     def key(one: Candidate) -> tuple[object, ...]:
         return one.rank[0], one.is_pipeline and one.time.step > best_s, *one.rank[1:]
@@ -97,7 +97,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def priced(sharded: ShardedModel, steps: Steps, target: Target, budget: int) -> Candidate:
-    """What a layout comes to, with a budget of bytes on each device."""
+    """Return the candidate of a layout, with a budget of bytes on each device."""
     step = steps.of(sharded.layout)
     is_tpu = target.topology.chip.platform == "tpu"
     program = step.program
@@ -110,23 +110,23 @@ def priced(sharded: ShardedModel, steps: Steps, target: Target, budget: int) -> 
         sharded,
         memory_of(sharded.on_tpus if is_tpu else sharded, program, budget),
         time_of(sharded, program, target, lie, steps.plain.ops),
-        _strained(sharded, step.program, target.topology, lie[MODEL]),
-        _copied(sharded, step.large),
+        _crossed_links(sharded, step.program, target.topology, lie[MODEL]),
+        _replicated_table(sharded, step.large),
     )
 
 
-def _strained(
+def _crossed_links(
     sharded: ShardedModel, program: tuple[Op, ...], topology: Topology, lie: Extent
 ) -> str:
-    """Links between hosts over which parts of products are summed; tables are no products.
+    """Return links between hosts over which parts of products are summed, without look-ups.
 
-    What each layer has to wait for belongs on the links within hosts (arXiv:2104.04473, section 3).
+    Sums that each layer waits for belong on links within hosts (arXiv:2104.04473, section 3).
     """
     crossed = slow_links(topology, lie)
     return crossed[-1] if crossed and sharded.cuts_products(program) else ""
 
 
-def _copied(sharded: ShardedModel, large: list[Tensor]) -> str | None:
-    """The first large table that every device has all of."""
+def _replicated_table(sharded: ShardedModel, large: list[Tensor]) -> str | None:
+    """Return the path of the first large table that every device has whole."""
     whole = (t.path for t in large if sharded.device_bytes(t) == t.value.nbytes)
     return next(whole, None)

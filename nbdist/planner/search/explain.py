@@ -1,10 +1,11 @@
-"""Why there is no plan, in words."""
+"""Explanations of a search: why there is no plan, and warnings about the plan that was found."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from nbdist.planner.hardware.lookup import host_of
 from nbdist.planner.search.mesh_sizes import STAGED, wants_stages
 from nbdist.records import DATA, MODEL, STAGE
 
@@ -12,39 +13,51 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from nbdist.planner.cost.time import Target
+    from nbdist.planner.graph.layout import ShardedModel
     from nbdist.planner.search.step_variants import Steps
-    from nbdist.records import Planning, Remat, Schedule
+    from nbdist.records import PlannedTime, Planning, Remat, Schedule, Topology
 
+FEW_ROWS = 4
+"""Samples on a device below which its units are mostly idle."""
+
+MUCH_TRAFFIC = 0.20
+"""Share of a step in collectives from which on a warning is given."""
+
+MUCH_BUBBLE = 0.15
+"""Share of a step in the pipeline's bubble from which on a warning is given."""
+
+MUCH_INPUT = 1e9
+"""Bytes per second of batches on a host from which on input may limit a step: the best rate at
+which one process reads and copies. Assumed."""
 
 NO_SEQUENCE = (
-    "no product whose sum the axis of the model cuts has a dimension, beside its rows and those of "
-    "parameters, that this axis could cut as well"
+    "no product whose sum the model axis cuts has another dimension that "
+    "this axis could cut, beside rows and dimensions of parameters"
 )
-NO_TENSOR = (
-    "what tensor parallelism passes on is cut along the sequence, and the axis of the model is 1"
-)
+NO_TENSOR = "sequence parallelism needs tensor parallelism, and the model axis is 1"
 
 
-def none_as_asked(steps: Steps, target: Target, wishes: Planning) -> str:
-    """Of no layout that is as it was asked for."""
+def no_layout_message(steps: Steps, target: Target, request: Planning) -> str:
+    """Return the message for a request that no layout fulfils."""
     model = steps.plain
-    order = {} if wishes.schedule is None else {"schedule": wishes.schedule}
-    asked = ", ".join(f"{name}={value}" for name, value in (wishes.fixed | order).items())
+    order = {} if request.schedule is None else {"schedule": request.schedule}
+    asked = ", ".join(f"{name}={value}" for name, value in (request.fixed | order).items())
     devices = target.topology.devices
-    head = f"no layout over {devices} devices is as asked for ({asked}): "
-    faults = list(_faults_as_asked(steps, devices, wishes))
-    others = math.prod(wishes.fixed.get(axis, 1) for axis in (DATA, STAGE))
-    is_whole = wishes.fixed.get(MODEL) == 1 or others == devices
-    if wishes.fixed.get("sequence") and is_whole:
+    head = f"no layout over {devices} devices fulfils the request ({asked}): "
+    faults = list(_faults_of_request(steps, devices, request))
+    others = math.prod(request.fixed.get(axis, 1) for axis in (DATA, STAGE))
+    is_whole = request.fixed.get(MODEL) == 1 or others == devices
+    if request.fixed.get("sequence") and is_whole:
         faults.append(f"sequence is 1: {NO_TENSOR}")
     if faults:
         return head + "; ".join(faults)
-    rows = "data times micro" if "micro" in wishes.fixed else "data"
-    sequence = f"; nothing is cut along a sequence: {NO_SEQUENCE}" * wishes.fixed.get("sequence", 0)
+    rows = "data times micro" if "micro" in request.fixed else "data"
+    sequence = f"; no sequence parallelism: {NO_SEQUENCE}" * request.fixed.get("sequence", 0)
     apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
     return (
-        f"{head}the axes' sizes multiply to {devices}, {rows} divides the batch of {model.rows}, "
-        f"and the model has dimensions that can be cut so often{apart}{sequence}"
+        f"{head}the product of the axes must be {devices}, {rows} must divide the "
+        f"batch of {model.rows}, and the model needs dimensions that divide so "
+        f"often{apart}{sequence}"
     )
 
 
@@ -54,26 +67,26 @@ def faults_of_stages(
     remat: Remat | None = None,
     schedule: Schedule | None = None,
 ) -> Iterator[str]:
-    """What is wrong with the stages that are asked for.
+    """Yield the faults of requested stages.
 
     Args:
-        steps: what is to be cut into them.
-        asked: how many, and what else is.
-        remat: which activations are made again, if that is asked for.
-        schedule: in which order microbatches go through them, likewise.
+        steps: the step and its variants.
+        asked: requested sizes by name.
+        remat: requested rematerialization, if any.
+        schedule: requested schedule, if any.
     """
-    reason, rounds = steps.why_whole(remat or ""), asked.get("rounds", 1)
+    reason, rounds = steps.why_no_stages(remat or ""), asked.get("rounds", 1)
     fitting = [n for n in steps.stages if n * max(rounds, 1) in steps.stages]
     if reason:
         yield f"no stages: {reason}"
     else:
         yield from _faults_of_cuts(steps, asked, fitting)
         if rounds > 1 and fitting:
-            yield from _faults_of_turns(steps, asked, fitting)
+            yield from _faults_of_rounds(steps, asked, fitting)
     if asked.get("micro", 2) < 2:
-        yield f"micro is {asked['micro']}: a batch goes through stages in 2 microbatches or more"
-    if schedule == "1f1b" and not reason and steps.why_waiting(remat or ""):
-        yield steps.why_waiting(remat or "")
+        yield f"micro is {asked['micro']}: stages need 2 microbatches or more"
+    if schedule == "1f1b" and not reason and steps.why_no_1f1b(remat or ""):
+        yield steps.why_no_1f1b(remat or "")
     if asked.get("zero", 0) not in STAGED:
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
 
@@ -81,43 +94,40 @@ def faults_of_stages(
 def _faults_of_cuts(
     steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
 ) -> Iterator[str]:
-    """Of how layers are cut."""
+    """Yield the faults of cuts into stages and blocks."""
     stages, rounds = asked.get(STAGE), asked.get("rounds", 1)
     counts = ", ".join(map(str, fitting))
     if rounds < 1:
-        yield f"rounds is {rounds}: microbatches go through stages once or more"
+        yield f"rounds is {rounds}: use 1 or more"
     elif not fitting:
         most = max(steps.stages)
         yield f"{rounds} rounds: {most} layers cannot be cut into stages of {rounds} blocks each"
     elif stages is None or stages == 1:
-        yield f"rounds and schedules are of stages: {counts} would do, of devices that are left"
+        yield f"rounds and schedules need stages: use {counts}, with the remaining devices"
     elif stages not in steps.stages:
-        yield f"the layers cannot be cut into {stages} stages: {counts} would do"
+        yield f"the layers cannot be cut into {stages} stages: use {counts}"
     elif stages not in fitting:
-        yield f"{stages} stages of {rounds} blocks of layers do not divide them: {counts} would do"
+        yield f"{stages} stages of {rounds} blocks do not divide the layers: use {counts}"
 
 
-def _faults_of_turns(
+def _faults_of_rounds(
     steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
 ) -> Iterator[str]:
-    """Of several rounds: microbatches that are no multiple of the stages."""
+    """Yield the faults of microbatches that are not a multiple of the stages, in several rounds."""
     each = asked.get("micro", steps.plain.rows // max(1, asked.get(DATA, 1)))
     turns = [n for n in fitting if not each % n]
     if each % max(1, asked.get(STAGE, 1)) or not turns:
-        what = f"micro is {each}" if "micro" in asked else f"{each} rows are on each group"
-        would = f": {' or '.join(map(str, turns))} would do" if turns else ""
-        yield (
-            f"{what}, and in several rounds microbatches go in turns of as many as there are "
-            f"stages{would}"
-        )
+        what = f"micro is {each}" if "micro" in asked else f"{each} rows are in each group"
+        would = f": use {' or '.join(map(str, turns))} stages" if turns else ""
+        yield f"{what}, and with several rounds it must be a multiple of the stages{would}"
 
 
-def _faults_as_asked(steps: Steps, devices: int, wishes: Planning) -> Iterator[str]:
-    """Of stages; what else may be wrong is told in general."""
-    asked = wishes.fixed
-    if asked.get(STAGE, 1) == 1 and not wants_stages(wishes):
+def _faults_of_request(steps: Steps, devices: int, request: Planning) -> Iterator[str]:
+    """Yield the faults of requested stages; other faults are described in general."""
+    asked = request.fixed
+    if asked.get(STAGE, 1) == 1 and not wants_stages(request):
         return
-    yield from faults_of_stages(steps, asked, wishes.remat, wishes.schedule)
+    yield from faults_of_stages(steps, asked, request.remat, request.schedule)
     sizes = {axis: asked[axis] for axis in (STAGE, DATA, MODEL) if axis in asked}
     if min(sizes.values(), default=1) < 1:
         return
@@ -131,6 +141,38 @@ def _faults_as_asked(steps: Steps, devices: int, wishes: Planning) -> Iterator[s
 
 
 def gib(nbytes: float) -> str:
-    """`46.3 GiB`; of less than one, `12.5 MiB`."""
+    """Return bytes as text: `46.3 GiB`; below one GiB `12.5 MiB`."""
     unit, scale = ("GiB", 2**30) if nbytes >= 2**30 else ("MiB", 2**20)
     return f"{nbytes / scale:,.3g} {unit}"
+
+
+def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
+    """Return warnings about a plan, to be shown before it runs."""
+    found = []
+    each = sharded.model.rows / sharded.layout.axes[DATA]
+    if each <= FEW_ROWS and sharded.layout.data > 1:
+        samples = "sample" if round(each) == 1 else "samples"
+        found.append(f"each device has {each:.0f} {samples} of a batch of {sharded.model.rows}")
+    share = time.exposed / time.step if time.step else 0.0
+    if share > MUCH_TRAFFIC:
+        slowest = max(time.traffic, key=lambda traffic: traffic.seconds)
+        found.append(f"{share:.0%} of a step is spent in collectives, mostly over {slowest.level}")
+    if time.bubble > MUCH_BUBBLE:
+        found.append(
+            f"stages are idle for {time.bubble:.0%} of a step (the pipeline's "
+            "bubble): use a larger batch in more microbatches"
+        )
+    fed = _fed(sharded, time, topology)
+    if fed > MUCH_INPUT:
+        found.append(
+            f"each host needs {fed / 1e9:.1f} GB/s of batches, more than a process "
+            "usually reads: use --prefetch auto"
+        )
+    return tuple(found)
+
+
+def _fed(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> float:
+    """Return bytes per second of batches that each host reads for its devices."""
+    batch = sum(t.value.nbytes for t in sharded.model.tensors if t.role == "batch")
+    on_host = min(topology.devices, host_of(topology.chip).devices)
+    return batch * on_host / topology.devices / time.step if time.step else 0.0

@@ -1,4 +1,4 @@
-"""A plan that somebody has edited, taken as it is if it can be had."""
+"""A given plan, edited by its user, which is checked and used without a search."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
-    """A step as a plan lays it out: its axes, how microbatches go, what is made again, and specs.
+    """Return a step in the layout of a plan: its axes, microbatches, rematerialization and specs.
 
-    Not the batch's: it comes cut over all devices.
+    Specs of the batch are ignored: it is cut over all devices.
 
     Raises:
-        PlanError: it cannot be had; every fault is named.
+        PlanError: the plan is impossible; all faults are listed.
     """
     given = _without_one_stage(given)
     faults = list(_faults(given, steps, devices))
@@ -57,11 +57,11 @@ def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
 
 
 def _refused(faults: list[str]) -> PlanError:
-    return PlanError("the plan cannot be had:\n" + "\n".join(f"  - {fault}" for fault in faults))
+    return PlanError("the plan is impossible:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
 
 def _without_one_stage(given: Plan) -> Plan:
-    """One stage is none, and no axis of the mesh."""
+    """Return the plan without an axis of one stage."""
     if given.axes.get(STAGE) != 1:
         return given
     axes = {axis: size for axis, size in given.axes.items() if axis != STAGE}
@@ -79,17 +79,17 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
     model = steps.plain
     if set(given.axes) - {STAGE} != {DATA, MODEL}:
         yield (
-            f"its axes are {', '.join(given.axes) or 'none'}: they are to be {DATA} and {MODEL}, "
-            f"and {STAGE} where there are stages"
+            f"its axes are {', '.join(given.axes) or 'none'}: use {DATA} and {MODEL}, "
+            f"and {STAGE} for stages"
         )
         return
     sizes = " x ".join(f"{axis} {size}" for axis, size in given.axes.items())
     if math.prod(given.axes.values()) != devices or min(given.axes.values()) < 1:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
     if given.micro < 1:
-        yield f"micro is {given.micro}: a batch is gone through in 1 part or more"
+        yield f"micro is {given.micro}: use 1 or more"
     elif given.axes[DATA] >= 1 and model.rows % (given.axes[DATA] * given.micro):
-        parts = f" and gone through in {given.micro}" if given.micro > 1 else ""
+        parts = f" in {given.micro} microbatches" if given.micro > 1 else ""
         yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"
     yield from _faults_in_stages(given, steps)
     if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
@@ -108,15 +108,15 @@ def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
         asked["rounds"] = given.rounds
         yield from faults_of_stages(steps, asked, given.remat, given.schedule)
     elif given.schedule != "gpipe":
-        yield f"schedule is {given.schedule}: it is the order of stages, and there are none"
+        yield f"schedule is {given.schedule}, and there are no stages: use gpipe"
     if given.axes.get(STAGE, 1) <= 1 and given.rounds != 1:
-        yield f"rounds is {given.rounds}: microbatches go so often through stages: there are none"
+        yield f"rounds is {given.rounds}, and there are no stages: use 1"
 
 
 def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> Iterator[str]:
     sizes, path = tensor.value.sizes, planned.path
     if len(planned.spec) != len(sizes):
-        yield f"{path} has {len(sizes)} dimensions, and its spec is of {len(planned.spec)}"
+        yield f"{path} has {len(sizes)} dimensions, and its spec has {len(planned.spec)}"
         return
     used = [axis for dimension in planned.spec for axis in dimension]
     unknown = sorted(set(used) - set(axes))

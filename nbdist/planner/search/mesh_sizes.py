@@ -1,4 +1,4 @@
-"""Sizes of axes that are possible for a step, with nothing cut over the model's yet."""
+"""Possible sizes of mesh axes for a step, before the model axis cuts anything."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
 STAGED: tuple[Zero, ...] = LEVELS[:2]
-"""Parameters that are cut over the data axis would be gathered in each tick."""
+"""ZeRO stages in pipelines; parameters cut over the data axis would be gathered in each tick."""
 
 _ROUNDS = (2, 3, 4)
-"""That are tried beside one."""
+"""Numbers of rounds that are tried beside one."""
 
 _TURNS = (1, 2, 4, 8)
-"""Microbatches that are tried, over the stages: the bubble halves from one to the next."""
+"""Microbatches per stage that are tried: the bubble halves from one to the next."""
 
 
 def bare_layouts(
-    steps: Steps, target: Target, wishes: Planning, *, crossing: bool = False
+    steps: Steps, target: Target, request: Planning, *, crossing: bool = False
 ) -> Iterator[Layout]:
-    """All that are possible and as was asked for; of pipelines the first of those alike.
+    """Yield possible layouts that fulfil the request; of pipelines the first of similar ones.
 
     Args:
-        steps: the step.
+        steps: the step and its variants.
         target: the hardware.
-        wishes: what was asked for.
-        crossing: instead, those that cross slow links with both stages and tensor parallelism.
-            Stages are there to keep sums that layers wait for within hosts.
+        request: requested sizes and limits.
+        crossing: instead, layouts that cross slow links with both stages and tensor parallelism.
+            Others come first, because stages keep sums that layers wait for within hosts.
     """
-    # The sequence is seen to once the model's axis is cut.
-    asked = {name: size for name, size in wishes.fixed.items() if name != "sequence"}
-    for stage in _stages(steps, target, wishes):
+    # Sequence parallelism is decided later, when the model axis cuts dimensions.
+    asked = {name: size for name, size in request.fixed.items() if name != "sequence"}
+    for stage in _stages(steps, target, request):
         for data, size in _sizes(steps, target, stage):
-            micro = next(iter(_microbatches(steps, data, stage, wishes)), 0)
+            micro = next(iter(_microbatches(steps, data, stage, request)), 0)
             if not micro or steps.plain.rows % (data * micro):
                 continue
-            for zero in _levels(data, stage, wishes)[: 1 if stage > 1 else None]:
-                rounds = wishes.fixed.get("rounds", 1)
+            for zero in _levels(data, stage, request)[: 1 if stage > 1 else None]:
+                rounds = request.fixed.get("rounds", 1)
                 own = {DATA: data, MODEL: size, STAGE: stage}
                 own |= {"zero": zero, "micro": micro, "rounds": rounds}
                 layout = Layout(data, size, zero=zero, micro=micro, stage=stage, rounds=rounds)
@@ -56,37 +56,37 @@ def bare_layouts(
                     yield layout
 
 
-def staged(layout: Layout, steps: Steps, wishes: Planning) -> Iterator[Layout]:
-    """What is alike but for microbatches, the fewest first, and for the state being cut."""
+def staged(layout: Layout, steps: Steps, request: Planning) -> Iterator[Layout]:
+    """Yield layouts with other numbers of microbatches, fewest first, and ZeRO stages."""
     if layout.stage == 1:
         return
-    for micro in _microbatches(steps, layout.data, layout.stage, wishes):
-        for zero in _levels(layout.data, layout.stage, wishes):
+    for micro in _microbatches(steps, layout.data, layout.stage, request):
+        for zero in _levels(layout.data, layout.stage, request):
             if (micro, zero) != (layout.micro, layout.zero):
                 yield replace(layout, micro=micro, zero=zero)
 
 
-def more_rounds(layout: Layout, steps: Steps, wishes: Planning) -> tuple[int, ...]:
-    """In how many more its microbatches may go through its stages."""
-    if layout.stage == 1 or layout.micro % layout.stage or "rounds" in wishes.fixed:
+def more_rounds(layout: Layout, steps: Steps, request: Planning) -> tuple[int, ...]:
+    """Return larger numbers of rounds that a layout allows."""
+    if layout.stage == 1 or layout.micro % layout.stage or "rounds" in request.fixed:
         return ()
     return tuple(rounds for rounds in _ROUNDS if layout.stage * rounds in steps.stages)
 
 
-def wants_stages(wishes: Planning) -> bool:
-    """Whether something of stages is asked for, and not how many."""
-    return wishes.schedule == "1f1b" or wishes.fixed.get("rounds", 1) != 1
+def wants_stages(request: Planning) -> bool:
+    """Return whether the request needs stages without their number."""
+    return request.schedule == "1f1b" or request.fixed.get("rounds", 1) != 1
 
 
-def _levels(data: int, stage: int, wishes: Planning) -> tuple[Zero, ...]:
+def _levels(data: int, stage: int, request: Planning) -> tuple[Zero, ...]:
     levels = (STAGED if stage > 1 else LEVELS) if data > 1 else LEVELS[:1]
-    asked = wishes.fixed.get("zero")
+    asked = request.fixed.get("zero")
     return tuple(zero for zero in levels if asked is None or zero == asked)
 
 
-def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tuple[int, ...]:
-    """In how many the batch may go through stages, the fewest first; without stages in one part."""
-    asked, rounds = wishes.fixed.get("micro"), wishes.fixed.get("rounds", 1)
+def _microbatches(steps: Steps, data: int, stage: int, request: Planning) -> tuple[int, ...]:
+    """Return possible numbers of microbatches, fewest first; one without stages."""
+    asked, rounds = request.fixed.get("micro"), request.fixed.get("rounds", 1)
     turn = stage if rounds > 1 else 1
     if rounds != 1 and (stage == 1 or stage * rounds not in steps.stages):
         return ()
@@ -101,11 +101,11 @@ def _microbatches(steps: Steps, data: int, stage: int, wishes: Planning) -> tupl
     return tuple(dict.fromkeys(filter(None, found))) or tuple(parts[-1:])
 
 
-def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
-    """One first; on hardware whose figures decide nothing, more are to be asked for."""
-    asked = wishes.fixed.get(STAGE, 1)
-    is_staged = wants_stages(wishes)
-    if STAGE in wishes.fixed or (target.cautious and not is_staged):
+def _stages(steps: Steps, target: Target, request: Planning) -> tuple[int, ...]:
+    """Return possible numbers of stages; on uncertain hardware only requested ones."""
+    asked = request.fixed.get(STAGE, 1)
+    is_staged = wants_stages(request)
+    if STAGE in request.fixed or (target.cautious and not is_staged):
         fitting = asked == 1 or (asked in steps.stages and not target.topology.devices % asked)
         return (asked,) if fitting else ()
     found = tuple(n for n in steps.stages if not target.topology.devices % n)
@@ -113,7 +113,7 @@ def _stages(steps: Steps, target: Target, wishes: Planning) -> tuple[int, ...]:
 
 
 def _sizes(steps: Steps, target: Target, stage: int) -> Iterator[tuple[int, int]]:
-    """Of the axes for the batch and for the model."""
+    """Yield possible sizes of the data axis and the model axis."""
     model, devices = steps.plain, target.topology.devices // stage
     largest = max((group.divisor for group in model.groups), default=1)
     for size in range(1, min(devices, largest) + 1):
@@ -126,7 +126,7 @@ def _crosses(layout: Layout, topology: Topology) -> bool:
 
 
 def slow_links(topology: Topology, lie: Extent) -> list[str]:
-    """Links between hosts that an axis crosses."""
+    """Return the names of the links between hosts that an axis crosses."""
     return [
         level.name
         for level, size in zip(topology.levels, lie, strict=True)

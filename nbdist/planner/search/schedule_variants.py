@@ -1,4 +1,4 @@
-"""Layouts that cut the same and differ in how a step goes through them."""
+"""Variants of a layout with the same cuts and another schedule."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from nbdist.records import Planning
 
 
-def kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
-    """It, and the same with what products pass on cut along the sequence, where that can be."""
-    asked, layout = wishes.fixed.get("sequence"), found.sharded.layout
+def sequence_variants(
+    found: Candidate, steps: Steps, target: Target, request: Planning
+) -> Iterator[Candidate]:
+    """Yield the candidate, and the same with sequence parallelism if that is possible."""
+    asked, layout = request.fixed.get("sequence"), found.sharded.layout
     if asked != 1:
         yield found
     along = found.sharded.with_layout(replace(layout, sequence=True))
@@ -26,32 +28,34 @@ def kinds(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> I
         yield priced(along, steps, target, found.memory.available)
 
 
-def alike(found: Candidate, steps: Steps, target: Target, wishes: Planning) -> Iterator[Candidate]:
-    """It, and what cuts the same: of a pipeline in more microbatches.
+def schedule_variants(
+    found: Candidate, steps: Steps, target: Target, request: Planning
+) -> Iterator[Candidate]:
+    """Yield the candidate, and for a pipeline the same with more microbatches.
 
-    Where not all of them can be kept, they go back as soon as they have come through.
+    If GPipe holds too many microbatches, variants with 1F1B follow.
     """
-    layout, wanted = found.sharded.layout, wishes.schedule
-    first = list(_in_turns(found, steps, target, wishes)) if wanted != "1f1b" else []
+    layout, wanted = found.sharded.layout, request.schedule
+    first = list(_with_rounds(found, steps, target, request)) if wanted != "1f1b" else []
     yield from first
-    too_much = wanted == "1f1b" or (wanted is None and any(c.keeps_too_much for c in first))
-    if layout.stage > 1 and too_much and not steps.why_waiting(layout.remat):
+    too_much = wanted == "1f1b" or (wanted is None and any(c.exceeds_by_activations for c in first))
+    if layout.stage > 1 and too_much and not steps.why_no_1f1b(layout.remat):
         sharded = found.sharded.with_layout(replace(layout, schedule="1f1b"))
         other = priced(sharded, steps, target, found.memory.available)
-        yield from _in_turns(other, steps, target, wishes)
+        yield from _with_rounds(other, steps, target, request)
 
 
-def _in_turns(
-    found: Candidate, steps: Steps, target: Target, wishes: Planning
+def _with_rounds(
+    found: Candidate, steps: Steps, target: Target, request: Planning
 ) -> Iterator[Candidate]:
-    """It, and the same in more microbatches; the best in more rounds, until that is no faster."""
-    in_more = list(_in_more(found, steps, target, wishes))
+    """Yield variants with more microbatches, and the best of them in more rounds until slower."""
+    in_more = list(_with_microbatches(found, steps, target, request))
     yield from in_more
     fitting = [c for c in in_more if c.fits]
     if not fitting:
         return
     best = min(fitting, key=lambda c: c.time.step)
-    for rounds in more_rounds(best.sharded.layout, steps, wishes):
+    for rounds in more_rounds(best.sharded.layout, steps, request):
         sharded = best.sharded.with_layout(replace(best.sharded.layout, rounds=rounds))
         now = priced(sharded, steps, target, found.memory.available)
         yield now
@@ -60,13 +64,13 @@ def _in_turns(
         best = now if now.fits else best
 
 
-def _in_more(
-    found: Candidate, steps: Steps, target: Target, wishes: Planning
+def _with_microbatches(
+    found: Candidate, steps: Steps, target: Target, request: Planning
 ) -> Iterator[Candidate]:
-    """It, and the same in more microbatches, until that is no faster."""
+    """Yield variants with more microbatches, until they are no longer faster."""
     yield found
     last = found
-    for layout in staged(found.sharded.layout, steps, wishes):
+    for layout in staged(found.sharded.layout, steps, request):
         if layout.micro == last.sharded.layout.micro and last.fits:
             continue
         sharded = found.sharded.with_layout(layout)

@@ -1,4 +1,4 @@
-"""The best layout of a step on a target, and why not the others."""
+"""Search for the best layout of a step on a target, with the next best ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from nbdist.planner.cost.memory import MARGIN
 from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.hardware.topology import describe, extents
 from nbdist.planner.search.candidates import Candidate, priced, ranked
-from nbdist.planner.search.explain import gib, none_as_asked
+from nbdist.planner.search.explain import gib, no_layout_message, warnings_of
 from nbdist.planner.search.fixed_plan import sharded_as
 from nbdist.planner.search.mesh_sizes import LEVELS, bare_layouts
-from nbdist.planner.search.schedule_variants import alike, kinds
+from nbdist.planner.search.schedule_variants import schedule_variants, sequence_variants
 from nbdist.planner.search.step_variants import LARGE, Steps
 from nbdist.planner.search.tensor_split import split_for
-from nbdist.planner.search.warnings import warnings_of
 from nbdist.records import DATA, Plan, PlannedTensor, RunnerUp
 
 if TYPE_CHECKING:
@@ -30,76 +29,76 @@ if TYPE_CHECKING:
     from nbdist.records import Planning, Remat, Spec
 
 SHOWN = 5
-"""Plans that were not chosen and are told of."""
+"""Number of other plans that are shown."""
 
 _LARGE_SHOWN = 2
-"""Of those, how many may be such as do not fit."""
+"""Most plans among those that do not fit."""
 
 _TRIES = 3
-"""Numbers of microbatches that are tried, from what would be enough if nothing else took more."""
+"""Numbers of microbatches that are tried, from the least that could suffice."""
 
 
 def plan(
     step: Steps | Model,
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec] | None = None,
 ) -> Plan:
-    """The fastest layout that fits.
+    """Return the fastest layout that fits.
 
     Args:
-        step: the step; where activations can be made again, with these ways.
+        step: the step, or its variants with rematerialization and microbatches.
         target: the hardware.
-        wishes: what is asked of it.
-        pinned: arrays that stay as their user has cut them, by path.
+        request: requested sizes and limits.
+        pinned: specs of arrays that the user has cut, by path.
 
     Raises:
-        PlanError: none fits, or none is as was asked for.
+        PlanError: no layout fits, or none fulfils the request.
     """
-    return plans(step, target, wishes, pinned, most=1)[0]
+    return plans(step, target, request, pinned, most=1)[0]
 
 
 def plans(
     step: Steps | Model,
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec] | None = None,
     *,
     most: int,
 ) -> list[Plan]:
-    """The fastest layouts that fit, the best first, each with those that come after it.
+    """Return the fastest layouts that fit, best first, each with the next ones.
 
     Args:
         step: as in `plan`.
         target: as in `plan`.
-        wishes: as in `plan`.
+        request: as in `plan`.
         pinned: as in `plan`.
-        most: how many at most; one at least is there.
+        most: largest number of plans; at least one is returned.
 
     Raises:
-        PlanError: none fits, or none is as was asked for.
+        PlanError: no layout fits, or none fulfils the request.
     """
     steps = step if isinstance(step, Steps) else Steps(step)
-    if wishes.given is not None:
-        return [_taken(wishes.given, steps, target, wishes)]
-    if target.cautious and not wishes.only:
-        bare = bare_layouts(steps, target, wishes)
-        simplest = next(_laid_out(bare, steps, target, wishes, pinned), None)
-        if simplest is not None and simplest.fits and simplest.copied is None:
-            return [_plan(simplest, [], target)]  # as would come out, without weighing all others
-    candidates = ranked(_candidates(steps, target, wishes, pinned))
+    if request.given is not None:
+        return [_taken(request.given, steps, target, request)]
+    if target.cautious and not request.only:
+        bare = bare_layouts(steps, target, request)
+        simplest = next(_laid_out(bare, steps, target, request, pinned), None)
+        if simplest is not None and simplest.fits and simplest.replicated_table is None:
+            return [_plan(simplest, [], target)]  # the result of a full search
+    candidates = ranked(_candidates(steps, target, request, pinned))
     if not candidates:
-        raise PlanError(none_as_asked(steps, target, wishes))
+        raise PlanError(no_layout_message(steps, target, request))
     fitting = [c for c in candidates if c.fits]
     if not fitting:
-        told = (f"({note})" for note in _notes(steps, target))
-        raise PlanError("\n".join((_too_large(candidates), *told)))
-    if not wishes.fixed.keys() - {"micro", "rounds", "sequence"} and target.topology.devices > 1:
-        whole, fitting = fitting[0], [c for c in fitting if c.copied is None]
+        limits = (f"({note})" for note in _notes(steps, target))
+        raise PlanError("\n".join((_too_large(candidates), *limits)))
+    if not request.fixed.keys() - {"micro", "rounds", "sequence"} and target.topology.devices > 1:
+        whole, fitting = fitting[0], [c for c in fitting if c.replicated_table is None]
         if not fitting:
             raise PlanError(
-                f"{whole.copied} has over {LARGE:,} entries, can be cut in no way that fits, and "
-                "would be whole on every device: ask for that with --fix tensor=1"
+                f"{whole.replicated_table} has over {LARGE:,} entries, cannot be cut so that it "
+                "fits, and would be replicated: use --fix tensor=1 to allow that"
             )
     if target.cautious:
         fitting.sort(key=lambda c: c.changes)
@@ -111,74 +110,76 @@ def plans(
 
 
 def _notes(steps: Steps, target: Target) -> tuple[str, ...]:
-    """What could not be had of the step."""
+    """Return notes about variants of the step that are impossible."""
     has_stages = not target.cautious and target.topology.devices > 1
-    reason = steps.why_whole().partition(": ")[0] if has_stages else ""
+    reason = steps.why_no_stages().partition(": ")[0] if has_stages else ""
     stages = f"no stages: {reason} (docs/planner.md, Pipelines)" if reason else ""
-    return tuple(filter(None, (steps.whole, stages)))
+    return tuple(filter(None, (steps.why_no_microbatches, stages)))
 
 
-def layouts(model: Model, target: Target, wishes: Planning) -> tuple[Layout, ...]:
-    """Those among which the search chooses, whether they fit or not."""
-    found = _candidates(Steps(model), target, wishes, None)
+def layouts(model: Model, target: Target, request: Planning) -> tuple[Layout, ...]:
+    """Return the layouts that the search compares, including those that do not fit."""
+    found = _candidates(Steps(model), target, request, None)
     return tuple(candidate.sharded.layout for candidate in found)
 
 
 def _candidates(
-    steps: Steps, target: Target, wishes: Planning, pinned: Mapping[str, Spec] | None
+    steps: Steps, target: Target, request: Planning, pinned: Mapping[str, Spec] | None
 ) -> Iterator[Candidate]:
-    """A batch that cannot be cut is computed by all, where there is no other way."""
-    bare = bare_layouts(steps, target, wishes)
-    found = list(_laid_out(bare, steps, target, wishes, pinned))
-    if not any(c.fits and not c.strained for c in found):
-        bare = bare_layouts(steps, target, wishes, crossing=True)
-        found += _laid_out(bare, steps, target, wishes, pinned)
+    """Yield candidates; if the batch cannot be cut, every device computes all of it."""
+    bare = bare_layouts(steps, target, request)
+    found = list(_laid_out(bare, steps, target, request, pinned))
+    if not any(c.fits and not c.crossed_links for c in found):
+        bare = bare_layouts(steps, target, request, crossing=True)
+        found += _laid_out(bare, steps, target, request, pinned)
     whole = (
         Layout(target.topology.devices, 1, zero=zero)
         for zero in LEVELS
-        if not found and not wishes.fixed
+        if not found and not request.fixed
     )
-    yield from found or _laid_out(whole, steps, target, wishes, pinned)
+    yield from found or _laid_out(whole, steps, target, request, pinned)
 
 
 def _laid_out(
     bares: Iterable[Layout],
     steps: Steps,
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec] | None,
 ) -> Iterator[Candidate]:
-    """What keeps too much comes again, in ways that keep less."""
+    """Yield candidates of each layout, with more rematerialization if memory is exceeded."""
     for bare in bares:
         kept: list[Candidate] = []
-        for remat in _remats(steps, target) if wishes.remat is None else (wishes.remat,):
-            if bare.stage > 1 and steps.why_whole(remat):
+        for remat in _remats(steps, target) if request.remat is None else (request.remat,):
+            if bare.stage > 1 and steps.why_no_stages(remat):
                 continue
-            found = _sharded(replace(bare, remat=remat), steps, target, wishes, pinned)
+            found = _sharded(replace(bare, remat=remat), steps, target, request, pinned)
             if found is None:
                 break
-            ways = list(kinds(found, steps, target, wishes))
-            all_ = [one for way in ways for one in alike(way, steps, target, wishes)]
+            ways = list(sequence_variants(found, steps, target, request))
+            all_ = [one for way in ways for one in schedule_variants(way, steps, target, request)]
             yield from all_
-            kept += ways[-1:]  # where the sequence is cut, fewer microbatches do
-            if any(c.fits for c in all_) or (all_ and not any(c.keeps_too_much for c in all_)):
+            kept += ways[-1:]  # a cut sequence needs fewer microbatches
+            if any(c.fits for c in all_) or (
+                all_ and not any(c.exceeds_by_activations for c in all_)
+            ):
                 break
-        if bare.stage > 1 or "micro" in wishes.fixed:
+        if bare.stage > 1 or "micro" in request.fixed:
             continue
         for place in dict.fromkeys((0, len(kept) - 1)) if kept else ():
-            yield from _in_parts(kept[place], steps, target, wishes, pinned)
+            yield from _in_parts(kept[place], steps, target, request, pinned)
 
 
 def _in_parts(
     whole: Candidate,
     steps: Steps,
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec] | None,
 ) -> Iterator[Candidate]:
-    """The same in the fewest microbatches that fit, if it does not fit in one."""
+    """Yield the same with the fewest microbatches that fit, if it does not fit in one."""
     memory, layout = whole.memory, whole.sharded.layout
-    if not whole.keeps_too_much or steps.whole or steps.is_fixed:
+    if not whole.exceeds_by_activations or steps.why_no_microbatches or steps.is_fixed:
         return
     least = memory.activations / (memory.available - (memory.total - memory.activations))
     rows = steps.plain.rows // layout.data
@@ -186,9 +187,9 @@ def _in_parts(
     for micro in itertools.islice(enough, _TRIES):
         bare = replace(layout, split=frozenset(), micro=micro)
         try:
-            found = _sharded(bare, steps, target, wishes, pinned)
+            found = _sharded(bare, steps, target, request, pinned)
         except PlanError as error:
-            steps.whole = str(error)
+            steps.why_no_microbatches = str(error)
             return
         if found is None:
             return
@@ -198,7 +199,7 @@ def _in_parts(
 
 
 def _remats(steps: Steps, target: Target) -> tuple[Remat, ...]:
-    """XLA for CPUs takes the barriers out, and finds what is made again where it was."""
+    """Return the rematerializations to try: XLA for CPUs removes barriers and undoes them."""
     return steps.remats[:1] if target.topology.chip.platform == "cpu" else steps.remats
 
 
@@ -206,12 +207,12 @@ def _sharded(
     bare: Layout,
     steps: Steps,
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec] | None,
 ) -> Candidate | None:
-    """With what the model's axis cuts; None where there is nothing to cut."""
+    """Return a candidate with cuts over the model axis; None if nothing can be cut."""
     step, topology = steps.of(bare), target.topology
-    budget = wishes.budget or topology.chip.memory_bytes
+    budget = request.budget or topology.chip.memory_bytes
     layout = bare
     if bare.model > 1:
         lie, given = extents(bare.axes, topology), (1 - MARGIN) * budget
@@ -226,7 +227,7 @@ def _sharded(
 
 
 def _over_all(pinned: Mapping[str, Spec], layout: Layout) -> dict[str, Spec]:
-    """What users have cut over the strategy's one axis, as the mesh of a layout has it."""
+    """Return the user's specs over the strategy's one axis, for the mesh of a layout."""
     every = tuple(axis for axis, size in layout.axes.items() if size > 1) or (DATA,)
     return {
         path: tuple(every if DATA in axes else axes for axes in spec)
@@ -234,10 +235,10 @@ def _over_all(pinned: Mapping[str, Spec], layout: Layout) -> dict[str, Spec]:
     }
 
 
-def _taken(given: Plan, steps: Steps, target: Target, wishes: Planning) -> Plan:
-    """A plan that was given, priced anew."""
+def _taken(given: Plan, steps: Steps, target: Target, request: Planning) -> Plan:
+    """Return a given plan with new prices."""
     sharded = sharded_as(given, steps, target.topology.devices)
-    budget = wishes.budget or target.topology.chip.memory_bytes
+    budget = request.budget or target.topology.chip.memory_bytes
     found = priced(sharded, steps, target, budget)
     if not found.fits:
         raise PlanError(_too_large([found]))
@@ -277,9 +278,9 @@ def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
 
 
 def _shown(best: Candidate, others: list[Candidate]) -> list[Candidate]:
-    """The next ones; where there are stages, the best of those with and without is among them.
+    """Return the next best ones; with stages, the best with and without stages is included.
 
-    Few of those that do not fit are, where enough others do.
+    Few candidates that do not fit are shown if enough others do.
     """
     large = [c for c in others if not c.fits][_LARGE_SHOWN:]
     fitting = [c for c in others if c not in large]
@@ -292,23 +293,23 @@ def _shown(best: Candidate, others: list[Candidate]) -> list[Candidate]:
 def _why(best: Candidate, other: Candidate) -> RunnerUp:
     if not other.fits:
         over = other.memory.total - other.memory.available
-        why = f"{gib(over)} too much on each device"
-    elif other.copied is not None and best.copied is None:
-        why = f"every device would have all of {other.copied}, over {LARGE:,} entries"
-    elif other.strained and not best.strained:
-        why = f"its tensor parallelism crosses {other.strained}, where it can be had without"
+        why = f"exceeds the memory of each device by {gib(over)}"
+    elif other.replicated_table is not None and best.replicated_table is None:
+        why = f"{other.replicated_table}, with over {LARGE:,} entries, would be replicated"
+    elif other.crossed_links and not best.crossed_links:
+        why = f"its tensor parallelism crosses {other.crossed_links}, which other layouts avoid"
     elif other.is_pipeline and other.time.step > best.time.step:
-        why = f"{_slower(best, other)}: its stages wait {other.time.bubble:.0%} of a step"
+        why = f"{_slower(best, other)}: its stages are idle for {other.time.bubble:.0%} of a step"
     elif other.is_pipeline and not best.is_pipeline:
         stages = other.sharded.layout.stage
         why = (
-            "its stages wait in any case, and what the best one sends may be hidden by "
-            f"operations; --fix stage={stages} has it"
+            "its stages are always idle for some time, but operations may hide the "
+            f"transfers of the best one; use --fix stage={stages} to choose it"
         )
     elif other.time.step > best.time.step:
         why = _slower(best, other)
     else:
-        why = "it cuts more, and is not known to be faster"
+        why = "it cuts more, and is not expected to be faster"
     return RunnerUp(
         title=other.title,
         step_s=other.time.step,
@@ -323,7 +324,7 @@ def _slower(best: Candidate, other: Candidate) -> str:
 
 
 def _too_large(candidates: list[Candidate]) -> str:
-    """By how much, and what would make it fit."""
+    """Return a message with the missing memory and with changes that would make the step fit."""
     least = min(candidates, key=lambda c: c.memory.total)
     memory = least.memory
     budget = memory.available
@@ -331,9 +332,9 @@ def _too_large(candidates: list[Candidate]) -> str:
     room = max(1, budget - memory.margin)
     more = -(-memory.needed // room)
     head = (
-        f"the step fits nowhere: at its smallest ({least.title}) it takes "
-        f"{gib(memory.total)} on each device, {gib(over)} ({over:,} bytes) more than the "
-        f"{gib(budget)} there are. It would fit with"
+        f"the step does not fit: the smallest layout ({least.title}) takes "
+        f"{gib(memory.total)} on each device, {gib(over)} ({over:,} bytes) more "
+        f"than the {gib(budget)} available. It would fit with"
     )
     lines = [head, f"  - about {more} times as many devices"]
     layout, rows = least.sharded.layout, least.sharded.model.rows
@@ -343,5 +344,5 @@ def _too_large(candidates: list[Candidate]) -> str:
         lines.append(f"  - a global batch of {int(rows * part) // parts * parts}")
     else:
         lines.append(f"  - devices of {gib(memory.total)} or more")
-    lines.append("  - parameters and state in bfloat16, which takes half as much of them")
+    lines.append("  - parameters and state in bfloat16, which halves their memory")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A step as the search lays it out: as it is, or in parts, with activations that are made again."""
+"""Variants of a step: with microbatches and with rematerialization."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from nbdist.records import Remat
 
 REMATS: tuple[Remat, ...] = ("", "selective", "full")
-"""From what computes least to what keeps least."""
+"""Rematerializations, from the least computation to the least memory."""
 
 LARGE = 10**9
-"""Entries of a table from which on not every device has all of it, unless that is asked for: few of
-its rows are read in a step, and it mostly grows."""
+"""Entries of a table from which on it is not replicated unless requested: a step reads few of its
+rows, and it tends to grow."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step, and what all its layouts have in common.
+    """A step, and values that all its layouts share.
 
     Attributes:
+        model: the step's model.
         program: its operations, fused.
-        states: numbers of the values that are carried and are no parameters.
+        states: numbers of carried values that are not parameters.
         large: tables of more than `LARGE` entries that rows are looked up in.
     """
 
@@ -45,35 +46,33 @@ class Step:
 
     @cached_property
     def on_tpus(self) -> tuple[Op, ...]:
-        """Its operations, fused as compilers for TPUs do it."""
+        """Its operations, fused as compilers for TPUs do."""
         return fused(self.model.ops, self.model.results, into_products=True)
 
     @cached_property
     def alternating(self) -> tuple[Op, ...]:
-        """Its operations where microbatches go back as soon as they have come through (1F1B).
+        """Its operations with a 1F1B pipeline.
 
         Raises:
-            PlanError: they cannot.
+            PlanError: the step does not allow 1F1B.
         """
         return alternating(self.program, self.model)
 
 
 class Steps:
-    """A step, and the same step with less in memory at a time.
+    """A step, and its variants that take less memory.
 
     Args:
         model: the step.
-        again: makes a model of it in which the backward pass makes activations again, and the batch
-            is gone through in so many parts; None where none can be had.
-        layers: of it with activations made again so, how many layers each of its scans over layers
-            has, as what runs it finds them; raises PlanError where one cannot be cut into stages.
-            None leaves it to the model.
-        alternates: of it with activations made again so, raises PlanError where microbatches cannot
-            go back through stages as soon as they have come through. None leaves it to the model.
+        again: makes a model with rematerialization and microbatches; None if there are no variants.
+        layers: returns the layers of each scan over layers for a rematerialization, as the runtime
+            finds them; raises PlanError if one cannot be cut into stages. None uses the model.
+        alternates: raises PlanError if a variant with rematerialization does not allow 1F1B. None
+            uses the model.
     """
 
-    whole = ""
-    """Why its batch cannot be gone through in parts, once that was tried."""
+    why_no_microbatches = ""
+    """Why its batch cannot run in microbatches; empty if it can, or was not tried."""
 
     def __init__(
         self,
@@ -91,22 +90,22 @@ class Steps:
 
     @property
     def plain(self) -> Model:
-        """The step as it is."""
+        """The step without changes."""
         return self._made["", 1].model
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """Into how many stages its layers can be cut; none where they cannot be."""
-        return () if self.why_whole() else self._counts("")
+        """Numbers of stages that divide its layers; empty if they cannot be cut."""
+        return () if self.why_no_stages() else self._counts("")
 
-    def why_whole(self, remat: Remat = "") -> str:
-        """Why its layers cannot be cut into stages; empty if they can."""
+    def why_no_stages(self, remat: Remat = "") -> str:
+        """Return why its layers cannot be cut into stages; empty if they can."""
         if remat not in self._whole:
-            self._whole[remat] = self._why_whole(remat)
+            self._whole[remat] = self._find_why_no_stages(remat)
         return self._whole[remat]
 
-    def why_waiting(self, remat: Remat) -> str:
-        """Why no microbatch can go back through stages before all have come; empty if it can."""
+    def why_no_1f1b(self, remat: Remat) -> str:
+        """Return why it does not allow 1F1B; empty if it does."""
         if remat not in self._waits:
             try:
                 if self._alternates is not None:
@@ -117,7 +116,7 @@ class Steps:
                 self._waits[remat] = str(error)
         return self._waits[remat]
 
-    def _why_whole(self, remat: Remat) -> str:
+    def _find_why_no_stages(self, remat: Remat) -> str:
         try:
             lengths = () if self._layers is None else self._layers(remat)
         except PlanError as error:
@@ -126,10 +125,9 @@ class Steps:
             return ""
         if math.gcd(*lengths) == 1:
             counts = " and ".join(map(str, lengths))
-            return f"no number of stages divides all scans over layers, of {counts} layers"
+            return f"no number of stages divides all scans over layers, which have {counts} layers"
         return (
-            "there is no scan over layers whose parameters are, stacked as [layers, ...], what "
-            "the step carries"
+            "there is no scan over layers whose stacked parameters, [layers, ...], the step carries"
         )
 
     def _counts(self, remat: Remat) -> tuple[int, ...]:
@@ -138,17 +136,17 @@ class Steps:
         return tuple(n for n in fitting if not any(length % n for length in lengths))
 
     def of(self, layout: Layout) -> Step:
-        """The step as a layout has it; microbatches of a pipeline are none of it.
+        """Return the variant for a layout; microbatches of a pipeline are not part of it.
 
         Raises:
-            PlanError: no such can be had.
+            PlanError: the variant is impossible.
         """
-        if layout.stage > 1 and self.why_whole(layout.remat):
-            raise PlanError(f"no stages: {self.why_whole(layout.remat)}")
+        if layout.stage > 1 and self.why_no_stages(layout.remat):
+            raise PlanError(f"no stages: {self.why_no_stages(layout.remat)}")
         key = layout.remat, layout.micro if layout.stage == 1 else 1
         if key not in self._made:
             if self._again is None:
-                raise PlanError("it cannot be written anew")
+                raise PlanError("this step cannot be rewritten for remat or microbatches")
             try:
                 self._made[key] = _step(self._again(*key))
             except PlanError as error:

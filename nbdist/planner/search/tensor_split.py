@@ -1,9 +1,9 @@
-"""Which dimensions the model's axis cuts: a small integer program.
+"""Choice of the dimensions that the model axis cuts, by a small integer program.
 
-Every group of dimensions is cut or not; of the groups of one operation, or of one array, at most
-one is, as one axis cuts an array once. What is minimised is the time of the operations, which cut
-groups make shorter, and of the sums that they make necessary; what the arrays take is bounded.
-HiGHS solves it (`scipy.optimize.milp`), the same way for the same input.
+Every group of dimensions is cut or not. At most one group of an operation or an array is cut,
+because one axis cuts an array once. The program minimizes the time of operations, which cuts
+reduce, plus that of the sums that they need; memory of arrays is bounded. HiGHS solves it
+(`scipy.optimize.milp`) deterministically.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 
 from nbdist.planner.cost.time import Cost
 from nbdist.planner.graph.layout import Layout, ShardedModel
-from nbdist.planner.search.legal_splits import splittable
 from nbdist.records import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from nbdist.planner.cost.time import Target
     from nbdist.planner.graph.model import Model, Op, Tensor
     from nbdist.records import Extent
 
 MANY = 24
-"""Groups from which on those of repeated layers are decided together."""
+"""Number of groups from which on groups of repeated layers are decided together."""
 
 
 def split_for(
@@ -39,20 +38,20 @@ def split_for(
     budget: float,
     large: Sequence[Tensor],
 ) -> frozenset[int] | None:
-    """The groups to cut over `layout.model` devices.
+    """Return the groups to cut over `layout.model` devices.
 
     Args:
         model: the step.
         program: its operations, fused.
-        layout: the sizes of the axes, with nothing cut over the model's yet.
-        states: what is carried and no parameter.
+        layout: sizes of the axes, without cuts over the model axis.
+        states: numbers of carried values that are not parameters.
         target: the hardware.
-        extents: how the axes lie in it.
-        budget: bytes that what the step is given may take on each device, if that can be had.
-        large: arrays that are cut, if they can be.
+        extents: extents of the axes.
+        budget: bytes for the step's inputs on each device, if possible.
+        large: arrays that are cut, if possible.
 
     Returns:
-        None where nothing can be cut.
+        The groups; None if nothing can be cut.
     """
     reasons = splittable(model, layout.model)
     free = {group for group, reason in reasons.items() if not reason}
@@ -65,7 +64,7 @@ def split_for(
 
 
 def _classes(model: Model, free: set[int]) -> dict[int, int]:
-    """For each group that may be cut, the one that stands for all that are decided with it."""
+    """Return the representative of each group that may be cut; equal ones are decided together."""
     classes = {group: group for group in free}
     if len(free) <= MANY:
         return classes
@@ -87,7 +86,7 @@ def _merge(classes: dict[int, int], one: int, other: int) -> None:
 
 
 def _is_sound(model: Model, classes: dict[int, int]) -> bool:
-    """Whether no array has two dimensions that would be decided together."""
+    """Return whether no array has two dimensions that are decided together."""
     for tensor in model.tensors:
         own = [classes[group] for group in set(tensor.value.groups) if group in classes]
         if len(own) != len(set(own)):
@@ -96,7 +95,7 @@ def _is_sound(model: Model, classes: dict[int, int]) -> bool:
 
 
 class _Program:
-    """The integer program: for each class whether it is cut, for each bundle whether it is shared.
+    """The integer program, with a variable for each class (cut) and each bundle (shared).
 
     A bundle is the operations, or the arrays, that the same classes would cut.
     """
@@ -142,7 +141,7 @@ class _Program:
             costs[column] -= self._saved.get(bundle, 0.0)
             freed[column] = self._freed.get(bundle, 0.0)
         some = np.zeros_like(costs)
-        some[:width] = 1  # an axis that cuts nothing would be of no use
+        some[:width] = 1  # the axis must cut something
         rows, least, most = [freed, some], [self._given - budget, 1], [np.inf, np.inf]
         for tensor in large:
             row = np.zeros_like(costs)
@@ -156,7 +155,7 @@ class _Program:
             rows.append(row.copy())  # at most one of them is cut
             least.append(-np.inf)
             most.append(1)
-            row[column] = -1  # shared only where one is
+            row[column] = -1  # shared only if one is cut
             rows.append(row)
             least.append(0)
             most.append(np.inf)
@@ -181,7 +180,7 @@ class _Program:
                 within, rounds = cost.inside(op)
                 self._price(op.body, within, times * rounds)
                 continue
-            bundle = self._of(tuple(_groups(op)))
+            bundle = self._of(tuple(g for value in (*op.ins, *op.outs) for g in value.groups))
             if not bundle:
                 continue
             seconds = times * cost.op_s(op)
@@ -192,6 +191,42 @@ class _Program:
                 self._summed[group] += times * cost.all_reduce_s(MODEL, nbytes)
 
 
-def _groups(op: Op) -> Iterator[int]:
-    for value in (*op.ins, *op.outs):
-        yield from value.groups
+def splittable(model: Model, parts: int) -> dict[int, str]:
+    """Return, for each group of carried or read arrays, why it cannot be cut in `parts`.
+
+    The reason is empty if the group can be cut.
+    """
+    batch, doubled = model.batch_groups, _doubled(model.ops)
+    reasons: dict[int, str] = {}
+    for tensor in model.tensors:
+        for group in tensor.value.groups if tensor.role != "batch" else ():
+            if group >= 0 and group not in reasons:
+                reasons[group] = _reason(model, group, parts, batch, doubled)
+    return reasons
+
+
+def _reason(
+    model: Model, group: int, parts: int, batch: frozenset[int], doubled: frozenset[int]
+) -> str:
+    found = model.groups[group]
+    if group in batch:
+        return "it belongs to the batch"
+    if found.blocked:
+        return found.blocked
+    if group in doubled:
+        return "an operation has it in two dimensions"
+    if found.divisor % parts:
+        pad = -found.divisor % parts
+        return f"{found.divisor} is not a multiple of {parts} (pad it by {pad})"
+    return ""
+
+
+def _doubled(ops: tuple[Op, ...]) -> frozenset[int]:
+    """Return groups that a value of an operation has twice: one axis cannot cut both."""
+    found: set[int] = set()
+    for op in ops:
+        found |= _doubled(op.body)
+        for value in (*op.ins, *op.outs):
+            groups = [group for group in value.groups if group >= 0]
+            found |= {group for group in groups if groups.count(group) > 1}
+    return frozenset(found)

@@ -59,7 +59,7 @@ class JaxReader:
             devices=devices,
             blocks=blocks,
             parts=parts,
-            axes=axes_of(sharding, len(shape)) if named else (),
+            axes=_axes(sharding, len(shape)) if named else (),
             spec=str(sharding.spec) if named else type(sharding).__name__ if other else "",
             mesh=self._mesh(sharding, own=own) if named else None,
         )
@@ -118,3 +118,8 @@ def _kind(devices: int, pieces: int) -> LayoutKind:
     if devices == 1:
         return "one device"
     return "sharded" if pieces > 1 else "replicated"
+
+
+def _axes(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...], ...]:
+    cut = [tuple(map(str, axes)) for axes in axes_of(sharding.spec)]
+    return (*cut, *((),) * (ndim - len(cut)))

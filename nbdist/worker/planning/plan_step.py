@@ -17,7 +17,7 @@ from nbdist.jaxpr.pipeline.build import check_alternates, layers_of
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.measured import benched_chip, benched_links
 from nbdist.planner.cost.time import Target
-from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.efficiency import calibration_of
 from nbdist.planner.hardware.topology import parse
 from nbdist.planner.hardware.topology_live import live
 from nbdist.planner.search.search import plan

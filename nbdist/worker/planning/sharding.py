@@ -71,7 +71,7 @@ class Lowered:
             shardings: a tree of those of its first arguments.
         """
         specs = [
-            axes_of(sharding) if is_over(sharding, self.mesh) else ()
+            axes_of(sharding.spec) if is_over(sharding, self.mesh) else ()
             for sharding in jax.tree.leaves(shardings)
         ]
         plan, lie = self._plan, lie_of(self._plan, self.mesh, specs)
@@ -122,6 +122,7 @@ def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> TypeGuard[jax.NamedS
 
 
 def spec_of(array: jax.Array) -> Spec:
-    """Return the mesh axes that each dimension of an array is sharded over."""
+    """Return the mesh axes of each dimension of an array."""
     assert isinstance(array.sharding, jax.NamedSharding)
-    return axes_of(array.sharding, array.ndim)
+    spec = [*axes_of(array.sharding.spec), *((),) * array.ndim]
+    return tuple(spec[: array.ndim])

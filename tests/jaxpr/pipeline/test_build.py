@@ -388,16 +388,22 @@ def layered(layer: Callable[..., Any]) -> Callable[..., Any]:
     ("layer", "says"),
     [
         (lambda x, s, p: (x - x.mean(0) + block(x, p), s), "needs the sum over all rows"),
-        (lambda x, s, p: (x[::-1] + block(x, p), s), r"rev \(line \d+: `.*\) is not known to keep"),
+        (
+            lambda x, s, p: (x[::-1] + block(x, p), s),
+            r"rev \(line \d+: `.*\) is not known to treat",
+        ),
         (lambda x, s, p: (block(x, p) * (1 + s), s + x.sum()), "needs a sum over all rows"),
-        (lambda x, s, p: (block(x, p), x.sum() - s), "more with a sum over all rows than"),
+        (
+            lambda x, s, p: (block(x, p), x.sum() - s),
+            "uses a sum over all rows for more than adding",
+        ),
         (lambda x, s, p: (block(x, p), s + x.sum() ** 2), "needs a sum over all rows"),
-        (lambda x, s, p: (block(x, p), x.sum()), "more with a sum over all rows than"),
+        (lambda x, s, p: (block(x, p), x.sum()), "uses a sum over all rows for more than adding"),
     ],
 )
 def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], says: str) -> None:
     closed, inputs = traced(layered(layer), stacked(4), rows_of(8, 5))
-    with pytest.raises(PlanError, match=f"the scan over 4 layers cannot go through .*: .*{says}"):
+    with pytest.raises(PlanError, match=f"the scan over 4 layers cannot run in .*: .*{says}"):
         piped(closed, inputs, 2, 4)
     with pytest.raises(PlanError, match=says):
         layers_of(closed, inputs)
@@ -406,13 +412,9 @@ def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], says: str) 
 def test_what_does_not_divide_is_refused_with_what_does() -> None:
     closed, inputs = traced(step_of(scanned), *given())
     assert set(layers_of(closed, inputs)) == {LAYERS}
-    with pytest.raises(
-        PlanError, match=rf"{LAYERS} layers .* 5 stages: take 2, 3, 4, 6, 8, 12, 24"
-    ):
+    with pytest.raises(PlanError, match=rf"{LAYERS} layers .* 5 stages: stack 20 or 25"):
         piped(closed, inputs, 5, 4)
-    with pytest.raises(
-        PlanError, match=rf"{ROWS} rows .* 6 microbatches: take 2, 4, 8, 16, 32, 64"
-    ):
+    with pytest.raises(PlanError, match=rf"{ROWS} rows .* micro=6: .* 2, 4, 8, 16, 32, 64, or"):
         piped(closed, inputs, 2, 6)
     closed, inputs = traced(step_of(unrolled), *given())
     with pytest.raises(PlanError, match="no scan over layers"):
@@ -424,7 +426,7 @@ def test_a_checkpoint_around_all_layers_is_refused() -> None:
     closed, inputs = traced(step, *given())
     assert model_of(closed, inputs).ops
     same(jax.jit(rewriting(step, "full", 1))(*given()), jax.jit(step)(*given()))
-    with pytest.raises(PlanError, match=r"put the checkpoint around what the scan\s*applies"):
+    with pytest.raises(PlanError, match=r"checkpoint the layer instead"):
         piped(closed, inputs, 2, 4)
 
 

@@ -113,7 +113,7 @@ def test_what_does_not_divide_is_refused() -> None:
     step = training(lambda params, x: (through(params, x), None, 0.0))
     rows = rows_of(2, 12, 5)
     closed, inputs = traced(step, stacked(8), (rows[0], rows[1]))
-    with pytest.raises(PlanError, match="6 microbatches are no multiple of the 4 stages"):
+    with pytest.raises(PlanError, match="multiple of the 4 stages as micro, not 6: take 4 or 8"):
         piped(closed, inputs, 4, 6, Staging("gpipe", 2))
-    with pytest.raises(PlanError, match="8 layers do not divide into 12 blocks"):
+    with pytest.raises(PlanError, match="8 layers do not divide into 4 stages x 3 rounds"):
         piped(closed, inputs, 4, 4, Staging("gpipe", 3))

@@ -231,10 +231,10 @@ def weighed(params: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "says"),
     [
-        (twice, "it takes one scan over layers and its way back, and nothing else over layers"),
-        (hidden, "what each layer leaves is used otherwise than on the way back"),
-        (centred, "needs the sum over all rows for each of them"),
-        (weighed, "the way back needs a sum over all rows of what the layers make"),
+        (twice, "the step needs exactly one scan over layers and its backward pass"),
+        (hidden, "stacked results of layers are used outside of the backward pass"),
+        (centred, "needs the sum over all rows for each row"),
+        (weighed, "the backward pass needs a sum over all rows of the layers' results"),
     ],
 )
 def test_steps_whose_microbatches_wait_for_each_other_are_refused(
@@ -254,7 +254,10 @@ def test_steps_whose_microbatches_wait_for_each_other_are_refused(
 
 def test_a_step_without_a_way_back_is_refused() -> None:
     closed, inputs = traced(lambda params, x: through(params, x).sum(), stacked(4), rows_of(8, 5))
-    with pytest.raises(PlanError, match="no 1F1B: it takes one scan over layers and its way back"):
+    with pytest.raises(
+        PlanError,
+        match="no 1F1B: the step needs exactly one scan over layers and its backward pass",
+    ):
         check_alternates(closed, inputs)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from nbdist.parallel.autoplace.candidates import Offer, offer, scene_of
+from nbdist.parallel.autoplace.candidates import Offer, constraints_of, offer
 
 BIG = 1 << 50
 
@@ -20,7 +20,7 @@ def offered(*arguments: Any, out_bytes: int = 0) -> Offer:
         own = jax.tree.leaves(argument)
         leaves += own
         numbers += [number] * len(own)
-    return offer(scene_of(leaves), leaves, numbers, out_bytes)
+    return offer(constraints_of(leaves), leaves, numbers, out_bytes)
 
 
 def names(made: Offer) -> list[str]:

@@ -192,7 +192,7 @@ def test_what_is_donated_is_used_up_by_the_call_and_by_no_trial() -> None:
     assert len(only(step).timed) > 1
     assert state.is_deleted()
     assert not x.is_deleted()
-    with pytest.raises(UsageError, match=r"leaf \['state'\] \[8, 8\] is gone, donated"):
+    with pytest.raises(UsageError, match=r"leaf \['state'\] \[8, 8\] was donated"):
         step(state, x)
 
 

@@ -140,7 +140,7 @@ def test_what_fails_is_left_out_with_its_reason() -> None:
     assert [one.name for one in verdict.timed] == [DEFAULT]
     (left,) = verdict.left_out
     assert (left.name, left.why) == ("broken", "NotImplementedError: no sort here")
-    assert verdict.choice.why == "the only one"
+    assert verdict.choice.why == "the only candidate"
 
 
 def test_what_fails_elsewhere_is_left_out_here_as_well() -> None:

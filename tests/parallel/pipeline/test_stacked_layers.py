@@ -305,7 +305,7 @@ def test_specs_are_tuples_too(mesh: Mesh) -> None:
             {"axis": "pipe", "micro": 0},
             r"'pipe' is not in the mesh.*stage \(2\).*; micro=0: take",
         ),
-        ({"micro": 4, "rounds": 1.5}, "rounds=1.5: take a whole number"),
+        ({"micro": 4, "rounds": 1.5}, "rounds=1.5: use a whole number"),
         ({"micro": 1, "rounds": 2}, "micro=1 is less than the 2 stages.*take micro=2 or more"),
     ],
 )

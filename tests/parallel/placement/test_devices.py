@@ -102,7 +102,7 @@ print(json.dumps({
     assert found["where"] == [True, False, True, True, True, True]
     assert found["values"]
     assert found["on_cpu"]  # 32 bytes are not worth the way
-    assert "on one device, cpu:0: the way to zorn:0" in found["reason"]
+    assert "on one device, cpu:0: the transfer to zorn:0" in found["reason"]
 
 
 def test_another_process_looks_where_jax_is_not_imported(tmp_path: Path) -> None:
@@ -124,5 +124,5 @@ def test_where_it_is_this_process_looks() -> None:
 def test_one_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "zorn")
     monkeypatch.delitem(sys.modules, "jax")
-    with pytest.raises(nbdist.UsageError, match=r"could not tell .* devices: .*zorn"):
+    with pytest.raises(nbdist.UsageError, match=r"cannot list .* devices: .*zorn"):
         devices_apart(bench=False)

@@ -113,7 +113,7 @@ def test_where_says_over_which_links() -> None:
     [
         ({}, "needs names and sizes"),
         (8, "needs names and sizes"),
-        ({3: 8}, "axis 3 is no name"),
+        ({3: 8}, "axis 3 is not a name"),
         ({"data": -1, "model": -1}, "'data' and 'model' are both -1"),
         ({"data": 0, "model": 2.0}, "axis 'data' has size 0.*axis 'model' has size 2.0"),
         ({"data": 3}, "data 3 does not multiply out to 8 devices: .* 1, 2, 4, 8"),
@@ -126,7 +126,8 @@ def test_sizes_that_are_none(axes: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"), [([], "there are none"), (["cpu:0"], "is no device"), ([0, 0], "is no")]
+    ("devices", "said"),
+    [([], "there are none"), (["cpu:0"], "is not a device"), ([0, 0], "is not")],
 )
 def test_devices_that_are_none(devices: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -154,5 +155,5 @@ def test_layouts_know_axes_by_their_names(axes: Any, layout: str, spec: Any) -> 
 
 
 def test_no_axis_is_the_models() -> None:
-    with pytest.raises(UsageError, match=r"'data', 'fsdp', of which none is the model's: call one"):
+    with pytest.raises(UsageError, match=r"'data', 'fsdp', and none is the model's: name one"):
         named("model", (8, 8), nbdist.meshes({"data": 2, "fsdp": 4}))

@@ -14,8 +14,7 @@ from nbdist.planner.cost.collectives import (
     reduce_scatter_s,
     send_s,
 )
-from nbdist.planner.hardware.default_efficiency import calibration_of
-from nbdist.planner.hardware.efficiency import PYTORCH_A100
+from nbdist.planner.hardware.efficiency import PYTORCH_A100, calibration_of
 from nbdist.records.topology import Level, Topology
 from tests.planner.machines import A100, HOST, HOSTS, NETWORK, TORUS, V5E
 

@@ -7,7 +7,7 @@ import pytest
 from nbdist.errors import PlanError
 from nbdist.planner.cost.collectives import all_reduce_s
 from nbdist.planner.cost.measured import benched_chip, benched_links
-from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.efficiency import calibration_of
 from nbdist.planner.hardware.lookup import peak
 from nbdist.planner.hardware.topology_live import live
 from nbdist.records import Bench, Link, LocalDevices, Product
@@ -58,7 +58,7 @@ def test_a_chip_that_nobody_knows_is_what_it_reached() -> None:
 
 def test_one_that_does_not_tell_its_memory_cannot_be_planned_for() -> None:
     own = LocalDevices(host="a", platform="zorn", kind="Zorn 1", devices=1)
-    with pytest.raises(PlanError, match=r"measured nothing .*memory_bytes"):
+    with pytest.raises(PlanError, match=r"invalid results: .*memory_bytes"):
         benched_chip(BENCH, own)
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.planner.cost.roofline import ITEM_BYTES, fused_attention_s, issued_s, matmul_s, memory_s
-from nbdist.planner.hardware.default_efficiency import calibration_of
-from nbdist.planner.hardware.efficiency import PYTORCH_A100
+from nbdist.planner.hardware.efficiency import PYTORCH_A100, calibration_of
 from tests.planner.machines import A100, V5E
 
 SIZES = st.integers(1, 20_000)

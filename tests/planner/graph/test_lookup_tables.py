@@ -10,7 +10,7 @@ import pytest
 
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.time import Target
-from nbdist.planner.hardware.default_efficiency import calibration_of
+from nbdist.planner.hardware.efficiency import calibration_of
 from nbdist.planner.hardware.topology import parse
 from nbdist.planner.search.search import plan
 from nbdist.records import DATA, MODEL, Plan, Planning

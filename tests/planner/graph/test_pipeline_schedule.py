@@ -79,7 +79,7 @@ def test_interleaving_keeps_more_but_never_more_than_all(stages, turns, chunks) 
         (("1f1b", [1.0], 0), "at least one stage, microbatch and chunk, not 1, 0 and 1"),
         (("gpipe", [], 4), "not 0, 4 and 1"),
         (("1f1b", [1.0, 1.0], 4, 2), "2 chunks a device need the interleaved schedule, not 1f1b"),
-        (("interleaved", [1.0] * 4, 6, 2), "6 is not a multiple of 4; take 8"),
+        (("interleaved", [1.0] * 4, 6, 2), "multiple of the 4 stages as micro, not 6: take 4 or 8"),
     ],
 )
 def test_what_cannot_be_had_is_refused(asked, said) -> None:

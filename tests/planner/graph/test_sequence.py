@@ -12,10 +12,10 @@ import pytest
 from nbdist.errors import PlanError
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.memory import MARGIN
+from nbdist.planner.graph.fusion import added_up
 from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.optimizer_state import states_of
 from nbdist.planner.graph.sequence import sequence_of
-from nbdist.planner.graph.summed_products import added_up
 from nbdist.planner.search.explain import NO_TENSOR
 from nbdist.planner.search.search import plan
 from nbdist.records import DATA, MODEL, STAGE, Plan, Planning
@@ -91,7 +91,7 @@ def test_the_sequence_is_what_is_neither_rows_nor_a_parameters() -> None:
 @pytest.mark.parametrize("name", ["MLP", "CNN", "LSTM", "recommender", "U-Net"])
 def test_without_a_sequence_there_is_nothing_to_cut(name: str) -> None:
     """Neither what a window slides over is one, nor what is gone through in time."""
-    with pytest.raises(PlanError, match="nothing is cut along a sequence: no product"):
+    with pytest.raises(PlanError, match="no sequence parallelism: no product"):
         planned(model_of_program(name), sequence=1)
 
 
@@ -119,7 +119,7 @@ def test_a_sum_that_the_step_leaves_a_term_of_is_sent_apart() -> None:
 
 def test_a_sequence_that_does_not_divide_stays_whole() -> None:
     assert planned(feed_forward(length=LENGTH - 2), sequence=1, data=4).sequence
-    with pytest.raises(PlanError, match="nothing is cut along a sequence"):
+    with pytest.raises(PlanError, match="no sequence parallelism"):
         planned(feed_forward(length=LENGTH - 2), sequence=1)
 
 
@@ -174,7 +174,7 @@ def test_a_plan_that_is_given_keeps_it() -> None:
         assert again.memory == given.memory
     other = planned(plans.stacked(), sequence=0)
     edited = msgspec.structs.replace(other, sequence=True)
-    with pytest.raises(PlanError, match=r"the plan cannot be had:\n  - sequence is true: no prod"):
+    with pytest.raises(PlanError, match=r"the plan is impossible:\n  - sequence is true: no prod"):
         plan(plans.stacked(), target, Planning(given=edited))
 
 

@@ -166,7 +166,7 @@ def test_a_type_without_a_figure_is_refused() -> None:
     chip = find("V100")
     assert chip is not None
     message = (
-        "there is no figure for products of float64 on V100-16GB: it has float16, float32; "
+        "no rate is known for products of float64 on V100-16GB: it has float16, float32; "
         "cast to one of them"
     )
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
@@ -175,7 +175,7 @@ def test_a_type_without_a_figure_is_refused() -> None:
 
 def test_unknown_hardware_is_told_nearest_first() -> None:
     said = unknown("H10O")
-    assert said.startswith("nobody knows the hardware 'H10O': known are H100, ")
+    assert said.startswith("unknown hardware 'H10O': known are H100, ")
     assert all(name in said for name in known())
 
 
@@ -190,7 +190,7 @@ def test_a_probed_chip_says_so() -> None:
     chip = probed("Fake 1", "fake", 2**30, {"float32": 1e9}, 1e8)
     assert isinstance(chip, Chip)
     assert (chip.name, chip.platform) == ("Fake 1", "fake")
-    assert chip.source.startswith("probed")
+    assert chip.source.startswith("measured")
     assert machine_named(chip.name) is None
     assert host_of(chip) is PLAIN_HOST
 
@@ -206,6 +206,6 @@ def test_a_probed_chip_says_so() -> None:
 def test_a_probe_that_measured_nothing_is_refused(
     memory_bytes: int, flops: dict[str, float], bytes_per_s: float, faults: str
 ) -> None:
-    message = f"the probe of 'Fake 1' measured nothing to plan with: {faults}"
+    message = f"the benchmark of 'Fake 1' has invalid results: {faults}"
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         probed("Fake 1", "fake", memory_bytes, flops, bytes_per_s)

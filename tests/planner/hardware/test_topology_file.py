@@ -103,9 +103,9 @@ def faults_of(tmp_path: Path, text: str) -> list[str]:
     with pytest.raises(PlanError) as raised:
         parse(str(path))
     said = str(raised.value)
-    head, _, rest = said.partition(" describes no topology:\n")
+    head, _, rest = said.partition(" does not describe a topology:\n")
     assert head == str(path)
-    faults, _, example = rest.partition("\nIt may look so:\n")
+    faults, _, example = rest.partition("\nExample:\n")
     assert example == EXAMPLE
     return [line.strip() for line in faults.splitlines()]
 
@@ -133,40 +133,37 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ring = "yes"
     """
     assert faults_of(tmp_path, text) == [
-        (
-            "chip.colour: there is no such key; there are name, platform, memory_bytes, flops, "
-            "bytes_per_s, source"
-        ),
+        ("chip.colour: unknown key; use name, platform, memory_bytes, flops, bytes_per_s, source"),
         "chip.name: is empty",
         "chip.platform: is missing",
         "chip.memory_bytes: expected `int`, got `float`",
-        "chip.flops.bfloat16: is 0.0, and has to be more than 0",
+        "chip.flops.bfloat16: is 0.0, and must be more than 0",
         "chip.flops.float32: expected `float`, got `str`",
-        "chip.bytes_per_s: is -1.0, and has to be more than 0",
-        "levels[0].size: is 0, and has to be more than 0",
-        "levels[0].bytes_per_s: is inf, and has to be more than 0",
-        "levels[1].latency_s: is -1.0, and has to be 0 or more",
+        "chip.bytes_per_s: is -1.0, and must be more than 0",
+        "levels[0].size: is 0, and must be more than 0",
+        "levels[0].bytes_per_s: is inf, and must be more than 0",
+        "levels[1].latency_s: is -1.0, and must be 0 or more",
         "levels[1].bytes_per_s: is missing",
         "levels[1].ring: expected `bool`, got `str`",
-        "racks: there is no such key; there are chip and levels",
+        "racks: unknown key; use chip and levels",
     ]
 
 
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        ("", ["chip: is missing", "levels: is a list of one level at least, innermost first"]),
+        ("", ["chip: is missing", "levels: must be a list of at least one level, innermost first"]),
         (
             "chip = 5\nlevels = [5]",
-            ["chip: is no table", "levels[0]: is no table"],
+            ["chip: is not a table", "levels[0]: is not a table"],
         ),
         (
             'chip = "H100"\nlevels = []',
-            ["levels: is a list of one level at least, innermost first"],
+            ["levels: must be a list of at least one level, innermost first"],
         ),
         (
             'chip = "H100"\n[[levels]]\nname = "host"\nsize = 8\nlatency_s = 0\nbytes_per_s = nan',
-            ["levels[0].bytes_per_s: is nan, and has to be more than 0"],
+            ["levels[0].bytes_per_s: is nan, and must be more than 0"],
         ),
     ],
 )
@@ -178,13 +175,13 @@ def test_empty_flops_and_zero_rates_are_faults(tmp_path: Path) -> None:
     text = EXAMPLE.replace("float32 = 20e12\nbfloat16 = 300e12\n", "")
     assert faults_of(tmp_path, text) == ["chip.flops: is empty"]
     text = EXAMPLE.replace("float32 = 20e12", "float32 = 0")
-    assert faults_of(tmp_path, text) == ["chip.flops.float32: is 0.0, and has to be more than 0"]
+    assert faults_of(tmp_path, text) == ["chip.flops.float32: is 0.0, and must be more than 0"]
 
 
 def test_an_unknown_chip_is_told_nearest_first(tmp_path: Path) -> None:
     text = 'chip = "H10O"\n' + EXAMPLE[EXAMPLE.index("[[levels]]") :]
     (fault,) = faults_of(tmp_path, text)
-    assert fault.startswith("chip: nobody knows the hardware 'H10O': known are H100, ")
+    assert fault.startswith("chip: unknown hardware 'H10O': known are H100, ")
     assert find(fault.rpartition(", ")[2]) is not None
 
 
@@ -195,17 +192,17 @@ def test_an_unknown_chip_is_told_nearest_first(tmp_path: Path) -> None:
         (
             "my.toml",
             b"chip = ",
-            "{path} is not TOML: Invalid value (at end of document); mend that place",
+            "{path} is not TOML: Invalid value (at end of document); correct that position",
         ),
         (
             "my.json",
             b'{"chip": }',
-            "{path} is not JSON: Expecting value: line 1 column 10 (char 9); mend that place",
+            "{path} is not JSON: Expecting value: line 1 column 10 (char 9); correct that position",
         ),
         (
             "my.json",
             b"[1]",
-            "{path} holds no table of chip and levels. It may look so:\n" + EXAMPLE,
+            "{path} has no table of chip and levels. Example:\n" + EXAMPLE,
         ),
     ],
 )
@@ -222,5 +219,5 @@ def test_what_is_no_file_of_the_kind_is_refused(
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "my.JSON"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(PlanError, match=r"my\.JSON is not JSON: .*codec.*; mend that place$"):
+    with pytest.raises(PlanError, match=r"my\.JSON is not JSON: .*codec.*; correct that position$"):
         parse(str(path))

@@ -114,7 +114,7 @@ def test_the_least_memory_that_runtimes_tell_is_planned_with() -> None:
     ]
     chip = live(said).chip
     assert chip.memory_bytes == 60 * 10**9
-    assert chip.source.endswith("; memory as the runtime tells")
+    assert chip.source.endswith("; memory as the runtime reports it")
 
 
 def test_racks_that_are_not_full_are_not_counted_on() -> None:
@@ -124,7 +124,7 @@ def test_racks_that_are_not_full_are_not_counted_on() -> None:
 
 
 def test_ranks_that_are_not_in_the_order_of_hosts_are_told() -> None:
-    said = "devices are in the order of hosts, which is not that of ranks"
+    said = "devices are ordered by host, which differs from the order of ranks"
     assert live(gpus("abab", 1)).assumed[0] == said
     assert said not in live(gpus("aabb", 1)).assumed
 
@@ -136,7 +136,7 @@ def test_a_plugin_nobody_knows_is_planned_for_with_probed_figures() -> None:
     assert topology.chip is chip
     assert levels_of(topology) == [("host", 4)]
     assert topology.assumed[0].startswith("links of host were not measured (assumed: PCIe 3")
-    message = r"(?s)^nobody knows the hardware 'Fake 1': .*\nor run %dist_devices --bench on the w"
+    message = r"(?s)^unknown hardware 'Fake 1': .*\nor run %dist_devices --bench on the w"
     with pytest.raises(PlanError, match=message):
         live(said)
 
@@ -144,44 +144,44 @@ def test_a_plugin_nobody_knows_is_planned_for_with_probed_figures() -> None:
 @pytest.mark.parametrize(
     ("processes", "message"),
     [
-        ([], "there are no workers whose devices could be planned for: type %dist_start"),
+        ([], "there are no workers to plan for: type %dist_start"),
         (
             [*gpus("a", 8), *gpus("b", 8, "NVIDIA H200")],
             (
                 f"the workers have different kinds of device: {H100} (of 1), NVIDIA H200 (of 1); "
-                "start on like machines"
+                "start on machines of one kind"
             ),
         ),
         (
             [*gpus("a", 8), *gpus("b", 4)],
             (
-                "the hosts do not hold as many devices as each other (a 8, b 4), and a mesh needs "
-                "them to: start with as many on each"
+                "the hosts have different numbers of devices (a 8, b 4), which a mesh does not "
+                "allow: start with equal numbers"
             ),
         ),
         (
             [*cpus("a", 2), *cpus("a", 1)],
             (
-                "the workers do not hold as many devices as each other (0 2, 1 1), and a mesh "
-                "needs them to: start with as many on each"
+                "the workers have different numbers of devices (0 2, 1 1), which a mesh does not "
+                "allow: start with equal numbers"
             ),
         ),
         (
             [LocalDevices(host="a", platform="tpu", kind="TPU v5 lite", devices=4)],
             (
-                "rank 0 tells the coordinates of 0 of its 4 TPUs, and links go by them: give a "
+                "rank 0 reports the coordinates of 0 of its 4 TPUs, which links need: give a "
                 "shape, as in v5e:4x4"
             ),
         ),
         (
             tpus("TPU v5 lite", (4, 4, 1))[:3] + tpus("TPU v5 lite", (8, 4, 1))[7:],
-            "the slice's 16 TPUs are no whole box, whose sides are 8x4: start on the whole slice",
+            "the slice's 16 TPUs do not fill the box 8x4: start on the whole slice",
         ),
         (
             [*tpus("TPU v4", (2, 2, 1)), *tpus("TPU v4", (2, 2, 2), 2)[2:]],
             (
-                "slices differ (slice 0 2x2x1, slice 1 2x2x2), and a mesh needs them alike: start "
-                "like slices"
+                "slices differ (slice 0 2x2x1, slice 1 2x2x2), which a mesh does not allow: start "
+                "equal slices"
             ),
         ),
     ],
@@ -192,6 +192,6 @@ def test_what_cannot_be_planned_for_is_refused(processes: list[LocalDevices], me
 
 
 def test_links_of_levels_that_are_not_there_are_refused() -> None:
-    message = "links of moon were measured, and the levels are host"
+    message = "links of moon were measured, but the levels are host"
     with pytest.raises(PlanError, match=f"^{message}$"):
         live(gpus("a", 8), links={"moon": Link(latency_s=1, bytes_per_s=1)})

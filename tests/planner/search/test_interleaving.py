@@ -92,25 +92,25 @@ def refusal(fixed: dict[str, int], steps: Steps | None = None) -> str:
 
 def test_why_it_cannot_be_had_is_said() -> None:
     for fixed, says in (
-        ({STAGE: 4, "rounds": 4}, "4 stages of 4 blocks of layers do not divide them: 2 would do"),
+        ({STAGE: 4, "rounds": 4}, "4 stages of 4 blocks do not divide the layers: use 2"),
         ({STAGE: 4, "rounds": 3}, "3 rounds: 8 layers cannot be cut into stages of 3 blocks each"),
         ({"rounds": 16}, "16 rounds: 8 layers cannot be cut into stages of 16 blocks each"),
-        ({"rounds": 0}, "rounds is 0: microbatches go through stages once or more"),
-        ({STAGE: 3, "rounds": 2}, "the layers cannot be cut into 3 stages: 2, 4 would do"),
-        ({STAGE: 1, "rounds": 2}, "rounds and schedules are of stages: 2, 4 would do, of devi"),
-        ({DATA: 8, "rounds": 2}, "rounds and schedules are of stages: 2, 4 would do, of devi"),
-        ({STAGE: 4, "rounds": 2, "micro": 6}, "micro is 6, and in several rounds microbatches go "),
-        ({STAGE: 4, "rounds": 2, "micro": 6}, "as many as there are stages: 2 would do"),
-        ({STAGE: 8, "rounds": 1, "micro": 1}, "micro is 1: a batch goes through stages in 2"),
+        ({"rounds": 0}, "rounds is 0: use 1 or more"),
+        ({STAGE: 3, "rounds": 2}, "the layers cannot be cut into 3 stages: use 2, 4"),
+        ({STAGE: 1, "rounds": 2}, "rounds and schedules need stages: use 2, 4, with the re"),
+        ({DATA: 8, "rounds": 2}, "rounds and schedules need stages: use 2, 4, with the re"),
+        ({STAGE: 4, "rounds": 2, "micro": 6}, "micro is 6, and with several rounds it must be "),
+        ({STAGE: 4, "rounds": 2, "micro": 6}, "a multiple of the stages: use 2 stages"),
+        ({STAGE: 8, "rounds": 1, "micro": 1}, "micro is 1: stages need 2"),
     ):
         assert says in refusal(fixed), fixed
     few = Steps(plans.stacked(8, 64, 4))
-    assert "2 rows are on each group, and in several" in refusal(
+    assert "2 rows are in each group, and with several" in refusal(
         {STAGE: 4, "rounds": 2, DATA: 2}, few
     )
     assert "no stages: there is no scan" in refusal({"rounds": 2}, Steps(model_of_program("MLP")))
     for edited, says in (
-        (msgspec.structs.replace(around(2), micro=6), "micro is 6, and in several rounds"),
+        (msgspec.structs.replace(around(2), micro=6), "micro is 6, and with several rounds"),
         (msgspec.structs.replace(around(2), rounds=3), "3 rounds: 16 layers cannot be cut"),
         (msgspec.structs.replace(around(2), rounds=0), "rounds is 0"),
     ):
@@ -118,7 +118,7 @@ def test_why_it_cannot_be_had_is_said() -> None:
             plan(plans.stacked(16, 4096, 2**15), hardware(HOST), Planning(given=edited))
     whole = plan(plans.stacked(), hardware(HOST), Planning(fixed={DATA: 8}))
     given = msgspec.structs.replace(whole, rounds=2, schedule="1f1b")
-    both = "schedule is 1f1b: it is the order.*rounds is 2: microbatches go so often"
+    both = "schedule is 1f1b, and there are no stages.*rounds is 2, and there are no stages"
     with pytest.raises(PlanError, match=f"(?s){both}"):
         plan(plans.stacked(), hardware(HOST), Planning(given=given))
 

@@ -97,12 +97,14 @@ def test_why_it_cannot_be_had_is_said() -> None:
     assert "no 1F1B: the loss needs" in refusal(waiting(), fixed={STAGE: 4})
     assert "no stages: there is no scan" in refusal(Steps(model_of_program("MLP")))
     for fixed in ({"micro": 3}, {STAGE: 1}, {DATA: 8}):
-        assert "2, 4, 8 would do, of devices" in refusal(Steps(plans.stacked()), fixed=fixed)
+        assert "use 2, 4, 8, with the remaining devices" in refusal(
+            Steps(plans.stacked()), fixed=fixed
+        )
     assert "cut into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
     edited = msgspec.structs.replace(piped("gpipe", 16), schedule="1f1b")
     with pytest.raises(PlanError, match="no 1F1B: the loss needs"):
         plan(waiting(), hardware(HOSTS), Planning(given=edited))
     whole = plan(plans.stacked(), hardware(HOSTS), Planning(fixed={DATA: 8, MODEL: 1}))
     whole = msgspec.structs.replace(whole, schedule="1f1b")
-    with pytest.raises(PlanError, match="schedule is 1f1b: it is the order of stages"):
+    with pytest.raises(PlanError, match="schedule is 1f1b, and there are no stages"):
         plan(plans.stacked(), hardware(HOSTS), Planning(given=whole))

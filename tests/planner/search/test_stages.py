@@ -141,23 +141,25 @@ def test_stages_come_with_what_can_be_made_again_in_them() -> None:
 
 def test_the_lengths_of_scans_that_no_number_divides_are_told() -> None:
     steps = Steps(plans.stacked(), None, lambda _: (8, 3))
-    assert "divides all scans over layers, of 8 and 3 layers" in refusal(fixed(stage=2), steps)
+    assert "divides all scans over layers, which have 8 and 3 layers" in refusal(
+        fixed(stage=2), steps
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"stage": 3}, "the layers cannot be cut into 3 stages: 2, 4, 8 would do; stage 3 does"),
-        ({"stage": 4, "micro": 1}, "micro is 1: a batch goes through stages in 2 microbatches"),
+        ({"stage": 3}, "the layers cannot be cut into 3 stages: use 2, 4, 8; stage 3 does"),
+        ({"stage": 4, "micro": 1}, "micro is 1: stages need 2 microbatches"),
         ({"stage": 4, "zero": 3}, "zero is 3: with stages, ZeRO is 0 or 1"),
-        ({"stage": 16}, "cut into 16 stages: 2, 4, 8 would do; stage 16 does not divide 8 devices"),
+        ({"stage": 16}, "cut into 16 stages: use 2, 4, 8; stage 16 does not divide 8 devices"),
         ({"stage": 4, "data": 4}, "stage 4 x data 4 does not divide 8 devices"),
         ({"stage": 4, "micro": 3}, "micro 3 does not divide the batch of 64"),
     ],
 )
 def test_stages_that_cannot_be_had_are_refused(asked: dict[str, int], says: str) -> None:
     said = refusal(Planning(fixed=asked))
-    assert said.startswith("no layout over 8 devices is as asked for (")
+    assert said.startswith("no layout over 8 devices fulfils the request (")
     assert says in said
 
 
@@ -216,8 +218,8 @@ def test_stages_take_the_place_of_tensor_parallelism_over_slow_links() -> None:
 @pytest.mark.parametrize(
     ("wide", "rows", "says"),
     [
-        (1024, 2**17, r"% slower: its stages wait \d+% of a step"),
-        (512, 2**14, r"may be hidden by operations; --fix stage=\d has it"),
+        (1024, 2**17, r"% slower: its stages are idle for \d+% of a step"),
+        (512, 2**14, r"operations may hide the transfers of the best one; use --fix stage=\d"),
     ],
 )
 def test_a_pipeline_that_is_not_chosen_says_why(wide: int, rows: int, says: str) -> None:
@@ -270,8 +272,8 @@ def test_every_fault_of_a_plan_with_stages_is_named() -> None:
     said = refusal(Planning(given=edited), plans.stacked(4))
     assert "stage 8 x data 3 x model 1 is 24 devices, and there are 8" in said
     assert "a batch of 64 cannot be cut in 3" in said
-    assert "the layers cannot be cut into 8 stages: 2, 4 would do" in said
-    assert "micro is 1: a batch goes through stages in 2 microbatches or more" in said
+    assert "the layers cannot be cut into 8 stages: use 2, 4" in said
+    assert "micro is 1: stages need 2 microbatches or more" in said
     assert "zero is 3: with stages, ZeRO is 0 or 1" in said
     edited = msgspec.structs.replace(own, zero=3)
     mixing = refusal(Planning(given=edited), uncut("a layer mixes rows"))
