@@ -85,7 +85,7 @@ class ClusterMagics(Magics):
         sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
 
     def _has_changed(self, name: str, here: object) -> bool:
-        """Whether what was moved is another object now, or another in itself."""
+        """Return True if the moved object was replaced or changed since then."""
         if name not in self._brought:
             return False
         moved, mark = self._brought[name]

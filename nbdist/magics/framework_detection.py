@@ -1,4 +1,4 @@
-"""Which framework a notebook's cells use, as far as its file says: no other has to be loaded."""
+"""Frameworks that the cells of a notebook use, from its file. Workers load no other."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _rate(bytes_per_s: float) -> str:
 def extents(axes: Mapping[str, int], topology: Topology) -> dict[str, Extent]:
     """Return the extent of each mesh axis: its size within each level.
 
-    Axes are laid out as in `jax.make_mesh` over devices in the order of the levels: the last axis
+    Axes are assigned as in `jax.make_mesh` over devices in the order of the levels: the last axis
     is innermost. Let devices of an axis be `stride` apart. An aligned run of `run` of them is
     within a block of a level if `stride * run` divides the block. The longest such run that divides
     the axis is its size within that level and the inner ones. If sizes do not divide each other,

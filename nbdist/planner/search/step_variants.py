@@ -72,7 +72,7 @@ class Steps:
     """
 
     why_no_microbatches = ""
-    """Why its batch cannot run in microbatches; empty if it can, or was not tried."""
+    """Reason why the batch cannot run in microbatches; empty if it can, or if not tried."""
 
     def __init__(
         self,
