@@ -1,4 +1,4 @@
-"""Runs a cell on a rank and tells the notebook how it went."""
+"""Run a cell on a rank and report its result to the notebook."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
 
 
 class _Program(msgspec.Struct, frozen=True):
-    """A compiled cell: its statements, and its last expression if that is to be shown."""
+    """A compiled cell: its statements, and its last expression if the cell displays it."""
 
     body: CodeType
     value: CodeType | None
 
 
 def take_cells(address: SocketAddress) -> None:
-    """Run every cell that comes from `address`, on this thread's event loop: the engine's own.
+    """Run every cell that arrives from `address` on the engine's event loop, on this thread.
 
-    ipykernel's requests are handled on the same loop, so that one thing runs at a time.
+    ipykernel handles its requests on the same loop, so only one thing runs at a time.
     """
     context.current().interrupts.install()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -67,11 +67,11 @@ def take_cells(address: SocketAddress) -> None:
 def _take(frames: list[bytes]) -> None:
     order = _decode(frames[0])
     if isinstance(order, StopAfter) or not context.current().may_begin(order.number):
-        return  # the cell has ended meanwhile, or is over before it came
+        return  # the cell has ended already, or this rank has refused it
     cell = _Cell(order)
     if cell.awaits:
         task = asyncio.ensure_future(cell.run_async())
-        _awaiting.add(task)  # the loop itself holds tasks weakly
+        _awaiting.add(task)  # the event loop holds only weak references to tasks
         task.add_done_callback(_awaiting.discard)
         task.add_done_callback(lambda _task: _leave_if_preempted())
     else:
@@ -93,14 +93,14 @@ _ENDS: dict[StrategyName | None, tuple[str, ...]] = {
     "mirrored": ("Collective ops is aborted",),
     "pjrt": ("Gloo ", "NCCL "),
 }
-"""What collectives that fail by themselves say; none of the strategy's works from there on."""
+"""Parts of the errors of failed collectives; afterwards, all collectives of the strategy fail."""
 
 _orders: list[zmq.Socket[bytes]] = []
 _awaiting: set[asyncio.Task[None]] = set()
 
 
 class _Cell:
-    """One cell on one rank, from its text to its `CellEnded`."""
+    """One cell on one rank, from its source to its `CellEnded`."""
 
     def __init__(self, request: CellRequest) -> None:
         self.awaits = request.awaits
@@ -126,10 +126,10 @@ class _Cell:
                 self._run_steps(step, stop)
 
     def _planned(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, what is fitted is only planned, where that was asked for."""
+        """Return a context in which `fit` only plans, if the request is only for a plan."""
         if not self._request.planning.only:
             return contextlib.nullcontext()
-        importlib.import_module("keras")  # first: what is done to it then uses this very module
+        importlib.import_module("keras")  # first: the patches below must apply to this module
         from nbdist.worker.jax.keras.planning import instead_of_fit
 
         return instead_of_fit(self._request.planning, self._worker)
@@ -142,18 +142,18 @@ class _Cell:
         self._shell.events.trigger("post_execute")
 
     def _check_fitted(self) -> None:
-        """Say that what was asked of a layout was in vain."""
+        """Warn if the layout options of the cell had no effect."""
         asked = self._request.planning
         if asked != Planning() and not asked.only and not self._worker.progress.batches:
-            text = "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
+            text = "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
             self._worker.reporter.note("compiled", text, warning=True)
 
     def _digests(self) -> tuple[Replicated, ...]:
-        """Digest the values that ranks should have alike; the notebook compares the digests.
+        """Digest the values that must be equal on all ranks; the notebook compares the digests.
 
         Under pjrt these are the replicated arrays (`worker/inspection/replicated.py`), under
-        mirrored the mirrored variables (`worker/tensorflow/mirrored_variables.py`). With
-        `--guard 0` too: a later cell then reports only its own changes.
+        mirrored the mirrored variables (`worker/tensorflow/mirrored_variables.py`). The scan also
+        runs with `--guard 0`: a later cell then reports only its own changes.
         """
         worker = self._worker
         if worker.world_size == 1 or worker.strategy is None:
@@ -163,7 +163,7 @@ class _Cell:
         return found if self._request.options.guard else ()
 
     def _run_compared(self) -> None:
-        """Run the cell, and digest for the notebook what ranks should have alike."""
+        """Run the cell, then digest the values that must be equal on all ranks."""
         self._run_once()
         self._check_fitted()
         self._replicated = self._digests()
@@ -179,7 +179,7 @@ class _Cell:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Whatever becomes of the cell, the notebook is told; nothing is raised."""
+        """Report the result of the cell to the notebook, whatever it is. Raises nothing."""
         try:
             if self._request.generators:
                 rng_alignment.restore(self._request.generators)
@@ -206,7 +206,12 @@ class _Cell:
             yield StopPoint(self._worker.reporter, self._interrupts, self._stop_order)
 
     def _stop_order(self, seconds: float) -> StopAfter | None:
-        """Wait for the order that says after which step to stop; `SOON` is none yet."""
+        """Wait up to `seconds` for the notebook's order to stop this cell.
+
+        Returns:
+            The order, whose step is `SOON` until the notebook knows the last step. None if no order
+            arrived.
+        """
         (socket,) = _orders
         while socket.poll(int(1000 * seconds)):
             order = _decode(socket.recv())
@@ -227,7 +232,7 @@ class _Cell:
         return MirroredStep(request, self._define, namespace, strategy, precision)
 
     def _define(self, source: str) -> Callable[..., Any]:
-        """A function of the user's namespace, whose source tracers and tracebacks find."""
+        """Define the step function in the user's namespace, with source for tracebacks."""
         filename = self._shell.compile.cache(source, self._request.label)
         scope: dict[str, Callable[..., Any]] = {}
         exec(compile(source, filename, "exec", dont_inherit=True), self._shell.user_ns, scope)  # noqa: S102
@@ -283,7 +288,7 @@ class _Cell:
         self._worker.cell_state.unfinished |= failed
         try:
             self._worker.end_cell(error)
-        except Exception as trouble:  # noqa: BLE001 - else nobody would learn that the cell is over
+        except Exception as trouble:  # noqa: BLE001 - the notebook must learn that the cell is over
             error = error or trouble
             failure = failure or self._describe(trouble, follows=False)
         generators = rng_alignment.States.now()
@@ -303,17 +308,17 @@ class _Cell:
         self._worker.reporter.say(ended, urgent=True)
 
     def _of_collectives(self, error: BaseException) -> bool:
-        """Whether it says that collectives have failed: somewhere else something has."""
+        """Return whether the error reports failed collectives: the cause is then elsewhere."""
         text = _message(error)
         return any(words in text for words in _ENDS.get(self._request.strategy, ()))
 
     def _describe(self, error: BaseException, *, follows: bool) -> Failure:
         own = _users_own(error.__traceback__)
-        if isinstance(error, NbdistError):  # it says what to type: our own frames would not help
+        if isinstance(error, NbdistError):  # its message is complete: our own frames would not help
             return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
         follows = follows or bool(self._worker.broken)
         if follows or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-            lines = [line.rstrip() for line in traceback.format_tb(own)]  # nobody may read it
+            lines = [line.rstrip() for line in traceback.format_tb(own)]  # plain: rarely read
             return _failure(error, lines, own, follows=follows)
         try:
             lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
@@ -352,9 +357,9 @@ async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
 
 
 def _users_own(traceback: TracebackType | None) -> TracebackType | None:
-    """The frames of the user's code, and the last one, where it was raised.
+    """Keep the frames of the user's code, and the last frame, which raised.
 
-    Those of the libraries between are many, tell little, and take IPython seconds to set.
+    IPython takes seconds to format the many frames of the libraries between them.
     """
     frames = []
     while traceback is not None:

@@ -1,4 +1,4 @@
-"""An ipyparallel engine, as it starts in a forked child of the seed."""
+"""An ipyparallel engine, started in a forked child of the fork server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nbdist.worker import ipykernel_patch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ipykernel_patch.import_without_debugger()  # before the seed forks
+ipykernel_patch.import_without_debugger()  # before the fork server forks
 
 
 def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> None:
-    """Run an engine until it is told to stop.
+    """Run an engine until the controller stops it.
 
     Args:
-        args: `argv` for ipyparallel's own engine application; `cpus`, the cores to stay on.
-        announce: unused; every target of the seed takes it.
+        args: `argv` for ipyparallel's engine application; `cpus`, the cores to run on.
+        announce: unused; the fork server passes it to every target.
     """
     del announce
     faulthandler.enable()

@@ -1,20 +1,20 @@
-"""Three things that ipykernel does to an engine, and must not.
+"""Patches of three behaviours of ipykernel that break an engine.
 
 **A top-level `await` hangs the engine for ever.** `IPythonKernel.do_execute` compares the current
 thread with `shell_channel_thread.parent_thread` to decide whether SIGINT may cancel the cell.
 ipyparallel's engines have no shell channel thread: the attribute is None, the handler raises
-outside of any reply, and the client waits for ever. Came with
+outside of any reply, and the client waits for ever. Introduced by
 https://github.com/ipython/ipykernel/pull/1455 (7.1).
 
-**An interrupt ends the engine, or loses a reply.** While any request is handled, SIGINT raises
-KeyboardInterrupt wherever the engine happens to be: a signal that arrives just after the user's
-code has ended unwinds ipykernel itself. Our cells take
-SIGINT in the user's code and nowhere else (`worker/cell_runner.py`), so the handler stays out.
+**An interrupt ends the engine, or loses a reply.** While ipykernel handles any request, SIGINT
+raises KeyboardInterrupt at the current line of the engine. A signal that arrives just after the
+user's code has ended unwinds ipykernel itself. nbdist accepts SIGINT only in the user's code
+(`worker/cell_runner.py`), so the patch disables ipykernel's handler.
 
-**An engine imports a debugger**, a third of a second each time; nobody can reach it there.
+**An engine imports a debugger**, which takes a third of a second. No client can connect to it.
 
-Seen with ipykernel 7.4.0 and ipyparallel 9.2.0; `tests/worker/test_ipykernel_patch.py` fails when
-one is no longer needed.
+Observed with ipykernel 7.4.0 and ipyparallel 9.2.0. `tests/worker/test_ipykernel_patch.py` fails
+when a patch is no longer needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_UNTESTED = (7, 5)
 
 
 class _MainThreadOnly:
-    """Stands for a shell channel thread that is not there: falsy, its parent the main thread."""
+    """Stand-in for the missing shell channel thread: falsy, with the main thread as its parent."""
 
     parent_thread = threading.main_thread()
 
@@ -40,7 +40,7 @@ class _MainThreadOnly:
 
 
 def apply() -> None:
-    """Mend engines of the affected versions; leave others as they are."""
+    """Patch engines of the affected ipykernel versions; leave other versions unchanged."""
     if FIRST_AFFECTED <= ipykernel.version_info[:2] < FIRST_UNTESTED:
         IPythonParallelKernel._supports_kernel_subshells = property(lambda _kernel: False)
         IPythonParallelKernel.shell_channel_thread = _MainThreadOnly()
@@ -49,10 +49,10 @@ def apply() -> None:
 
 
 def import_without_debugger() -> None:
-    """Import what engines have of ipykernel's as if there were no debugpy; users still have it."""
+    """Import ipykernel's debugger module without debugpy; user code can still import debugpy."""
     if "debugpy.server" in sys.modules:
         return
-    sys.modules["debugpy.server"] = None  # type: ignore[assignment]  # Python's word for "not there"
+    sys.modules["debugpy.server"] = None  # type: ignore[assignment]  # None: import raises
     try:
         importlib.import_module("ipykernel.debugger")
     finally:

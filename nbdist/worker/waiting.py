@@ -1,6 +1,7 @@
-"""Whether a rank waits in a collective that the others have to join; for the watchdog's thread.
+"""Detection of collectives in which a rank waits for the others; used by the watchdog thread.
 
-Only an idle process counts as one that waits, which the notebook decides over several answers.
+A waiting rank counts as hung only if its process is idle. The notebook decides that over several
+answers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
 _CALLBACKS = ("tensorflow.python.ops.script_ops", "jax._src.callback")
-"""Modules whose frames are around the user's functions that a graph calls on other threads."""
+"""Modules whose frames enclose user functions that a graph calls on other threads."""
 
 
 def strategy_of(worker: Worker, main: int, *, waits: bool) -> StrategyName | None:
-    """The strategy in whose collective the main thread waits.
+    """Return the strategy in whose collective the main thread waits; None if it waits in none.
 
     Args:
         worker: the rank.
         main: the main thread's ident.
-        waits: the main thread waits for a thread that is not Python's.
+        waits: True if the main thread waits for a thread outside of Python.
     """
     frames = sys._current_frames()
     if _in_callback(frames):
@@ -45,7 +46,7 @@ def strategy_of(worker: Worker, main: int, *, waits: bool) -> StrategyName | Non
 
 
 def under_way(worker: Worker) -> bool:
-    """Whether this rank still computes, or makes a collective, after its cell has ended."""
+    """Return whether a computation or collective of this rank still runs after its cell ended."""
     if _in_callback(sys._current_frames()):
         return True
     if "mirrored" in worker.strategies:
@@ -61,7 +62,7 @@ def under_way(worker: Worker) -> bool:
 
 
 def _in_callback(frames: Mapping[int, FrameType]) -> bool:
-    """Whether a graph waits for a Python function."""
+    """Return whether a graph waits for a Python function."""
     return any(
         frame.f_globals.get("__name__") in _CALLBACKS
         for innermost in frames.values()

@@ -1,7 +1,7 @@
-"""A thread of the engine that answers while the main thread is in a cell, whatever it waits for.
+"""Watchdog thread of the engine: it answers the notebook while the main thread runs a cell.
 
-It beats once a second, says where the main thread is, and breaks off the collectives that it waits
-in: an exception or a death elsewhere would else leave it there for ever.
+It sends a heartbeat once a second, reports where the main thread is, and aborts collectives.
+Without that, the main thread would wait for ever after an exception on another rank.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BEAT_S = 1.0
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _Orders = ForceInterrupt | Diagnose | AbortCollectives | StatusQuery
 _OF_SOURCE = 4
-"""The fields of a source in `linecache`; one that has yet to be read has fewer."""
+"""Number of fields of a `linecache` entry; an entry whose source is not read yet has fewer."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ _noted: list[int] = []
 _FRAMEWORKS = {"jax", "jaxlib", "tensorflow", "keras"}
 _LOCKS = {"threading", "queue", "concurrent", "multiprocessing"}
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
-"""The number of the system call in which a thread waits for another."""
+"""Number of the system call with which a thread waits for another."""
 
 
 def watch(worker: Worker, address: SocketAddress) -> None:
-    """Start the thread, which announces itself at `address` and takes orders from there."""
+    """Start the thread, which connects to `address` and receives orders from there."""
     preempted, noted = os.pipe()
     _noted.append(noted)
     heed_preemption(worker)
@@ -69,16 +69,16 @@ def watch(worker: Worker, address: SocketAddress) -> None:
 
 
 def heed_preemption(worker: Worker) -> None:
-    """From here on SIGTERM ends the cell first; TensorFlow's strategy takes the signal over."""
+    """Let SIGTERM end the cell first. Call again after TensorFlow has set its own handler."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: _note_preemption(worker))
 
 
 def _note_preemption(worker: Worker) -> None:
-    """Between cells, the engine ends at once; in one, the notebook is told, and ends it."""
+    """End an idle engine at once; during a cell, let the watchdog notify the notebook."""
     if not worker.cell:
         sys.exit(0)
     worker.preempted = True
-    os.write(_noted[0], b"!")  # what says it takes locks, which this very thread may hold
+    os.write(_noted[0], b"!")  # sending a record takes locks, which this thread may hold
 
 
 def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> None:
@@ -109,8 +109,8 @@ def _beat(worker: Worker) -> Beat:
 def _take(worker: Worker, frame: bytes, main: int) -> None:
     try:
         _obey(worker, msgspec.msgpack.decode(frame, type=_Orders), main)
-    except Exception:  # noqa: BLE001 - a thread that ended would leave the rank without a watchdog
-        _log.exception("an order could not be carried out")
+    except Exception:  # noqa: BLE001 - the rank would lose its watchdog if the thread ended
+        _log.exception("the watchdog failed to execute an order")
 
 
 def _obey(worker: Worker, order: _Orders, main: int) -> None:
@@ -119,7 +119,7 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
     elif isinstance(order, Diagnose) and order.waits:
         _say_whether_waiting(worker, order.number, main)
     elif order.number != worker.cell:
-        return  # it has ended meanwhile
+        return  # that cell has ended already
     elif isinstance(order, ForceInterrupt):
         worker.interrupts.force_interrupt()
     elif isinstance(order, Diagnose):
@@ -137,7 +137,7 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
 
 
 def _say_whether_there(worker: Worker, cell: int) -> None:
-    """Whoever asks may have missed the end of the cell; where it was not begun, it never is."""
+    """Report the end of the cell again, refuse it if it has not begun, or send a heartbeat."""
     if worker.refuse_unbegun(cell):
         failure = Failure(
             ename=UnsentError.__name__,
@@ -154,7 +154,7 @@ def _say_whether_there(worker: Worker, cell: int) -> None:
 
 
 def _say_whether_waiting(worker: Worker, cell: int, main: int) -> None:
-    """In the cell: whether in a collective; after it: whether one is under way."""
+    """Report whether the cell waits in a collective or, after its end, whether one still runs."""
     found: dict[str, Any] = {"process_s": time.process_time(), "clock_s": time.monotonic()}
     if worker.cell == cell:
         where = _where(worker, main)
@@ -165,7 +165,7 @@ def _say_whether_waiting(worker: Worker, cell: int, main: int) -> None:
         said = Where(step=worker.progress.step, place="", waits=False, cpu_s=0.0, stack="", **found)
     else:
         return
-    if said.cell == cell:  # it may have ended meanwhile
+    if said.cell == cell:  # the cell may have ended since
         worker.reporter.say(said, urgent=True)
 
 
@@ -193,27 +193,27 @@ def _call(frame: FrameType, line: int) -> str:
 
 
 def _waits(module: str) -> bool:
-    """Whether the main thread, in that module, waits for another, not for a lock of Python's.
+    """Return whether the main thread, in `module`, waits for a thread of a framework.
 
-    Threads of the framework make the collective. It may have been called from the user's own line
-    by code that is no Python, and so has no frame.
+    A framework runs collectives on its own threads. Native code without a Python frame may have
+    started the wait, so the module alone does not decide. A wait for a Python lock does not count.
     """
     package = module.partition(".")[0]
     try:
         call = Path(f"/proc/self/task/{os.getpid()}/syscall").read_text().split()[0]
-    except OSError:  # the machine does not tell
+    except OSError:  # the machine does not provide the file
         return package in _FRAMEWORKS
     return call == _FUTEX.get(platform.machine()) and package not in _LOCKS
 
 
 def _place(frame: FrameType, line: int) -> str:
-    """As IPython has it in tracebacks: `Cell In[3], line 14`."""
+    """Format a place like IPython's tracebacks do: `Cell In[3], line 14`."""
     file = frame.f_code.co_filename
     name = engine_shell().compile.format_code_name(file)
     return f"{' '.join(name) if name else file}, line {line}"
 
 
 def _is_of_cell(frame: FrameType) -> bool:
-    """Whether the source is that of a cell, which is in no file: it never goes out of date."""
+    """Return whether the frame runs code of a cell: its source is in no file and cannot expire."""
     known = linecache.cache.get(frame.f_code.co_filename)
     return known is not None and len(known) == _OF_SOURCE and known[1:2] == (None,)

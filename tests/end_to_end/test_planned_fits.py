@@ -388,7 +388,7 @@ def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) 
 def test_what_is_asked_of_a_cell_that_fits_nothing_is_told(cluster: nbdist.Cluster) -> None:
     run = fitted(cluster, Planning(fixed={MODEL: 2}), "1 + 1")
     assert {note.text for note in run.notes} == {
-        "the cell trains no Keras model on JAX with `fit`: nothing is laid out as asked"
+        "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
     }
 
 

@@ -23,14 +23,14 @@ _NO_CELL = CellRequest(
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of the cell, numbered on over all of its fits.
+    """Progress of the cell, counted across all of its fits.
 
     Attributes:
-        step: the last step that was begun; 0 is none.
+        step: last step that began; 0 if none has.
         tested: batches that the cell has passed without training on them.
         batches: batches that `fit` has trained on.
-        epochs: the last epoch that a `fit` has begun.
-        passed_rows: rows of the batches that a resumed `fit` has passed over; 0 is none.
+        epochs: last epoch that a `fit` has begun.
+        passed_rows: rows of the batches that a resumed `fit` has skipped; 0 if none.
     """
 
     step: int = 0
@@ -42,10 +42,10 @@ class Progress:
 
 @dataclass(slots=True)
 class ShuffleOrder:
-    """Order of the samples of one `fit` whose user has set no seed.
+    """Order of the samples of one `fit` for which the user set no seed.
 
     Attributes:
-        seed: of the order; 0 if the `fit` does not shuffle, or has a seed of the user's.
+        seed: seed of the order; 0 if the `fit` does not shuffle, or if the user set a seed.
     """
 
     seed: int = 0
@@ -61,16 +61,16 @@ class NamesOfCell:
     """Names that a cell reads and binds: nbdist saves and compares their values.
 
     Args:
-        names: all of it.
-        makes: those of them that it binds before it reads them. Until then they may mean what an
-            earlier run of the cell has left, which is no part of this one.
+        names: all names.
+        makes: those that the cell binds before it reads them. Until the cell binds such a name,
+            its value may come from an earlier run of the cell and does not count.
     """
 
     def __init__(self, names: Iterable[str] = (), makes: Iterable[str] = ()) -> None:
         self._names = tuple(names)
         self._before: dict[str, weakref.ref[Any]] = {}
         for name in makes:
-            with contextlib.suppress(KeyError, TypeError):  # as of numbers, which are not saved
+            with contextlib.suppress(KeyError, TypeError):  # numbers have no weakrefs; not saved
                 self._before[name] = weakref.ref(engine_shell().user_ns[name])
 
     def bound(self) -> tuple[str, ...]:
@@ -92,16 +92,16 @@ class CellState:
     """State of one cell on one rank.
 
     Args:
-        request: the cell; without one, no cell runs.
-        stop_point: defers an interrupt within it until all ranks can stop at the same step.
+        request: the cell; by default, an empty request: no cell runs.
+        stop_point: context that defers an interrupt until all ranks can stop at the same step.
 
     Attributes:
-        names: the names to save or to compare.
-        source: a number for the source text.
-        shuffles: data sets that the cell has shuffled without a seed.
-        order: of the `fit`, `evaluate` or `predict` that began last.
-        fits: counts the fits; None before the first.
-        unfinished: the cell has left steps under way.
+        names: names whose values nbdist saves or compares.
+        source: checksum of the source text.
+        shuffles: number of data sets that the cell has shuffled without a seed.
+        order: sample order of the `fit`, `evaluate` or `predict` that began last.
+        fits: counter of the fits; None before the first.
+        unfinished: True if the cell has left steps under way.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The rank that this process is: its identity, its strategies, and its cell. One per process."""
+"""The rank of this process: its identity, its strategies and its cell. One per process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Worker:
         memory: measures the memory of this process and its devices.
         interrupts: handles SIGINT.
         reporter: sends records to the notebook.
-        cell_state: of the cell that runs, or of the last one.
-        ended: how the last cell did.
+        cell_state: state of the cell that runs, or of the last one.
+        ended: result of the last cell; None before the first has ended.
         ending: closed when the cell ends, whatever its result is.
-        strategies: the strategies that were built.
-        broken: the strategies whose collectives were aborted.
-        collective_keys: digests the keys of this rank's next collectives of TensorFlow.
-        preempted: the process received SIGTERM, and ends after the cell.
+        strategies: strategies that this rank has built.
+        broken: strategies whose collectives were aborted.
+        collective_keys: returns a digest of the keys of this rank's next TensorFlow collectives.
+        preempted: True if the process received SIGTERM; it then exits after the cell.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -84,14 +84,14 @@ class Worker:
         return self.request.strategy if self.cell else None
 
     def may_begin(self, cell: int) -> bool:
-        """Return whether the notebook has not been told that this rank does not begin the cell."""
+        """Mark the cell as begun, unless this rank has refused it; return whether it may begin."""
         with self._beginning:
             if cell > self._refused:
                 self.reporter.cell = cell
             return cell > self._refused
 
     def refuse_unbegun(self, cell: int) -> bool:
-        """Refuse to begin the cell from here on, unless it has begun. Any thread."""
+        """Refuse the cell unless it has begun; return whether it is refused. Thread-safe."""
         with self._beginning:
             has_ended = self.ended is not None and self.ended.cell == cell
             if self.cell != cell and not has_ended:
@@ -109,7 +109,7 @@ class Worker:
         self.memory.begin()
 
     def end_cell(self, error: BaseException | None = None) -> None:
-        """End the cell: output that threads write from here on belongs to none."""
+        """End the cell. Output that threads write afterwards belongs to no cell."""
         try:
             self.ending.__exit__(None if error is None else type(error), error, None)
         finally:
@@ -117,10 +117,10 @@ class Worker:
             self.reporter.cell = 0
 
     def scope(self, strategy: StrategyName | None) -> contextlib.AbstractContextManager[object]:
-        """Return the scope of a strategy, or of none.
+        """Return the scope of a strategy; an empty context if `strategy` is None.
 
         Raises:
-            LookupError: the strategy was not built.
+            LookupError: this rank has not built the strategy.
         """
         if strategy is None:
             return contextlib.nullcontext()
@@ -130,7 +130,7 @@ class Worker:
         return scope
 
     def take_over_output(self) -> None:
-        """Send output of this process to the notebook from here on."""
+        """Send all further output of this process to the notebook."""
         self._output.take_over()
 
 
@@ -138,34 +138,34 @@ _worker: Worker | None = None
 
 
 def become(identity: WorkerIdentity) -> Worker:
-    """Make this process the rank that `identity` names, and its output the notebook's."""
-    global _worker  # noqa: PLW0603 - a process is one rank; requests that come later must find it
+    """Make this process the rank of `identity`, and send its output to the notebook."""
+    global _worker  # noqa: PLW0603 - a process is one rank; later requests must find it
     if _worker is not None:
-        raise RuntimeError(f"this engine is rank {_worker.rank} already")
+        raise RuntimeError(f"this engine is already rank {_worker.rank}")
     _worker = Worker(identity)
     _worker.take_over_output()
     return _worker
 
 
 def current() -> Worker:
-    """Return the rank that this process is."""
+    """Return the rank of this process."""
     if _worker is None:
-        raise RuntimeError("this engine has not been told its rank")
+        raise RuntimeError("this engine has no rank yet")
     return _worker
 
 
 def if_any() -> Worker | None:
-    """Return the rank that this process is; None before it has been told."""
+    """Return the rank of this process; None if it has none yet."""
     return _worker
 
 
 def strategies() -> dict[StrategyName, Any]:
-    """Return the strategies of this rank; empty in a process that is no rank."""
+    """Return the strategies of this rank; empty if the process has no rank."""
     return {} if _worker is None else _worker.strategies
 
 
 def cell_strategy() -> Any:
-    """Return the strategy in whose scope a cell runs; None for no scope or no cell."""
+    """Return the strategy in whose scope a cell runs; None without a scope or a cell."""
     if _worker is None or _worker.strategy is None:
         return None
     return _worker.strategies.get(_worker.strategy)

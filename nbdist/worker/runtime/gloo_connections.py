@@ -1,8 +1,8 @@
-"""Gloo's TCP connections of this process, as Linux tells of them, and how to end them.
+"""Gloo's TCP connections of this process, found through /proc, and a way to end them.
 
-Gloo has no call that ends a collective. A connection that is shut down under it does: the
-collective that waits raises. A thread of gloo's waits for what comes on all of them, and on the
-socket that peers connect to, with one epoll: so they are told from connections of other libraries.
+Gloo has no call that ends a collective. If its connection is shut down, the waiting collective
+raises. One thread of Gloo waits with one epoll for all its connections and for its listening
+socket. This distinguishes them from connections of other libraries.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+)", re.MULTILINE)
 
 
 def listening() -> set[int]:
-    """The inodes of the TCP sockets that are open now and listen."""
+    """Return the inodes of the open TCP sockets that listen."""
     return {inode for inode, number in _sockets().items() if _of_tcp(number, _listens)}
 
 
 def peer_ports() -> set[int]:
-    """The ports at the other ends of the connections that there are now.
+    """Return the remote ports of the open connections.
 
-    Those of another host's are Unix sockets here, `<path>:<port>`.
+    A connection to another host is a Unix socket here, with the name `<path>:<port>`.
     """
     numbers = _sockets().values()
     brought = map(_port_in_name, numbers)
@@ -38,13 +38,13 @@ def peer_ports() -> set[int]:
 
 
 def shut_beside(listeners: set[int]) -> int:
-    """Shut down every connection that is waited for together with one of these.
+    """Shut down every connection that shares an epoll with one of these listeners.
 
     Args:
         listeners: inodes of sockets that listen.
 
     Returns:
-        How many were.
+        Number of connections that were shut down.
     """
     sockets = _sockets()
     watched = set[int]().union(*(inodes for inodes in _polls() if inodes & listeners))
@@ -56,13 +56,13 @@ def _listens(link: socket.socket) -> int:
 
 
 def _peer_port(link: socket.socket) -> int:
-    """Raises where it listens, or is not connected."""
+    """Return the remote port. Raises OSError if the socket listens or is not connected."""
     port: int = link.getpeername()[1]
     return port
 
 
 def _port_in_name(number: int) -> int:
-    """Of a connected Unix socket whose name at the other end has one; else 0."""
+    """Return the port in the remote name of a connected Unix socket; 0 if it contains none."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
         if link.family == socket.AF_UNIX:
             port = str(link.getpeername()).rpartition(":")[2]
@@ -77,7 +77,7 @@ def _shut(link: socket.socket) -> int:
 
 
 def _of_tcp(number: int, ask: Callable[[socket.socket], int]) -> int:
-    """The answer of a TCP socket, by its descriptor; of all else it is 0."""
+    """Call `ask` with the TCP socket of a descriptor; 0 if it is none or if the call fails."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
         if link.type == socket.SOCK_STREAM and link.family in (socket.AF_INET, socket.AF_INET6):
             return ask(link)
@@ -85,7 +85,7 @@ def _of_tcp(number: int, ask: Callable[[socket.socket], int]) -> int:
 
 
 def _polls() -> list[set[int]]:
-    """Of each epoll, the inodes of what it waits for."""
+    """Return, for each epoll, the inodes that it watches."""
     found = []
     for number, target in _open():
         if target == "anon_inode:[eventpoll]":
@@ -96,7 +96,7 @@ def _polls() -> list[set[int]]:
 
 
 def _sockets() -> dict[int, int]:
-    """A descriptor of each, by inode."""
+    """Return one descriptor for each socket, by inode."""
     return {
         int(target[8:-1]): number for number, target in _open() if target.startswith("socket:[")
     }
@@ -105,6 +105,6 @@ def _sockets() -> dict[int, int]:
 def _open() -> list[tuple[int, str]]:
     found = []
     for file in _OPEN_FILES.iterdir():
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             found.append((int(file.name), str(file.readlink())))
     return found

@@ -1,4 +1,4 @@
-"""What is done to a library once a cell imports it: nobody waits for one that no cell uses."""
+"""Patches of libraries, deferred until a cell imports the library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def once_imported(name: str, do: Callable[[], None]) -> None:
-    """Do it now, if the module is there, else as soon as it has been imported, by whom it may be.
+    """Call `do` now if the module is loaded, else right after its first import.
 
-    An exception becomes one of the import.
+    An exception of `do` is then raised by the import.
     """
     if name in sys.modules:
         do()

@@ -1,8 +1,8 @@
-"""SIGINT on an engine: it stops the user's code, and nothing else of the process.
+"""SIGINT on an engine: it stops the user's code, and nothing else in the process.
 
-One handler for the engine's whole life. A handler that is set and reset around a cell would be
-left in place by a signal that arrives while it is being reset, and the next one would end the
-engine.
+One handler serves for the engine's whole life. If nbdist set and reset a handler around each cell,
+a signal during the reset would leave the wrong handler in place. The next signal would then end
+the engine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 AGAIN_S = 0.2
-"""A second interrupt within this time is the first one's: what cleans up after it may do so."""
+"""Ignore a second interrupt within this time (seconds): the first one's cleanup may still run."""
 
 
 class Shield:
-    """Within it, an interrupt waits for its end.
+    """Context that defers an interrupt to its end.
 
-    One that is raised where a lock has just been taken leaves it taken, for all other threads. Any
-    thread may enter; only the main thread is interrupted.
+    An interrupt raised just after a lock was taken would leave it locked for all threads. Any
+    thread may enter the context; only the main thread is interrupted.
     """
 
     def __init__(self) -> None:
@@ -50,17 +50,17 @@ class Shield:
                 signal.raise_signal(signal.SIGINT)
 
     def delays(self) -> bool:
-        """Whether the interrupt that is handled now comes again later. On the main thread."""
+        """Return whether to defer the current interrupt, and remember it. Main thread only."""
         self._delayed |= self._depth > 0
         return self._depth > 0
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt while the user's code runs; installed as the handler of SIGINT.
+    """Handler of SIGINT that raises KeyboardInterrupt only while the user's code runs.
 
     Attributes:
-        noted: there was an interrupt that has been put off.
-        shield: for what the user's code calls and must not be left half done.
+        noted: True after a deferred interrupt.
+        shield: context for calls from the user's code that must not stop half-way.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def admitted(self, task: asyncio.Task[None] | None = None) -> Iterator[None]:
-        """Within it, the user's code runs; in `task`, where it may await."""
+        """Admit interrupts: the user's code runs, in `task` if it may await."""
         self._task = task
         self._inside = True
         try:
@@ -88,11 +88,11 @@ class Interrupts:
     def put_off(self, *, noted: bool = False) -> Iterator[None]:
         """Defer interrupts. A deferred one is raised after `force_interrupt`.
 
-        When it was sent is not to be known: one that comes while the main thread waits in a
-        collective is handled at its end, seconds later perhaps.
+        The time of the signal is unknown: Python handles a signal that arrives in a collective
+        only after the collective, perhaps seconds later.
 
         Args:
-            noted: there was one before this rank began.
+            noted: True if an interrupt arrived before this rank began.
         """
         self.noted = noted
         self._puts_off = True
@@ -102,14 +102,14 @@ class Interrupts:
             self._puts_off = False
 
     def force_interrupt(self) -> None:
-        """From here on, nothing of this cell puts an interrupt off. Any thread."""
+        """Stop deferring interrupts in this cell. Thread-safe."""
         self._puts_off = False
 
     def refuse(self) -> None:
-        """From here on the user's code is over, whatever became of `admitted`."""
+        """Ignore interrupts: the user's code is over, even if `admitted` has not exited."""
         self._inside = False
         self._task = None
-        self._puts_off = False  # of a `fit` that raised, nothing else says that it is over
+        self._puts_off = False  # a `fit` that raised does not reset it
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.shield.delays():
@@ -123,6 +123,6 @@ class Interrupts:
         self._raised_at = now
         task = self._task
         if task is not None and asyncio.current_task(task.get_loop()) is not task:
-            task.get_loop().call_soon_threadsafe(task.cancel)  # it awaits
+            task.get_loop().call_soon_threadsafe(task.cancel)  # the task is suspended in an await
         else:
             signal.default_int_handler(number, frame)

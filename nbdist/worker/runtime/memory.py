@@ -1,4 +1,4 @@
-"""How much memory a rank takes, measured now and then."""
+"""Memory use of a rank, measured at intervals."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INTERVAL_S = 1.0
 
 
 class MemoryGauge:
-    """Measures this process, and its devices where their framework counts.
+    """Measures this process, and its devices if their framework reports memory.
 
     Attributes:
-        device_bytes: the bytes in use on each device; empty where nobody counts.
+        device_bytes: returns the bytes in use on each device; empty if unknown.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class MemoryGauge:
         self.begin()
 
     def begin(self) -> None:
-        """From here on it is due: each cell has its memory measured."""
+        """Make the next measurement due, so that each cell has at least one."""
         self._read_at = -math.inf
 
     def is_due(self) -> bool:
-        """Whether the last time is longer than `INTERVAL_S` ago."""
+        """Return whether the last measurement is at least `INTERVAL_S` old."""
         return time.monotonic() - self._read_at >= INTERVAL_S
 
     def read(self) -> dict[str, float]:
-        """Bytes of the process, and of its fullest device if that is known."""
+        """Return the bytes of the process, and of its fullest device if known."""
         self._read_at = time.monotonic()
         measured = {"process_bytes": float(self._process.memory_info().rss)}
         if used := self.device_bytes():

@@ -1,4 +1,4 @@
-"""What a cell writes and displays on an engine, turned into records."""
+"""Output and displays of a cell on an engine, converted to records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOG_INTERVAL_S = 0.2
 
 
 class RankStream(io.TextIOBase):
-    """Standard output or error of a rank: every write becomes a record at once."""
+    """Standard output or error of a rank. Each write becomes a record at once."""
 
     def __init__(self, stream: StreamName, reporter: RankReporter) -> None:
         self._stream: StreamName = stream
@@ -48,7 +48,7 @@ class RankStream(io.TextIOBase):
         return "utf-8"
 
     def fileno(self) -> int:
-        """The descriptor that child processes are to write to."""
+        """Return the descriptor for child processes to write to."""
         return 1 if self._stream == "stdout" else 2
 
     def write(self, text: str) -> int:
@@ -60,7 +60,7 @@ class RankStream(io.TextIOBase):
 
 
 class EngineStream(OutStream):  # type: ignore[misc]
-    """ipykernel's stream for an engine that has no rank yet, leaving the file descriptors alone."""
+    """ipykernel's stream for an engine without a rank; it leaves the file descriptors unchanged."""
 
     def __init__(self, session: Any, pub_thread: Any, name: str) -> None:
         super().__init__(session, pub_thread, name, watchfd=False)
@@ -69,7 +69,7 @@ class EngineStream(OutStream):  # type: ignore[misc]
 _GREETS = b"[Gloo] Rank "
 _WORDS = (b" is connected to ", b" peer ranks. ", b"Expected number of connected peer ranks is : ")
 _NUMBERS = 3
-"""What gloo says whenever devices meet that have not met before; numbers are between."""
+"""Message that Gloo prints when devices first connect: these words, with numbers between."""
 
 _WORD = re.compile(b"|".join(map(re.escape, (_GREETS, *_WORDS))))
 _PART = re.compile(_WORD.pattern + rb"|\n|\d+")
@@ -77,22 +77,22 @@ _OTHER = re.compile(b"(?:(?!" + _WORD.pattern + rb").)*\n?")
 
 
 class Ungreeted:
-    """What was written, without gloo's greetings.
+    """Filter that removes Gloo's connection messages from output.
 
-    Each thread writes its own in parts, and parts of several come mixed.
+    Each thread writes its message in parts, so the parts of several threads may be mixed.
     """
 
     def __init__(self) -> None:
         self._kept = b""
         self._awaited: Counter[bytes] = Counter()
-        self._amid = False  # in a line that is none of gloo's
+        self._amid = False  # within a line that is not from Gloo
 
     def feed(self, data: bytes, *, ends: bool) -> bytes:
-        """What may be shown by now: what may be part of a greeting waits for its end.
+        """Return the text to show now; keep back text that may be part of a message.
 
         Args:
-            data: written since the last time.
-            ends: nothing is to wait.
+            data: output written since the last call.
+            ends: True to keep nothing back.
         """
         text, shown = self._kept + data, b""
         self._kept = b""
@@ -108,7 +108,7 @@ class Ungreeted:
                 other = self._unasked(part[0])
             else:
                 begun = _OTHER.match(text)
-                assert begun is not None  # of nothing, too
+                assert begun is not None  # the pattern also matches the empty text
                 other, text = begun[0], text[begun.end() :]
                 self._amid = not other.endswith(b"\n")
             if not text and not ends:
@@ -126,7 +126,7 @@ class Ungreeted:
             self._awaited[part] += times
 
     def _unasked(self, part: bytes) -> bytes:
-        """A part, if no greeting that has begun lacks it; numbers of two may be one."""
+        """Return a part unless a begun message lacks it. Two adjacent numbers may look like one."""
         if part == _GREETS:
             self._await()
             return b""
@@ -140,12 +140,12 @@ class Ungreeted:
 
 
 class DescriptorTap:
-    """Passes on what child processes and C libraries write to descriptor 1.
+    """Forwards what child processes and C libraries write to descriptor 1.
 
-    Gloo's greetings are left out.
+    Gloo's connection messages are removed.
 
     Args:
-        write: gets the text, on a thread of the tap's own.
+        write: receives the text, on the tap's own thread.
     """
 
     def __init__(self, write: Callable[[str], int]) -> None:
@@ -159,7 +159,7 @@ class DescriptorTap:
         threading.Thread(target=self._pump, name="nbdist-stdout", daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until all that was written so far has been passed on."""
+        """Wait until all output written so far has been forwarded."""
         self._stdio.fflush(None)
         self._marked.clear()
         os.write(1, self._mark)
@@ -189,28 +189,28 @@ _NOISE = re.compile(
 
 
 class LogTap:
-    """Passes on what is written to descriptor 2, which is the engine's log file.
+    """Forwards what is written to descriptor 2, the engine's log file.
 
-    The file keeps it: what a process says when it is aborted must not be lost in a pipe that it
-    would have to read itself. What TensorFlow's native code says for information, of every float64
-    graph, or of collectives that fail (which the error has too that is raised), stays there, and
-    what ipyparallel says of a machine that is busy.
+    The output stays in the file: a pipe that the process must read itself would lose its last words
+    when it aborts. Some lines stay in the file only: information and float64 warnings of
+    TensorFlow's native code, failed collectives (the raised error reports them too), and
+    ipyparallel's warnings about a busy machine.
 
     Args:
-        write: gets the text.
+        write: receives the text.
     """
 
     def __init__(self, write: Callable[[str], int]) -> None:
         self._write = write
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        self._log = Path("/proc/self/fd/2").open("rb", buffering=0)  # noqa: SIM115 - for life
+        self._log = Path("/proc/self/fd/2").open("rb", buffering=0)  # noqa: SIM115 - never closed
         self._log.seek(0, os.SEEK_END)
         self._lock = threading.Lock()
         self._rest = ""
         threading.Thread(target=self._pump, name="nbdist-stderr", daemon=True).start()
 
     def settle(self) -> None:
-        """Pass on all that was written so far."""
+        """Forward all output written so far."""
         with self._lock:
             while chunk := self._log.read(1 << 16):
                 whole, end, rest = (self._rest + self._decode(chunk)).rpartition("\n")
@@ -227,7 +227,7 @@ class LogTap:
 
 
 def _split_before(data: bytes, mark: bytes) -> tuple[bytes, bytes]:
-    """Keep back what may be the beginning of `mark`; returns (kept, ready)."""
+    """Split off an end of `data` that may be the beginning of `mark`; returns (kept, ready)."""
     for length in range(min(len(mark) - 1, len(data)), 0, -1):
         if data.endswith(mark[:length]):
             return data[-length:], data[:-length]
@@ -235,7 +235,7 @@ def _split_before(data: bytes, mark: bytes) -> tuple[bytes, bytes]:
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """`display(...)` on a rank: a record, not a message to the controller."""
+    """Publisher of `display(...)` on a rank: it sends a record, not a message to the controller."""
 
     def __init__(self, reporter: RankReporter, **kwargs: Any) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
@@ -260,18 +260,18 @@ class RankDisplayPublisher(DisplayPublisher):
         self._reporter.say(record)
 
     def set_parent(self, parent: object) -> None:
-        """Ipykernel names the request that runs; a record names the cell instead."""
+        """Ignore the parent request of ipykernel: a record contains the cell instead."""
 
     def clear_output(self, wait: bool = False) -> None:
-        """Other ranks share the output: a rank cannot clear it."""
+        """Do nothing: other ranks share the output area, so a rank cannot clear it."""
         del wait
 
 
 class RankOutput:
-    """Output of this process: its streams, its descriptors and what it displays.
+    """Output of this process: its streams, its descriptors and its displays.
 
     Args:
-        reporter: sends it to the notebook.
+        reporter: sends the output to the notebook.
     """
 
     def __init__(self, reporter: RankReporter) -> None:
@@ -279,7 +279,7 @@ class RankOutput:
         self._taps: tuple[DescriptorTap | LogTap, ...] = ()
 
     def take_over(self) -> None:
-        """Send all output to the notebook from here on."""
+        """Send all further output to the notebook."""
         shell, reporter = engine_shell(), self._reporter
         stdout = RankStream("stdout", reporter)
         stderr = RankStream("stderr", reporter)
@@ -288,6 +288,6 @@ class RankOutput:
         shell.display_pub = RankDisplayPublisher(reporter, parent=shell)
 
     def settle(self) -> None:
-        """Wait until all that was written so far has been passed on."""
+        """Wait until all output written so far has been forwarded."""
         for tap in self._taps:
             tap.settle()

@@ -1,4 +1,4 @@
-"""Records of one rank: notes, scalars, and whatever else its modules report to the notebook."""
+"""Reporter of one rank: it sends notes, scalars and other records to the notebook."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class RankReporter:
 
     Args:
         identity: the rank, and the address of the notebook's stream.
-        gauge: measures the memory of this process, for a row of its own.
+        gauge: measures the memory of this process, for rows of its own.
         shield: defers interrupts while a record is queued.
 
     Attributes:
-        rank: of this process.
-        cell: the number of the cell that runs; 0 between cells.
+        rank: rank of this process.
+        cell: number of the cell that runs; 0 between cells.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class RankReporter:
         self._cell_started = time.perf_counter()
 
     def begin_cell(self, cell: int, seconds: float) -> None:
-        """Report for the cell from here on.
+        """Report for this cell from now on.
 
         Args:
-            cell: its number.
-            seconds: how long its run has taken before.
+            cell: number of the cell.
+            seconds: time that earlier attempts of its run have taken.
         """
         self.cell = cell
         self._noted.clear()
@@ -60,11 +60,11 @@ class RankReporter:
         return time.perf_counter() - self._cell_started
 
     def said(self) -> dict[str, Any]:
-        """Return the fields that every record begins with."""
+        """Return the fields that every record contains."""
         return {"rank": self.rank, "cell": self.cell}
 
     def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
-        """Queue a record; if urgent, wait until it is handed to ZeroMQ."""
+        """Queue a record; if urgent, wait until it is passed to ZeroMQ."""
         with self._shield:
             self._reporter.say(record, urgent=urgent)
 
@@ -73,7 +73,7 @@ class RankReporter:
         self.say(Note(topic=topic, text=text, warning=warning, **self.said()))
 
     def note_once(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
-        """Report a line, unless this cell has reported it."""
+        """Report a line once per cell."""
         if text not in self._noted:
             self._noted.add(text)
             self.note(topic, text, warning=warning)
@@ -82,9 +82,12 @@ class RankReporter:
         """Show scalars of this rank in the notebook, live.
 
         Args:
-            epoch: the epoch they belong to, counting from 1; left out, there is none.
-            step: the step they belong to; left out, reports without an epoch are counted.
-            **metrics: named scalars; anything that `float` takes.
+            epoch: epoch of the scalars, from 1; -1 for none.
+            step: step of the scalars; by default, reports without an epoch are counted.
+            **metrics: named scalars; any value that `float` accepts.
+
+        Raises:
+            TypeError: a value is not a scalar.
         """
         if step is None:
             self._reported_steps += 1
@@ -101,9 +104,9 @@ class RankReporter:
         shared: dict[str, float],
         measured: dict[str, float] | None = None,
     ) -> None:
-        """Show scalars: this rank's own, those that are the same on all, and measurements.
+        """Show scalars: this rank's own, those that are equal on all ranks, and measurements.
 
-        Those of a step go in rows, with many others; those of an epoch at once.
+        Scalars of a step are sent in rows, many at a time; those of an epoch are sent at once.
         """
         seconds = self.seconds()
         if step < 0:
@@ -119,12 +122,12 @@ class RankReporter:
             self._reporter.report(self.cell, columns, row)
 
     def flush(self) -> None:
-        """Hand all records to ZeroMQ, so that the end of this process loses none."""
+        """Pass all records to ZeroMQ, so that none is lost when this process ends."""
         with self._shield:
             self._reporter.flush()
 
     def close(self) -> None:
-        """Send what is pending, before the process ends."""
+        """Send the pending records before the process ends."""
         self._reporter.close()
 
 

@@ -1,4 +1,4 @@
-"""What a step can lay hands on: the objects behind the names that it reads."""
+"""Objects that a step can reach through the names that it reads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ def reachable(
     more: More = lambda _value: (),
     most: int = sys.maxsize,
 ) -> Iterator[tuple[str, Any]]:
-    """Every object behind `names`, with the words that lead to it.
+    """Yield every object behind `names`, with the path to it.
 
-    Followed are tuples, lists and dicts, and the names that functions of the user's take from the
-    namespace.
+    The search follows tuples, lists and dicts, and the global names that user functions read.
 
     Args:
-        names: of the user's.
-        namespace: the user's.
-        more: gives further objects behind a value, each with the end of its path.
-        most: the number of items above which a tuple, list or dict is not followed.
+        names: names in the user's namespace.
+        namespace: the user's namespace.
+        more: returns further objects behind a value, each with the end of its path.
+        most: largest number of items of a tuple, list or dict that is followed.
     """
     waiting = deque((name, namespace[name]) for name in names if name in namespace)
     seen = set()
@@ -56,17 +55,17 @@ def reachable(
 def of_kinds(
     names: Iterable[str], namespace: dict[str, Any], kinds: tuple[type, ...]
 ) -> dict[str, Any]:
-    """Of the objects behind `names`, those of these classes, by the words that lead there."""
+    """Return the objects behind `names` that are instances of `kinds`, by path."""
     return {path: value for path, value in reachable(names, namespace) if isinstance(value, kinds)}
 
 
 def names_in(paths: Iterable[str]) -> tuple[str, ...]:
-    """The names that paths such as `losses['a']` begin with; words of our own are none."""
+    """Return the names at the start of paths such as `losses['a']`; other words are skipped."""
     names = dict.fromkeys(path.partition("[")[0] for path in paths)
     return tuple(name for name in names if name.isidentifier())
 
 
 def code_names(code: CodeType) -> list[str]:
-    """Return all names in the code, or in a function in it: of globals and of attributes."""
+    """Return all names in the code and its nested functions: globals and attributes."""
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
     return [*code.co_names, *(name for part in inner for name in code_names(part))]

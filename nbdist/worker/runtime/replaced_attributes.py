@@ -1,4 +1,4 @@
-"""Attributes that have another value for a while."""
+"""Temporary replacement of attributes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
 
     Args:
         owner: the module or class.
-        name: of the attribute, which may be inherited or new.
-        ours: its value meanwhile.
+        name: name of the attribute, which may be inherited or new.
+        ours: temporary value.
     """
     own = name in vars(owner)
     upstream = vars(owner).get(name)

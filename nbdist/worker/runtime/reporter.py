@@ -1,11 +1,12 @@
-"""The engine's end of the stream: a thread that sends what the rank says.
+"""The engine's end of the stream: a thread that sends the records of the rank.
 
 Records are batched (at most 20 messages a second unless a batch is full) and pushed over a
-CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, as it
-would on a pipe. Reports of steps never wait: those that find no room are counted (`RowBuffer`).
+CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, like on
+a pipe. Reports of steps never wait: `RowBuffer` drops and counts those that exceed its size.
 
-What is on the way when the notebook's kernel is killed is lost. So the reports of the last seconds
-are kept, and said again to whoever comes in its place, who has some of them (`Repeats`).
+If the notebook's kernel is killed, messages on the way to it are lost. The reporter therefore keeps
+the reports of the last seconds and repeats them to the next kernel, which drops duplicates
+(`Repeats`).
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ _URGENT_WAIT_S = 1.0
 _BATCHES_UNDER_WAY = 4
 _BATCHES_KEPT = 64
 _REPEATED = (CellEnded, FitBegun, Metrics, StepBegun, Stopping)
-"""Beside rows; who hears one twice is none the worse for it, and may know it (`Repeats`)."""
+"""Records that are repeated to a new kernel, beside rows. Receiving one twice is harmless."""
 
 
 def connect(socket: zmq.Socket[bytes], address: SocketAddress) -> None:
-    """Connect to a socket of the notebook's, encrypted."""
+    """Connect to a socket of the notebook, encrypted."""
     socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
     socket.curve_serverkey = address.server_key
     socket.connect(address.url)
 
 
 def _as_text(value: object) -> str:
-    """Text of a class of its own, as an error may say: only `str` itself is encoded."""
+    """Convert an instance of a subclass of `str`, as errors contain: msgspec encodes only `str`."""
     if isinstance(value, str):
         return str.join("", [value])
     raise TypeError(f"{type(value).__name__} cannot be sent to the notebook")
@@ -59,11 +60,11 @@ def _as_utf8(value: Any) -> Any:
 
 
 class Reporter:
-    """Sends records in the order they were said, from any thread.
+    """Sends records in the order in which they were queued, from any thread.
 
     Args:
-        address: where to.
-        row_buffer: the reports of steps, which go before the other records of a batch.
+        address: address of the notebook's stream.
+        row_buffer: reports of steps; they precede the other records of a batch.
     """
 
     def __init__(self, address: SocketAddress, row_buffer: RowBuffer) -> None:
@@ -83,9 +84,9 @@ class Reporter:
     def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record.
 
-        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent. An urgent record takes all
-        that is pending with it at once: the caller waits until it has been handed to ZeroMQ, and
-        so lets the sending thread run, which would else wait for the interpreter's lock.
+        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent. An urgent record is sent at
+        once, with all pending records. The caller waits until ZeroMQ has it; this releases the
+        interpreter lock for the sending thread.
         """
         frame = self._encode(record)
         with self._changed:
@@ -104,13 +105,13 @@ class Reporter:
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
 
     def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
-        """Queue a row, as `RowBuffer.add` takes it; never blocks."""
+        """Queue a row; never blocks. `RowBuffer.add` describes the arguments."""
         if self._row_buffer.add(cell, columns, row):
             with self._changed:
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """Hand all that is pending, rows too, to ZeroMQ, and wait until that is done."""
+        """Pass all pending records and rows to ZeroMQ, and wait until that is done."""
         with self._changed:
             if self._pending or self._row_buffer:
                 self._urgent = True
@@ -118,7 +119,7 @@ class Reporter:
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
 
     def _encode(self, record: AnyEvent) -> bytes:
-        """Text that is no UTF-8 (a surrogate, as of a file name) is sent with question marks."""
+        """Encode a record; characters outside of UTF-8 (surrogates) become question marks."""
         try:
             return self._encoder.encode(record)
         except UnicodeEncodeError:
@@ -126,19 +127,19 @@ class Reporter:
             return self._encoder.encode(_as_utf8(plain))
 
     def close(self) -> None:
-        """Send what is pending and end the thread."""
+        """Send the pending records and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(2 * _LINGER_MS / 1000 + 1)
 
     def _pump(self) -> None:
-        with zmq.Context() as context:  # ends when all is sent: the process may be gone then
+        with zmq.Context() as context:  # exits when all is sent; the process may then end
             self._push(context.socket(zmq.PUSH))
 
     def _push(self, socket: zmq.Socket[bytes]) -> None:
         socket.linger = _LINGER_MS
-        socket.immediate = True  # nothing is queued for a notebook that is not there
+        socket.immediate = True  # queue nothing while no notebook is connected
         socket.sndhwm = _BATCHES_UNDER_WAY
         ends = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         connect(socket, self._address)
@@ -150,21 +151,21 @@ class Reporter:
             socket.disable_monitor()
 
     def _await_room(self, socket: zmq.Socket[bytes]) -> bool:
-        """Wait as long as it takes, but not once the probe is being closed."""
+        """Wait until the socket can send; False if the reporter closes and it cannot."""
         while not socket.poll(_LINGER_MS, zmq.POLLOUT):
             if self._closing:
                 return False
         return True
 
     def _await_records(self) -> bool:
-        """Wait for the next batch; False when the probe is closed and nothing is left."""
+        """Wait for the next batch; False if the reporter is closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._row_buffer or self._closing)
             self._changed.wait_for(lambda: self._urgent or self._closing, BATCH_INTERVAL_S)
             return bool(self._pending or self._row_buffer)
 
     def _take(self) -> list[bytes]:
-        """The next batch."""
+        """Return the next batch."""
         with self._changed:
             batch, self._pending = self._pending, []
             reports, self._reports = self._reports, []
@@ -177,7 +178,7 @@ class Reporter:
 
 
 def _has_ended(ends: zmq.Socket[bytes]) -> bool:
-    """Whether the connection has ended since the last time; there is another one."""
+    """Return whether the connection has ended since the last call, so that a new one is open."""
     ended = False
     while ends.poll(0):
         recv_monitor_message(ends)

@@ -1,4 +1,4 @@
-"""The states of the global random generators, which all ranks are to have alike between cells."""
+"""States of the global random generators, which must be equal on all ranks between cells."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NUMPYS = "MT19937"
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """A Mersenne Twister of Python's.
+    """State of a Mersenne Twister of Python.
 
     Attributes:
-        version: of the state.
-        words: uint32, with the position last.
-        gauss: a value that was drawn in advance.
+        version: version of the state.
+        words: uint32 values, with the position last.
+        gauss: value drawn in advance by `random.gauss`; None if there is none.
     """
 
     version: int
@@ -30,12 +30,12 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 class _Eager(msgspec.Struct, frozen=True):
-    """TensorFlow's eager context.
+    """State of TensorFlow's eager context.
 
     Attributes:
-        seed: the global seed.
-        is_of_cluster: no cell has set it.
-        words: the generator of the seeds of operations.
+        seed: global seed.
+        is_of_cluster: True if no cell has set the seed.
+        words: generator of the seeds of operations.
     """
 
     seed: int
@@ -51,7 +51,7 @@ class _Numpy(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct, frozen=True):
-    """What is known of the generators; None for one that is missing or of another kind."""
+    """States of the generators; None for a generator that is missing or of another kind."""
 
     python: _Words
     numpy: _Numpy | None
@@ -59,11 +59,11 @@ class States(msgspec.Struct, frozen=True):
 
     @classmethod
     def now(cls) -> States:
-        """As they are now."""
+        """Return the current states."""
         return cls(_words(random.getstate()), _of_numpy(), _of_eager())
 
     def digests(self) -> dict[str, int]:
-        """A number for each generator, by the name of its library."""
+        """Return a digest for each generator, by the name of its library."""
         named = {"random": self.python, "NumPy": self.numpy, "TensorFlow": self.eager}
         return {
             name: zlib.crc32(msgspec.msgpack.encode(state))
@@ -72,12 +72,12 @@ class States(msgspec.Struct, frozen=True):
         }
 
     def packed(self) -> bytes:
-        """For `restore` on another rank."""
+        """Encode the states for `restore` on another rank."""
         return msgspec.msgpack.encode(self)
 
 
 def restore(packed: bytes) -> None:
-    """Continue with the states of another rank."""
+    """Set the generators to the states of another rank."""
     states = msgspec.msgpack.decode(packed, type=States)
     random.setstate(_state(states.python))
     if states.numpy is not None and _of_numpy() is not None:
@@ -117,6 +117,6 @@ def _of_eager() -> _Eager | None:
 
 
 def _context() -> Any:
-    """TensorFlow's, if a cell or the parent has imported it."""
+    """Return TensorFlow's eager context; None if TensorFlow is not imported."""
     module = sys.modules.get("tensorflow.python.eager.context")
     return None if module is None else module.context()

@@ -1,4 +1,4 @@
-"""Reports of steps, gathered into rows until the probe sends them."""
+"""Reports of steps, collected into rows until the reporter sends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.memory import MemoryGauge
 
 ROOM_ROWS = 100_000
-"""Rows of a rank that may wait for a notebook that does not take them in; further ones are lost."""
+"""Most rows of a rank that may wait to be sent; further rows are dropped."""
 
 
 class _TableBuffer:
@@ -24,11 +24,11 @@ class _TableBuffer:
 
 
 class RowBuffer:
-    """The rows of one rank that have not been sent. For any thread.
+    """Rows of one rank that have not been sent. Thread-safe.
 
     Args:
-        rank: whose rows they are.
-        gauge: measures the memory, for a row of its own beside the others.
+        rank: rank of the rows.
+        gauge: measures the memory, for rows of its own.
     """
 
     def __init__(self, rank: int, gauge: MemoryGauge) -> None:
@@ -39,15 +39,15 @@ class RowBuffer:
         self._rows = 0
 
     def add(self, cell: int, columns: Columns, row: tuple[float, ...]) -> bool:
-        """Keep a row, or count it as dropped; never waits.
+        """Store a row, or count it as dropped; never waits.
 
         Args:
-            cell: the cell's number.
-            columns: what the row holds.
-            row: as long as `columns.names`, without the rank.
+            cell: number of the cell.
+            columns: columns of the row.
+            row: values, as many as `columns.names` without the rank.
 
         Returns:
-            Whether nothing was waiting to be sent before.
+            True if the buffer was empty before.
         """
         key = cell, columns
         with self._lock:
@@ -65,7 +65,7 @@ class RowBuffer:
         return self._rows > 0
 
     def take(self) -> Iterator[Rows]:
-        """All rows, which are forgotten here, and now and then one of the memory."""
+        """Remove and yield all rows and, when a measurement is due, one row of the memory."""
         with self._lock:
             taken, self._open = self._open, {}
             self._rows = 0

@@ -1,7 +1,7 @@
 """Seeds of the random generators of this process.
 
-The functional API of Keras, `keras.utils.set_random_seed`, is not used: it imports Keras and
-TensorFlow, and a cell decides whether and how these are imported (`KERAS_BACKEND`).
+nbdist does not use `keras.utils.set_random_seed`: it imports Keras and TensorFlow, and a cell
+decides whether and how to import these (`KERAS_BACKEND`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nbdist.worker.runtime import import_hooks
 
 
 class ClusterSeed(int):
-    """The cluster's seed, as TensorFlow keeps it until a cell sets one: also one of equal value."""
+    """The cluster's seed. A cell that sets an equal `int` in TensorFlow replaces its type."""
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python's and NumPy's global generators, TensorFlow's and Keras's.
+    """Seed the global generators of Python, NumPy, TensorFlow and Keras.
 
-    A framework that is not imported yet is seeded when a cell imports it. Generators of Python and
-    NumPy are left alone at that moment.
+    A framework that is not imported yet is seeded when a cell imports it. That later seeding leaves
+    the generators of Python and NumPy unchanged.
 
     Args:
-        seed: 0 to 2**32 - 1; a `ClusterSeed` if no cell has asked for it.
+        seed: 0 to 2**32 - 1; a `ClusterSeed` if it is the cluster's seed and not a cell's.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -35,7 +35,7 @@ def seed_generators(seed: int) -> None:
 
 
 def _seed_tensorflow(seed: int) -> None:
-    """Creates no op and starts no runtime, so that a strategy can still be built."""
+    """Seed TensorFlow. Creates no op and starts no runtime: a strategy can still be built."""
     importlib.import_module("tensorflow").random.set_seed(seed)
 
 

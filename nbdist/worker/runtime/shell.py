@@ -8,5 +8,5 @@ from IPython.core.getipython import get_ipython
 
 
 def engine_shell() -> Any:
-    """Ipykernel's shell, whose namespace is the user's; code of ours runs only inside of one."""
+    """Return ipykernel's shell, whose namespace is the user's. Call it only in an engine."""
     return get_ipython()

@@ -1,4 +1,4 @@
-"""Spans of time: of several collectives under way at once, a second counts once."""
+"""Spans of time; time that several collectives share counts once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def covered(spans: np.ndarray) -> float:
-    """The time that spans cover together, in their unit.
+    """Return the time that the spans cover together, in their unit.
 
     Args:
-        spans: begin and end of each: shape (n, 2).
+        spans: begin and end of each span, shape `(n, 2)`.
     """
     if len(spans) < 2:
         return float((spans[:, 1] - spans[:, 0]).sum())

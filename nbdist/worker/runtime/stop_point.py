@@ -1,11 +1,11 @@
-"""An interrupt of a step cell: all ranks make the same steps, and what is carried stays whole.
+"""Interrupts of a step cell: all ranks end at the same step, with a complete state.
 
-A rank that stopped where the signal met it would leave the others in an all-reduce. So each says
-how far it will go by itself, the notebook answers with the farthest of these, and there
-all stop. Nothing is exchanged between ranks, and nothing at all until there is an interrupt.
+A rank that stopped at once would leave the others in an all-reduce. Instead, each rank reports the
+step that it may reach without an order. The notebook answers with the largest of these, and all
+ranks stop there. The ranks exchange nothing with each other, and send nothing before an interrupt.
 
-A signal means nothing to a rank that has not begun the cell: it finds the notebook's order to stop
-(`SOON`) behind the cell itself.
+A rank that has not begun the cell ignores the signal. It finds the notebook's order to stop
+(`SOON`) queued behind the cell.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.rank_reporter import RankReporter
 
 AHEAD_S = 0.3
-"""How long a rank goes on by itself: until then, the signal has met the others too."""
+"""Time that a rank continues without an order; by then, the signal has reached all ranks."""
 
 AHEAD_STEPS = 2
-"""With two steps under way at most, a rank that is in a step waits for none beyond the next."""
+"""Steps that a rank continues at least: at most two are under way, so it never waits in a step."""
 _POLL_S = 0.05
 
 
 class StopPoint:
-    """The step after which a rank stops, once that is known.
+    """The last step before a stop, once the ranks have agreed on it.
 
     Args:
-        reporter: of this rank.
-        interrupts: where an interrupt is noted.
-        answer: waits for the notebook's answer for so many seconds; None when none has come.
+        reporter: reporter of this rank.
+        interrupts: records an interrupt.
+        answer: waits for the notebook's answer for the given seconds; returns None without one.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class StopPoint:
         self._answer = answer
         self._limit = -1
         self._last = SOON
-        self._seen_at = -math.inf  # of the first step nobody knows how long it takes
+        self._seen_at = -math.inf  # the duration of the first step is unknown
 
     def is_before(self, step: int) -> bool:
-        """Whether `step` is beyond the last one; to be asked before each."""
+        """Return whether the stop is before `step`. Call it before each step."""
         now = time.monotonic()
         step_s, self._seen_at = now - self._seen_at, now
         if not self._interrupts.noted:
