@@ -135,7 +135,7 @@ def test_by_element_where_that_is_asked_for(
     assert "data by element" in capsys.readouterr().out
 
 
-SINGLE = "the elements of stream are single samples: say how many make a batch with --batch N"
+SINGLE = "the elements of stream are single samples: set the batch size with --batch N"
 
 
 @pytest.mark.parametrize(
@@ -151,19 +151,19 @@ SINGLE = "the elements of stream are single samples: say how many make a batch w
         (
             "tf.data.Dataset.range(8).repeat()",
             {"batch": 4},
-            "stream never ends: say after how many steps with --steps N",
+            "stream never ends: set the number of steps with --steps N",
         ),
         ("read(files).repeat().batch(4)", {}, "stream never ends"),
         (
             "[np.ones((8, 3)), np.ones(8)]",
             {"batch": 4},
-            r"stream is a list of arrays: for columns type a tuple, stream = \(a, b\)",
+            r"stream is a list of arrays: for columns use a tuple, stream = \(a, b\)",
         ),
         (
             "tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1, 2], [3]])).batch(2)",
             {"batch": 2, "bucket": (4,)},
             (
-                r"the elements of stream are batches, as ragged tensors: leave --batch 2 away, or "
+                r"the elements of stream are batches, as ragged tensors: omit --batch 2, or use "
                 r"stream.unbatch\(\)"
             ),
         ),
@@ -314,7 +314,7 @@ class TestBuckets:
         ("options", "says"),
         [
             ({}, "different lengths: .* --bucket 4,8,16"),
-            ({"bucket": (4, 8)}, "has length 9, and the largest bucket is 8: type --bucket 4,8,9"),
+            ({"bucket": (4, 8)}, "has length 9, and the largest bucket is 8: use --bucket 4,8,9"),
         ],
     )
     def test_refused(self, cluster: nbdist.Cluster, options: dict[str, Any], says: str) -> None:
@@ -336,7 +336,7 @@ def test_recompilations_are_said(
     run = step(cluster, f"loss = {SUM[strategy]}(batch)", strategy)
     shown = capsys.readouterr()
     assert run.summary.compilations == 6
-    assert "step 2 was compiled anew for a batch of (2, 2)" in shown.out
+    assert "step 2 was recompiled for a batch of (2, 2)" in shown.out
     assert shown.err.count("compiled 5 times") == 1
     assert "--bucket 32,64,128" in shown.err
 

@@ -168,10 +168,13 @@ UNSEEDED = (  # as without a seed: that of Keras above is tf.data's too
     [
         (
             UNSEEDED,
-            "give its shuffle or its generator a seed",
+            "use the same seed on all ranks for its shuffle or its generator",
         ),
-        ("np.random.default_rng(rank).normal(size=16)", "begins with other samples on each rank"),
-        ("np.ones(16 + rank)", "other samples on each rank: 16, 17"),
+        (
+            "np.random.default_rng(rank).normal(size=16)",
+            "begins with different samples on each rank",
+        ),
+        ("np.ones(16 + rank)", "a different number of samples on each rank: 16, 17"),
     ],
     ids=["unseeded shuffle", "other arrays", "other lengths"],
 )
@@ -198,7 +201,7 @@ def test_state_that_differs_between_ranks_is_refused(made: nbdist.Cluster) -> No
         ("{'a': None}", "reports `a` as None"),
         ("{'a': 'x'}", "reports `a` as 'x'"),
         ("{'a': {'b': 1.0}}", "reports `a` as {'b': 1.0}"),
-        ("{3: 1.0}", "under 3: names are text"),
+        ("{3: 1.0}", "under 3: names must be strings"),
     ],
 )
 def test_reports_that_are_no_scalars(

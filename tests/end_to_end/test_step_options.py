@@ -146,7 +146,9 @@ class TestCheck:
             "    synchronization=tf.VariableSynchronization.ON_READ,\n"
             "    aggregation=tf.VariableAggregation.MEAN)"
         )
-        with pytest.raises(nbdist.CellError, match="`seen` is what this replica's own rows give"):
+        with pytest.raises(
+            nbdist.CellError, match="`seen` is computed from this replica's own rows only"
+        ):
             step(cluster, STEP + "seen.assign(tf.reduce_mean(x))", check=True)
 
     def test_batch_statistics_by_hand_are_named(self, cluster: nbdist.Cluster) -> None:

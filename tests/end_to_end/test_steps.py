@@ -96,7 +96,7 @@ def test_what_can_be_data(cluster: nbdist.Cluster, define: str, batch: int) -> N
 BAD = [
     ("loss = batch.mean()", {"data": "nowhere"}, "not defined on the workers: `nowhere`"),
     ("loss = thing(batch)", {}, r"`thing` \(line 2\)"),
-    ("loss = batch.mean()", {"data": "scalars", "batch": 0}, "say how many samples with --batch"),
+    ("loss = batch.mean()", {"data": "scalars", "batch": 0}, "set the batch size with --batch"),
     ("loss = batch.mean()", {"data": "nothing"}, "the data are empty"),
     ("loss = batch.mean()", {"data": "none_at_all"}, "the data are empty"),
     ("loss = batch[0].mean()", {"data": "uneven"}, r"different numbers of samples: \[3, 4\]"),

@@ -1,9 +1,9 @@
-"""Global batches, and how they are cut: the same batches for any number of ranks.
+"""Global batches and their division into shards: equal batches for any number of ranks.
 
-A global batch is cut into one part of equal size for each rank. A batch that cannot be cut evenly,
-as the last of an epoch often is, is given whole to every replica: each computes the same, and the
-mean over replicas is the batch's own. So every sample counts once, with its weight, and nothing is
-dropped or padded.
+A global batch is split into one shard of equal size for each rank. If a batch does not divide
+evenly, for example the last one of an epoch, every replica gets all of it. All replicas then
+compute the same, and the mean over replicas is the mean of the batch. Every sample counts once,
+with its weight, and nothing is dropped or padded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Tree = Any
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What a rank gets of a global batch.
+    """A rank's part of a global batch.
 
     Attributes:
         values: this rank's rows, or all rows if `whole`.
-        rows: rows in the global batch.
-        whole: every replica gets all rows.
+        rows: number of rows in the global batch.
+        whole: True if every replica gets all rows.
     """
 
     values: Tree
@@ -35,24 +35,24 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Batch(Share, frozen=True):
-    """What a rank's step gets: `values` are its arguments.
+    """Data of one step on one rank: `values` are the arguments of the step.
 
     Attributes:
-        everything: makes the arguments with all rows.
+        everything: returns the arguments with all rows.
     """
 
     everything: Callable[[], tuple[Tree, ...]]
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """How global batches are cut: `ranks` parts, each for `replicas / ranks` replicas."""
+    """Division of global batches into `ranks` parts, each for `replicas / ranks` replicas."""
 
     rank: int
     ranks: int
     replicas: int
 
     def share(self, rows: int, part: Callable[[slice], Tree]) -> Share:
-        """This rank's share of a batch of `rows`, of which `part` gives some."""
+        """Return this rank's share of a batch of `rows` rows; `part` returns some of the rows."""
         if rows % self.replicas:
             return Share(part(slice(0, rows)), rows, whole=True)
         each = rows // self.ranks
@@ -60,20 +60,20 @@ class Cut(msgspec.Struct, frozen=True):
         return Share(part(own), rows, whole=False)
 
     def batch(self, rows: int, part: Callable[[slice], tuple[Tree, ...]]) -> Batch:
-        """The same for a step, of whose arguments `part` gives some rows."""
+        """Return this rank's batch of a step; `part` returns some rows of the arguments."""
         share = self.share(rows, part)
         return Batch(share.values, rows, share.whole, everything=lambda: part(slice(0, rows)))
 
 
 def is_branch(tree: Tree) -> bool:
-    """Whether it holds arrays; a list of numbers is one."""
+    """Return whether the tree contains arrays; a list of numbers is an array itself."""
     if isinstance(tree, list):
         return bool(tree) and not isinstance(tree[0], (int, float, str, list, np.generic))
     return isinstance(tree, (tuple, dict))
 
 
 def map_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
-    """One tree with `function` of what all these have at each place."""
+    """Return a tree with `function` of the leaves of all trees at each place."""
     first = trees[0]
     if not is_branch(first):
         return function(list(trees))
@@ -83,12 +83,12 @@ def map_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tr
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The same tree with `function` of every array."""
+    """Return the tree with `function` of every array."""
     return map_trees(lambda leaves: function(leaves[0]), [tree])
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """The arrays of a tree."""
+    """Return the arrays of a tree."""
     if not is_branch(tree):
         return [tree]
     branches = tree.values() if isinstance(tree, dict) else tree
@@ -96,7 +96,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def kind_of(tree: Tree) -> Any:
-    """What a compiled step depends on, to be compared and hashed: structure, shapes and types."""
+    """Return the structure, shapes and types, on which a compiled step depends. Hashable."""
     if isinstance(tree, dict):
         return tuple((key, kind_of(value)) for key, value in tree.items())
     if isinstance(tree, (tuple, list)):
@@ -105,15 +105,15 @@ def kind_of(tree: Tree) -> Any:
 
 
 def rows_of(tree: Tree, rows: Any) -> Tree:
-    """Some rows of every array."""
+    """Return some rows of every array."""
     return map_arrays(lambda array: array[rows], tree)
 
 
 def slicer(values: tuple[Tree, ...]) -> Callable[[slice], tuple[Tree, ...]]:
-    """Gives a part of the rows of a step's arguments, as `Cut.batch` wants it."""
+    """Return a function for `Cut.batch` that takes rows of a step's arguments."""
     return lambda part: rows_of(values, part)
 
 
 def described(tree: Tree) -> str:
-    """The shapes of a tree, as in `(32, 64), (32,)`."""
+    """Format the shapes of a tree, for example `(32, 64), (32,)`."""
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves(tree))

@@ -1,6 +1,6 @@
-"""Samples of different lengths: kept as they are, and padded to one of a few lengths in a batch.
+"""Samples of different lengths, padded in each batch to one of a few lengths.
 
-Few lengths mean few shapes, and so few compilations.
+Few lengths mean few shapes, and thus few compilations.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Ragged:
-    """A column whose samples differ in their first axis.
+    """Column whose samples differ in the length of their first axis.
 
     Args:
-        samples: anything that NumPy takes, for each sample.
+        samples: array-like values, one for each sample.
     """
 
     def __init__(self, samples: Sequence[Any]) -> None:
@@ -38,16 +38,16 @@ class Ragged:
 
     @property
     def shape(self) -> tuple[int]:
-        """Of the axes that are alike in all samples: the first."""
+        """Shape of the axes that are equal in all samples: only the first."""
         return (len(self),)
 
     @property
     def lengths(self) -> np.ndarray:
-        """The length of each sample."""
+        """Length of each sample."""
         return np.array([len(sample) for sample in self._samples])
 
     def padded(self, length: int) -> np.ndarray:
-        """One array of shape (samples, length, ...), with zeros after each sample's end."""
+        """Return one array of shape `(samples, length, ...)`, zero after each sample's end."""
         first = self._samples[0]
         kind = np.result_type(*self._samples)
         array = np.zeros((len(self), length, *first.shape[1:]), kind)
@@ -57,32 +57,33 @@ class Ragged:
 
 
 class Padding:
-    """Pads the sequences of a batch, and says which positions are real.
+    """Pads the sequences of a batch, and marks the real positions with a mask.
 
     Args:
-        buckets: the lengths to choose from; none refuses samples of different lengths.
+        buckets: lengths to choose from; if empty, samples of different lengths raise an error.
     """
 
     def __init__(self, buckets: Sequence[int]) -> None:
         self._buckets = sorted(buckets)
 
     def of(self, tree: Tree) -> tuple[Tree, ...]:
-        """The step's arguments for a global batch: `batch`, and `mask` where there are buckets.
+        """Return the step's arguments for a global batch: `batch` and, with buckets, `mask`.
 
-        Padded are ragged columns; where there is none, those columns with the length of the first
-        that has two axes. `mask` is true where a position is real, of shape (rows, length); a tuple
-        of masks where the columns differ in their lengths.
+        Ragged columns are padded. Without any, the columns with the length of the first column of
+        at least two axes are padded. `mask` has shape `(rows, length)` and is True at real
+        positions. If columns differ in their lengths, it is a tuple of masks.
 
         Raises:
-            StepError: a sample is longer than all buckets, or there are none and it is needed.
+            StepError: a sample is longer than all buckets, the samples differ in length without
+                buckets, or there are buckets but no sequences.
         """
         columns = leaves(tree)
         ragged = [column for column in columns if isinstance(column, Ragged)]
         if not self._buckets:
             if ragged:
                 raise StepError(
-                    "the samples have different lengths: say to which they are padded, as in "
-                    f"--bucket {_suggested(ragged[0])}; the step has `mask` then"
+                    "the samples have different lengths: choose the lengths to pad to, for example "
+                    f"--bucket {_suggested(ragged[0])}; the step then has a `mask`"
                 )
             return (tree,)
         chosen = ragged or _sequences(columns)
@@ -102,7 +103,7 @@ class Padding:
         if not fitting:
             raise StepError(
                 f"a sample has length {longest}, and the largest bucket is {self._buckets[-1]}: "
-                f"type --bucket {','.join(map(str, [*self._buckets, longest]))}"
+                f"use --bucket {','.join(map(str, [*self._buckets, longest]))}"
             )
         mask = np.arange(fitting[0]) < lengths[:, None]
         if is_ragged:
@@ -117,7 +118,7 @@ def _sequences(columns: list[Any]) -> list[Any]:
 
 
 def _suggested(column: Ragged) -> str:
-    """Powers of two from the middle of the lengths to the longest."""
+    """Suggest buckets: powers of two from the median length to the longest."""
     middle, longest = int(np.median(column.lengths)), int(column.lengths.max())
     power = 1 << max(0, middle - 1).bit_length()
     sizes = [power]

@@ -1,8 +1,8 @@
-"""Batches made ahead of the step that needs them, on a thread.
+"""Prefetching: a thread prepares batches before the steps need them.
 
-The order is the source's own, and so are the numbers; what a source raises is raised at the step
-that would have had the batch. Sources of which each rank reads a part are left as they are: ranks
-tell each other their rows while they read, in collectives, of which only one may be under way.
+Order and values are those of the source. An error of a source is raised at the step that needs the
+batch. Sources that each rank reads in part are not prefetched: ranks exchange their row counts in
+collectives while they read, and only one collective may be under way.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 AUTO_BATCHES = 4
 STARVED = 0.10
-"""The share of the time that waiting for data may take before `auto` begins."""
+"""Share of the time that waiting for data may take before `auto` begins to prefetch."""
 
 WINDOW = 20
-"""Steps that `auto` looks at; half of them are enough."""
+"""Number of steps that `auto` measures; half of them are enough to decide."""
 
 _END_S = 1.0
-"""How long the end of an epoch waits for a thread that may be stuck in the user's own data."""
+"""Seconds that the end of an epoch waits for a thread that may be blocked in the user's data."""
 
 
 class _End(msgspec.Struct, frozen=True):
-    """Nothing comes any more, because of an error if there is one."""
+    """End of the items, with the error that caused it if any."""
 
     error: BaseException | None = None
 
 
 class Ahead:
-    """Takes items from an iterator on a thread, a few at a time.
+    """Iterates over items on a thread, a few items ahead.
 
     Args:
-        items: where from; nobody else may take from it afterwards.
-        room: how many may wait to be used.
-        limit: how many are taken in all; below 0, all that there are.
+        items: iterator that nothing else may use afterwards.
+        room: number of items that may wait to be used.
+        limit: total number of items to take; below 0, all items.
     """
 
     def __init__(self, items: Iterator[Any], room: int, limit: int) -> None:
@@ -66,7 +66,7 @@ class Ahead:
             raise item.error
 
     def close(self) -> None:
-        """End the thread; one that waits for the user's own data ends when that comes."""
+        """End the thread. A thread that waits for the user's data ends when the data arrive."""
         self._closed = True
         self._room.release()
         self._thread.join(_END_S)
@@ -87,13 +87,13 @@ class Ahead:
 
 
 class Feed:
-    """The batches of a run, with the time that each was waited for.
+    """Batches of a run, each with the time that the step waited for it.
 
     Args:
         source: the data.
-        options: of the step.
-        note: says a line about the run.
-        passed: is told of each batch that is left out: nobody stands still.
+        options: options of the step.
+        note: reports a line about the run.
+        passed: called for each skipped batch, so that the rank does not seem hung.
     """
 
     def __init__(
@@ -111,19 +111,21 @@ class Feed:
         self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         if options.prefetch and not source.common:
             self._auto, self._room = False, 0
-            text = f"--prefetch {options.prefetch}: left out, as ranks read their parts together"
+            text = (
+                f"--prefetch {options.prefetch}: not used, because ranks read their parts together"
+            )
             note("starved", text)
 
     def epoch(
         self, number: int, cut: Cut, limit: int, first: int = 0
     ) -> Generator[tuple[Batch, float], None, None]:
-        """Each batch with the seconds that were waited for it.
+        """Yield each batch with the seconds that the step waited for it.
 
         Args:
-            number: of the epoch.
-            cut: how batches are cut.
-            limit: how many are needed; below 0, all.
-            first: how many are left out at the beginning.
+            number: number of the epoch.
+            cut: division of the batches.
+            limit: number of batches needed; below 0, all.
+            first: number of batches to skip at the beginning.
         """
         batches: Iterator[Batch] = iter(self._source.epoch(number, cut))
         for _ in itertools.islice(batches, first):
@@ -150,7 +152,7 @@ class Feed:
                 ahead.close()
 
     def _judge(self, waited_s: float, step_s: float, *, first: bool) -> None:
-        """Begin to make batches ahead if steps wait for them; the first one of an epoch may."""
+        """Begin to prefetch if steps wait for data, the first step of an epoch excepted."""
         if not self._auto or first:
             return
         self._seen.append((waited_s, step_s))
@@ -158,6 +160,6 @@ class Feed:
         total = sum(step for _, step in self._seen)
         if len(self._seen) >= WINDOW // 2 and waited > STARVED * total:
             self._auto, self._room = False, AUTO_BATCHES
-            # The same words on all ranks, whose lines are then shown as one.
+            # No measured numbers: the notebook shows equal lines of several ranks once.
             waits = f"more than {STARVED:.0%} of the time was waiting for data"
-            self._note("starved", f"--prefetch auto: {waits}; from here on it is read ahead")
+            self._note("starved", f"--prefetch auto: {waits}; nbdist now prefetches batches")

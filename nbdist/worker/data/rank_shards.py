@@ -1,9 +1,9 @@
-"""Data of which each rank reads a part of its own: files, and distributed data sets.
+"""Data of which each rank reads its own part: files, and distributed data sets.
 
-A step takes one part from each rank. Ranks tell each other how many rows their next parts have.
-Where these are as many on each, nothing else is exchanged. Where they are not, as when one rank's
-files are longer, the rows themselves are, and make global batches that are cut as any other: every
-row is seen once, no rank waits, none computes the mean of nothing.
+A step uses one part from each rank. Ranks exchange the numbers of rows of their next parts. If
+these are equal, nothing else is exchanged. If they differ, for example because one rank's files are
+longer, ranks exchange the rows and split them like any global batch. Every row is used once, no
+rank waits, and none computes the mean of an empty batch.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from nbdist.worker.data.batches import Cut, Tree
 
 LOOK_AHEAD = 16
-"""Parts that are read before ranks tell each other their rows."""
+"""Number of parts that a rank reads before ranks exchange row counts."""
 
 READERS = {
     f"{kind}Dataset{version}"
     for kind in ("TFRecord", "TextLine", "FixedLengthRecord")
     for version in ("", "V2")
 }
-"""TensorFlow's operations of whose files it can give each rank some."""
+"""TensorFlow's reader operations whose files TensorFlow can divide among ranks."""
 
-TOO_FEW_FILES = "by element: there are fewer files than workers, and each reads all of them"
+TOO_FEW_FILES = "by element: there are fewer files than workers, so each worker reads all files"
 
 
 class Parts:
-    """Steps of one part from each rank.
+    """Source of steps that use one part from each rank.
 
     Args:
         start: begins a pass through this rank's parts.
-        batch: rows of a global batch that is made of uneven parts; 0 takes them step by step.
-        sharding: how the samples come to the ranks, in words.
-        gather: of int32 numbers, as many on each rank, every rank's: shape (ranks, numbers). All
-            ranks have to call it.
+        batch: rows of a global batch made from uneven parts; 0 uses all rows of a step.
+        sharding: description of the distribution of samples to ranks.
+        gather: gathers int32 numbers, equally many on each rank, to shape `(ranks, numbers)`. All
+            ranks must call it.
     """
 
     by_number = common = False
@@ -85,7 +85,7 @@ class Parts:
         return Batch((own,), rows, whole=False, everything=lambda: (_joined(self._exchanged(own)),))
 
     def _exchanged(self, own: Tree | None) -> list[Tree]:
-        """Every rank's part."""
+        """Return every rank's part."""
         packed = pickle.dumps(own)
         sizes = self._gather(np.array([len(packed)], np.int32))[:, 0]
         padded = packed.ljust(-(-int(sizes.max()) // 4) * 4, b"\0")
@@ -99,16 +99,16 @@ def aligned(
     gather: Callable[[np.ndarray], np.ndarray],
     rows_of_part: Callable[[Tree], int] = lambda part: len(leaves(part)[0]),
 ) -> Iterator[tuple[Tree | None, np.ndarray]]:
-    """Yield this rank's part of each step, and every rank's rows, until no rank has any.
+    """Yield this rank's part of each step and every rank's rows, until no rank has a part.
 
     Args:
-        parts: of this rank.
-        look_ahead: parts that are read before ranks tell each other their rows.
-        gather: as in `Parts`.
+        parts: parts of this rank.
+        look_ahead: number of parts to read before ranks exchange row counts.
+        gather: gathers int32 numbers, see `Parts`.
         rows_of_part: counts the rows of a part.
 
     Yields:
-        The part, None if this rank has no more, and the rows: shape (ranks,).
+        The part, None if this rank has no more, and the rows, shape `(ranks,)`.
     """
     while True:
         ahead: list[Tree | None] = list(itertools.islice(parts, look_ahead))
@@ -123,15 +123,18 @@ def aligned(
 
 
 def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
-    """The data set with this rank's files, or none, and how samples come to the ranks, in words.
+    """Return the data set with this rank's files, and a description of the sharding.
 
-    As TensorFlow's AutoShardPolicy.AUTO decides: by file where the data set reads files and there
-    are enough. Every rank comes to the same result.
+    Follows TensorFlow's AutoShardPolicy.AUTO: by file if the data set reads enough files. Every
+    rank decides the same.
 
     Args:
         dataset: a `tf.data.Dataset`.
-        ranks: how many share the files.
-        rank: this one.
+        ranks: number of ranks that share the files.
+        rank: this rank.
+
+    Returns:
+        The data set, None if files cannot be divided, and the description.
     """
     tf = sys.modules["tensorflow"]
     from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
@@ -148,7 +151,7 @@ def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
     options.experimental_distribute.auto_shard_policy = policies.FILE
     try:
         next(iter(_AutoShardDataset(dataset.with_options(options), ranks, 0)), None)
-    except tf.errors.NotFoundError:  # it reads files in a way that cannot be shared
+    except tf.errors.NotFoundError:  # this way of reading files cannot be divided
         return None, "by element"
     except tf.errors.InvalidArgumentError as error:
         if "FILE based sharding" not in error.message:
@@ -159,9 +162,9 @@ def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
 
 
 def rows_of_files(dataset: Any, batch: int, ranks: int) -> Callable[[], Iterator[Tree]]:
-    """Begins a pass through a rank's files, in its parts of global batches of `batch` rows.
+    """Return a function that reads a rank's files in parts of global batches of `batch` rows.
 
-    With 0 the data set's elements are the rank's parts as they are.
+    If `batch` is 0, the elements of the data set are the rank's parts.
     """
 
     def parts() -> Iterator[Tree]:
@@ -178,10 +181,10 @@ def rows_of_files(dataset: Any, batch: int, ranks: int) -> Callable[[], Iterator
 
 
 def _files(dataset: Any) -> float:
-    """How many files a data set reads: 0 where a part of it reads none, infinite where unknown.
+    """Return the number of files of a data set: 0 if a part reads none, infinite if unknown.
 
-    TensorFlow would tell by an error, with pages of its native code's log beside it. Its readers
-    are flat maps (`_impl`) of a data set of names with a function that opens one.
+    TensorFlow reports this only as an error, with pages of native log. Its readers are flat maps
+    (`_impl`) over a data set of names, with a function that opens one file.
     """
     dataset = vars(dataset).get("_impl", dataset)
     inputs = dataset._inputs()
@@ -193,14 +196,14 @@ def _files(dataset: Any) -> float:
 
 
 def _operations(graph: Any) -> set[str]:
-    """The types of a graph's operations and of those of the functions that it calls."""
+    """Return the types of the operations in a graph and in the functions that it calls."""
     definition = graph.as_graph_def()
     bodies = [definition.node, *(function.node_def for function in definition.library.function)]
     return {node.op for body in bodies for node in body}
 
 
 def _is_plain(dataset: Any) -> bool:
-    """Only numbers in dense tensors can be exchanged."""
+    """Return whether all elements are numbers in dense tensors; others cannot be exchanged."""
     tf = sys.modules["tensorflow"]
     specs = tf.nest.flatten(dataset.element_spec)
     return all(isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string for spec in specs)

@@ -1,4 +1,4 @@
-"""What `--data` may name, and the global batches that it gives."""
+"""Sources: the values that `--data` may name, and the global batches that they provide."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from nbdist.worker.data.batches import Batch, Cut, Tree
 
 
-DISTRIBUTED = "as the distributed data set has them"
+DISTRIBUTED = "as in the distributed data set"
 
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """NumPy's, TensorFlow's, JAX's and pandas' arrays."""
+    """Array of NumPy, TensorFlow, JAX or pandas."""
 
     def __array__(self) -> np.ndarray: ...
 
 
 class Source(Protocol):
-    """A data set that can be gone through.
+    """A data set for one or more epochs.
 
     Attributes:
-        samples: how many there are in an epoch; -1 where nobody knows beforehand.
-        steps: how many batches there are in an epoch, or -1.
-        sharding: how its samples come to the ranks, in words.
-        common: whether all ranks have all of it.
-        by_number: whether an epoch is the same whatever epochs were gone through before.
+        samples: number of samples in an epoch; -1 if unknown in advance.
+        steps: number of batches in an epoch; -1 if unknown.
+        sharding: description of the distribution of samples to ranks.
+        common: True if every rank has all data.
+        by_number: True if an epoch does not depend on the epochs read before.
     """
 
     by_number: bool
@@ -46,18 +46,21 @@ class Source(Protocol):
     sharding: str
 
     def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
-        """The batches of an epoch, counting from 1."""
+        """Yield the batches of an epoch; `number` counts from 1."""
         ...
 
 
 class Arrays:
-    """Arrays whose first axis is the samples'.
+    """Arrays whose first axis is the sample.
 
     Args:
         tree: the arrays.
-        batch: samples in a global batch.
-        shuffle: seed of the order; None leaves the samples in theirs.
-        padding: for columns of sequences.
+        batch: number of samples in a global batch.
+        shuffle: seed of the order; None keeps the order of the arrays.
+        padding: pads columns of sequences.
+
+    Raises:
+        StepError: the arrays differ in their number of samples, or are empty.
     """
 
     by_number = common = True
@@ -85,20 +88,20 @@ class Arrays:
             yield cut.batch(len(rows), self._taker(rows))
 
     def _taker(self, rows: np.ndarray) -> Callable[[slice], tuple[Tree, ...]]:
-        """Gives a part of some rows; sequences are as long as all of them together need."""
+        """Return a function that takes some of the rows; all rows determine the padded length."""
         if any(isinstance(column, Ragged) for column in leaves(self._tree)):
             return slicer(self._padding.of(rows_of(self._tree, rows)))
         return lambda part: self._padding.of(rows_of(self._tree, rows[part]))
 
 
 class Elements:
-    """An iterable that can be gone through again for every epoch.
+    """An iterable that can be read again for every epoch.
 
     Args:
         start: begins a new pass.
-        options: of the step; with a `batch` of 0 the elements are global batches themselves.
-        length: how many elements there are, or -1.
-        sharding: how the samples come to the ranks, in words.
+        options: options of the step; if `batch` is 0, the elements are global batches.
+        length: number of elements; -1 if unknown.
+        sharding: description of the distribution of samples to ranks.
     """
 
     by_number = False
@@ -150,26 +153,26 @@ def open_source(
     ranks: int,
     gather: Callable[[np.ndarray], np.ndarray],
 ) -> Source:
-    """The source for what `--data` names.
+    """Return the source for the value that `--data` names.
 
     Args:
-        value: what it names.
-        options: of the step.
-        rank: this one.
-        ranks: how many there are.
-        gather: as `Parts` needs it.
+        value: the named value.
+        options: options of the step.
+        rank: this rank.
+        ranks: number of ranks.
+        gather: gathers int32 numbers, see `Parts`.
 
     Raises:
-        StepError: it is no data set, is empty, or cannot be gone through as often as asked.
+        StepError: the value is no data set, is empty, or cannot be read as often as requested.
     """
     padding, name = Padding(options.bucket), options.data
     columns = _columns(value)
     if columns is not None:
         if options.batch < 1:
-            raise StepError(f"--data {name} names arrays: say how many samples with --batch")
+            raise StepError(f"--data {name} names arrays: set the batch size with --batch N")
         return Arrays(columns, options.batch, options.shuffle, padding)
     if options.shuffle is not None:
-        raise StepError(f"--shuffle is for arrays; shuffle {name} itself, with a seed")
+        raise StepError(f"--shuffle is only for arrays: shuffle {name} itself, with a seed")
     if _is_of(value, "tensorflow", "data", "Dataset"):
         return _of_tensorflow(value, options, rank, ranks, gather)
     if _is_of(value, "tensorflow", "distribute", "DistributedDataset"):
@@ -182,12 +185,12 @@ def open_source(
 def _of_python(value: Any, options: StepOptions) -> Source:
     name = options.data
     if isinstance(value, list) and _are_columns(value):
-        raise StepError(f"{name} is a list of arrays: for columns type a tuple, {name} = (a, b)")
+        raise StepError(f"{name} is a list of arrays: for columns use a tuple, {name} = (a, b)")
     if isinstance(value, Iterator):
         if options.epochs > 1:
             raise StepError(
-                f"{name} is an iterator, which can be gone through once, and --epochs is "
-                f"{options.epochs}: name the function that makes it"
+                f"{name} is an iterator, which can be read only once, but --epochs is "
+                f"{options.epochs}: name a function that creates the iterator"
             )
         return Elements(lambda: value, options)
     if isinstance(value, Iterable):
@@ -197,7 +200,7 @@ def _of_python(value: Any, options: StepOptions) -> Source:
         return Elements(value, options)
     raise StepError(
         f"--data {name} is a {type(value).__name__}: name arrays, a tf.data.Dataset, an iterable "
-        "or a function that makes one"
+        "or a function that creates one"
     )
 
 
@@ -211,13 +214,13 @@ def _of_tensorflow(
     tf = sys.modules["tensorflow"]
     batch, name = options.batch, options.data
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and not options.steps:
-        raise StepError(f"{name} never ends: say after how many steps with --steps N")
+        raise StepError(f"{name} never ends: set the number of steps with --steps N")
     specs = tf.nest.flatten(dataset.element_spec)
     is_ragged = any(isinstance(s, tf.RaggedTensorSpec) and s.ragged_rank for s in specs)
     if is_ragged and batch:
         raise StepError(
-            f"the elements of {name} are batches, as ragged tensors: leave --batch {batch} away, "
-            f"or {name}.unbatch()"
+            f"the elements of {name} are batches, as ragged tensors: omit --batch {batch}, "
+            f"or use {name}.unbatch()"
         )
     if not batch:
         shapes = [s.shape for s in specs if isinstance(s, tf.TensorSpec)]
@@ -231,15 +234,15 @@ def _of_tensorflow(
 
 
 def _refuse_samples(firsts: Sequence[tuple[int, ...]], name: str) -> None:
-    """Refuse elements that are no batches, by their arrays' first axes: none, or unlike ones."""
+    """Raise StepError if elements are not batches: first axes are missing or differ."""
     if () in firsts or len(set(firsts)) > 1:
         raise StepError(
-            f"the elements of {name} are single samples: say how many make a batch with --batch N"
+            f"the elements of {name} are single samples: set the batch size with --batch N"
         )
 
 
 def _are_columns(items: list[Any]) -> bool:
-    """Whether these arrays are columns rather than elements: unlike, and of as many rows."""
+    """Return whether these arrays are columns, not elements: equal row counts, unequal ranks."""
     if not all(isinstance(item, ArrayLike) for item in items):
         return False
     shapes = [np.shape(item) for item in items]
@@ -248,7 +251,7 @@ def _are_columns(items: list[Any]) -> bool:
 
 
 def _local_parts(dataset: Any) -> Iterator[Tree]:
-    """This rank's rows of each batch of a distributed data set of TensorFlow's."""
+    """Yield this rank's rows of each batch of a distributed data set of TensorFlow."""
     tf = sys.modules["tensorflow"]
     for element in dataset:
         yield tf.nest.map_structure(_local_rows, element)
@@ -260,10 +263,10 @@ def _local_rows(value: Any) -> np.ndarray:
 
 
 def _columns(value: object) -> Tree | None:
-    """Arrays by themselves, in a tuple or in a dict; None for whatever is none.
+    """Return the arrays of a value: one array, or a tuple or dict of arrays; None for others.
 
-    A pandas DataFrame and a Hugging Face dataset are dicts of their columns. A list is a column
-    inside of a tuple or a dict, and an iterable of elements by itself.
+    A pandas DataFrame and a Hugging Face dataset count as dicts of their columns. A list counts
+    as a column in a tuple or dict, and otherwise as an iterable of elements.
     """
     if _is_of(value, "pandas", "DataFrame"):
         value = dict(value.items())  # type: ignore[attr-defined]
@@ -314,7 +317,7 @@ def _of_ragged_tensor(value: Any) -> Ragged:
 
 
 def _is_of(value: object, module: str, *path: str) -> bool:
-    """Whether a value is of a class of a module that the user may not even have."""
+    """Return whether the value is an instance of a class of a module that may not be imported."""
     found: Any = sys.modules.get(module)
     for name in path:
         found = getattr(found, name, None)
@@ -322,7 +325,7 @@ def _is_of(value: object, module: str, *path: str) -> bool:
 
 
 def _stack(samples: list[Any]) -> Any:
-    """One array of samples; those of different lengths stay as they are."""
+    """Stack samples to one array, or to a `Ragged` column if their shapes differ."""
     arrays = [np.asarray(sample) for sample in samples]
     alike = len({array.shape for array in arrays}) == 1
     return np.stack(arrays) if alike else Ragged(arrays)

@@ -1,4 +1,4 @@
-"""The loop of a step cell on one rank: nothing of a step passes through the notebook."""
+"""Loop of a step cell on one rank. The notebook takes no part in a step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MANY_COMPILATIONS = 4
 
 
 def check_names(request: StepRequest, namespace: dict[str, Any]) -> None:
-    """Raises StepError, with the line, for names that the step needs and the rank lacks."""
+    """Raise StepError, with the line, for names that the step needs and this rank lacks."""
     needed = {**request.program.reads, **request.program.carried_lines}
     missing = [f"`{n}` (line {line})" for n, line in needed.items() if n not in namespace]
     if request.options.data not in namespace:
@@ -55,12 +55,12 @@ def run(
     stop: StopPoint,
     saving: Saving | None,
 ) -> None:
-    """Go through the data, and report every step and every epoch.
+    """Train on the data, and report every step and every epoch.
 
     Raises:
-        KeyboardInterrupt: there was an interrupt; all ranks have made the same steps.
+        KeyboardInterrupt: the run was interrupted; all ranks have completed the same steps.
         StepError: the data are no data set, or empty; a check failed; a value is not finite; a
-            checkpoint cannot be written, or does not fit.
+            checkpoint cannot be written, or does not match the run.
     """
     options = request.options
     try:
@@ -83,7 +83,7 @@ def run(
 
 
 def _plan(worker: Worker, source: Source, step_strategy: StepStrategy) -> None:
-    """Say how steps would be laid out; none is made."""
+    """Report the layout of the steps without running any."""
     cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
     plan = step_strategy.layout(next(source.epoch(1, cut)))
     if worker.rank == 0:
@@ -135,14 +135,14 @@ class _Loop:
 
     @property
     def _left(self) -> int:
-        """Steps that are left to make; negative without a limit."""
+        """Number of steps left to run; negative without a limit."""
         steps = self._options.steps
         return max(0, steps - self._at.step) if steps else -1
 
     def end(self, *raised: object) -> None:
-        """End what is beside the steps."""
-        agreed = self._stops or isinstance(raised[1], StepError)  # all have made the same steps
-        cut = isinstance(raised[1], KeyboardInterrupt)  # what it has just begun is nowhere noted
+        """End the tracing and the checkpoints of the run; note whether it left steps under way."""
+        agreed = self._stops or isinstance(raised[1], StepError)  # all ranks ended at this step
+        cut = isinstance(raised[1], KeyboardInterrupt)  # a step that just began is in no list yet
         self._worker.cell_state.unfinished = (cut or len(self._flight) > 0) and not agreed
         try:
             self._flight.tracing.close(min(self._at.epoch, self._options.epochs))
@@ -150,26 +150,26 @@ class _Loop:
             self._checkpoints.close(failed=raised[0] is not None and not self._stops)
 
     def run(self) -> None:
-        """From the newest checkpoint on, if that was asked for, to the end."""
+        """Run all steps, from the newest checkpoint if the run resumes."""
         options = self._options
         self._at = self._checkpoints.begin() or self._at
         self._worker.progress.step = self._at.step
         for number in range(1, self._at.epoch) if not self._source.by_number else ():
-            for _ in self._source.epoch(number, self._cut):  # an epoch's order depends on these
+            for _ in self._source.epoch(number, self._cut):  # the next epoch's order depends on it
                 self._pass_over()
         for number in range(self._at.epoch, options.epochs + 1):
             if not self._left or not self._epoch(number):
                 break
-        if not self._begun:  # all had been done before
+        if not self._begun:  # the checkpoint was at the end of the run
             self._begin(next(iter(self._source.epoch(1, self._cut))))
         self._save()
 
     def _pass_over(self) -> None:
-        """A batch that was trained on before: the rank makes no step, and stands not still."""
+        """Count a batch that the rank skips without a step, so that the rank does not seem hung."""
         self._worker.progress.tested += 1
 
     def _epoch(self, number: int) -> bool:
-        """Make an epoch's steps; False once there is no step left to make."""
+        """Run the steps of an epoch; return False if no step is left to run."""
         first = self._at.batches
         feed = self._feed.epoch(number, self._cut, self._left, first)
         with contextlib.closing(feed) as batches:
@@ -209,18 +209,18 @@ class _Loop:
         self._compilations.note(step, batch)
         self._flight.read_oldest()
         if self._guard.due(step):
-            self._flight.read_all()  # on all ranks: none that differs leaves a step under way
+            self._flight.read_all()  # on all ranks: a rank that differs then has no step under way
             self._guard.compare(step, lambda: self._state)
             self._flight.restart_clock()
 
     def _save(self) -> None:
-        """Save the state after the last step, unless that has been done."""
+        """Save the state after the last step, unless it is saved already."""
         self._flight.read_all()
         self._checkpoints.save(self._at)
         self._flight.restart_clock()
 
     def _begin(self, batch: Batch) -> None:
-        """Say how it is going to be, what could be better, and whether it is right."""
+        """Prepare the first step: report settings and remarks, open the checkpoints, run checks."""
         self._begun = True
         options, source = self._options, self._source
         if source.common and self._cut.ranks > 1:
@@ -270,18 +270,20 @@ class _Loop:
         if failed:
             worst = max(failed, key=lambda d: d.largest)
             raise StepError(
-                f"--check: {len(failed)} of {len(checked.differences)} values differ between one "
-                f"replica and {checked.replicas}, most `{worst.name}` by {worst.largest:.2g} "
-                f"(may be {worst.tolerance:.0e}); nothing was trained. " + " ".join(checked.causes)
+                f"--check: {len(failed)} of {len(checked.differences)} values differ between "
+                f"one replica and {checked.replicas}, most of all `{worst.name}` by "
+                f"{worst.largest:.2g} "
+                f"(tolerance {worst.tolerance:.0e}); nothing was trained. "
+                + " ".join(checked.causes)
             )
 
 
 class _Compilations:
-    """Reports how often the step was compiled, and for what.
+    """Reports each compilation of the step, and its cause.
 
     Args:
-        reporter: of this rank.
-        step_strategy: makes the steps.
+        reporter: reporter of this rank.
+        step_strategy: runs the steps.
     """
 
     def __init__(self, reporter: RankReporter, step_strategy: StepStrategy) -> None:
@@ -290,7 +292,7 @@ class _Compilations:
         self._compiled = 0
 
     def note(self, step: int, batch: Batch) -> None:
-        """Report a compilation since the last call, for the batch of that step."""
+        """Report a compilation since the last call; its cause is the batch of that step."""
         compiled = self._step_strategy.compilations()
         if compiled == self._compiled:
             return
@@ -298,11 +300,11 @@ class _Compilations:
         if self._step_strategy.footprint is not None:
             report_footprint(self._reporter, self._step_strategy.footprint)
         if again:
-            text = f"step {step} was compiled anew for a batch of {described(batch.values)}"
+            text = f"step {step} was recompiled for a batch of {described(batch.values)}"
             self._reporter.note("compiled", text)
         if compiled == MANY_COMPILATIONS + 1:
             text = (
-                f"the step has been compiled {compiled} times: sequences of many lengths are "
-                "padded to a few with --bucket 32,64,128"
+                f"the step has been compiled {compiled} times: if the lengths of sequences vary, "
+                "pad them to a few lengths with --bucket 32,64,128"
             )
             self._reporter.note("compiled", text, warning=True)

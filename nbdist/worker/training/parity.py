@@ -1,9 +1,9 @@
-"""One step on one replica against the same step on all: `--check`.
+"""`--check`: comparison of one step on one replica with the same step on all replicas.
 
-Three steps on a single replica tell what a difference means. With all rows it is what should come
-out. With the rows in reverse order it shows how much rounding alone changes, which optimizers that
-divide by small gradients amplify. With this rank's rows alone it shows what a step would do that
-never asked the other replicas. The same step on all replicas is then compared with these.
+Three steps on a single replica help to explain a difference. The step with all rows gives the
+expected result. The step with the rows in reverse order measures rounding, which optimizers that
+divide by small gradients amplify. The step with this rank's rows alone gives the result without
+communication. The step on all replicas is compared with these three.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Values = dict[str, np.ndarray]
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "complex128": 1e-9, "complex64": 1e-5}
 COARSE_TOLERANCE = 1e-2
-"""For float16 and bfloat16, of 11 and 8 bits."""
+"""Tolerance for float16 and bfloat16, which have 11 and 8 bits."""
 
 _NOISE_MARGIN = 8
 _RATIO_TOLERANCE = 0.02
@@ -33,43 +33,43 @@ _OF_BATCH_NORM = ("batch_norm", "batchnorm", "moving")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """After a step: the scalars that it reported, as on all replicas, and the variables."""
+    """Result of a step: the reported scalars, equal on all replicas, and the variables."""
 
     report: Values
     state: Values
 
 
 class Subject(Protocol):
-    """A step that can be tried out; its state stays as it is."""
+    """A step to try; its state does not change."""
 
     def state(self) -> Values:
-        """The variables before the step."""
+        """Return the variables before the step."""
         ...
 
     def alone(self, values: tuple[Tree, ...]) -> Outcome:
-        """A step on one replica with these rows, asking no other."""
+        """Run a step on one replica with these rows, without communication."""
         ...
 
     def together(self, batch: Batch) -> Outcome:
-        """A step on all replicas."""
+        """Run a step on all replicas."""
         ...
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """How the values differ, and what that looks like."""
+    """Differences between the values, and their likely causes."""
 
     differences: tuple[Difference, ...]
     causes: tuple[str, ...]
 
 
 def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> Findings:
-    """Try a batch in all ways.
+    """Run the step in all ways with one batch, and compare the results.
 
     Args:
         subject: the step.
-        batch: the first of the run.
-        replicas: how many share it.
-        coarse: the model computes in less than float32.
+        batch: first batch of the run.
+        replicas: number of replicas that share the batch.
+        coarse: True if the model computes in a lower precision than float32.
     """
     before = subject.state()
     whole = batch.everything()
@@ -86,7 +86,7 @@ def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> F
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A batch, tried in all ways."""
+    """Results of a step in all ways with one batch."""
 
     before: Values
     one: Outcome
@@ -110,14 +110,14 @@ class _Trial(msgspec.Struct, frozen=True):
         return Findings((*reports, *variables), tuple(causes))
 
     def _of_report(self, name: str) -> Difference:
-        """Relative to the value itself."""
+        """Compare a reported value, relative to the value itself."""
         one = self.one.report[name]
         return self._difference(name, one, self.every.report[name], _span(one, 0 * one), 0.0)
 
     def _of_variable(self, name: str, *, rounds: bool) -> Difference:
-        """Relative to the largest change of an element.
+        """Compare a variable, relative to the largest change of an element.
 
-        What the order of the rows changes is rounding, unless it also changes what is reported.
+        A change with the order of the rows counts as rounding, unless reported values change too.
         """
         one = self.one.state[name]
         size = _span(one, 0 * one)
@@ -161,13 +161,13 @@ class _Trial(msgspec.Struct, frozen=True):
         return bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
 
     def _causes(self, ordered: Sequence[str], wrong: Sequence[str]) -> list[str]:
-        """The mistakes whose signature is seen."""
+        """Return the mistakes that match the differences."""
         causes = []
         if ordered:
             causes.append(
                 f"`{ordered[0]}` depends on the order of the rows. If the step draws random "
-                "numbers with an operation that keeps a state (tf.random.normal), each "
-                "trial draws others: that is no mistake. To check the rest, use Keras's layers or "
+                "numbers with a stateful operation (tf.random.normal), each trial draws other "
+                "numbers: this is no mistake. To check the rest, use Keras layers or "
                 "tf.random.stateless_* with a seed, or set the rate to 0."
             )
         by_ratio = self._of_ratio(wrong)
@@ -175,38 +175,39 @@ class _Trial(msgspec.Struct, frozen=True):
         unasked = [n for n in wrong if self._alike(self.every.state[n], self.local.state[n])]
         if unasked:
             causes.append(
-                f"`{unasked[0]}` is what this replica's own rows give: a reduction over the "
-                "replicas is forgotten."
+                f"`{unasked[0]}` is computed from this replica's own rows only: add a reduction "
+                "over the replicas."
             )
         if not by_ratio and any(word in n.lower() for n in wrong for word in _OF_BATCH_NORM):
             causes.append(
-                "Statistics of a BatchNorm are taken over each replica's own rows: use Keras's "
-                "layer, whose statistics a step cell takes over the whole batch."
+                "Statistics of a BatchNorm are computed over each replica's own rows: use the "
+                "Keras layer, whose statistics a step cell computes over the whole batch."
             )
         return causes
 
     def _of_ratio(self, wrong: Sequence[str]) -> list[str]:
-        """Mistakes that show as the number of replicas."""
+        """Return the mistakes that change values by a factor of the number of replicas."""
         before, one, every, replicas = self.before, self.one, self.every, self.replicas
         ratios = [_ratio(every.state[n] - before[n], one.state[n] - before[n]) for n in wrong]
         ratios += [_ratio(every.report[name], value) for name, value in one.report.items()]
         causes = []
         if any(_near(ratio, replicas) for ratio in ratios):
             causes.append(
-                f"Values are {replicas} times too large, the number of replicas: something is "
-                "added up over replicas that should be averaged, as a mean over the local batch "
-                "whose gradients are summed (all_reduce with SUM)."
+                f"Values are {replicas} times too large, the number of replicas: the step sums "
+                "over replicas what should be averaged, for example the gradients of a mean over "
+                "the local batch (all_reduce with SUM)."
             )
         if any(_near(ratio, 1 / replicas) for ratio in ratios):
             causes.append(
-                f"Values are {replicas} times too small, the number of replicas: the step adds up "
-                "over the batch (reduce_sum), which is a part of it on each replica. Take the mean."
+                f"Values are {replicas} times too small, the number of replicas: the step sums "
+                "over the batch (reduce_sum), but each replica has only a part of it. Take the "
+                "mean."
             )
         return causes
 
 
 def _span(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of an element; infinite where one of both is no number."""
+    """Return the largest difference of an element; infinite if one of both is not finite."""
     if not a.size or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return 0.0
     widest = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
@@ -214,7 +215,7 @@ def _span(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _ratio(a: np.ndarray, b: np.ndarray) -> float:
-    """By how much `a` is larger than `b`, if they are the same but for a factor; else 0."""
+    """Return the factor from `b` to `a` if they are proportional, else 0."""
     a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
     square = float(b @ b)
     if not square or not np.isfinite(square):

@@ -1,7 +1,7 @@
 """Checks before the first step: equal data and state on all ranks, and the size of the batch.
 
-Training would continue in silence with differences: samples seen twice or never, weights of each
-rank's own.
+Without the checks, differences would go unnoticed: samples used twice or never, different weights
+on each rank.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ if TYPE_CHECKING:
     from nbdist.worker.data.batches import Batch
 
 SMALL_BATCH = 4
-"""A replica's part of a batch that is too small to be worth a replica."""
+"""Largest part of a batch on one replica that counts as too small."""
 
 
 def check_data(
     name: str, batch: Batch, samples: int, gather: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Raises StepError when ranks have other numbers of samples, or another first batch.
+    """Raise StepError if ranks have different numbers of samples or different first batches.
 
     Args:
-        name: of the data set.
-        batch: the first; every rank is to have all of it.
-        samples: in an epoch, or -1.
-        gather: of int32 numbers, every rank's.
+        name: name of the data set.
+        batch: first batch; every rank must have all of it.
+        samples: number of samples in an epoch; -1 if unknown.
+        gather: gathers int32 numbers from all ranks, to shape `(ranks, n)`.
     """
     own = [samples, batch.rows, of_arrays(leaves(batch.everything()))]
     samples_of, rows_of, sums = gather(np.array(own, np.int32)).T
     for what, numbers in (("samples", samples_of), ("rows in the first batch", rows_of)):
         if len(set(numbers.tolist())) > 1:
             raise StepError(
-                f"`{name}` has other {what} on each rank: {', '.join(map(str, numbers))}; a step "
-                "cell cuts data that all ranks have. For parts of each rank's own, name a "
-                "distributed data set (strategy.distribute_datasets_from_function)"
+                f"`{name}` has a different number of {what} on each rank: "
+                f"{', '.join(map(str, numbers))}; a step cell splits data that are equal on all "
+                "ranks. For separate data on each rank, use a distributed data set "
+                "(strategy.distribute_datasets_from_function)"
             )
     if len(set(sums.tolist())) > 1:
         raise StepError(
-            f"`{name}` begins with other samples on each rank: give its shuffle or its generator "
-            "a seed, the same on all"
+            f"`{name}` begins with different samples on each rank: use the same seed on all "
+            "ranks for its shuffle or its generator"
         )
 
 
 def check_state(
     sums: dict[str, int], lines: dict[str, int], gather: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Raises StepError for names whose values differ between ranks.
+    """Raise StepError for names whose values differ between ranks.
 
     Args:
-        sums: the checksum of each name's value.
-        lines: where each name stands first.
-        gather: of int32 numbers, every rank's.
+        sums: checksum of each name's value.
+        lines: line of the first use of each name.
+        gather: gathers int32 numbers from all ranks, to shape `(ranks, n)`.
     """
     if not sums:
         return
@@ -68,32 +69,32 @@ def check_state(
     if differing:
         named = ", ".join(f"`{name}` (line {lines[name]})" for name in differing)
         raise StepError(
-            f"not the same on all ranks: {named}; make it with the same seed on each, or send one "
-            "rank's to all"
+            f"not the same on all ranks: {named}; create it with the same seed on each rank, or "
+            "send one rank's value to all ranks"
         )
 
 
 def remarks(begun: StepBegun) -> list[str]:
-    """Return the remarks about the batch of a step, each with the remedy."""
+    """Return the warnings about the batch of a step, each with the remedy."""
     replicas, rows = begun.replicas, begun.batch
     if replicas == 1:
         return []
     found = []
     if 0 <= begun.samples < replicas:
         found.append(
-            f"the data have {begun.samples} samples for {replicas} replicas, which all compute the "
-            f"same: type %dist_start {max(1, begun.samples)}, or bring more data"
+            f"the data have {begun.samples} samples for {replicas} replicas, so all replicas "
+            f"compute the same: run %dist_start {max(1, begun.samples)}, or use more data"
         )
     elif rows % replicas:
         below, above = rows - rows % replicas, rows + replicas - rows % replicas
         fitting = f"{below} or --batch {above}" if below else f"{above}"
         found.append(
-            f"a batch of {rows} does not divide over {replicas} replicas, and each computes all of "
-            f"it: type --batch {fitting}"
+            f"a batch of {rows} does not divide over {replicas} replicas, so each replica computes "
+            f"all of it: use --batch {fitting}"
         )
     elif rows // replicas <= SMALL_BATCH:
         found.append(
-            f"each replica has {rows // replicas} samples of a batch of {rows}, too few to be "
-            f"worth it: type --batch {8 * replicas} or more"
+            f"each replica has {rows // replicas} samples of a batch of {rows}, too few for good "
+            f"performance: use --batch {8 * replicas} or more"
         )
     return found

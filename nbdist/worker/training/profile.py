@@ -1,4 +1,4 @@
-"""`--profile`: a trace of some steps, and where their time went."""
+"""`--profile`: a trace of some steps, and the time of their operations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.rank_reporter import RankReporter
 
 FIRST_STEP = 6
-"""The first step that is traced: those before compile and warm up."""
+"""First step to trace; the steps before it compile and warm up."""
 
 TOP_OPERATIONS = 8
 
 
 class Profile:
-    """Traced once, and told by the rank.
+    """A plan to trace a run once and report the result.
 
     Args:
-        reporter: of this rank.
-        options: of the step.
-        tracer: the framework's profiler.
+        reporter: reporter of this rank.
+        options: options of the step.
+        tracer: profiler of the framework.
     """
 
     def __init__(self, reporter: RankReporter, options: StepOptions, tracer: Tracer) -> None:
@@ -42,7 +42,7 @@ class Profile:
         self._told = False
 
     def is_due(self, step: int) -> bool:
-        """Later than at `FIRST_STEP` where a sample is under way there."""
+        """Return whether to begin; later than `FIRST_STEP` if a sample is under way there."""
         return step >= FIRST_STEP and not self._taken
 
     def folder(self) -> Path:
@@ -53,7 +53,7 @@ class Profile:
         return folder
 
     def done(self, cost_s: float) -> None:
-        """It is not repeated, whatever it cost."""
+        """Note the trace. It is not repeated, whatever it cost."""
         self._taken = True
 
     def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
@@ -68,7 +68,7 @@ class Profile:
             self._tell(spans, list(measured.values()), str(folder) if self._kept and spans else "")
 
     def close(self) -> None:
-        """A run that ended before has to say so."""
+        """Report an empty profile if the run ended before a trace."""
         if not self._told:
             self._reporter.say(Profiled(steps=0, **self._reporter.said()))
 
@@ -90,10 +90,11 @@ class Profile:
 
 
 def by_the_loop(times: Sequence[dict[str, float]]) -> dict[Kind, float]:
-    """Seconds of each kind where no operation was seen, by what the loop has measured of steps.
+    """Return seconds of each kind from the loop's own measurements, if a trace has no operations.
 
-    Computing is then all that is neither in collectives nor waiting for data. It is the sum that
-    counts: TensorFlow makes a step while it is begun, and the loop hears of it two steps later.
+    Computing time is then the time spent neither in collectives nor waiting for data. Only the
+    sums are meaningful: TensorFlow runs a step when it begins, but the loop reads its report two
+    steps later.
     """
     step_s, input_s, collective_s = (
         sum(step.get(name, 0.0) for step in times) for name in ("step_s", "input_s", "collective_s")
@@ -105,7 +106,7 @@ def by_the_loop(times: Sequence[dict[str, float]]) -> dict[Kind, float]:
 
 
 def top_operations(spans: Sequence[Span], steps: int) -> list[Operation]:
-    """Those that took longest, added up over devices and threads."""
+    """Return the operations with the most time, summed over devices and threads."""
     seconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for span in spans:

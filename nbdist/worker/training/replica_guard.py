@@ -1,6 +1,6 @@
-"""Whether what all ranks should have alike is alike, now and then while they train.
+"""Comparison of the ranks' states at intervals during training.
 
-A rank that has gone its own way spoils the averages of all, and the loss does not show it.
+A rank whose state has diverged spoils the averages of all ranks, and the loss does not show it.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     Gather = Callable[[np.ndarray], np.ndarray]
 
 _ADVICE = (
-    "Usual causes: a seed of the rank's own, a condition on the rank, a value that is assigned "
-    "from the rank's own samples without being averaged. --guard 0 leaves the comparison out"
+    "Usual causes: a different seed on each rank, a condition on the rank, a value assigned from "
+    "the rank's own samples without an average. Use --guard 0 to disable the comparison"
 )
 
 
 class Guard(Protocol):
-    """Compares the ranks of one run."""
+    """Comparison of the ranks of one run."""
 
     def due(self, step: int) -> bool:
-        """Whether the state after `step` is to be compared; the same on all ranks."""
+        """Return whether to compare the state after `step`; the same on all ranks."""
         ...
 
     def compare(self, step: int, state: Callable[[], State]) -> None:
-        """Compare the state after `step`; all ranks have to.
+        """Compare the state after `step`. All ranks must call it.
 
         Args:
-            step: how far the rank is.
-            state: what it has; asked for the first time, and then kept.
+            step: last step of this rank.
+            state: returns the state; called the first time, then its result is reused.
 
         Raises:
-            StepError: a rank has something else than most, or, of two, than rank 0. It is raised
-                on the first such rank, and as AnotherRankError on the others.
+            StepError: a rank differs from most ranks or, of two ranks, from rank 0. The first such
+                rank raises it; the others raise AnotherRankError.
         """
         ...
 
 
 class Unguarded:
-    """A run whose ranks are not compared."""
+    """A run without comparison."""
 
     def due(self, step: int) -> bool:
         del step
@@ -60,12 +60,12 @@ class Unguarded:
 
 
 class Compared:
-    """A run whose ranks are compared after its first step, and then every so many.
+    """A run whose ranks are compared after its first step, and then at a fixed interval.
 
     Args:
-        every: steps.
-        rank: this one.
-        gather: of int32 numbers, every rank's; all have to call it.
+        every: interval in steps.
+        rank: this rank.
+        gather: gathers int32 numbers from all ranks; all ranks must call it.
     """
 
     def __init__(self, every: int, rank: int, gather: Gather) -> None:
@@ -79,7 +79,7 @@ class Compared:
         return step >= max(1, self._next)
 
     def compare(self, step: int, state: Callable[[], State]) -> None:
-        """One number stands for all: which value differs is asked for only if one does."""
+        """Compare one digest of all values; compare each value only if those differ."""
         self._next = (step // self._every + 1) * self._every
         self._state = self._state or state()
         own = self._state.digests()
@@ -100,22 +100,22 @@ class Compared:
         self._check(f"`{own[first].name}`{beside}", step, of_all[:, first].tolist())
 
     def _check(self, what: str, step: int, numbers: Sequence[int]) -> None:
-        """Raises StepError, as `compare` says, where ranks have other numbers."""
+        """Raise the error of `compare` if the numbers of the ranks differ."""
         odd, usual = _parted(numbers)
         if not odd:
             return
         has = "rank {} has" if len(odd) == 1 else "ranks {} have"
         who = has.format(", ".join(map(str, odd)))
-        text = f"{who} another {what} than rank {usual} after step {step}. {_ADVICE}"
+        text = f"{who} a different {what} than rank {usual} after step {step}. {_ADVICE}"
         raise StepError(text) if self._rank == odd[0] else AnotherRankError(text)
 
 
 def guard_of(worker: Worker, gather: Callable[[], Gather]) -> Guard:
-    """That of a run of all ranks, as its cell asks for.
+    """Return the guard of a run on all ranks, as the cell requests.
 
     Args:
         worker: this rank.
-        gather: makes what gathers; called only where there is something to compare.
+        gather: returns the gather function; called only if ranks are compared.
     """
     if worker.request.options.guard == 0 or worker.world_size == 1:
         return Unguarded()
@@ -123,9 +123,9 @@ def guard_of(worker: Worker, gather: Callable[[], Gather]) -> Guard:
 
 
 def _parted(numbers: Sequence[int]) -> tuple[list[int], int]:
-    """The ranks that have another number than most, and the first that has most's.
+    """Return the ranks that differ from the majority, and the first rank of the majority.
 
-    Where as many have the one as the other, rank 0's side, or the lower rank's, is taken as right.
+    If two numbers are equally frequent, the one on the lower rank counts as right.
     """
-    (most, _), *_ = Counter(numbers).most_common(1)  # of as many, what was first counted
+    (most, _), *_ = Counter(numbers).most_common(1)  # a tie goes to the first one counted
     return [rank for rank, number in enumerate(numbers) if number != most], numbers.index(most)

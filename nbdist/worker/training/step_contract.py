@@ -1,4 +1,4 @@
-"""What makes the steps: one contract for both frameworks, and what they do alike."""
+"""Contract of a step for both frameworks, and code that they share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """A step that is done.
+    """Result of a finished step.
 
     Attributes:
-        values: what it reported.
-        measured: what was measured of it, of `MEASURES`, beside the times of the loop.
-        finite: whether all is finite that decides over going on; the same on all ranks.
-        reason: what is not, where this rank's own values are.
+        values: reported values.
+        measured: measurements of the step (`MEASURES`), beside the times of the loop.
+        finite: True if all values that decide about continuing are finite; equal on all ranks.
+        reason: description of a value of this rank that is not finite.
     """
 
     values: dict[str, float]
@@ -40,7 +40,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """What a compiler says of a step: bytes on one device, and how long it took."""
+    """Compiler's report about a step: bytes on one device, and seconds of the compilation."""
 
     arguments: int
     temporaries: int
@@ -48,21 +48,21 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def report_footprint(reporter: RankReporter, found: Footprint) -> None:
-    """Report the footprint of what was compiled, from rank 0."""
+    """Report the footprint of a compiled step, from rank 0."""
     if reporter.rank == 0:
         reporter.say(Compiled(**structs.asdict(found), **reporter.said()))
 
 
 class StepStrategy(Protocol):
-    """One framework's way to make a step.
+    """Implementation of a step in one framework.
 
     Attributes:
-        replicas: how many replicas share a global batch; known once `prepare` is done.
-        shards: in how many parts of equal size batches come to the devices.
-        plan: how the step is laid out, where that is planned; known then too.
-        footprint: of what was compiled last, where the framework tells.
-        reduced: whether reports are the same on all ranks.
-        tracer: the framework's profiler.
+        replicas: number of replicas that share a global batch; known after `prepare`.
+        shards: number of equal parts in which batches arrive at the devices.
+        plan: layout of the step if it is planned; known after `prepare`.
+        footprint: footprint of the last compilation; None if the framework does not report it.
+        reduced: True if reports are equal on all ranks.
+        tracer: profiler of the framework.
         changes: names whose values the steps change.
     """
 
@@ -79,67 +79,67 @@ class StepStrategy(Protocol):
     def changes(self) -> tuple[str, ...]: ...
 
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
-        """Multiply every learning rate by the number of replicas, from `warmup_steps` on.
+        """Multiply every learning rate by the number of replicas, after `warmup_steps` steps.
 
-        Steps that were `made` before count.
+        The `made` steps of an earlier run count as warm-up.
 
         Raises:
-            StepError: there is none that can be.
+            StepError: the step has no learning rate that can be scaled.
         """
         ...
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
-        """Every rank's int32 numbers: from shape (n,) to shape (ranks, n); all have to call it."""
+        """Gather int32 numbers, shape `(n,)` to `(ranks, n)`. All ranks must call it."""
         ...
 
     def check(self, batch: Batch) -> Findings:
-        """Compare a step on one replica with one on all; the state stays as it is."""
+        """Compare a step on one replica with one on all; the state does not change."""
         ...
 
     def layout(self, batch: Batch) -> Plan:
-        """How steps with batches like this one are laid out; nothing is changed.
+        """Plan the layout of steps with batches like this one, without changing anything.
 
         Raises:
-            PlanError: they fit in no way, or nobody plans under this strategy.
+            PlanError: no layout fits, or the strategy has no planner.
         """
         ...
 
     def prepare(self, batch: Batch) -> None:
-        """Before the first step, which has this batch: from here on the state is complete."""
+        """Prepare the first step, which has this batch. Afterwards the state is complete."""
         ...
 
     def state(self) -> State:
-        """What a checkpoint has of it."""
+        """Return the state to save in a checkpoint."""
         ...
 
     def step(self, batch: Batch) -> Any:
-        """Begin a step; returns its report, which may not be there yet."""
+        """Begin a step; return its report, which may still be computed."""
         ...
 
     def read(self, report: Any) -> StepResult:
-        """Wait for a report."""
+        """Wait for a report and return its result."""
         ...
 
     def compilations(self) -> int:
-        """How often the step has been compiled."""
+        """Return the number of compilations of the step."""
         ...
 
     def write_back(self) -> None:
-        """An epoch is over, and no step under way: put what is carried into the namespace."""
+        """Write the carried values into the namespace, after an epoch without steps under way."""
         ...
 
     def finish(self) -> None:
-        """Put what was carried back into the namespace, unless that has been done."""
+        """Write the carried values into the namespace, unless that is done already."""
         ...
 
 
 def function_source(request: StepRequest, parameters: tuple[str, ...]) -> str:
-    """The step as a function of `parameters`; its head stands on the magic's own line."""
+    """Return the step as a function of `parameters`; its header replaces the magic's line."""
     return f"def step({', '.join(parameters)}):\n{request.program.body}"
 
 
 def named(request: StepRequest, report: Any) -> dict[str, Any]:
-    """What the step reports, by name: a dict as it is, else the expression's own name."""
+    """Return the reported values by name; a single value is named by its expression."""
     if isinstance(report, dict):
         return dict(report)
     text = request.program.report
@@ -147,15 +147,15 @@ def named(request: StepRequest, report: Any) -> dict[str, Any]:
 
 
 def scalars(request: StepRequest, report: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """What the step reports, by name, each as a scalar of the framework's.
+    """Return the reported values by name, each as a scalar of the framework.
 
     Raises:
-        StepError: a value is none; its name and shape are said.
+        StepError: a value is not a scalar, or its name is not text.
     """
     values = {}
     for name, value in named(request, report).items():
         if not isinstance(name, str):
-            raise StepError(f"the step reports a value under {name!r}: names are text")
+            raise StepError(f"the step reports a value under {name!r}: names must be strings")
         if value is None or isinstance(value, (str, bytes, dict, tuple, list, set, complex)):
             raise StepError(f"the step reports `{name}` as {value!r:.60}: report scalars")
         values[name] = convert(value)

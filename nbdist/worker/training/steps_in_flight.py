@@ -1,4 +1,4 @@
-"""Steps that have begun, and whose reports the rank has yet to read."""
+"""Steps that have begun, and whose reports this rank has not read yet."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from nbdist.worker.training.trace_schedule import Plan
 
 IN_FLIGHT = 2
-"""Steps that may be under way before the oldest one's report is read, and so waited for."""
+"""Steps that may be under way before the rank waits for the oldest one's report."""
 
 
 class _StepInFlight(NamedTuple):
-    """A step that is under way.
+    """A step under way.
 
     Attributes:
-        at: the position after it.
-        rows: of its batch.
-        input_s: seconds that it waited for the batch.
+        at: position after the step.
+        rows: number of rows of its batch.
+        input_s: seconds that the step waited for the batch.
         report: its values.
     """
 
@@ -42,9 +42,9 @@ class StepsInFlight:
     """Begins steps, waits for their reports, and sends these to the notebook.
 
     Args:
-        reporter: of this rank.
-        step_strategy: makes the steps.
-        plans: steps to trace.
+        reporter: reporter of this rank.
+        step_strategy: runs the steps.
+        plans: plans of steps to trace.
         on_nan: action on a value that is not finite.
 
     Attributes:
@@ -70,16 +70,16 @@ class StepsInFlight:
         return len(self._steps)
 
     def restart_clock(self) -> None:
-        """Count the time before now to no step."""
+        """Exclude the time before now from the next step."""
         self._step_ended_at = time.perf_counter()
 
     def begin(self, at: Position, batch: Batch, input_s: float) -> None:
-        """Begin the step that ends at that position.
+        """Begin the step that ends at position `at`.
 
         Args:
-            at: the position after the step.
-            batch: of the step.
-            input_s: seconds that were waited for it.
+            at: position after the step.
+            batch: batch of the step.
+            input_s: seconds that the step waited for the batch.
         """
         self._step_ended_at += self.tracing.before(at.step, at.epoch)
         report = self._step_strategy.step(batch)
@@ -89,20 +89,20 @@ class StepsInFlight:
         """Read the oldest report if more than `IN_FLIGHT` steps are under way.
 
         Raises:
-            StepError: a value is not finite; an `AnotherRankError` if it is another rank's.
+            StepError: a value is not finite; an `AnotherRankError` if another rank has it.
         """
         if len(self._steps) > IN_FLIGHT:
             self._read_oldest()
 
     def read_all(self) -> None:
-        """Read all reports; raises as `read_oldest`."""
+        """Read all reports. Raises the errors of `read_oldest`."""
         while self._steps:
             self._read_oldest()
 
     def report(
         self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]
     ) -> None:
-        """Send the values of a step, or with `step` -1 those of an epoch."""
+        """Send the values of a step, or those of an epoch if `step` is -1."""
         own, shared = ({}, values) if self._step_strategy.reduced else (values, {})
         self._reporter.report_values(epoch, step, own=own, shared=shared, measured=measured)
 
@@ -132,10 +132,10 @@ class StepsInFlight:
         if not bad:
             raise AnotherRankError(
                 f"stopped at step {step}: {reason}. Look for a square root of zero or a division "
-                "by it, or lower the learning rate; --on-nan warn goes on regardless"
+                "by zero, or lower the learning rate; use --on-nan warn to continue anyway"
             )
         raise StepError(
             f"`{bad[0]}` is not finite at step {step} on rank {self._reporter.rank}: look for a "
-            "log or a division by zero, or lower the learning rate; --on-nan warn goes on "
-            "regardless"
+            "log of zero or a division by zero, or lower the learning rate; use --on-nan warn to "
+            "continue anyway"
         )

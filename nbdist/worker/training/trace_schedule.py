@@ -1,8 +1,8 @@
-"""When a run is traced: some steps now and then, so that the collectives of JAX are timed.
+"""Schedule of traces: some steps at intervals, to measure the time in JAX's collectives.
 
 JAX's programs do not time themselves, and its profiler costs little: 3 ms to start and stop, and
-0.3 ms for each step that is traced. All ranks trace at the same moments of the run, and so, but for
-a step now and then, the same steps; nothing is exchanged for it.
+0.3 ms for each traced step. All ranks trace at the same times of the run and thus, with few
+exceptions, the same steps. They exchange nothing for that.
 """
 
 from __future__ import annotations
@@ -25,62 +25,62 @@ if TYPE_CHECKING:
 
 SAMPLED_STEPS = 4
 SHARE = 0.005
-"""Of the time, what samples may cost."""
+"""Largest share of the run's time that samples may cost."""
 
 GAP_S = 4.0
-"""Between samples; doubled as long as one costs more than its `SHARE`."""
+"""Seconds between samples; doubled while a sample costs more than its `SHARE`."""
 
 LONGEST_STRIDE = 128
-"""Samples begin at multiples of a number of steps, which grows with the steps up to this.
+"""Samples begin at multiples of a stride, which grows with the step number up to this value.
 
-Ranks look at clocks of their own, some milliseconds apart: so they see the same time at the same
-step, most of the time.
+The clocks of the ranks differ by some milliseconds. A stride lets them begin at the same step, most
+of the time.
 """
 
 _SETTLED_STEP = 4
-"""Until then the first step has been waited for, which was compiled, and ends on all at once."""
+"""Step until which the clock starts anew: the compiled first step then ended on all ranks."""
 
 _READING_S = 60.0
-"""How long the end of a run waits for what was traced to be read."""
+"""Seconds that the end of a run waits for a trace to be read."""
 
 
 class Plan(Protocol):
-    """Some steps that are to be traced.
+    """A plan to trace some steps.
 
     Attributes:
-        steps: how many at a time.
+        steps: number of steps in a trace.
     """
 
     steps: int
 
     def is_due(self, step: int) -> bool:
-        """Whether to begin before `step`; asked before each."""
+        """Return whether to begin a trace before `step`; called before each step."""
         ...
 
     def folder(self) -> Path:
-        """Where the next trace goes."""
+        """Return the folder of the next trace."""
         ...
 
     def done(self, cost_s: float) -> None:
-        """A trace was taken, which cost so much beside the steps."""
+        """Note a finished trace, which cost `cost_s` seconds beside the steps."""
         ...
 
     def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
-        """Report steps, of which the loop has measured that; on a thread of its own."""
+        """Report the traced steps with the loop's measurements, on a thread of its own."""
         ...
 
     def close(self) -> None:
-        """There are no more steps."""
+        """End the plan: no more steps follow."""
         ...
 
 
 class Samples:
-    """A few steps now and then, of which the time in collectives is reported.
+    """A plan to trace a few steps at intervals, and report their time in collectives.
 
     Args:
-        reporter: of this rank.
-        tracer: the framework's profiler.
-        each: where a step that is traced is several of those that are reported, how many.
+        reporter: reporter of this rank.
+        tracer: profiler of the framework.
+        each: number of reported steps in one traced step.
     """
 
     steps = SAMPLED_STEPS
@@ -103,16 +103,16 @@ class Samples:
         return Path(tempfile.mkdtemp(prefix="nbdist-trace-"))
 
     def done(self, cost_s: float) -> None:
-        """The next one is at a multiple of the gap, where ranks meet whatever theirs is."""
+        """Set the next sample to a multiple of the gap, which ranks with different gaps share."""
         while cost_s > self._gap_s * SHARE:
             self._gap_s *= 2
         passed = time.perf_counter() - self._began
         self._next_s = (passed // self._gap_s + 1) * self._gap_s
 
     def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
-        """A step's time is told once more, beside the part of it that was in collectives.
+        """Report the time of each step again, together with its time in collectives.
 
-        A trace that the end of the run cut short is left out.
+        An incomplete trace, at the end of the run, is skipped.
         """
         try:
             if len(measured) < self.steps:
@@ -132,9 +132,9 @@ class Tracing:
     """Starts and stops the profiler between steps.
 
     Args:
-        tracer: the framework's profiler.
-        plans: what is to be traced; one at a time, the first that is due.
-        land: waits for the steps that are under way.
+        tracer: profiler of the framework.
+        plans: plans of traces; one trace runs at a time, of the first plan that is due.
+        land: waits for the steps under way.
     """
 
     def __init__(self, tracer: Tracer, plans: tuple[Plan, ...], land: Callable[[], None]) -> None:
@@ -146,12 +146,12 @@ class Tracing:
         self._measured: dict[int, dict[str, float]] = {}
 
     def step_result(self, step: int, measured: dict[str, float]) -> None:
-        """To be told of each step that is done."""
+        """Record the measurements of a finished step. Call it for each step."""
         if self._open is not None:
             self._measured[step] = measured
 
     def before(self, step: int, epoch: int) -> float:
-        """To be called before each step; returns the seconds that the profiler took."""
+        """Start or stop a trace if due; return the seconds it took. Call it before each step."""
         if self._open is not None:
             ends = step >= self._first + self._open.steps
             return self._stop(self._open, epoch) if ends else 0.0
@@ -161,12 +161,12 @@ class Tracing:
         return 0.0
 
     def cut(self, epoch: int) -> None:
-        """To be called where what follows is no step: what is under way ends before it."""
+        """Stop a trace under way. Call it before work that is no step."""
         if self._open is not None:
             self._stop(self._open, epoch)
 
     def close(self, epoch: int) -> None:
-        """End what is under way, and wait until what was traced has been reported."""
+        """Stop a trace under way, and wait until all traces have been reported."""
         if self._open is not None:
             self._end(self._open, epoch)
         for reading in self._reading:
@@ -182,7 +182,7 @@ class Tracing:
             self._open, self._first, self._folder, self._measured = plan, step, folder, {}
             self._start_s = time.perf_counter() - began
             return self._start_s
-        with contextlib.suppress(OSError):  # earlier traces may be there
+        with contextlib.suppress(OSError):  # the folder may contain earlier traces
             folder.rmdir()
         plan.done(0.0)
         return 0.0

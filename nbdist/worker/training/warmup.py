@@ -1,4 +1,4 @@
-"""`--scale-lr`: learning rates times the number of replicas, after a warm-up.
+"""`--scale-lr`: learning rates multiplied by the number of replicas, after a warm-up.
 
 The linear scaling rule with gradual warm-up of Goyal et al., 2017 (arXiv:1706.02677).
 """
@@ -19,34 +19,34 @@ RATE_NAMES = ("learning_rate", "lr")
 
 
 def rates_by_name(request: StepRequest, namespace: dict[str, Any]) -> dict[str, float]:
-    """The learning rates that are to be scaled: numbers that the step reads by such a name.
+    """Return the learning rates to scale: numbers that the step reads under such a name.
 
     Raises:
-        StepError: there is none.
+        StepError: the step has no such number.
     """
     if not request.options.scale_lr:
         return {}
     rates = learning_rates(request, namespace)
     if not rates:
         raise StepError(
-            "--scale-lr finds no learning rate in the step: read it from a number named "
-            "`learning_rate`, as in optax.adam(learning_rate).update(grads, opt_state); a "
-            "schedule, or a rate that the step assigns, is scaled by hand"
+            "--scale-lr found no learning rate in the step: read it from a number named "
+            "`learning_rate`, as in optax.adam(learning_rate).update(grads, opt_state); scale a "
+            "schedule, or a rate that the step assigns, by hand"
         )
     return rates
 
 
 def learning_rates(request: StepRequest, namespace: dict[str, Any]) -> dict[str, float]:
-    """Numbers that the step reads by the name of a learning rate."""
+    """Return the numbers that the step reads under the name of a learning rate."""
     read = {name: namespace[name] for name in RATE_NAMES if name in request.program.reads}
     numbers = {name: value for name, value in read.items() if not callable(value)}
     return {name: float(value) for name, value in numbers.items() if np.ndim(value) == 0}
 
 
 class Factor:
-    """Grows from 1 to `goal` over `steps` steps, and stays there; `now` is the last one.
+    """Factor that grows from 1 to `goal` over `steps` steps; `now` is its last value.
 
-    Steps that were `made` before count.
+    The `made` steps of an earlier run count.
     """
 
     def __init__(self, goal: int, steps: int, made: int = 0) -> None:
@@ -54,14 +54,14 @@ class Factor:
         self.now = 1.0
 
     def rates(self, before: dict[str, float]) -> tuple[Rate, ...]:
-        """What becomes of learning rates."""
+        """Return the learning rates before and after scaling."""
         return tuple(
             Rate(name=name, before=rate, after=rate * self._goal, warmup_steps=self._steps)
             for name, rate in before.items()
         )
 
     def next(self) -> float:
-        """The factor of the next step."""
+        """Advance by a step; return its factor."""
         self._step += 1
         part = min(1.0, self._step / self._steps) if self._steps else 1.0
         self.now = 1.0 + (self._goal - 1) * part
@@ -69,14 +69,14 @@ class Factor:
 
 
 def warm_up_steps(steps: int, steps_in_epoch: int) -> int:
-    """Steps over which a scaled learning rate is reached.
+    """Return the number of steps of the warm-up.
 
-    Five epochs (section 2.2 there), but no more than a tenth of the run; 100 steps where nobody
-    knows how long that is.
+    Five epochs (section 2.2 of the paper), but at most a tenth of the run; 100 steps if the length
+    of the run is unknown.
 
     Args:
-        steps: of the run; -1 where nobody knows.
-        steps_in_epoch: or -1.
+        steps: number of steps of the run; -1 if unknown.
+        steps_in_epoch: number of steps of an epoch; -1 if unknown.
     """
     if steps < 0:
         return 100

@@ -121,27 +121,27 @@ def test_ranks_that_are_alike_raise_nothing() -> None:
         (
             [(8, Facts(a=1, b=2)), (8, Facts(a=1, b=3)), *[(8, Facts(a=1, b=2))] * 2],
             1,
-            "rank 1 has another `b` than rank 0 after step 8.",
+            "rank 1 has a different `b` than rank 0 after step 8.",
         ),
         (
             [(8, Facts(a=2, b=3, c=1)), *[(8, Facts(a=1, b=2, c=1))] * 3],
             0,
-            "rank 0 has another `a` (and 1 more of 3 differ) than rank 1 after step 8.",
+            "rank 0 has a different `a` (and 1 more of 3 differ) than rank 1 after step 8.",
         ),
         (
             [(8, Facts(a=1)), (8, Facts(a=2)), (8, Facts(a=1)), (8, Facts(a=2))],
             1,
-            "ranks 1, 3 have another `a` than rank 0 after step 8.",
+            "ranks 1, 3 have a different `a` than rank 0 after step 8.",
         ),
         (
             [(8, Facts(a=1)), (8, Facts(a=1)), (9, Facts(a=1)), (8, Facts(a=1))],
             2,
-            "rank 2 has another number of steps than rank 0 after step 9.",
+            "rank 2 has a different number of steps than rank 0 after step 9.",
         ),
         (
             [*[(8, Facts(a=1))] * 3, (8, Facts(a=1, b=1))],
             3,
-            "rank 3 has another number of variables than rank 0 after step 8.",
+            "rank 3 has a different number of variables than rank 0 after step 8.",
         ),
     ],
 )

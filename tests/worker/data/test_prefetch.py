@@ -135,7 +135,7 @@ def test_data_that_ranks_read_together_are_left_as_they_are() -> None:
     together = Feed(source, options, lambda topic, text: said.append(f"{topic}: {text}"), int)
     assert len(made(together.epoch(1, CUT, -1))) == 5
     assert asked == {threading.current_thread().name}
-    assert said == ["starved: --prefetch 4: left out, as ranks read their parts together"]
+    assert said == ["starved: --prefetch 4: not used, because ranks read their parts together"]
 
 
 class TestAuto:
@@ -161,7 +161,7 @@ class TestAuto:
         assert median(shares[: WINDOW // 2]) > STARVED
         assert median(shares[-WINDOW:]) < STARVED
         assert len(said) == 1
-        assert "of the time was waiting for data; from here on it is read ahead" in said[0]
+        assert "of the time was waiting for data; nbdist now prefetches batches" in said[0]
 
     def test_a_run_that_is_not_starved_is_left_alone(self) -> None:
         _, said = self.run(0.0, WINDOW, prefetch="auto")
@@ -269,7 +269,7 @@ def test_on_engines_a_starved_run_is_cured_and_told(
     auto = input_shares(cluster, prefetch="auto")
     assert median(auto[: WINDOW // 2]) > STARVED
     assert median(auto[-WINDOW:]) < STARVED
-    assert "from here on it is read ahead" in "".join(capsys.readouterr())
+    assert "nbdist now prefetches batches" in "".join(capsys.readouterr())
     findings = kept(cluster.settings.runs_path)[0].state().findings
     assert [f.text for f in findings if f.topic == "starved" and "of a step" in f.text] == []
-    assert [f.text for f in findings if "from here on it is read ahead" in f.text]
+    assert [f.text for f in findings if "nbdist now prefetches batches" in f.text]
