@@ -102,7 +102,7 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
     assert len(digests) == 2
     assert len(set(digests)) == 1
     assert "True" in outputs
-    assert "goes on after step 228" in text
+    assert "resumed from the checkpoint of step 228" in text
 
 
 @pytest.mark.full  # its cells do what `test_plan.py` and `test_planned.py` test

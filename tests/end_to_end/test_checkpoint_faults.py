@@ -52,7 +52,7 @@ def resumed(folder: Path) -> Saving:
 
 
 def test_others_are_not_overwritten(cluster: nbdist.Cluster, copied: Path) -> None:
-    with pytest.raises(CellError, match="newest of step 8: go on from there with --resume"):
+    with pytest.raises(CellError, match="newest of step 8: use --resume to continue"):
         FORM.run(cluster, saving=Saving(folder=str(copied), every_steps=4))
 
 

@@ -52,5 +52,5 @@ def test_what_is_resumed_comes_to_the_same_bits(
     assert form.digest_of(cluster) == undisturbed
     assert steps_of(folder) == [14, 21, 24]
     assert [note.text.split(",")[0] for note in run.notes if note.topic == "checkpoint"] == [
-        "goes on after step 8"
+        "resumed from the checkpoint of step 8"
     ] * RANKS

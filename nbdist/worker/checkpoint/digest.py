@@ -1,4 +1,4 @@
-"""Small numbers that stand for values: they are compared in their place."""
+"""Digests: small numbers that are compared instead of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 WHOLE_BYTES = 2**20
-"""The size above which an array is sampled; one of 1 MiB takes a millisecond."""
+"""Size in bytes above which an array is sampled. One MiB takes a millisecond."""
 
 _CHUNKS = 16
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """What stands for a value.
+    """Digest of a value.
 
     Attributes:
-        name: of the value, as the user knows it.
-        number: an int32; another one if a single bit of the value is another.
+        name: name of the value in the user's terms.
+        number: int32 checksum of the value.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 def of_array(array: np.ndarray) -> int:
-    """CRC-32, which finds every change of up to 32 bits in a row."""
+    """Return the CRC-32, which detects every change within 32 consecutive bits."""
     return of_arrays((array,))
 
 
 def of_arrays(arrays: Iterable[Any]) -> int:
-    """CRC-32 of all arrays or tensors; 0 if there is none."""
+    """Return the CRC-32 of all arrays or tensors; 0 if there is none."""
     total = 0
     for array in map(np.asarray, arrays):
-        if array.dtype.hasobject:  # texts of TensorFlow are such
+        if array.dtype.hasobject:  # for example strings of TensorFlow
             content: Any = repr([_comparable(item) for item in array.ravel().tolist()]).encode()
         else:
             content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -47,12 +47,12 @@ def of_arrays(arrays: Iterable[Any]) -> int:
 
 
 def _comparable(item: Any) -> Any:
-    """Texts and numbers; of other objects the type: their texts may contain an address."""
+    """Return strings and numbers as they are, else the type: a repr may contain an address."""
     return item if isinstance(item, (str, bytes, int, float, complex)) else type(item).__name__
 
 
 def of_sample(parts: Iterable[np.ndarray]) -> int:
-    """CRC-32 of the chunks of one array, one after the other."""
+    """Return the CRC-32 of consecutive chunks of one array."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).data, crc)
@@ -60,11 +60,11 @@ def of_sample(parts: Iterable[np.ndarray]) -> int:
 
 
 def chunks(size: int, item_bytes: int) -> list[slice]:
-    """Ranges of `WHOLE_BYTES` in all, spread from the first to the last value.
+    """Return slices of `WHOLE_BYTES` in total, spread from the first to the last value.
 
     Args:
-        size: the number of values of a flat array above `WHOLE_BYTES`.
-        item_bytes: the size of a value.
+        size: number of values of a flat array larger than `WHOLE_BYTES`.
+        item_bytes: size of a value in bytes.
     """
     length = WHOLE_BYTES // _CHUNKS // item_bytes
     return [
@@ -73,12 +73,12 @@ def chunks(size: int, item_bytes: int) -> list[slice]:
 
 
 def of_keys(groups: Mapping[int, Iterable[int]]) -> int:
-    """CRC-32 of numbers by group, in whichever order they are."""
+    """Return the CRC-32 of numbers by group, independent of their order."""
     return _signed(zlib.crc32(repr(sorted((key, sorted(g)) for key, g in groups.items())).encode()))
 
 
 def of_facts(facts: Mapping[str, object]) -> Iterator[Digest]:
-    """Of numbers, texts and the like, by their names."""
+    """Yield the digests of numbers, strings and similar values, by their names."""
     for name, value in facts.items():
         yield Digest(name, _signed(zlib.crc32(repr(value).encode())))
 

@@ -1,15 +1,14 @@
-"""The folder of a run's checkpoints: what is in it, and how one comes to be there whole.
+"""Folder of a run's checkpoints: its contents, and the way to write a complete checkpoint.
 
     FOLDER/step-00000050/
-        manifest.json      how far the run was, and how it was cut
-        tensorflow/ or orbax/   what all ranks have in common, written by rank 0
-        rank-0.msgpack     what is rank 0's own; one for each rank
+        manifest.json      the position of the run, its ranks and its batch
+        tensorflow/ or orbax/   the state that all ranks share, written by rank 0
+        rank-0.msgpack     the state of rank 0 alone; one file for each rank
 
-A checkpoint is made as `.step-00000050.part-1a2b3c4d` and renamed once all of it is there, and
-renamed again before it is removed: what has the name is whole, whenever a process died. Files that
-a rank writes by itself come to be the same way. The number at the end is drawn anew each time that
-a run begins or goes on: a save that was broken off may still be written while the same step is
-saved again.
+A checkpoint is written as `.step-00000050.part-1a2b3c4d` and renamed when it is complete. It is
+renamed again before it is removed. A folder with the final name is therefore complete, whenever a
+process died. Files of one rank are written the same way. The ranks draw the number at the end anew
+when a run begins or resumes: an earlier save may still write while the same step is saved again.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ _GIVEN_UP = ".missing"
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a run is.
+    """Position of a run.
 
     Attributes:
-        step: the last step that is done; 0 is none.
-        epoch: the one that goes on; they count from 1.
-        batches: how many of its batches are done.
-        rows: the samples in those batches.
-        sums: of each reported value times the rows of its batch.
-        fit: which `fit` of the cell it is, counting from 1; 0 for a step.
+        step: last completed step; 0 if none.
+        epoch: current epoch, from 1.
+        batches: number of its completed batches.
+        rows: number of samples in those batches.
+        sums: sum of each reported value times the rows of its batch.
+        fit: number of the current `fit` in the cell, from 1; 0 for a step cell.
         earlier: epochs of the cell's fits before that one.
         order: seed of the shuffles of that fit, if the user has set none.
     """
@@ -60,15 +59,15 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint says of itself.
+    """Description of a checkpoint, stored in it.
 
     Attributes:
-        position: how far the run was.
-        world_size: of how many ranks.
-        batch: samples of a global batch; 0 where the data's elements are batches.
-        names: what of the cell's names is in it.
-        nbdist: the version that wrote it.
-        parts: folders of what the ranks have in common.
+        position: position of the run.
+        world_size: number of ranks.
+        batch: samples of a global batch; 0 if the elements of the data are batches.
+        names: names of the cell whose values the checkpoint contains.
+        nbdist: version that wrote it.
+        parts: folders of the state that the ranks share.
     """
 
     position: Position
@@ -80,12 +79,12 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Own(NamedTuple):
-    """What was each rank's own, as a rank takes it up; there may be more or fewer than there were.
+    """State of single ranks, as a rank restores it. The number of ranks may have changed.
 
     Attributes:
-        values: of the rank that had its place; of the last one where none had.
-        is_new: none had.
-        orphans: of ranks whose places are no more, which rank 0 takes up.
+        values: state of the former rank with this number; of the last former rank if none had it.
+        is_new: True if no former rank had this number.
+        orphans: states of former ranks whose numbers no longer exist; rank 0 restores them.
     """
 
     values: dict[str, np.ndarray]
@@ -94,11 +93,11 @@ class Own(NamedTuple):
 
 
 class Checkpoint:
-    """One checkpoint that is there.
+    """A complete checkpoint.
 
     Args:
-        folder: of the run's checkpoints.
-        step: the last step that is done in it.
+        folder: folder of the run's checkpoints.
+        step: last completed step in it.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -106,10 +105,10 @@ class Checkpoint:
         self.path = folder / f"step-{step:08d}"
 
     def own(self, rank: int) -> dict[str, Any]:
-        """What is a rank's own.
+        """Return the state of one rank.
 
         Raises:
-            StepError: it is not readable as such.
+            StepError: the file cannot be read or decoded.
         """
         try:
             data = (self.path / _own_name(rank)).read_bytes()
@@ -119,10 +118,10 @@ class Checkpoint:
         return own
 
     def manifest(self) -> Manifest:
-        """What it says of itself.
+        """Return the description of the checkpoint.
 
         Raises:
-            StepError: it is not readable as such.
+            StepError: the file cannot be read or decoded.
         """
         try:
             text = (self.path / "manifest.json").read_bytes()
@@ -132,12 +131,12 @@ class Checkpoint:
 
 
 class Draft:
-    """One that is being written.
+    """A checkpoint that is being written.
 
     Args:
-        folder: of the run's checkpoints.
-        step: the last step that is done in it.
-        attempt: the number that all ranks have drawn.
+        folder: folder of the run's checkpoints.
+        step: last completed step in it.
+        attempt: random number that all ranks share.
     """
 
     def __init__(self, folder: Path, step: int, attempt: int) -> None:
@@ -146,31 +145,33 @@ class Draft:
         self._whole = Checkpoint(folder, step).path
 
     def write_own(self, rank: int, data: bytes) -> None:
-        """Write what is a rank's own."""
+        """Write the state of one rank."""
         self.path.mkdir(parents=True, exist_ok=True)
         _write(self.path / _own_name(rank), data)
 
     def give_up(self, rank: int) -> None:
-        """What is this rank's own cannot be written: nobody is to wait for it."""
+        """Mark that this rank could not write its state; rank 0 then stops waiting for it."""
         with contextlib.suppress(OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / f"{_own_name(rank)}{_GIVEN_UP}").touch()  # takes no room
+            (
+                self.path / f"{_own_name(rank)}{_GIVEN_UP}"
+            ).touch()  # an empty file fits on a full disk
 
     def given_up(self) -> bool:
-        """Whether a rank has."""
+        """Return whether a rank has given up."""
         return any(self.path.glob(f"*{_GIVEN_UP}"))
 
     def write_manifest(self, text: bytes) -> None:
         _write(self.path / "manifest.json", text)
 
     def lacks(self, ranks: int) -> bool:
-        """Whether some rank has not written what is its own yet."""
+        """Return whether the state of a rank is still missing."""
         return not all((self.path / _own_name(rank)).exists() for rank in range(ranks))
 
     def commit(self) -> None:
-        """From here on it is there; where one of the same step is, that one stays."""
+        """Publish the checkpoint. If one of the same step exists, keep that one."""
         for path in self.path.rglob("*"):
-            _settle(path)  # what has the name is there after a crash of the machine, too
+            _settle(path)  # the contents must survive a crash of the machine before the rename
         try:
             self.path.rename(self._whole)
         except OSError:
@@ -184,7 +185,7 @@ class Draft:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, the oldest first; none where there is no folder."""
+    """Return the steps of the checkpoints in a folder, oldest first; empty without a folder."""
     with contextlib.suppress(FileNotFoundError):
         found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
@@ -192,7 +193,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def names_in(folder: Path) -> tuple[str, ...]:
-    """What of a cell's names the newest checkpoint has; none where there is none to be read."""
+    """Return the cell's names in the newest checkpoint; empty if none can be read."""
     with contextlib.suppress(OSError, StepError):
         for step in steps_in(folder)[-1:]:
             return Checkpoint(folder, step).manifest().names
@@ -200,7 +201,7 @@ def names_in(folder: Path) -> tuple[str, ...]:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder.
+    """Create the folder, and check that it is writable.
 
     Raises:
         StepError: nothing can be written there.
@@ -214,27 +215,27 @@ def prepare(folder: Path) -> None:
 
 
 def sweep(folder: Path, attempt: int) -> None:
-    """Remove what a run of before has begun to write; other ranks may have begun with this one."""
+    """Remove the drafts of earlier attempts; other ranks may already write drafts of this one."""
     for path in folder.iterdir():
         if _PART.fullmatch(path.name) and not path.name.endswith(f"-{attempt:x}"):
-            shutil.rmtree(path, ignore_errors=True)  # it may still grow
+            shutil.rmtree(path, ignore_errors=True)  # another process may still write to it
 
 
 def prune(folder: Path, keep: int, attempt: int) -> None:
-    """Remove all checkpoints but the newest, and what this attempt has not finished before."""
+    """Keep the newest checkpoints; remove older ones, and older drafts of this attempt."""
     newest = max(steps_in(folder), default=0)
     for path in folder.glob(f".step-*.part-{attempt:x}"):
         if int(path.name[len(".step-") :].partition(".")[0]) < newest:
             shutil.rmtree(path, ignore_errors=True)
     for step in steps_in(folder)[:-keep]:
         nameless = _part(folder, step, _REMOVED)
-        with contextlib.suppress(OSError):  # somebody else removes it
+        with contextlib.suppress(OSError):  # another process removes it
             Checkpoint(folder, step).path.rename(nameless)
         shutil.rmtree(nameless, ignore_errors=True)
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, object]:
-    """Arrays as what MessagePack can hold."""
+    """Convert arrays to types that MessagePack can encode."""
     return {
         name: {"type": array.dtype.str, "shape": array.shape, "data": array.tobytes()}
         for name, array in arrays.items()
@@ -242,7 +243,7 @@ def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, object]:
 
 
 def unpack(packed: Mapping[str, dict[str, object]]) -> dict[str, np.ndarray]:
-    """What `pack` was given."""
+    """Convert the result of `pack` back to arrays."""
     return {
         name: np.frombuffer(item["data"], item["type"]).reshape(item["shape"]).copy()  # type: ignore[call-overload]
         for name, item in packed.items()
@@ -258,7 +259,7 @@ def _own_name(rank: int) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it, or nothing."""
+    """Write the file completely, or not at all."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
@@ -272,7 +273,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _settle(path: Path) -> None:
-    """What is in a file, or the names in a folder, survives a crash of the machine."""
+    """Flush a file or a folder's list of names to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

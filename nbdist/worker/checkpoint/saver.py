@@ -1,9 +1,9 @@
-"""A run's state is saved while it goes on, and restored where it stopped.
+"""Saving the state of a run during training, and restoring it.
 
-All ranks save at the same step. What they have is copied there, and written by a thread: rank 0
-writes what all have in common, every rank what is its own, and rank 0 makes a checkpoint of it once
-all is there (`folder.py`). A rank that dies meanwhile leaves the one before as the
-newest. A save that fails, as on a full disk, is said, and the run goes on.
+All ranks save at the same step. Each copies its state there, and a thread writes the copy. Rank 0
+writes the state that all ranks share, and every rank writes its own state. Rank 0 publishes the
+checkpoint when it is complete (`folder.py`). If a rank dies before that, the previous checkpoint is
+the newest. If a save fails, for example on a full disk, nbdist reports it and the run continues.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ if TYPE_CHECKING:
     Gather = Callable[[np.ndarray], np.ndarray]
 
 _Generators = tuple[object, dict[str, Any]]
-"""The states of Python's generator, then of NumPy's."""
+"""States of Python's generator and of NumPy's."""
 
 _VERSION = importlib.metadata.version("nbdist")
 
 _FIRST_STEPS = 10
-"""Steps before anything is known of how long one takes, where seconds count."""
+"""Steps until the first save if the interval is in seconds: the step time is unknown before."""
 
 _POLL_S = 0.01
 _OTHERS_S = 60.0
-"""How long rank 0 waits for the other ranks' files."""
+"""Seconds that rank 0 waits for the other ranks' files."""
 
 _GIVEN_UP_S = 0.3
-"""The same, once the cell has failed: they may have saved, and are about to say so, or be dead."""
+"""Seconds that rank 0 still waits after the cell failed: other ranks may be about to write."""
 
 _ATTEMPTS = 2**31
-"""The numbers that drafts of one run are told apart by; int32 holds them."""
+"""Number of values of the random number of an attempt; int32 holds them."""
 
 _MARGIN = 1.1
-"""A checkpoint takes a little more than its arrays."""
+"""Size of a checkpoint relative to its arrays."""
 
 
 class State(Protocol):
-    """What a framework has of a run; made cheaply, as it may be asked for its digests alone.
+    """State of a run in one framework. Cheap to create: it may be used for its digests alone.
 
     Attributes:
-        kind: the folder that `copy` is written to, within a checkpoint.
-        names: of the cell's names, those whose values are in it.
+        kind: name of the folder in a checkpoint that `copy` is written to.
+        names: names of the cell whose values the state contains.
     """
 
     kind: str
@@ -81,75 +81,75 @@ class State(Protocol):
     def names(self) -> tuple[str, ...]: ...
 
     def size(self) -> int:
-        """In bytes, of what `copy` writes."""
+        """Return the bytes that `copy` writes."""
         ...
 
     def copy(self) -> Callable[[Path], None]:
-        """Copy what all ranks have in common; what is returned writes it, on any thread."""
+        """Copy the state that all ranks share; return a function that writes it, on any thread."""
         ...
 
     def assist(self) -> None:
-        """Have a part in what another rank needs to copy it."""
+        """Take part in the collectives that rank 0 needs to copy the state."""
         ...
 
     def own(self) -> dict[str, np.ndarray]:
-        """What is this rank's own."""
+        """Return the state of this rank alone."""
         ...
 
     def digests(self) -> list[Digest]:
-        """Of what all ranks are to have alike; of the same things in the same order on all."""
+        """Return digests of the values that must be equal on all ranks, in a fixed order."""
         ...
 
     def restore(self, folder: Path, own: Own) -> None:
-        """Take the values of a checkpoint.
+        """Restore the values of a checkpoint.
 
         Raises:
-            StepError: they do not fit.
+            StepError: the values do not match the run.
         """
         ...
 
 
 class Checkpoints(Protocol):
-    """The checkpoints of one run, on one rank."""
+    """Checkpoints of one run, on one rank."""
 
     def begin(self) -> Position | None:
-        """Make the folder ready; all ranks have to.
+        """Prepare the folder. All ranks must call it.
 
         Returns:
-            How far the run is that goes on; None where one begins.
+            Position from which the run resumes; None if it begins.
 
         Raises:
-            StepError: the folder cannot be written, has checkpoints that nobody asked to go on
-                from, or not the same ones for all ranks.
+            StepError: the folder is not writable, contains checkpoints without a request to
+                resume, or is not the same for all ranks.
         """
         ...
 
     def open(self, state: State) -> None:
-        """Save this state from here on; before, the newest checkpoint's goes into it.
+        """Save this state from now on; if the run resumes, restore the newest checkpoint first.
 
         Raises:
-            StepError: it does not fit.
+            StepError: the checkpoint does not match the run.
         """
         ...
 
     def due(self, step: int) -> bool:
-        """Whether the state after `step` is to be saved; the same on all ranks."""
+        """Return whether to save the state after `step`; the same on all ranks."""
         ...
 
     def save(self, position: Position) -> None:
-        """Copy the state, and begin to write it; all ranks have to, at the same step.
+        """Copy the state and begin to write it. All ranks must call it at the same step.
 
-        Waits for the save of before, if that is still under way. What has been saved is not again.
+        Waits for the previous save if it still runs. Does nothing if the step is saved already.
         """
         ...
 
     def close(self, *, failed: bool) -> None:
-        """Finish what is under way; after a failure, only where no other rank is needed."""
+        """Finish the save under way; after a failure, do not wait long for other ranks."""
         ...
 
 
 class Unsaved:
-    """A run whose state is not saved."""
+    """A run without checkpoints."""
 
     def begin(self) -> Position | None:
         return None
@@ -166,15 +166,15 @@ class Unsaved:
 
 
 class Saved:
-    """A run whose state is saved.
+    """A run with checkpoints.
 
     Args:
-        saving: where, and how often.
-        reporter: of this rank.
+        saving: folder and interval.
+        reporter: reporter of this rank.
         ranks: number of ranks.
-        batch: samples of a global batch, or 0.
-        common: all ranks have all data.
-        gather: of int32 numbers, every rank's; all have to call it.
+        batch: samples of a global batch; 0 if the elements of the data are batches.
+        common: True if every rank has all data.
+        gather: gathers int32 numbers from all ranks; all ranks must call it.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class Saved:
         newest = self._agree_on_newest()
         if newest >= 0 and not self._saving.resume:
             raise StepError(
-                f"--checkpoint {self._folder} has checkpoints, the newest of step {newest}: go on "
-                "from there with --resume, or name another folder"
+                f"--checkpoint {self._folder} contains checkpoints, the newest of step {newest}: "
+                "use --resume to continue from it, or use another folder"
             )
         if self._reporter.rank == 0:
             sweep(self._folder, self._attempt)
@@ -228,7 +228,7 @@ class Saved:
             self._saved = checkpoint.step
             self._plan(self._saved)
             self._resumed = None
-            self._reporter.note("checkpoint", f"goes on after step {self._saved}, as saved")
+            self._reporter.note("checkpoint", f"resumed from the checkpoint of step {self._saved}")
         opened = Opened(names=state.names, step=self._saved, **self._reporter.said())
         self._reporter.say(opened)
 
@@ -248,22 +248,22 @@ class Saved:
             raise AnotherRankError(f"--checkpoint {self._folder}: rank 0 cannot write there")
         if newest != chiefs and chiefs not in steps_in(self._folder) and chiefs >= 0:
             raise StepError(
-                f"--checkpoint {self._folder}: rank 0 sees a checkpoint of step {chiefs}, and this "
-                "rank does not: name a folder that all hosts share"
+                f"--checkpoint {self._folder}: rank 0 sees a checkpoint of step {chiefs}, but this "
+                "rank does not: use a folder that all hosts share"
             )
         return chiefs
 
     def _check(self, manifest: Manifest) -> None:
         if manifest.batch != self._batch:
             raise StepError(
-                f"the checkpoint in {self._folder} was made with --batch {manifest.batch}, and "
-                f"this run has {self._batch}: its data would not go on where they stopped"
+                f"the checkpoint in {self._folder} was made with --batch {manifest.batch}, but "
+                f"this run has {self._batch}: use the same batch size to continue in the data"
             )
         if manifest.world_size != self._ranks and not self._common:
             raise StepError(
                 f"the checkpoint in {self._folder} was made by {manifest.world_size} workers, each "
-                f"with data of its own, and there are {self._ranks}: their data would "
-                "not go on where they stopped"
+                f"with its own data, but this cluster has {self._ranks}: use the same number of "
+                "workers to continue in the data"
             )
 
     def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
@@ -305,7 +305,7 @@ class Saved:
         self._plan(position.step)
 
     def _assist(self) -> Callable[[Path], None]:
-        """What ranks have in common is rank 0's to write."""
+        """Help rank 0 to copy the shared state; this rank writes none of it."""
         self._state.assist()
         return lambda folder: None
 
@@ -324,7 +324,7 @@ class Saved:
         self._next = (step // every + 1) * every if self._saving.every_steps else step + every
 
     def _steps_of_seconds(self, step: int) -> int:
-        """How many steps take as long as was asked for, by rank 0's clock."""
+        """Return the number of steps in the requested seconds, by rank 0's clock."""
         now = time.monotonic()
         before, self._planned = self._planned, (step, now)
         steps = _FIRST_STEPS
@@ -339,10 +339,10 @@ class Saved:
         own: tuple[dict[str, np.ndarray], _Generators],
         write: Callable[[Path], None],
     ) -> None:
-        """On the thread; whatever the framework raises is said, as the run has no use for it."""
+        """Write the checkpoint, on the thread. Report an error instead of raising it."""
         try:
             self._refuse_full()
-            self._reporter.flush()  # whoever goes on from here does not report these steps again
+            self._reporter.flush()  # a run that resumes here does not report these steps again
             arrays, random_state = own
             packed = {"arrays": pack(arrays), "random": _packed(random_state)}
             draft.write_own(self._reporter.rank, msgspec.msgpack.encode(packed))
@@ -365,20 +365,20 @@ class Saved:
         needed = int(_MARGIN * self._state.size()) if self._reporter.rank == 0 else 0
         free = shutil.disk_usage(self._folder).free
         if free < needed:
-            raise OSError(f"{needed:,} bytes are needed, and {free:,} are free in {self._folder}")
+            raise OSError(f"{needed:,} bytes are needed, but {free:,} are free in {self._folder}")
 
     def _await_others(self, draft: Draft) -> bool:
         deadline = time.monotonic() + _OTHERS_S
         while draft.lacks(self._ranks):
             if draft.given_up():
-                raise OSError("another rank could not write what is its own")
+                raise OSError("another rank could not write its state")
             if self._given_up.wait(_POLL_S):
                 deadline = min(deadline, time.monotonic() + _GIVEN_UP_S)
                 time.sleep(_POLL_S)
             if time.monotonic() > deadline:
                 if self._given_up.is_set():
                     return False
-                raise TimeoutError(f"a rank has not written its part within {_OTHERS_S:g} s")
+                raise TimeoutError(f"a rank has not written its state within {_OTHERS_S:g} s")
         return True
 
 
@@ -391,7 +391,7 @@ def checkpoints(
     common: bool,
     gather: Gather,
 ) -> Checkpoints:
-    """Those of a run, as `Saved` says; none where nothing is to be saved."""
+    """Return the checkpoints of a run; an `Unsaved` if `saving` is None."""
     if saving is None:
         return Unsaved()
     return Saved(saving, reporter, ranks=ranks, batch=batch, common=common, gather=gather)
