@@ -1,4 +1,1 @@
-"""Keras's `fit` in a cell on either backend.
-
-Reports, checkpoints, timing, comparison of replicas.
-"""
+"""Keras's `fit` in a cell, on either backend: reports, checkpoints, timing, and comparison."""

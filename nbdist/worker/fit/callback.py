@@ -1,8 +1,8 @@
-"""`model.fit` in a cell shows its batches and epochs in the notebook by itself.
+"""Automatic reports of the batches and epochs of `model.fit` to the notebook.
 
-Keras has no public hook for a callback on every `fit`, so `CallbackList` is made to add one. With
-`verbose="auto"` (Keras's default) it stands in for the progress bar, which a display shared by
-several ranks cannot show; an explicit `verbose` keeps Keras's own output as well.
+Keras has no public hook for a callback on every `fit`, so nbdist patches `CallbackList` to add one.
+With `verbose="auto"` (Keras's default) it replaces the progress bar, which several ranks cannot
+show in one display. An explicit `verbose` keeps Keras's own output too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _list_init_upstream = keras.callbacks.CallbackList.__init__
 
 
 def apply() -> None:
-    """Add an `EpochReport` to every list of callbacks made from here on."""
+    """Add an `EpochReport` to every list of callbacks created from now on."""
     keras.callbacks.CallbackList.__init__ = _init_with_report
     fit_checkpoint.apply()
     if keras.backend.backend() == "jax":
@@ -38,7 +38,7 @@ def apply() -> None:
         from nbdist.worker.jax.keras import timing as keras_timing
 
         keras_layout.apply()
-        keras_timing.apply()  # of what is laid out
+        keras_timing.apply()  # after the layout, which it times
 
 
 def _init_with_report(
@@ -62,13 +62,13 @@ def _init_with_report(
 class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports each batch and each epoch, with this rank's own loss beside the reduced one.
 
-    Epochs and steps of a further `fit` in a cell are numbered on.
+    Epochs and steps are counted across all fits of a cell.
 
-    An interrupt ends the fit on all ranks before the same batch: one that stopped elsewhere would
-    leave the others in an all-reduce.
+    An interrupt ends the fit on all ranks before the same batch. A rank that stopped elsewhere
+    would leave the others in an all-reduce.
     """
 
-    async_safe = True  # else Keras would wait for the metrics of every batch
+    async_safe = True  # otherwise Keras would wait for the metrics of every batch
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._guard = _FitGuard(worker, self.model)
         self._made = worker.progress.batches
         self._pace = Pace(worker, self.model)
-        worker.ending.callback(self._close)  # of a fit that raises, Keras says nothing
+        worker.ending.callback(self._close)  # Keras calls no hook if a fit raises
 
     def on_train_end(self, logs: Any = None) -> None:
         self._saver.end(context.current().progress.batches)
@@ -105,7 +105,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if self._stop.is_before(self._made + batch + 1):
             self._saver.stop(self._made + batch, batch)
-            self._close()  # nobody else says that it is over
+            self._close()  # Keras calls no hook for this exception
             raise KeyboardInterrupt
         made = self._made + batch
         if self._guard.due(made):
@@ -126,14 +126,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         context.current().progress.tested += 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """On a thread of Keras's, or on several: the metrics are there by now."""
+        """Report the batch. Keras may call it on several threads; the metrics are computed."""
         if self._stop is None:
             return
         worker = context.current()
         step = self._made + batch + 1
         with self._pace.lock:
             progress = worker.progress
-            made = max(1, step - progress.batches)  # at once, with `steps_per_execution`
+            made = max(1, step - progress.batches)  # several, with `steps_per_execution`
             progress.batches = max(progress.batches, step)
             measured = self._pace.ended(batch, step, made)
             worker.reporter.report_values(
@@ -143,7 +143,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = context.current()
         self._made = worker.progress.batches - self._saver.begin_epoch(epoch)
-        if self._before is None:  # what `initial_epoch` has left out counts
+        if self._before is None:  # epochs before `initial_epoch` count
             self._before = max(0, worker.progress.epochs - epoch)
             worker.reporter.say(self._begun(epoch))
         self._own = {}
@@ -151,7 +151,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._pace.restart()
 
     def _begun(self, first: int) -> FitBegun:
-        """What there will have been at the end, with what the cell has done before."""
+        """Return the totals at the end of this fit, including earlier fits of the cell."""
         epochs, steps = self.params["epochs"], self.params["steps"]
         total = -1 if steps is None else self._made + (epochs - first) * steps
         assert self._before is not None
@@ -159,7 +159,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         return FitBegun(epochs=self._before + epochs, steps=total, **said)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        if self._stop is not None:  # validation is about to reset the metrics
+        if self._stop is not None:  # the validation will reset the metrics
             self._own = _own_loss(self.model)
             self._pace.cut(self._epoch)
 
@@ -174,11 +174,11 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _FitGuard:
-    """Compares the ranks of one `fit`; one that a rank makes by itself is not compared.
+    """Compares the ranks of one `fit`, unless a rank trains by itself.
 
     Args:
         worker: this rank.
-        model: that is trained.
+        model: model in training.
     """
 
     def __init__(self, worker: Worker, model: Any) -> None:
@@ -189,11 +189,11 @@ class _FitGuard:
             self._guard = guard_of(worker, lambda: gather_of(worker))
 
     def due(self, step: int) -> bool:
-        """Whether the state after so many batches of the cell is to be compared."""
+        """Return whether to compare the state after batch `step` of the cell."""
         return self._guard.due(step)
 
     def compare(self, step: int) -> None:
-        """Raises StepError, as `Guard.compare` says."""
+        """Compare the ranks. Raises the errors of `Guard.compare`."""
         self._guard.compare(step, lambda: state_of(self._worker, self._model))
 
 
@@ -205,7 +205,7 @@ def _trains_on_all(worker: Worker, model: Any) -> bool:
 
 
 def _scalars(logs: Any) -> dict[str, float]:
-    """Values of one element: a metric such as F1Score has one for each class."""
+    """Return the values of one element. A metric such as F1Score has one value for each class."""
     return {
         name: float(np.asarray(value).reshape(()))
         for name, value in (logs or {}).items()
@@ -214,11 +214,11 @@ def _scalars(logs: Any) -> dict[str, float]:
 
 
 def _own_loss(model: Any) -> dict[str, float]:
-    """The mean loss over the samples that this rank saw: its part of a reduced mean.
+    """Return the mean loss over this rank's own samples: its part of a reduced mean.
 
-    Keras keeps a mean as `total` and `count`; under a distribution strategy of TensorFlow each
-    replica has its own pair, which are added up when the metric is read. Under JAX the pair is
-    that of all ranks, and none knows its part.
+    Keras stores a mean as `total` and `count`. Under a distribution strategy of TensorFlow each
+    replica has its own pair, and reading the metric adds them up. Under JAX all ranks share one
+    pair, so a rank's own part is unknown.
     """
     if is_of_all_ranks():
         return {}

@@ -1,8 +1,8 @@
-"""What `fit` trains is saved while it does, and goes on in the middle of an epoch.
+"""Checkpoints of `fit`: saving during training, and resuming in the middle of an epoch.
 
-A cell that is run again to go on passes over each `fit` that was over, and over the batches that
-the one under way had had: they are read, in the same order, and not trained on. Keras's own
-`BackupAndRestore` goes on at an epoch, from a file that each rank would write.
+If a cell runs again to resume, it skips each finished `fit` and the finished batches of the
+unfinished one: Keras reads these batches in the same order, but does not train on them. Keras's own
+`BackupAndRestore` resumes only at an epoch, from a file that each rank would write.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _enumerate_upstream = EpochIterator._enumerate_iterator
 _passing: list[FitSaver] = []
-"""The one whose next pass through the data begins where it stopped."""
+"""The fit whose next pass through the data begins at its checkpoint."""
 
 
 def apply() -> None:
-    """Make Keras's passes through data begin where they are told to."""
+    """Patch Keras so that a pass through data can begin in the middle."""
     EpochIterator._enumerate_iterator = _enumerate_from
 
 
@@ -54,13 +54,13 @@ def _enumerate_from(self: Any) -> Iterator[Any]:
 
 
 class CellCheckpoints:
-    """Those of all the fits of a cell; made by the first.
+    """Checkpoints of all fits of a cell; the first fit creates them.
 
     Attributes:
-        fits: how many have begun.
-        checkpoints: where something is saved.
-        position: how far the run is that goes on; None where one begins.
-        stops: all ranks have agreed to end the cell where they are.
+        fits: number of fits that have begun.
+        checkpoints: checkpoints of the run; `Unsaved` if the cell saves nothing.
+        position: position from which the run resumes; None if it begins.
+        stops: True if all ranks have agreed to end the cell at the same step.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -86,15 +86,17 @@ class CellCheckpoints:
 
 
 class FitSaver:
-    """Saves one `fit`.
+    """Saves and restores one `fit`.
 
     Args:
         worker: this rank.
-        model: that is trained.
-        epochs: that it is asked for.
+        model: model in training.
+        epochs: requested number of epochs.
 
     Attributes:
-        at: how far it is; `epoch` counts from 0, as Keras's do.
+        at: position of the fit; its `epoch` counts from 0, as in Keras.
+        is_over: True if an earlier run of the cell finished this fit, or if nbdist only repeats
+            the cell for its names.
     """
 
     def __init__(self, worker: Worker, model: Any, epochs: int) -> None:
@@ -141,45 +143,45 @@ class FitSaver:
             self._cell.checkpoints.open(state_of(self._worker, self._model))
 
     def begin_epoch(self, epoch: int) -> int:
-        """To be called as an epoch begins; returns how many of its batches are passed over."""
-        self._model._initial_epoch = None  # Keras would begin the next fit there, too
+        """Begin an epoch; return the number of its batches that are skipped."""
+        self._model._initial_epoch = None  # Keras would reuse it for the next fit
         passed = self.at.batches if not self._restored else 0
         self._epoch = epoch
         return passed
 
     def pass_over(self, data: Iterator[Any], batches: int) -> bool:
-        """Whether there were so many."""
+        """Skip `batches` batches; return False if the data end before."""
         passed = list(itertools.islice(data, batches))
         progress = self._worker.progress
-        progress.tested += len(passed)  # it is not standing still
+        progress.tested += len(passed)  # so that the rank does not seem hung
         if passed and keras.backend.backend() == "jax":
             rows = (leaf.shape[0] for leaf in keras.tree.flatten(passed[0]) if leaf.ndim)
             progress.passed_rows = max(progress.passed_rows, *rows)
         return len(passed) == batches
 
     def restore(self) -> None:
-        """Take the checkpoint's values, once."""
+        """Restore the values of the checkpoint, once."""
         if not self._restored:
             self._restored = True
             self._open()
             if not self.at.batches:
-                self._model.reset_metrics()  # they may be those of the validation before
+                self._model.reset_metrics()  # they may contain values of the last validation
 
     def due(self, step: int) -> bool:
-        """Whether the state after so many batches of the cell is to be saved."""
+        """Return whether to save the state after batch `step` of the cell."""
         return self._cell.checkpoints.due(step)
 
     def save(self, step: int, batches: int) -> None:
-        """Save the state after `step`, the last of so many batches of the epoch."""
+        """Save the state after `step`, the last of `batches` batches of the epoch."""
         self._save(step, self._epoch, batches)
 
     def stop(self, step: int, batches: int) -> None:
-        """Save the state where all ranks have agreed to stop: as `save` does."""
+        """Save the state like `save`, at the step where all ranks have agreed to stop."""
         self._cell.stops = True
         self.save(step, batches)
 
     def end(self, step: int) -> None:
-        """The fit is over."""
+        """End the fit, and save its state."""
         self._model._initial_epoch = None
         if _passing and _passing[-1] is self:
             _passing.pop()
@@ -205,7 +207,7 @@ class FitSaver:
 
 
 def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
-    """What gathers every rank's int32 numbers: from shape (n,) to shape (ranks, n)."""
+    """Return a function that gathers int32 numbers, shape `(n,)` to `(ranks, n)`."""
     if keras.backend.backend() == "jax":
         from nbdist.worker.jax.runtime import processes
 
@@ -216,10 +218,10 @@ def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def state_of(worker: Worker, model: Any) -> State:
-    """The state of a `fit`, and all else that the cell's names lead to.
+    """Return the state of a `fit`, and of all other objects behind the cell's names.
 
-    If nothing is saved, TensorFlow's state is the model's alone: to describe others builds their
-    optimizers.
+    If nothing is saved, TensorFlow's state contains only the model: to describe other models, it
+    would have to build their optimizers.
     """
     namespace = engine_shell().user_ns
     if keras.backend.backend() == "jax":

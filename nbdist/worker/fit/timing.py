@@ -1,4 +1,4 @@
-"""How long the steps of a `fit` take, and how much of that is waiting and collectives."""
+"""Times of the steps of a `fit`: in total, waiting for data, and in collectives."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
 _LANDING_S = 10.0
-"""How long a step waits for those that are under way."""
+"""Seconds that a step waits for the steps under way."""
 
 
 def is_of_all_ranks() -> bool:
-    """Whether `fit` is on JAX, over the mesh of several ranks."""
+    """Return whether `fit` trains on JAX over the mesh of several ranks."""
     if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
         return False
     return context.current().world_size > 1
 
 
 class Pace:
-    """The times of one `fit`.
+    """Times of one `fit`.
 
     Args:
         worker: this rank.
-        model: that is trained; its train function is made.
+        model: model in training, with its train function.
 
     Attributes:
-        lock: to be held around `ended`.
+        lock: lock that a caller of `ended` holds.
     """
 
     def __init__(self, worker: Worker, model: Any) -> None:
@@ -51,7 +51,7 @@ class Pace:
         self._tracing = self._traced(worker)
 
     def _traced(self, worker: Worker) -> Tracing:
-        """The programs of JAX do not time their collectives: some are traced."""
+        """Return the tracing of steps. JAX's programs do not time their collectives."""
         if not self._together:
             return Tracing(NoTracer(), (), self.settle)
         from nbdist.worker.profiling.jax_profiler import PjrtTracer
@@ -60,14 +60,14 @@ class Pace:
         return Tracing(tracer, (Samples(worker.reporter, tracer, self._each),), self.settle)
 
     def restart(self) -> None:
-        """An epoch begins: what came before it is no part of a step."""
+        """Restart the clock at the begin of an epoch; the time before belongs to no step."""
         with self.lock:
             self._ended_at = time.perf_counter()
         if self._function is not None:
             self._function.forget()
 
     def begin(self, batch: int, epoch: int) -> None:
-        """To be called before each call of the train function, which begins with `batch`."""
+        """Prepare a call of the train function whose first batch is `batch`."""
         self._begun += 1
         if self._together:
             self.settle(IN_FLIGHT)
@@ -78,12 +78,12 @@ class Pace:
             self._function.begin(batch)
 
     def ended(self, batch: int, step: int, made: int) -> dict[str, float]:
-        """What was measured of a step, of `MEASURES`; on any thread.
+        """Return the measurements of a step (`MEASURES`). Thread-safe if the lock is held.
 
         Args:
-            batch: the last one of the call.
-            step: what it is reported as.
-            made: how many steps the call made.
+            batch: last batch of the call.
+            step: number under which the step is reported.
+            made: number of steps in the call.
         """
         before, self._ended_at = self._ended_at, time.perf_counter()
         first = batch - self._each + 1
@@ -94,23 +94,23 @@ class Pace:
         return measured
 
     def cut(self, epoch: int) -> None:
-        """What follows is no step."""
+        """Stop a trace under way, before work that is no step."""
         self._tracing.cut(epoch)
 
     def close(self, epoch: int) -> None:
-        """There are no more steps."""
+        """End the tracing; no more steps follow."""
         self._tracing.close(epoch)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether calls were begun that have not ended."""
+        """True if a call has begun and not ended."""
         return self._together and self._function is not None and self._function.open > 0
 
     def settle(self, but: int = 0) -> None:
-        """Wait until no more calls than that are under way.
+        """Wait until at most `but` calls are under way.
 
-        Without, a rank that has its data runs ahead of the others by as many steps as there are:
-        it would trace other steps than they do, and stop long after it was asked to.
+        Otherwise a rank whose data are ready would run many steps ahead of the others. It would
+        trace other steps than they do, and stop long after an interrupt.
         """
         function = self._function
         if function is not None and function.open > but:

@@ -1,4 +1,4 @@
-"""Digests of the values under a name, for the comparison over ranks."""
+"""Digests of the values under a name, for the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class KnownNumbers:
 
 
 def digest_of(name: str, numbers: Mapping[str, int], *, changed: bool) -> Replicated | None:
-    """The record of a name.
+    """Return the record of a name.
 
     Args:
-        name: in the user's namespace.
-        numbers: the digest of each value by its path.
-        changed: the cell has changed one of them.
+        name: name in the user's namespace.
+        numbers: digest of each value, by its path.
+        changed: True if the cell has changed one of them.
 
     Returns:
-        None if the name leads to no value.
+        The record; None if the name leads to no value.
     """
     if not numbers:
         return None
@@ -61,7 +61,7 @@ def digest_of(name: str, numbers: Mapping[str, int], *, changed: bool) -> Replic
 
 
 def found_under(name: str, values: Iterable[tuple[str, Value]]) -> list[tuple[str, Value]]:
-    """The values under a name; empty, with a warning, if an object raises when it is searched."""
+    """Return the values under a name; empty, with a warning, if the search raises."""
     try:
         return list(values)
     except Exception as error:  # noqa: BLE001 - any exception of a user's object

@@ -1,4 +1,4 @@
-"""JAX's arrays and pytrees, as `worker/inspection/placement.py` looks at them."""
+"""Reader of JAX's arrays and pytrees, for `worker/inspection/placement.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class JaxReader:
-    """Keeps what it has found out of shardings: arrays of one sharding are many."""
+    """Reader that caches the layout of each sharding: many arrays share one."""
 
     def __init__(self) -> None:
         self._wheres: dict[tuple[Sharding, int, bool], Where] = {}
@@ -41,7 +41,7 @@ class JaxReader:
         return None if level is None else Inside([((str(key),), part) for key, part in level[0]])
 
     def _where(self, array: jax.Array) -> Where:
-        """An array of another shape is cut alike, unless a dimension of it is empty."""
+        """Return the layout; arrays of one rank share it, except those with an empty dimension."""
         key = array.sharding, array.ndim, 0 in array.shape
         if key not in self._wheres:
             self._wheres[key] = self._read_sharding(array.sharding, array.shape)
@@ -72,7 +72,7 @@ class JaxReader:
         return Mesh(tuple(map(str, mesh.axis_names)), tuple(mesh.devices.shape), devices)
 
     def _device(self, device: jax.Device, memory: str | None, *, own: bool) -> PlacedDevice:
-        """By its number among those of its process; JAX's ids have gaps between processes."""
+        """Number a device within its process; JAX's ids have gaps between processes."""
         if device.platform not in self._places:
             self._places[device.platform] = _numbered(jax.devices(device.platform))
         rank, name = self._places[device.platform][device]
@@ -83,12 +83,12 @@ class JaxReader:
 
 @functools.lru_cache
 def _written(dtype: Any) -> str:
-    """NumPy takes its time for each."""
+    """Format a dtype; cached because NumPy is slow at it."""
     return str(dtype)
 
 
 def _numbered(devices: Sequence[jax.Device]) -> dict[Any, tuple[int, str]]:
-    """Each device's rank and its name there."""
+    """Return the rank of each device and its name there."""
     counts: dict[int, int] = {}
     places = {}
     for device in sorted(devices, key=lambda d: d.id):
@@ -100,7 +100,7 @@ def _numbered(devices: Sequence[jax.Device]) -> dict[Any, tuple[int, str]]:
 def _cut(
     indices: Sequence[tuple[slice, ...]], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """In how many parts each dimension is cut, and which block each index is."""
+    """Return the number of parts of each dimension, and the block number of each index."""
     starts = [tuple(part.start or 0 for part in index) for index in indices]
     edges = [sorted({start[d] for start in starts}) for d in range(len(shape))]
     order = [{edge: i for i, edge in enumerate(of_one)} for of_one in edges]

@@ -1,4 +1,4 @@
-"""Keras's objects, on whichever backend, as `worker/inspection/placement.py` looks at them."""
+"""Reader of Keras's objects on any backend, for `worker/inspection/placement.py`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def read(value: Any) -> Inside | None:
 
 
 def _path(owner: str, path: str) -> tuple[str, ...]:
-    """`/dense`, `/kernel` for `sequential/dense/kernel` of `sequential`."""
+    """Return the path in parts, without the owner: `/dense`, `/kernel` for `model/dense/kernel`."""
     words = path.split("/")
     return tuple(f"/{word}" for word in (words[1:] if words[0] == owner else words))

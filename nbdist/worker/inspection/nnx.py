@@ -1,4 +1,4 @@
-"""Flax NNX objects, as `placement.py` looks at them; JAX's registry opens most of them."""
+"""Reader of Flax NNX objects, for `placement.py`. JAX's registry handles most of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from nbdist.worker.inspection.types import Inside
 
 
 def read(value: Any) -> Inside | None:
-    """A variable's array, and the variables of modules that were made with `pytree=False`."""
+    """Return the array of a variable, or the variables of a module with `pytree=False`."""
     if isinstance(value, nnx.Variable):
         return Inside([((), value.get_raw_value())])
     if not nnx.graph.is_graph_node(value):
         return None
-    if default_registry.flatten_one_level_with_keys(value) is not None:  # it is a pytree
+    if (
+        default_registry.flatten_one_level_with_keys(value) is not None
+    ):  # a pytree: JaxReader reads it
         return None
     return Inside(
         [

@@ -1,7 +1,7 @@
-"""Where the arrays behind names are, as one rank knows it.
+"""Locations of the arrays behind names, as far as one rank knows them.
 
-Only metadata is read: no data move, nothing is computed, no other rank is waited for. For an array
-that JAX has laid over several processes one rank's metadata tell of all its blocks.
+Only metadata is read: no data are moved, nothing is computed, and the rank waits for no other rank.
+If a JAX array spans several processes, the metadata of one rank describe all its blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 _NOWHERE = object()
 _DEEPEST = 64
-"""Branches of a path; what is deeper is one, as whoever reads a tree goes down by calls."""
+"""Largest depth of a path; deeper parts are joined, because readers of the tree recurse."""
 
 
 def describe(names: list[str]) -> bytes:
-    """A `PlacementReport` of the arrays that these names lead to, as MessagePack.
+    """Return a `PlacementReport` of the arrays behind these names, as MessagePack.
 
     Args:
-        names: of the user's namespace; dots lead to attributes.
+        names: names in the user's namespace; dots lead to attributes.
     """
     walk = _Walk(readers())
     missing, empty = [], {}
@@ -50,7 +50,7 @@ def _look_up(name: str) -> Any:
 
 
 def readers() -> list[Reader]:
-    """Those of the libraries that the user's program has imported."""
+    """Return the readers for the libraries that the user's program has imported."""
     readers: list[Reader] = [_containers]
     if "keras" in sys.modules:
         from nbdist.worker.inspection import keras as keras_objects
@@ -75,7 +75,7 @@ def _containers(value: Any) -> Inside | None:
     if isinstance(value, dict):
         return Inside([((f"[{key!r}]",), part) for key, part in value.items()])
     if isinstance(value, tuple) and (fields := getattr(value, "_fields", None)):
-        # which is how a named tuple is told from another
+        # only a named tuple has `_fields`
         return Inside([((f".{field}",), p) for field, p in zip(fields, value, strict=True)])
     if isinstance(value, (list, tuple)):
         return Inside([((f"[{i}]",), part) for i, part in enumerate(value)])
@@ -83,7 +83,7 @@ def _containers(value: Any) -> Inside | None:
 
 
 def _plain(value: Any) -> Found | Inside | None:
-    import numpy as np  # here: the notebook's kernel imports this module too
+    import numpy as np  # local: the notebook's kernel imports this module too
 
     if isinstance(value, np.ndarray) and value.dtype != object:
         return Found(value.shape, str(value.dtype), value.nbytes, HOST)
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Found | Inside | None:
 
 
 class _Walk:
-    """Finds arrays, in the order of the user's own trees; each once, cycles or not."""
+    """Search that finds each array once, in the order of the user's trees, despite cycles."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
@@ -105,7 +105,7 @@ class _Walk:
         self._tables = _Tables()
 
     def take(self, name: str, root: Any) -> bool:
-        """Whether there is an array, also one that an earlier name has led to."""
+        """Search from `root`; return whether it leads to an array, even one found before."""
         before = len(self._arrays), len(self._again)
         waiting = [((name,), root)]
         while waiting:
@@ -124,7 +124,7 @@ class _Walk:
                 continue
             if isinstance(seen, Inside) and not seen.parts:
                 return None
-            first, _ = self._seen.setdefault(id(value), (path, value))  # kept, so that no id recurs
+            first, _ = self._seen.setdefault(id(value), (path, value))  # stored: ids are not reused
             if first == path:
                 return seen
             self._again["".join(path)] = first
@@ -133,7 +133,7 @@ class _Walk:
 
     def _keep(self, path: tuple[str, ...], found: Found) -> None:
         times = self._paths[path] = self._paths.get(path, 0) + 1
-        if times > 1:  # layers of one name
+        if times > 1:  # several layers with the same name
             path = (*path[:-1], f"{path[-1]} ({times})")
         if len(path) > _DEEPEST:
             path = (*path[:_DEEPEST], "".join(path[_DEEPEST:]))
@@ -141,7 +141,7 @@ class _Walk:
         self._arrays.append(PlacedArray(path, found.shape, found.dtype, found.nbytes, layout))
 
     def _notes(self) -> Iterator[str]:
-        """What was reached twice, if it holds arrays."""
+        """Yield a note for each object with arrays that was reached twice."""
         if not self._again:
             return
         holders = {a.path[:n] for a in self._arrays for n in range(1, len(a.path) + 1)}
@@ -162,7 +162,7 @@ class _Walk:
 
 
 class _Tables:
-    """Devices, meshes and layouts of a report."""
+    """Tables of the devices, meshes and layouts of a report."""
 
     def __init__(self) -> None:
         self.devices: Table[PlacedDevice] = Table()
@@ -171,7 +171,7 @@ class _Tables:
         self._known: dict[int, tuple[int, Where]] = {}
 
     def layout(self, where: Where) -> int:
-        if id(where) not in self._known:  # to hash one takes longer the more devices there are
+        if id(where) not in self._known:  # hashing a layout is slow with many devices
             self._known[id(where)] = self.layouts.index(self._layout(where)), where
         return self._known[id(where)][0]
 

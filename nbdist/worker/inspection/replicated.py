@@ -35,7 +35,7 @@ class ReplicatedArrays:
         self._known = KnownNumbers()
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
-        """Digest the replicated arrays that names lead to, and wait until they are computed."""
+        """Digest the replicated arrays behind names; waits until they are computed."""
         values = ((name, namespace[name]) for name in names if name in namespace)
         found = (self._under(name, value) for name, value in values)
         return tuple(each for each in found if each is not None)
@@ -53,7 +53,7 @@ class ReplicatedArrays:
 
 
 def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
-    """The replicated arrays under a name, each once, by its path."""
+    """Yield the replicated arrays under a name, each once, with its path."""
     looks, seen = [*readers(), _own_object], set()
     waiting: list[tuple[str, Any]] = [(name, root)]
     while waiting:
@@ -72,7 +72,7 @@ def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
 
 
 def _own_object(value: Any) -> Inside | None:
-    """The attributes of an object whose class the notebook defines."""
+    """Return the attributes of an object whose class the notebook defines."""
     if type(value).__module__ != _USERS_MODULE or not type(value).__dictoffset__:
         return None
     return Inside([((f".{name}",), part) for name, part in vars(value).items()])

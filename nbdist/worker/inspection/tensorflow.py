@@ -1,6 +1,6 @@
-"""TensorFlow's variables and tensors, as `worker/inspection/placement.py` looks at them.
+"""Reader of TensorFlow's variables and tensors, for `worker/inspection/placement.py`.
 
-Under MultiWorkerMirroredStrategy a worker knows the copies of its own replicas.
+Under MultiWorkerMirroredStrategy a worker knows only the copies of its own replicas.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def _is_kept_alike(value: Any) -> bool:
 
 
 def _found(value: Any, where: Where) -> Found:
-    """Of strings the size is not known."""
+    """Return the array; 0 bytes for strings, whose size is unknown."""
     shape, dtype = _shape(value), value.dtype
     nbytes = 0 if dtype == tf.string else dtype.size * value.shape.num_elements()
     return Found(shape, dtype.name, nbytes, where)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """-1 for what is not known, of a tensor in a graph."""
+    """Return the shape; -1 for unknown dimensions of a tensor in a graph."""
     if value.shape.rank is None:
         return ()
     return tuple(-1 if n is None else n for n in value.shape)
@@ -84,6 +84,6 @@ def _where(kind: LayoutKind, *devices: str) -> Where:
 
 
 def _device(name: str) -> PlacedDevice:
-    """`gpu:0` for `/job:worker/replica:0/task:1/device:GPU:0`."""
+    """Convert a device name: `gpu:0` for `/job:worker/replica:0/task:1/device:GPU:0`."""
     spec = tf.DeviceSpec.from_string(name)
     return PlacedDevice(OWN_RANK, f"{(spec.device_type or 'cpu').lower()}:{spec.device_index or 0}")

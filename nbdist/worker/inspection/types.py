@@ -1,4 +1,4 @@
-"""What a look at one object of the user's finds: an array and where it is, or parts to look at."""
+"""Results of reading one user object: an array with its location, or parts to read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Mesh:
-    """As `records.MeshShape`, with the devices themselves."""
+    """Mesh like `records.MeshShape`, but with devices instead of indices."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -25,7 +25,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Where:
-    """As `records.Layout`, with the devices and the mesh themselves."""
+    """Layout like `records.Layout`, but with devices and mesh instead of indices."""
 
     kind: LayoutKind
     devices: tuple[PlacedDevice, ...] = ()
@@ -39,7 +39,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Found:
-    """An array; `nbytes` of the whole, once."""
+    """An array; `nbytes` is the size of the whole array, counted once."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -49,13 +49,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Inside:
-    """Parts, each with what leads to it from here: `.weight`, `['w']`, `[0]`; or with nothing."""
+    """Parts of an object, each with its relative path: `.weight`, `['w']`, `[0]`, or empty."""
 
     parts: Sequence[tuple[tuple[str, ...], Any]]
 
 
 Reader = Callable[[Any], Found | Inside | None]
-"""None: not of its kind."""
+"""Function that reads an object; returns None for objects of another kind."""
 
 ABSTRACT = Where("abstract")
 DELETED = Where("deleted")
@@ -63,7 +63,7 @@ HOST = Where("host", (PlacedDevice(OWN_RANK, HOST_MEMORY),), (0,))
 
 
 class Table(Generic[Item]):
-    """Items, each once, by index."""
+    """Set of items in order of insertion, each with an index."""
 
     def __init__(self) -> None:
         self._index: dict[Item, int] = {}

@@ -1,1 +1,1 @@
-"""Keras on either backend: its choice, optimizers, HDF5 files and the timing of train functions."""
+"""Keras on either backend: choice, optimizers, HDF5 files, and timing of train functions."""

@@ -1,7 +1,7 @@
-"""Keras's backend: decided as a cell imports Keras, and what conflicts with it.
+"""Backend of Keras: its choice when a cell imports Keras, and errors for conflicts.
 
-Keras reads `KERAS_BACKEND` once, as it is imported. What a cell sets later has no effect, and a
-backend that the cell's strategy does not distribute trains each worker by itself.
+Keras reads `KERAS_BACKEND` once, during its import. A later change has no effect. On a backend that
+the cell's strategy does not distribute, each worker would train by itself.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _STRATEGIES = {backend: strategy for strategy, backend in _BACKENDS.items()}
 
 @functools.cache
 def decide_at_import() -> None:
-    """From here on, the first import of Keras decides its backend, or is refused."""
+    """Install the import hook: the first import of Keras then sets or checks its backend."""
     sys.meta_path.insert(0, _Finder(os.environ.get(VARIABLE)))
 
 
 class _Finder:
-    """Finds Keras as the other finders do, and decides just before it is executed.
+    """Import hook that finds Keras like the other finders, and checks its backend first.
 
     Args:
-        given: the backend that the user has chosen for the workers, or that goes with the only
-            framework.
+        given: backend that the user has chosen for the workers, or that belongs to the only
+            framework; None if undecided.
     """
 
     def __init__(self, given: str | None) -> None:
@@ -76,11 +76,11 @@ class _Loader(wrapt.ObjectProxy):  # type: ignore[type-arg]
 
 
 def _decide(given: str | None) -> None:
-    """Raises KerasBackendError if the backend is not the one of the cell's strategy."""
+    """Set the backend for the cell's strategy; raise KerasBackendError on a conflict."""
     chosen, worker = os.environ.get(VARIABLE), context.if_any()
     if worker is None:
         if chosen is None:
-            raise KerasBackendError("no cell has decided the backend of Keras yet")
+            raise KerasBackendError("no cell has chosen the backend of Keras yet")
         return
     strategy = worker.strategy
     if chosen is None:
@@ -88,15 +88,15 @@ def _decide(given: str | None) -> None:
         os.environ[VARIABLE] = _BACKENDS[strategy or first]
     elif strategy is not None and chosen not in (given, _BACKENDS[strategy]):
         by = _STRATEGIES.get(chosen, "no strategy")
-        worker.ending.callback(_set_back, given)  # TensorFlow, which may import it, goes on
+        worker.ending.callback(_set_back, given)  # TensorFlow, which may import Keras, still runs
         raise KerasBackendError(
-            f"{VARIABLE}={chosen}, and this cell runs under {strategy}: Keras on {chosen} is "
-            f"trained over the workers by {by}. {_remedy(chosen, is_loaded=False)}"
+            f"{VARIABLE}={chosen}, but this cell runs under {strategy}: Keras on {chosen} is "
+            f"distributed over the workers by {by}. {_remedy(chosen, is_loaded=False)}"
         )
 
 
 def _set_back(given: str | None) -> None:
-    """The next cell may choose anew."""
+    """Reset the variable, so that the next cell can choose again."""
     if given is None:
         os.environ.pop(VARIABLE, None)
     else:
@@ -104,23 +104,23 @@ def _set_back(given: str | None) -> None:
 
 
 def refuse_another(tree: ast.Module) -> None:
-    """Raises KerasBackendError if a cell asks for another backend than Keras is loaded on."""
+    """Raise KerasBackendError if a cell requests another backend than the loaded one."""
     if "keras" not in sys.modules:
         return
     loaded = _loaded()
     other = next((backend for backend in _asked(tree) if backend != loaded), None)
     if other is not None:
         raise KerasBackendError(
-            f"the cell sets {VARIABLE}={other}, and Keras is loaded on {loaded}: it would have no "
+            f"the cell sets {VARIABLE}={other}, but Keras is loaded on {loaded}: the change has no "
             f"effect; nothing was run. {_remedy(other, is_loaded=True)}"
         )
 
 
 def check_fit(model: Any) -> None:
-    """Refuse a `fit` in a strategy's scope that trains each worker by itself.
+    """Refuse a `fit` in a strategy's scope that would train each worker by itself.
 
     Raises:
-        StrategyError: the reason, and what to do.
+        StrategyError: the backend or the model does not belong to the strategy.
     """
     worker = context.current()
     if worker.strategy is None or worker.world_size == 1:
@@ -133,7 +133,7 @@ def check_fit(model: Any) -> None:
         here = f"%%dist_run --strategy {other}" if other in worker.strategies else ""
         first = f"begin the cell with {here}; or, for Keras on {needed}: " if here else ""
         raise StrategyError(
-            f"`fit` would train each worker by itself: Keras is on {loaded}, and the cell runs "
+            f"`fit` would train each worker by itself: Keras is on {loaded}, but the cell runs "
             f"under {worker.strategy}: {first}{_remedy(needed, is_loaded=True)}"
         )
     if worker.strategy == "pjrt" and keras.distribution.distribution() is None:
@@ -142,15 +142,15 @@ def check_fit(model: Any) -> None:
         model._distribute_strategy is not worker.strategies["mirrored"]
     ):
         raise StrategyError(
-            "`fit` would train each worker by itself: the model was made outside of the strategy's "
-            "scope, as in a cell with --ranks: make it in a cell for all workers; to train on one "
-            "worker only, begin the cell with %%dist_run --ranks 0"
+            "`fit` would train each worker by itself: the model was created outside of the "
+            "strategy's scope, for example in a cell with --ranks: create it in a cell for all "
+            "workers; to train on one worker only, begin the cell with %%dist_run --ranks 0"
         )
 
 
 _UNSET = (
-    "`fit` trains each worker by itself, as Keras's distribution is unset: leave out "
-    "keras.distribution.set_distribution(None), and use a version of Keras that nbdist knows"
+    "`fit` trains each worker by itself, because Keras has no distribution: remove "
+    "keras.distribution.set_distribution(None), and use a version of Keras that nbdist supports"
 )
 
 
@@ -162,19 +162,19 @@ def _loaded() -> str:
 def _remedy(backend: str, *, is_loaded: bool) -> str:
     strategy = _STRATEGIES.get(backend)
     if strategy is None:
-        return "Choose jax, or tensorflow"
+        return "Use jax or tensorflow"
     worker = context.current()
     if strategy not in worker.strategies:
         again = f"%dist_start {worker.world_size} hosts --framework {backend}"
-        return f"Type %dist_stop, then {again}"
+        return f"Run %dist_stop, then {again}"
     cell = f"a cell that begins with %%dist_run --strategy {strategy}"
     if is_loaded:
-        return f"Type %dist_restart, then set {VARIABLE} and import Keras in {cell}"
+        return f"Run %dist_restart, then set {VARIABLE} and import Keras in {cell}"
     return f"Import Keras in {cell}"
 
 
 def _asked(tree: ast.Module) -> Iterator[str]:
-    """The backends that a cell writes into the environment by constants."""
+    """Yield the backends that a cell writes into the environment as constants."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(

@@ -1,10 +1,11 @@
-"""Saving to HDF5 removes the optimizer from what a Keras model was compiled with.
+"""Patch of Keras: saving to HDF5 removes the optimizer from a model's compile settings.
 
-`saving_utils.model_metadata` removes it from the model's own dictionary. A `.keras` file that is
-saved later, and `clone_model`, then name no optimizer: Keras loads the model with RMSprop, its
-default, and with the state of the other optimizer. Under SGD with momentum the first update is NaN.
-Where rank 0 alone writes, the ranks then differ. Seen with Keras 3.15.1, in one process too;
-`tests/worker/tensorflow/saving/test_coordination.py` fails if the patch is no longer needed.
+`saving_utils.model_metadata` removes it from the model's own dictionary. A `.keras` file saved
+later, and `clone_model`, then contain no optimizer. Keras loads such a model with its default,
+RMSprop, and with the state of the other optimizer. After SGD with momentum, the first update is
+NaN. If only rank 0 writes, the ranks then differ. Observed with Keras 3.15.1, also in a single
+process. `tests/worker/tensorflow/saving/test_coordination.py` fails if the patch is no longer
+needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _upstream = saving_utils.model_metadata
 
 @functools.cache
 def apply() -> None:
-    """Keep the optimizer; to be called for versions of Keras that were tested."""
+    """Keep the optimizer while saving. Call it only for tested versions of Keras."""
     saving_utils.model_metadata = _model_metadata
 
 

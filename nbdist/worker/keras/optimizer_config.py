@@ -1,4 +1,4 @@
-"""What a Keras optimizer was told, in plain numbers and words."""
+"""Settings of Keras optimizers, as plain values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def flags(owners: Mapping[str, Any]) -> dict[str, object]:
-    """Those of the optimizers among `owners`, and of their learning rates' schedules, by name.
+    """Return the settings of the optimizers among `owners` and of their learning-rate schedules.
 
-    The names of the optimizers themselves count on, and differ between ranks that made others.
+    Optimizers' own names are left out: Keras numbers them, so they may differ between ranks.
     """
     told: dict[str, object] = {}
     for name, owner in owners.items():

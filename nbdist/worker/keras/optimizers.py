@@ -1,4 +1,4 @@
-"""The optimizers of models, which Keras builds at the first `fit`."""
+"""Optimizers of Keras models, which Keras builds at the first `fit`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def optimizers_of(owners: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of compiled models, by words that lead to them; to be asked in the strategy's scope.
+    """Return the optimizers of compiled models, by description. Call it in the strategy's scope.
 
-    They are built: a run that goes on passes over the fits that were done, which would.
+    Builds them if necessary: a resumed run skips finished fits, which would have built them.
     """
     found = {}
     for name, owner in owners.items():

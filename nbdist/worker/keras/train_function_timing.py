@@ -1,4 +1,4 @@
-"""What each call of Keras's train function says of its time, whichever backend runs it."""
+"""Times of the calls of Keras's train function, on any backend."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 
 class Took(Protocol):
-    """The times of one call: of one step, or of several with `steps_per_execution`."""
+    """Times of one call: one step, or several with `steps_per_execution`."""
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
-        """For one step, what is known of `input_s` and `collective_s`.
+        """Return the known ones of `input_s` and `collective_s`, in seconds for one step.
 
         Args:
-            since_s: when the call before had ended on the devices, on `time.perf_counter`; what
-                was waited until then was hidden behind it.
-            steps: how many the call made.
+            since_s: time when the previous call ended on the devices (`time.perf_counter`).
+                Waiting before that time does not count.
+            steps: number of steps in the call.
         """
         ...
 
 
 class Unknown:
-    """Nothing was timed."""
+    """A call that was not timed."""
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
         del since_s, steps
@@ -32,10 +32,10 @@ class Unknown:
 
 
 class TimedFunction:
-    """A train function of Keras's that remembers what its calls took. `take` is for any thread.
+    """Train function of Keras that records the times of its calls. `take` is thread-safe.
 
     Args:
-        call: makes one call; returns what Keras is to have of it, and its times.
+        call: runs one call; returns the outputs for Keras, and its times.
     """
 
     def __init__(self, call: Callable[..., tuple[Any, Took]]) -> None:
@@ -51,20 +51,20 @@ class TimedFunction:
         return outputs
 
     def begin(self, batch: int) -> None:
-        """The next call begins with that batch of its epoch."""
+        """Set the first batch of the next call."""
         self._batch = batch
 
     def forget(self) -> None:
-        """What nobody will take, as of single batches (`train_on_batch`) or after an error."""
+        """Drop times that are never taken, for example of `train_on_batch` or after an error."""
         with self._lock:
             self._took.clear()
 
     @property
     def open(self) -> int:
-        """How many calls there were whose times have not been taken."""
+        """Number of calls whose times have not been taken."""
         return len(self._took)
 
     def take(self, batch: int) -> Took:
-        """The times of the call that began with `batch`, which are forgotten here."""
+        """Remove and return the times of the call that began with `batch`."""
         with self._lock:
             return self._took.pop(batch, Unknown())

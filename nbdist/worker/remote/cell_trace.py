@@ -1,7 +1,7 @@
-"""A profiler's trace of one cell on this rank, or in a plain kernel that has JAX.
+"""Profiler trace of one cell on this rank, or in a plain kernel that has JAX.
 
-Begun and ended between cells, on the thread that runs them. What a cell has left under way is
-waited for, a short while: devices are behind the lines that gave them work.
+The trace begins and ends between cells, on the thread that runs them. Devices run behind the lines
+that launch their work, so the end waits a short time for work under way.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 _MARK = "nbdist: the traced cell"
 _SETTLE_S = 10.0
-"""How long what a cell has left under way is waited for; a rank that lost others waits for ever."""
+"""Seconds to wait for work under way. On a rank that lost others, it might never end."""
 
 _POLL_S = 0.001
 
 _NOTHING = "nothing ran on a device: the cell gave JAX nothing to compute or to copy"
 _NO_LINES = (
-    "what launched programs could not be followed to the end: a debugger is at work, or the cell "
-    "ran through too many lines; some operations may be shown at another line"
+    "launches of programs were not recorded to the end: a debugger is active, or the cell ran "
+    "too many lines; some operations may be shown at another line"
 )
 
 
 class CellTrace:
-    """One that is under way. One for each process, as JAX has one profiler."""
+    """A trace under way. One for each process, because JAX has one profiler."""
 
     def __init__(self) -> None:
         import jax
@@ -50,7 +50,7 @@ class CellTrace:
         self._is_cached = bool(jax.config.jax_enable_compilation_cache)
 
     def begin(self) -> bool:
-        """False where another trace is under way."""
+        """Begin the trace; return False if another trace is under way."""
         from nbdist.worker.profiling.jax_profiler import PjrtTracer
 
         self._tracer = PjrtTracer()
@@ -64,10 +64,10 @@ class CellTrace:
         return True
 
     def end(self, *, with_file: bool) -> TracedRank:
-        """What was traced; its files are removed.
+        """End the trace, remove its files and return its result.
 
         Args:
-            with_file: the profiler's file comes along.
+            with_file: True to include the profiler's file.
         """
         self._lines.end()
         self._use_cache(allowed=True)
@@ -80,11 +80,11 @@ class CellTrace:
         return self._read(file, with_file=with_file)
 
     def _use_cache(self, *, allowed: bool) -> None:
-        """What is read from JAX's cache would tell of the lines that it was first compiled for."""
+        """Disable or restore JAX's compilation cache: cached programs contain old line numbers."""
         from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
         self._jax.config.update("jax_enable_compilation_cache", allowed and self._is_cached)
-        reset_cache()  # it looks at that once
+        reset_cache()  # JAX reads the setting only once
 
     def _settle(self) -> None:
         deadline = time.monotonic() + _SETTLE_S
@@ -101,7 +101,7 @@ class CellTrace:
         thread = thread_of(data, _MARK)
         started_s = thread.started_ns / 1e9
         devices = self._jax.local_devices()
-        # A CPU's operations tell the number that it has among all ranks' devices.
+        # The operations of a CPU contain its number among the devices of all ranks.
         numbers = {one.id: one.local_hardware_id for one in devices if one.platform == "cpu"}
         spans = [s._replace(device=numbers.get(s.device, s.device)) for s in spans_of(data)]
         spent = trace_tables.spent_of(spans, programs_of(file), thread, self._lines)
@@ -125,7 +125,7 @@ class CellTrace:
 
 
 def _text(place: Place) -> str:
-    """Of an earlier cell; whoever has the cell itself knows its lines."""
+    """Return a line of an earlier cell. The notebook knows the lines of the cell itself."""
     return linecache.getline(place.file, place.line).strip() if place.file else ""
 
 
@@ -133,7 +133,7 @@ _open: list[CellTrace] = []
 
 
 def begin() -> bool:
-    """Trace what this thread runs from here on; False where another trace is under way."""
+    """Trace this thread from now on; return False if another trace is under way."""
     end(False)
     trace = CellTrace()
     if trace.begin():
@@ -146,9 +146,9 @@ def end(with_file: bool) -> bytes:
     """End the trace.
 
     Args:
-        with_file: the profiler's file comes along.
+        with_file: True to include the profiler's file.
 
     Returns:
-        A `TracedRank` as MessagePack; empty where no trace is under way.
+        A `TracedRank` as MessagePack; empty if no trace is under way.
     """
     return msgspec.msgpack.encode(_open.pop().end(with_file=with_file)) if _open else b""

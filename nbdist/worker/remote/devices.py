@@ -1,4 +1,4 @@
-"""What the session asks of ranks about their devices, by ipyparallel's `apply`, of all at once."""
+"""Questions of the session about a rank's devices, sent to all ranks through `apply`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def topology() -> Topology | str:
-    """What steps are planned for; why nothing can be, where nobody knows the devices."""
+    """Return the devices for which steps are planned, or the reason why they are unknown."""
     try:
         found: Topology = context.current().strategies["pjrt"].target.topology
     except PlanError as error:
@@ -21,14 +21,14 @@ def topology() -> Topology | str:
 
 
 def devices() -> list[DeviceState]:
-    """Those of this rank, as JAX tells of them now."""
+    """Return the current states of this rank's devices, as JAX reports them."""
     from nbdist.worker.jax.runtime import platforms
 
     return platforms.own_states()
 
 
 def bench() -> Bench:
-    """Measure the devices, and plan with that from here on."""
+    """Measure the devices, and use the result for later plans."""
     from nbdist.worker.planning.plan_step import local_devices
     from nbdist.worker.profiling.device_bench import measure
 

@@ -1,6 +1,6 @@
-"""What a rank looks at before a run: its host, and the way to the others.
+"""Checks of a rank before a run: its host, and its connections to the other ranks.
 
-It goes without a framework: TensorFlow waits for a minute and more for a peer that is not there.
+The checks use no framework: TensorFlow waits for over a minute for a missing peer.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _PIECE = bytes(1 << 16)
 _SEND_S = 0.3
 _AT_ONCE = 64
 _PING, _SEND = b"p", b"s"
-_SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at
+_SHM = Path("/dev/shm")  # noqa: S108 - only its free space is read
 _MIB = 1 << 20
 _listeners: list[socket.socket] = []
 
 
 def facts() -> HostFacts:
-    """What there is here."""
+    """Return the facts about this host."""
     gpus, driver = _gpus()
     folder = Path.cwd()
     return HostFacts(
@@ -84,7 +84,7 @@ def _versions() -> dict[str, str]:
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs, and their driver's version; none where the driver does not answer."""
+    """Return the GPUs and the version of their driver; empty if the driver does not respond."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ""
@@ -109,7 +109,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
 
 
 def _number(word: str) -> float:
-    """0 for what a GPU does not tell (`[N/A]`)."""
+    """Convert a number of nvidia-smi; 0 if the GPU does not report it (`[N/A]`)."""
     try:
         return float(word)
     except ValueError:
@@ -117,27 +117,27 @@ def _number(word: str) -> float:
 
 
 def open_ports(addresses: list[str], token: str) -> int | str:
-    """Listen for the others for a few seconds, where they would connect to a framework's port.
+    """Listen for the other ranks for a few seconds, on the address of a framework's port.
 
     Args:
-        addresses: of each rank, as the others know it.
-        token: whoever does not say it first is hung up on.
+        addresses: address of each rank for the other ranks.
+        token: secret; connections that do not begin with it are closed.
 
     Returns:
-        The port; or why there is none.
+        The port, or the reason why there is none.
     """
     address = addresses[context.current().rank]
     try:
         family, _, _, _, end = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        return f"{address} cannot be resolved here: {error.strerror or error}"
+        return f"{address} cannot be resolved on this host: {error.strerror or error}"
     try:
         listener.bind(end)
         listener.listen(_AT_ONCE)
     except OSError as error:
         listener.close()
-        return f"{address} is no address of this host: {error.strerror or error}"
+        return f"{address} is not an address of this host: {error.strerror or error}"
     _listeners.append(listener)
     serve = functools.partial(_serve, listener, token.encode())
     threading.Thread(target=serve, name="nbdist-preflight", daemon=True).start()
@@ -146,9 +146,9 @@ def open_ports(addresses: list[str], token: str) -> int | str:
 
 
 def close_ports() -> None:
-    """Listen no longer."""
+    """Stop listening."""
     while _listeners:
-        with contextlib.suppress(OSError):  # the time was over
+        with contextlib.suppress(OSError):  # the listener has timed out
             _listeners.pop().shutdown(socket.SHUT_RDWR)
 
 
@@ -159,14 +159,14 @@ def _serve(listener: socket.socket, token: bytes) -> None:
             listener.settimeout(left)
             try:
                 link = listener.accept()[0]
-            except OSError:  # it was shut
+            except OSError:  # the listener was closed
                 return
             answer = functools.partial(_answer, link, token)
             threading.Thread(target=answer, name="nbdist-preflight", daemon=True).start()
 
 
 def _answer(link: socket.socket, token: bytes) -> None:
-    """Say back each ping; of what is sent to see how fast, the end."""
+    """Reply to each ping at once, and to each bulk transfer at its end."""
     with link, contextlib.suppress(OSError):
         link.settimeout(_OPEN_S)
         if _read(link, len(token)) != token:
@@ -191,12 +191,12 @@ def _read(link: socket.socket, size: int) -> bytes:
 
 
 def reach(ends: dict[int, tuple[str, int]], token: str, measure: bool) -> tuple[Reach, ...]:
-    """Connect to the others.
+    """Connect to the other ranks.
 
     Args:
-        ends: where each listens, by rank; oneself too.
-        token: see `open_ports`.
-        measure: also see how fast the next rank is sent to.
+        ends: address and port of each rank, this one included.
+        token: secret, see `open_ports`.
+        measure: True to measure the bandwidth to the next rank too.
     """
     own = context.current().rank
     ranks = sorted(ends)
@@ -226,7 +226,7 @@ def _connected(end: tuple[str, int], token: bytes) -> Iterator[socket.socket]:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.sendall(token)
         if _read(link, len(token)) != token:
-            raise OSError("somebody else answers")
+            raise OSError("another process answers on this port")
         yield link
 
 
@@ -238,7 +238,7 @@ def _ping(link: socket.socket) -> float:
 
 
 def _speed(end: tuple[str, int], token: bytes) -> float:
-    """Bytes a second, over twice as much each time until it has taken long enough to tell."""
+    """Return bytes per second. The size doubles until the transfer takes long enough."""
     pieces = 4
     with _connected(end, token) as link:
         link.settimeout(_CONNECT_S)
@@ -248,7 +248,7 @@ def _speed(end: tuple[str, int], token: bytes) -> float:
             link.sendall(_SEND + size.to_bytes(8))
             for _ in range(pieces):
                 link.sendall(_PIECE)
-            with contextlib.suppress(TimeoutError):  # it is as slow as that
+            with contextlib.suppress(TimeoutError):  # the time so far gives a bound for a slow link
                 _read(link, 1)
             seconds = time.perf_counter() - began
             if seconds > _SEND_S / 3 or pieces >= 1 << 14:
@@ -257,7 +257,7 @@ def _speed(end: tuple[str, int], token: bytes) -> float:
 
 
 def leave_mark(folder: str, name: str) -> str:
-    """Write a file that other hosts are asked for; returns why that is not possible."""
+    """Write a file for other hosts to look for; return the reason if that fails."""
     try:
         path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
@@ -268,12 +268,12 @@ def leave_mark(folder: str, name: str) -> str:
 
 
 def sees_mark(folder: str, name: str) -> bool:
-    """Whether it is here, too, as soon as a file system that is slow to tell has told."""
+    """Return whether the file is visible here; wait a short time for slow file systems."""
     path = Path(folder).expanduser()
     deadline = time.monotonic() + _CONNECT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            list(path.iterdir())  # has NFS look again
+            list(path.iterdir())  # makes NFS refresh its cache
             if (path / name).read_text() == name:
                 return True
         time.sleep(0.05)
@@ -286,9 +286,9 @@ def remove_mark(folder: str, name: str) -> None:
 
 
 def files(pattern: str) -> tuple[int, int, tuple[str, ...]]:
-    """The files of a pattern here: how many, of how many bytes, and those that cannot be read."""
+    """Return the number and total bytes of a pattern's files here, and the unreadable files."""
     whole = Path(pattern).expanduser().absolute()
-    there = map(Path, glob.glob(str(whole), recursive=True))  # noqa: PTH207 - of any depth
+    there = map(Path, glob.glob(str(whole), recursive=True))  # noqa: PTH207 - supports **
     found = [path for path in there if path.is_file()]
     unread = tuple(str(path) for path in found if not os.access(path, os.R_OK))
     return len(found), sum(path.stat().st_size for path in found), unread

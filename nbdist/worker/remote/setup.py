@@ -1,7 +1,7 @@
-"""What the session asks of a fresh engine, one call each, by ipyparallel's `apply`.
+"""Setup of a new engine: calls of the session through ipyparallel's `apply`.
 
-The frameworks' modules are imported by the call that needs them: an engine without JAX never
-imports ours that lean on it.
+Each call imports the modules of the frameworks that it needs. An engine without JAX thus never
+imports nbdist's modules for JAX.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PACKAGES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax",)}
 
 
 def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
-    """Who this engine is and what it has."""
+    """Return the identity of this engine and the versions of its packages."""
     versions = {"python": platform.python_version()}
     for framework in frameworks:
         for package in _PACKAGES[framework]:
@@ -49,22 +49,22 @@ def hello(frameworks: tuple[Framework, ...]) -> WorkerHello:
 
 
 def load(modules: tuple[str, ...]) -> None:
-    """Import what the ranks have imported, so that whoever takes the place of one has it."""
+    """Import the modules that the other ranks have imported, on a replacement for a rank."""
     keras_backend.decide_at_import()
     for name in modules:
-        with contextlib.suppress(Exception):  # it is the cell's that this is told, when it runs
+        with contextlib.suppress(Exception):  # the cell raises the error again when it runs
             importlib.import_module(name)
 
 
 def take_place(env: dict[str, str], cores: tuple[int, ...]) -> None:
-    """Be what a rank's engine is when it is forked: this one was forked for none."""
+    """Configure a spare engine, forked without a rank, like the engine of a rank."""
     os.environ.update(env)
     if cores:
         os.sched_setaffinity(0, cores)
 
 
 def become(identities: dict[int, WorkerIdentity]) -> None:
-    """Take the rank: from here on output goes to the notebook, and cells can run."""
+    """Assign the rank: from now on output goes to the notebook, and cells can run."""
     identity = identities[int(os.environ[RANK_VARIABLE])]
     worker = context.become(identity)
     namespace = {
@@ -73,7 +73,7 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
         "report": worker.reporter.report,
     }
     engine_shell().push(namespace, interactive=False)
-    # ipykernel's own `exit` would end the engine under the notebook that still counts on it.
+    # ipykernel's own `exit` would end an engine that the notebook still uses.
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
     seed(identity.seed)
     keras_backend.decide_at_import()
@@ -95,7 +95,7 @@ def reserve_port() -> int:
 
 
 def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
-    """Build MultiWorkerMirroredStrategy; every rank has to be asked at once."""
+    """Build MultiWorkerMirroredStrategy. Call it on all ranks at once."""
     _import_tensorflow()
     from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
@@ -107,10 +107,10 @@ def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
 
 
 def survey_mirrored() -> Survey | None:
-    """Describe TensorFlow's variables; `reopen_mirrored` and `restore_mirrored` come next.
+    """Describe TensorFlow's variables; `reopen_mirrored` and `restore_mirrored` follow.
 
     Returns:
-        None on a rank that has taken the place of another: TensorFlow has to be wired anew.
+        None on a replacement for a rank: TensorFlow's strategy must be built again.
     """
     if "mirrored" not in context.current().strategies:
         return None
@@ -127,7 +127,7 @@ def reopen_mirrored(key: int) -> None:
 
 
 def restore_mirrored(agreements: tuple[Agreement, ...]) -> Restored:
-    """Have the same variables on all ranks; every rank has to be asked at once."""
+    """Restore equal variables on all ranks. Call it on all ranks at once."""
     from nbdist.worker.tensorflow import strategy as tensorflow_strategy
     from nbdist.worker.tensorflow import variable_recovery
 
@@ -136,7 +136,7 @@ def restore_mirrored(agreements: tuple[Agreement, ...]) -> Restored:
 
 
 def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
-    """Join JAX's processes and make the mesh; every rank has to be asked at once."""
+    """Connect JAX's processes and create the mesh. Call it on all ranks at once."""
     from nbdist.worker.jax import backend as jax_backend
 
     devices = jax_backend.build(wiring[context.current().rank])
@@ -147,20 +147,20 @@ def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
 
 
 def _import_tensorflow() -> None:
-    """Without Keras, where a cell is to decide its backend; the parent has done so as a rule."""
+    """Import TensorFlow without Keras if a cell will choose the backend."""
     if keras_backend.VARIABLE not in os.environ:
         importlib.import_module("nbdist.worker.tensorflow.without_keras")
 
 
 def leave_pjrt() -> None:
-    """Leave JAX's processes; `build_pjrt` and `put_back_pjrt` come next."""
+    """Disconnect JAX's processes; `build_pjrt` and `put_back_pjrt` follow."""
     from nbdist.worker.jax import backend as jax_backend
 
     jax_backend.leave()
 
 
 def put_back_pjrt() -> tuple[str, ...]:
-    """Make the arrays of before again; returns the names of those that are lost."""
+    """Restore the arrays after `leave_pjrt`; return the names of those that are lost."""
     from nbdist.worker.jax import backend as jax_backend
 
     return jax_backend.put_back()
@@ -173,7 +173,7 @@ _BACKENDS: dict[StrategyName, str] = {
 
 
 def collective_states(strategies: tuple[StrategyName, ...]) -> dict[StrategyName, CollectiveState]:
-    """What earlier cells have left of each strategy's collectives on this rank."""
+    """Return the state of each strategy's collectives on this rank after earlier cells."""
     found: dict[StrategyName, CollectiveState] = {}
     for name in context.current().strategies.keys() & set(strategies):
         module = importlib.import_module(_BACKENDS[name])
@@ -182,26 +182,26 @@ def collective_states(strategies: tuple[StrategyName, ...]) -> dict[StrategyName
 
 
 def peer_ports() -> set[int]:
-    """The ports that this process is connected to."""
+    """Return the remote ports of this process's connections."""
     return gloo_connections.peer_ports()
 
 
 def forget(names: tuple[str, ...]) -> None:
-    """Take names out of the user's namespace, as another rank has lost what they mean."""
+    """Remove names from the user's namespace after another rank has lost their values."""
     for name in names:
         engine_shell().user_ns.pop(name, None)
 
 
 def _offer(name: StrategyName) -> None:
-    """`strategy` is the one that was built first, until a cell asks for another."""
-    context.current().end_cell()  # what the libraries printed meanwhile belongs to no cell
+    """Bind `strategy` to the first strategy that was built, until a cell requests another."""
+    context.current().end_cell()  # output of the libraries so far belongs to no cell
     strategies = context.current().strategies
     if len(strategies) == 1:
         engine_shell().push({"strategy": strategies[name]}, interactive=False)
 
 
 def _prepare_keras() -> None:
-    """What its `fit` tells the notebook, once a cell imports it."""
+    """Patch Keras's `fit` to report to the notebook, once a cell imports Keras."""
     import_hooks.once_imported("keras", _prepare_imported_keras)
 
 

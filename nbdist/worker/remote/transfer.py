@@ -1,6 +1,6 @@
-"""Objects pushed to and pulled from a rank, as cloudpickle bytes.
+"""Transfer of objects to and from a rank, as cloudpickle bytes.
 
-The notebook must not need TensorFlow or JAX to read what it pulls: their arrays travel as NumPy.
+Arrays of TensorFlow and JAX are sent as NumPy arrays, so that the notebook needs neither framework.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def put(payload: bytes) -> None:
 
 
 def missing(names: list[str]) -> list[str]:
-    """Which of `names` the user's namespace lacks."""
+    """Return the names that the user's namespace lacks."""
     return [name for name in names if name not in engine_shell().user_ns]
 
 
 def get(names: list[str]) -> bytes:
-    """The named objects, pickled, as a dict."""
+    """Return the named objects as a pickled dict."""
     namespace = engine_shell().user_ns
     buffer = io.BytesIO()
     _ArraysAsNumpy(buffer).dump({name: namespace[name] for name in names})
@@ -33,7 +33,7 @@ def get(names: list[str]) -> bytes:
 
 
 class _ArraysAsNumpy(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the arrays of whichever framework is loaded as NumPy arrays."""
+    """Pickles arrays of all loaded frameworks as NumPy arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         if _is_framework_array(obj):

@@ -88,7 +88,7 @@ def test_another_backend_than_is_loaded_is_refused_before_the_cell_runs(
         "%env KERAS_BACKEND=jax\n",
     ):
         said = refused(fresh, f"ran = True\n{asks}{FIT}", "pjrt")
-        assert "KERAS_BACKEND=jax, and Keras is loaded on tensorflow" in said
+        assert "KERAS_BACKEND=jax, but Keras is loaded on tensorflow" in said
         assert "%dist_restart" in said
         assert "%%dist_run --strategy pjrt" in said
     assert set(fresh.run("'ran' in globals()").results.values()) == {"False"}
@@ -99,11 +99,11 @@ def test_a_backend_that_the_strategy_does_not_train_is_refused_at_the_import(
     fresh: nbdist.Cluster,
 ) -> None:
     said = refused(fresh, ASKS.format("jax") + FIT, "mirrored")
-    assert "Keras on jax is trained over the workers by pjrt" in said
+    assert "Keras on jax is distributed over the workers by pjrt" in said
     assert "%%dist_run --strategy pjrt" in said
     assert set(fresh.run(IS_LOADED, strategy="pjrt").results.values()) == {"False"}
     said = refused(fresh, ASKS.format("torch") + FIT, "pjrt")
-    assert "Keras on torch is trained over the workers by no strategy" in said
+    assert "Keras on torch is distributed over the workers by no strategy" in said
     fresh.run(ASKS.format("jax") + FIT, strategy="pjrt")
 
 
@@ -115,7 +115,7 @@ def test_a_fit_that_is_not_of_all_workers_is_refused(fresh: nbdist.Cluster) -> N
     fresh.run(FIT.replace("losses =", "pass #"), ranks="0")
     fresh.run(FIT.replace("losses =", "pass #"), ranks="1")
     said = refused(fresh, "model.fit(x, x.sum(1), verbose=0)", "mirrored")
-    assert "`fit` would train each worker by itself: the model was made outside" in said
+    assert "`fit` would train each worker by itself: the model was created outside" in said
     fresh.run("model.fit(x, x.sum(1), verbose=0)", ranks="1")
 
 
