@@ -225,7 +225,7 @@ class _Cell:
             from nbdist.worker.jax.step.step import PjrtStep
 
             return PjrtStep(request, self._define, namespace, strategy)
-        importlib.import_module("keras")  # first, as above
+        importlib.import_module("keras")  # first: see `_planned`
         from nbdist.worker.tensorflow.step import MirroredStep
 
         precision = self._request.options.precision
@@ -247,7 +247,7 @@ class _Cell:
             if self._request.options.precision is None or self._request.step is not None:
                 yield
                 return
-            importlib.import_module("keras")  # first, as above
+            importlib.import_module("keras")  # first: see `_planned`
             from nbdist.worker.tensorflow.keras.fit_patch import made_for
 
             with made_for(self._request.options.precision):

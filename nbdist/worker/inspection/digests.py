@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class KnownNumbers:
-    """A number for each of some objects, forgotten when the object is freed."""
+    """Numbers of objects; an entry is dropped when its object is freed."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}

@@ -16,7 +16,7 @@ from nbdist.worker.runtime import import_hooks
 
 
 class ClusterSeed(int):
-    """The cluster's seed. A cell that sets an equal `int` in TensorFlow replaces its type."""
+    """Cluster's seed. Its type shows that no cell has set TensorFlow's seed, even to an equal one."""
 
 
 def seed_generators(seed: int) -> None:

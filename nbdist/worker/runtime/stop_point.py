@@ -27,7 +27,7 @@ AHEAD_S = 0.3
 """Time that a rank continues without an order; by then, the signal has reached all ranks."""
 
 AHEAD_STEPS = 2
-"""Steps that a rank continues at least: at most two are under way, so it never waits in a step."""
+"""Minimum of steps that a rank continues: as many as may be under way."""
 _POLL_S = 0.05
 
 

@@ -30,7 +30,7 @@ class StepResult(msgspec.Struct, frozen=True):
         values: reported values.
         measured: measurements of the step (`MEASURES`), beside the times of the loop.
         finite: True if all values that decide about continuing are finite; equal on all ranks.
-        reason: description of a value of this rank that is not finite.
+        reason: description of the value that is not finite, if this rank's reports are finite.
     """
 
     values: dict[str, float]

@@ -38,7 +38,7 @@ of the time.
 """
 
 _SETTLED_STEP = 4
-"""Step until which the clock starts anew: the compiled first step then ended on all ranks."""
+"""Last step that restarts the clock. All ranks have then waited for the compiled first step."""
 
 _READING_S = 60.0
 """Seconds that the end of a run waits for a trace to be read."""
