@@ -89,7 +89,7 @@ def _decode(frame: bytes) -> CellRequest | StopAfter:
     return msgspec.msgpack.decode(frame, type=CellRequest | StopAfter)
 
 
-_ENDS: dict[StrategyName | None, tuple[str, ...]] = {
+_COLLECTIVE_FAILURES: dict[StrategyName | None, tuple[str, ...]] = {
     "mirrored": ("Collective ops is aborted",),
     "pjrt": ("Gloo ", "NCCL "),
 }
@@ -114,11 +114,16 @@ class _Cell:
     def run(self) -> None:
         step = self._request.step
         if step is None:
-            with self._told(), self._strategy(), self._interrupts.admitted(), self._planned():
+            with (
+                self._report_result(),
+                self._strategy(),
+                self._interrupts.admitted(),
+                self._planned(),
+            ):
                 self._run_compared()
         else:
             with (
-                self._told(),
+                self._report_result(),
                 self._strategy(),
                 self._stop_point() as stop,
                 self._interrupts.admitted(),
@@ -169,7 +174,11 @@ class _Cell:
         self._replicated = self._digests()
 
     async def run_async(self) -> None:
-        with self._told(), self._strategy(), self._interrupts.admitted(asyncio.current_task()):
+        with (
+            self._report_result(),
+            self._strategy(),
+            self._interrupts.admitted(asyncio.current_task()),
+        ):
             program = self._compile()
             await _evaluate(program.body, self._shell.user_ns)
             if program.value is not None:
@@ -178,7 +187,7 @@ class _Cell:
             self._replicated = self._digests()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _report_result(self) -> Iterator[None]:
         """Report the result of the cell to the notebook, whatever it is. Raises nothing."""
         try:
             if self._request.generators:
@@ -279,7 +288,7 @@ class _Cell:
     def _end(self, error: BaseException | None) -> None:
         self._interrupts.refuse()
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        failed = error is not None and self._of_collectives(error)
+        failed = error is not None and self._is_collective_failure(error)
         if error is not None and "pjrt" in self._worker.strategies:
             from nbdist.worker.jax import backend as jax_backend
 
@@ -307,13 +316,13 @@ class _Cell:
         self._worker.ended = ended
         self._worker.reporter.say(ended, urgent=True)
 
-    def _of_collectives(self, error: BaseException) -> bool:
+    def _is_collective_failure(self, error: BaseException) -> bool:
         """Return whether the error reports failed collectives: the cause is then elsewhere."""
         text = _message(error)
-        return any(words in text for words in _ENDS.get(self._request.strategy, ()))
+        return any(words in text for words in _COLLECTIVE_FAILURES.get(self._request.strategy, ()))
 
     def _describe(self, error: BaseException, *, follows: bool) -> Failure:
-        own = _users_own(error.__traceback__)
+        own = _user_frames(error.__traceback__)
         if isinstance(error, NbdistError):  # its message is complete: our own frames would not help
             return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
         follows = follows or bool(self._worker.broken)
@@ -356,7 +365,7 @@ async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
     return await result if inspect.iscoroutine(result) else result
 
 
-def _users_own(traceback: TracebackType | None) -> TracebackType | None:
+def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Keep the frames of the user's code, and the last frame, which raised.
 
     IPython takes seconds to format the many frames of the libraries between them.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _Orders = ForceInterrupt | Diagnose | AbortCollectives | StatusQuery
-_OF_SOURCE = 4
+_ENTRY_FIELDS = 4
 """Number of fields of a `linecache` entry; an entry whose source is not read yet has fewer."""
 
 _log = logging.getLogger(__name__)
@@ -108,16 +108,16 @@ def _beat(worker: Worker) -> Beat:
 
 def _take(worker: Worker, frame: bytes, main: int) -> None:
     try:
-        _obey(worker, msgspec.msgpack.decode(frame, type=_Orders), main)
+        _execute(worker, msgspec.msgpack.decode(frame, type=_Orders), main)
     except Exception:  # noqa: BLE001 - the rank would lose its watchdog if the thread ended
         _log.exception("the watchdog failed to execute an order")
 
 
-def _obey(worker: Worker, order: _Orders, main: int) -> None:
+def _execute(worker: Worker, order: _Orders, main: int) -> None:
     if isinstance(order, StatusQuery):
-        _say_whether_there(worker, order.number)
+        _answer_status(worker, order.number)
     elif isinstance(order, Diagnose) and order.waits:
-        _say_whether_waiting(worker, order.number, main)
+        _answer_waiting(worker, order.number, main)
     elif order.number != worker.cell:
         return  # that cell has ended already
     elif isinstance(order, ForceInterrupt):
@@ -136,7 +136,7 @@ def _obey(worker: Worker, order: _Orders, main: int) -> None:
             jax_backend.abort_collectives()
 
 
-def _say_whether_there(worker: Worker, cell: int) -> None:
+def _answer_status(worker: Worker, cell: int) -> None:
     """Report the end of the cell again, refuse it if it has not begun, or send a heartbeat."""
     if worker.refuse_unbegun(cell):
         failure = Failure(
@@ -153,20 +153,22 @@ def _say_whether_there(worker: Worker, cell: int) -> None:
         worker.reporter.say(_beat(worker), urgent=True)
 
 
-def _say_whether_waiting(worker: Worker, cell: int, main: int) -> None:
+def _answer_waiting(worker: Worker, cell: int, main: int) -> None:
     """Report whether the cell waits in a collective or, after its end, whether one still runs."""
     found: dict[str, Any] = {"process_s": time.process_time(), "clock_s": time.monotonic()}
     if worker.cell == cell:
         where = _where(worker, main)
         strategy = waiting.strategy_of(worker, main, waits=where.waits)
-        said = msgspec.structs.replace(where, collective=strategy, **found)
+        answer = msgspec.structs.replace(where, collective=strategy, **found)
     elif worker.ended is not None and worker.ended.cell == cell and not worker.cell:
         found |= {"rank": worker.rank, "cell": cell, "under_way": waiting.under_way(worker)}
-        said = Where(step=worker.progress.step, place="", waits=False, cpu_s=0.0, stack="", **found)
+        answer = Where(
+            step=worker.progress.step, place="", waits=False, cpu_s=0.0, stack="", **found
+        )
     else:
         return
-    if said.cell == cell:  # the cell may have ended since
-        worker.reporter.say(said, urgent=True)
+    if answer.cell == cell:  # the cell may have ended since
+        worker.reporter.say(answer, urgent=True)
 
 
 def _where(worker: Worker, main: int) -> Where:
@@ -216,4 +218,4 @@ def _place(frame: FrameType, line: int) -> str:
 def _is_of_cell(frame: FrameType) -> bool:
     """Return whether the frame runs code of a cell: its source is in no file and cannot expire."""
     known = linecache.cache.get(frame.f_code.co_filename)
-    return known is not None and len(known) == _OF_SOURCE and known[1:2] == (None,)
+    return known is not None and len(known) == _ENTRY_FIELDS and known[1:2] == (None,)

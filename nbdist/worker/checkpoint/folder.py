@@ -171,14 +171,14 @@ class Draft:
     def commit(self) -> None:
         """Publish the checkpoint. If one of the same step exists, keep that one."""
         for path in self.path.rglob("*"):
-            _settle(path)  # the contents must survive a crash of the machine before the rename
+            _sync(path)  # the contents must survive a crash of the machine before the rename
         try:
             self.path.rename(self._whole)
         except OSError:
             if not self._whole.exists():
                 raise
             self.discard()
-        _settle(self.path.parent)
+        _sync(self.path.parent)
 
     def discard(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -272,7 +272,7 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _settle(path: Path) -> None:
+def _sync(path: Path) -> None:
     """Flush a file or a folder's list of names to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

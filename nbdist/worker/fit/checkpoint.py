@@ -124,11 +124,11 @@ class FitSaver:
         if self.is_over:
             model._initial_epoch = epochs
         elif before is not None and before.fit == self._cell.fits:
-            self._go_on_at(before)
+            self._resume_at(before)
         else:
             self._open()
 
-    def _go_on_at(self, position: Position) -> None:
+    def _resume_at(self, position: Position) -> None:
         self.at = position
         self._restored = False
         self._model._initial_epoch = position.epoch

@@ -16,14 +16,14 @@ def flags(owners: Mapping[str, Any]) -> dict[str, object]:
 
     Optimizers' own names are left out: Keras numbers them, so they may differ between ranks.
     """
-    told: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for name, owner in owners.items():
         if isinstance(owner, BaseOptimizer):
             rate = owner._learning_rate
             is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
             for part in (owner, rate) if is_schedule else (owner,):
-                told |= {f"{name}: {word}": value for word, value in _plain(part).items()}
-    return told
+                settings |= {f"{name}: {word}": value for word, value in _plain(part).items()}
+    return settings
 
 
 def _plain(thing: object) -> dict[str, object]:

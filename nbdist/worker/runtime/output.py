@@ -105,7 +105,7 @@ class Ungreeted:
                     continue
             elif part := (_WORD if self._amid else _PART).match(text):
                 text, self._amid = text[part.end() :], False
-                other = self._unasked(part[0])
+                other = self._unexpected(part[0])
             else:
                 begun = _OTHER.match(text)
                 assert begun is not None  # the pattern also matches the empty text
@@ -125,7 +125,7 @@ class Ungreeted:
         for part, times in (*((word, 1) for word in _WORDS), (b"\n", 1), (b"0", _NUMBERS)):
             self._awaited[part] += times
 
-    def _unasked(self, part: bytes) -> bytes:
+    def _unexpected(self, part: bytes) -> bytes:
         """Return a part unless a begun message lacks it. Two adjacent numbers may look like one."""
         if part == _GREETS:
             self._await()
@@ -216,9 +216,9 @@ class LogTap:
                 whole, end, rest = (self._rest + self._decode(chunk)).rpartition("\n")
                 self._rest = rest if _NATIVE.match(rest) else ""
                 lines = (whole + end).splitlines(keepends=True)
-                told = "".join(line for line in lines if not _NOISE.match(line))
-                if told or not self._rest:
-                    self._write(told + rest[len(self._rest) :])
+                shown = "".join(line for line in lines if not _NOISE.match(line))
+                if shown or not self._rest:
+                    self._write(shown + rest[len(self._rest) :])
 
     def _pump(self) -> None:
         while True:

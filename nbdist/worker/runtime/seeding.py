@@ -16,7 +16,7 @@ from nbdist.worker.runtime import import_hooks
 
 
 class ClusterSeed(int):
-    """Cluster's seed. Its type shows that no cell has set TensorFlow's seed, even to an equal one."""
+    """Seed of the cluster. The type shows that no cell has set TensorFlow's seed to any value."""
 
 
 def seed_generators(seed: int) -> None:

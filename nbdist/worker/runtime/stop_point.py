@@ -64,12 +64,12 @@ class StopPoint:
             self._limit = step - 1 + ahead
             stopping = Stopping(limit=self._limit, **self._reporter.said())
             self._reporter.say(stopping, urgent=True)
-        self._hear(0)
+        self._read_answer(0)
         while self._last < 0 and step > self._limit:
-            self._hear(_POLL_S)
+            self._read_answer(_POLL_S)
         return 0 <= self._last < step
 
-    def _hear(self, seconds: float) -> None:
+    def _read_answer(self, seconds: float) -> None:
         if self._last < 0:
             answer = self._answer(seconds)
             if answer is not None:

@@ -39,7 +39,7 @@ class Profile:
         self._kept = options.profile_folder
         self._tracer = tracer
         self._taken = False
-        self._told = False
+        self._is_reported = False
 
     def is_due(self, step: int) -> bool:
         """Return whether to begin; later than `FIRST_STEP` if a sample is under way there."""
@@ -63,16 +63,18 @@ class Profile:
         finally:
             if not self._kept:
                 shutil.rmtree(folder)
-        self._told = bool(measured)
+        self._is_reported = bool(measured)
         if measured:
-            self._tell(spans, list(measured.values()), str(folder) if self._kept and spans else "")
+            self._report(
+                spans, list(measured.values()), str(folder) if self._kept and spans else ""
+            )
 
     def close(self) -> None:
         """Report an empty profile if the run ended before a trace."""
-        if not self._told:
+        if not self._is_reported:
             self._reporter.say(Profiled(steps=0, **self._reporter.said()))
 
-    def _tell(self, spans: Sequence[Span], times: list[dict[str, float]], folder: str) -> None:
+    def _report(self, spans: Sequence[Span], times: list[dict[str, float]], folder: str) -> None:
         steps, seconds = len(times), sum(t["step_s"] for t in times)
         spent = attributed(spans) if spans else by_the_loop(times)
         profiled = Profiled(

@@ -89,9 +89,9 @@ class Compared:
         self._check("number of steps", step, steps)
         self._check("number of variables", step, sizes)
         if len(set(sums)) > 1:
-            self._tell_first(step, own, self._gather(numbers))
+            self._report_first(step, own, self._gather(numbers))
 
-    def _tell_first(self, step: int, own: Sequence[Digest], of_all: np.ndarray) -> None:
+    def _report_first(self, step: int, own: Sequence[Digest], of_all: np.ndarray) -> None:
         differing = np.flatnonzero((of_all != of_all[0]).any(axis=0))
         first = int(differing[0])
         beside = (
