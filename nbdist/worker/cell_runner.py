@@ -366,7 +366,7 @@ async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
 
 
 def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Keep the frames of the user's code, and the last frame, which raised.
+    """Keep the frames of the user's code, and the last frame, where the error was raised.
 
     IPython takes seconds to format the many frames of the libraries between them.
     """

@@ -11,7 +11,7 @@ raises KeyboardInterrupt at the current line of the engine. A signal that arrive
 user's code has ended unwinds ipykernel itself. nbdist accepts SIGINT only in the user's code
 (`worker/cell_runner.py`), so the patch disables ipykernel's handler.
 
-**An engine imports a debugger**, which takes a third of a second. No client can connect to it.
+**An engine imports a debugger.** This takes a third of a second, and no client can connect to it.
 
 Observed with ipykernel 7.4.0 and ipyparallel 9.2.0. `tests/worker/test_ipykernel_patch.py` fails
 when a patch is no longer needed.

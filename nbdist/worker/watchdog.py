@@ -60,7 +60,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def watch(worker: Worker, address: SocketAddress) -> None:
-    """Start the thread, which connects to `address` and receives orders from there."""
+    """Start the thread. It connects to `address` and receives orders from there."""
     preempted, noted = os.pipe()
     _noted.append(noted)
     heed_preemption(worker)

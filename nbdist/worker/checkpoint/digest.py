@@ -30,7 +30,7 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 def of_array(array: np.ndarray) -> int:
-    """Return the CRC-32, which detects every change within 32 consecutive bits."""
+    """Return the CRC-32. It detects every change within 32 consecutive bits."""
     return of_arrays((array,))
 
 

@@ -1,8 +1,8 @@
 """Automatic reports of the batches and epochs of `model.fit` to the notebook.
 
 Keras has no public hook for a callback on every `fit`, so nbdist patches `CallbackList` to add one.
-With `verbose="auto"` (Keras's default) it replaces the progress bar, which several ranks cannot
-show in one display. An explicit `verbose` keeps Keras's own output too.
+With `verbose="auto"` (Keras's default) it replaces the progress bar: several ranks cannot show
+theirs in one display. An explicit `verbose` keeps Keras's own output too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimizers of Keras models, which Keras builds at the first `fit`."""
+"""Optimizers of Keras models. Keras builds them at the first `fit`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def optimizers_of(owners: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizers of compiled models, by description. Call it in the strategy's scope.
 
-    Builds them if necessary: a resumed run skips finished fits, which would have built them.
+    Builds them if necessary: a resumed run skips the finished fits that would have built them.
     """
     found = {}
     for name, owner in owners.items():

@@ -15,7 +15,7 @@ def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
 
     Args:
         owner: the module or class.
-        name: name of the attribute, which may be inherited or new.
+        name: name of the attribute; it may be inherited or new.
         ours: temporary value.
     """
     own = name in vars(owner)

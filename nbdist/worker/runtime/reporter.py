@@ -5,7 +5,7 @@ CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much 
 a pipe. Reports of steps never wait: `RowBuffer` drops and counts those that exceed its size.
 
 If the notebook's kernel is killed, messages on the way to it are lost. The reporter therefore keeps
-the reports of the last seconds and repeats them to the next kernel, which drops duplicates
+the reports of the last seconds and repeats them to the next kernel. That kernel drops duplicates
 (`Repeats`).
 """
 

@@ -1,4 +1,4 @@
-"""States of the global random generators, which must be equal on all ranks between cells."""
+"""States of the global random generators; between cells they are equal on all ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`--check`: comparison of one step on one replica with the same step on all replicas.
 
 Three steps on a single replica help to explain a difference. The step with all rows gives the
-expected result. The step with the rows in reverse order measures rounding, which optimizers that
-divide by small gradients amplify. The step with this rank's rows alone gives the result without
+expected result. The step with the rows in reverse order measures rounding; optimizers that divide
+by small gradients amplify it. The step with this rank's rows alone gives the result without
 communication. The step on all replicas is compared with these three.
 """
 
@@ -25,7 +25,7 @@ Values = dict[str, np.ndarray]
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "complex128": 1e-9, "complex64": 1e-5}
 COARSE_TOLERANCE = 1e-2
-"""Tolerance for float16 and bfloat16, which have 11 and 8 bits."""
+"""Tolerance for float16 and bfloat16 (11 and 8 bits)."""
 
 _NOISE_MARGIN = 8
 _RATIO_TOLERANCE = 0.02

@@ -105,7 +105,7 @@ class StepStrategy(Protocol):
         ...
 
     def prepare(self, batch: Batch) -> None:
-        """Prepare the first step, which has this batch. Afterwards the state is complete."""
+        """Prepare the first step for this batch. Afterwards the state is complete."""
         ...
 
     def state(self) -> State:
@@ -113,7 +113,7 @@ class StepStrategy(Protocol):
         ...
 
     def step(self, batch: Batch) -> Any:
-        """Begin a step; return its report, which may still be computed."""
+        """Begin a step; return its report without waiting for the values."""
         ...
 
     def read(self, report: Any) -> StepResult:

@@ -31,7 +31,7 @@ GAP_S = 4.0
 """Seconds between samples; doubled while a sample costs more than its `SHARE`."""
 
 LONGEST_STRIDE = 128
-"""Samples begin at multiples of a stride, which grows with the step number up to this value.
+"""Largest stride. Samples begin at multiples of a stride that grows with the step number.
 
 The clocks of the ranks differ by some milliseconds. A stride lets them begin at the same step, most
 of the time.
@@ -62,7 +62,7 @@ class Plan(Protocol):
         ...
 
     def done(self, cost_s: float) -> None:
-        """Note a finished trace, which cost `cost_s` seconds beside the steps."""
+        """Note a finished trace. It cost `cost_s` seconds beside the steps."""
         ...
 
     def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
@@ -103,7 +103,7 @@ class Samples:
         return Path(tempfile.mkdtemp(prefix="nbdist-trace-"))
 
     def done(self, cost_s: float) -> None:
-        """Set the next sample to a multiple of the gap, which ranks with different gaps share."""
+        """Set the next sample to a multiple of the gap; ranks with different gaps share some."""
         while cost_s > self._gap_s * SHARE:
             self._gap_s *= 2
         passed = time.perf_counter() - self._began
