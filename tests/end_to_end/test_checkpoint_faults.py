@@ -90,7 +90,7 @@ def test_a_cell_that_failed_or_was_stopped_is_in_the_journal(cluster: nbdist.Clu
 
 
 def test_another_batch_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
-    with pytest.raises(CellError, match=r"made with --batch 12, and this run has 0"):
+    with pytest.raises(CellError, match=r"made with --batch 12, but this run has 0"):
         FORM.run(cluster, data="batches", saving=resumed(copied))
 
 

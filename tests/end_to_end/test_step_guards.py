@@ -212,7 +212,7 @@ def test_reports_that_are_no_scalars(
 
 
 @pytest.mark.parametrize(
-    ("rate", "says"), [("jnp.float32(0.1)", ""), ("lambda step: 0.1", "--scale-lr finds no")]
+    ("rate", "says"), [("jnp.float32(0.1)", ""), ("lambda step: 0.1", "--scale-lr found no")]
 )
 def test_rates_under_pjrt(made: nbdist.Cluster, rate: str, says: str) -> None:
     made.run(f"lr = {rate}", strategy="pjrt")
