@@ -101,8 +101,10 @@ def test_another_state_is_refused(cluster: nbdist.Cluster, copied: Path) -> None
     )
     with pytest.raises(CellError) as error:
         FORM.run(cluster, saving=resumed(copied))
-    assert "it lacks opt_state[0].mu['u'], opt_state[0].nu['u'], params['u'];" in str(error.value)
-    assert "params['w'] has the shape (8, 16), and (8, 3) here" in str(error.value)
+    assert "missing: opt_state[0].mu['u'], opt_state[0].nu['u'], params['u'];" in str(error.value)
+    assert "params['w'] has shape (8, 16) in the checkpoint and (8, 3) in the cell" in str(
+        error.value
+    )
     cluster.run(FORM.setup)
 
 

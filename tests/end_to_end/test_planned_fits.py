@@ -348,7 +348,7 @@ def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None
     """It would wait for the others for ever."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     fitted(cluster, Planning(fixed={"zero": 3}))
-    with pytest.raises(CellError, match="is cut over the ranks, and this one asks for all of it"):
+    with pytest.raises(CellError, match="is sharded over the ranks, and only this rank reads it"):
         cluster.run("model.get_weights()", ranks="0")
 
 

@@ -227,7 +227,9 @@ def test_rates_under_pjrt(made: nbdist.Cluster, rate: str, says: str) -> None:
 
 def test_texts_are_refused_by_jax_in_words(made: nbdist.Cluster) -> None:
     made.run("words = np.array(['a', 'b'] * 8)")
-    with pytest.raises(nbdist.CellError, match="the batch has an array of <U1, and JAX holds"):
+    with pytest.raises(
+        nbdist.CellError, match="the batch contains an array of <U1, but JAX supports"
+    ):
         step(made, "loss = 1.0", "pjrt", data="words")
 
 

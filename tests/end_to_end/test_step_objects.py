@@ -131,32 +131,32 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
     [
         (
             "loss = loss_of(model.params, batch)\nmodel.history.append(loss)",
-            r"`model\.history\[0\]` \(line 2\) is new in the step, .* float64\[\].*report",
+            r"`model\.history\[0\]` \(line 2\) is new, .* float64\[\].*report",
         ),
         (
             "loss = loss_of(model.params, batch)\nmodel.last = loss",
-            r"`model\.last` \(line 2\) is new in the step, which makes it float64\[\]",
+            r"`model\.last` \(line 2\) is new, and the step sets it to float64\[\]",
         ),
         ("loss = model.later()", r"`model\.moments` \(line 2\) is new .* a dict with arrays"),
         (
             "loss = loss_of(model.params, batch)\nmodel.none = loss",
-            r"`model\.none` \(line 2\) was None, and the step makes it float64\[\]",
+            r"`model\.none` \(line 2\) changes from None to float64\[\] in the step",
         ),
         (
             "loss = loss_of(model.params, batch)\nmodel.wide = jnp.append(model.wide, 1)",
-            r"`model\.wide` \(line 2\) .* it was float32\[2\] and is float32\[3\]",
+            r"`model\.wide` \(line 2\) .* the value changes from float32\[2\] to float32\[3\]",
         ),
         (
             "loss = loss_of(model.params, batch)\nmodel.params['c'] = loss",
-            r"`model\.params\['c'\]` \(line 2\) is new in the step",
+            r"`model\.params\['c'\]` \(line 2\) is new, and the step",
         ),
         (
             "loss = loss_of(model.params, batch)\nmodel.params = {**model.params, 'c': loss}",
-            r"`model\.params` \(line 2\) .* its structure is another \(\['c'\] is new\)",
+            r"`model\.params` \(line 2\) .* its structure changes \(\['c'\] is new\)",
         ),
         (
             "loss = loss_of(model.params, batch)\nmodel.name = 'b'",
-            r"`model\.name` \(line 2\) .* it was 'a' and is 'b'",
+            r"`model\.name` \(line 2\) .* the value changes from 'a' to 'b'",
         ),
         (
             "loss = loss_of(model.params, batch)\ndel model.wide",
@@ -164,7 +164,7 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
         ),
         (
             "loss = loss_of(model.params, batch)\nmodel.seen.put(loss)",
-            r"`model\.seen` holds a value of the step, .* cannot be carried there",
+            r"`model\.seen` contains a value of the step .* cannot be carried",
         ),
         (
             "loss = jax.grad(model.noting)(1.0, batch[1])",
@@ -174,15 +174,15 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
         ("loss = model.sized(batch)", r"`model\.params` is changed by the step for some batches"),
         (
             "loss, by_name = descend(by_name, batch)\nloss = loss + reads_name(batch)",
-            r"`reads_name` \(line 3\) takes `by_name` from outside",
+            r"`reads_name` \(line 3\) reads `by_name` from outside",
         ),
         (
             "loss, by_name = descend(by_name, batch)\nloss = loss + sets_name(batch)",
-            r"`sets_name` \(line 3\) takes `by_name` from outside",
+            r"`sets_name` \(line 3\) reads `by_name` from outside",
         ),
         (
             "loss, by_name = descend(by_name, batch)\nloss = loss + reader.loss(batch)",
-            r"`reader` \(line 3\) takes `by_name` from outside",
+            r"`reader` \(line 3\) reads `by_name` from outside",
         ),
     ],
 )

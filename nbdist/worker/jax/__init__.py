@@ -1,1 +1,1 @@
-"""JAX on a rank: the backend over several processes, and the strategy."""
+"""JAX on a rank: the multi-process backend and the strategy."""

@@ -1,8 +1,8 @@
-"""JAX across processes on one rank: the processes joined, the strategy made.
+"""JAX backend of a rank: join the other processes and create the strategy.
 
-The coordination service is not hosted by a rank (see `worker/jax/runtime/coordinator.py`), so that
-no rank's death takes it along. JAX's public `jax.distributed.initialize` cannot do that, nor keep
-the client from aborting the process when a peer dies; the private calls it would make are here.
+A separate process hosts the coordination service (see `worker/jax/runtime/coordinator.py`), so the
+service survives the death of any rank. `jax.distributed.initialize` does not support this, and lets
+the client abort the process when a peer dies. This module makes its private calls instead.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _unready: list[jax.Array] = []
 """Arrays that were being computed when a cell failed."""
 
 _listeners: set[int] = set()
-"""What peers connect to for collectives, by inode."""
+"""Inodes of the sockets that peers connect to for collectives."""
 
 
 def abort_collectives() -> None:
-    """Whoever waits in a collective gets an error; no other works before `build`. Any thread."""
+    """Fail all waiting collectives; none works again until `build`. Callable from any thread."""
     gloo_connections.shut_beside(_listeners)
 
 
 def note_unready() -> None:
-    """The cell has failed: what it has launched is looked for by `collective_state`.
+    """Record the arrays that a failed cell is still computing, for `collective_state`.
 
-    To be called while the traceback still holds the arrays of the user's functions.
+    Call it while the traceback still references the arrays of the user's functions.
     """
     _unready[:] = [array for array in (*_unready, *jax.live_arrays()) if not _is_done(array)]
 
 
 def has_unready() -> bool:
-    """Whether an array is still being computed. Any thread."""
+    """Return whether an array is still being computed. Callable from any thread."""
     return not all(map(_is_done, (*_unready, *jax.live_arrays())))
 
 
 def on_cpus() -> bool:
-    """Whether this rank's devices are CPUs, whose threads use processor time as they compute."""
+    """Return whether all devices of this rank are CPUs; their computations use processor time."""
     return all(device.platform == "cpu" for device in jax.local_devices())
 
 
 def collective_state() -> CollectiveState:
-    """What earlier cells have left of collectives on this rank."""
+    """Return whether earlier cells left collectives running on this rank."""
     note_unready()
     return CollectiveState(under_way=bool(_unready))
 
@@ -74,35 +74,35 @@ def _is_done(array: jax.Array) -> bool:
 
 
 def leave() -> None:
-    """Forget the other processes and the backend; `build` and `put_back` come next.
+    """Drop the other processes and the backend; call `build` and `put_back` next.
 
-    The user's arrays are kept on the host meanwhile.
+    Meanwhile the user's arrays are kept on the host.
     """
-    global _preserved  # noqa: PLW0603 - from one request to a later one
+    global _preserved  # noqa: PLW0603 - kept from one request to a later one
     if context.current().strategies.pop("pjrt", None) is None:
         return
     _unready.clear()
-    abort_collectives()  # a step that nobody waits for any more may be under way, and never end
+    abort_collectives()  # an abandoned step may be running and never end
     _preserved = PreservedArrays.take(engine_shell().user_ns)
     distributed.global_state.client = None
-    dispatch.runtime_tokens.clear()  # those of what failed would raise
+    dispatch.runtime_tokens.clear()  # tokens of a failed step would raise
     gc.collect()
     jax.extend.backend.clear_backends()
     jax.clear_caches()
 
 
 def put_back() -> tuple[str, ...]:
-    """Make the user's arrays again; returns the names that are lost."""
+    """Restore the user's arrays; returns the names that are lost."""
     global _preserved
     preserved, _preserved = _preserved, PreservedArrays()
     return preserved.put_back(engine_shell().user_ns)
 
 
 def build(wiring: PjrtWiring) -> tuple[Device, ...]:
-    """Join the other processes and start the backend; blocks until all are there.
+    """Join the other processes and start the backend; blocks until all have joined.
 
     Returns:
-        This rank's own devices.
+        The devices of this rank.
     """
     _configure(wiring)
     before = gloo_connections.listening()
@@ -127,36 +127,36 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
 
 
 def device_bytes() -> list[int]:
-    """In use on each of this rank's devices; left out are those that do not count, as CPUs."""
+    """Return the bytes in use on each local device; devices without statistics are omitted."""
     counts = (device.memory_stats() for device in jax.local_devices())
     return [counted["bytes_in_use"] for counted in counts if counted]
 
 
 def _prove_collectives(mesh: jax.sharding.Mesh) -> None:
-    """One all-reduce over every device, so that the links are up before a cell needs them."""
+    """Run one all-reduce over every device to establish the links before a cell needs them."""
     with jax.set_mesh(mesh):
         ones = jax.jit(lambda: jnp.ones(mesh.size), out_shardings=jax.P("data"))()
         total = int(jax.jit(jnp.sum, out_shardings=jax.P())(ones))
     if total != mesh.size:
-        raise RuntimeError(f"an all-reduce of ones over {mesh.size} devices gave {total}")
+        raise RuntimeError(f"an all-reduce of ones over {mesh.size} devices returned {total}")
 
 
 def _configure(wiring: PjrtWiring) -> None:
     compile_cache.keep_in(wiring.compiled)
     callbacks_patch.apply()
-    jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM
+    jax.config.update("jax_enable_preemption_service", False)  # the service swallows SIGTERM
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _gloo_listens_on(wiring.address)
     if wiring.cpu_devices:
         jax.config.update("jax_num_cpu_devices", wiring.cpu_devices)
     if wiring.cpu_devices > 1:
-        # Fewer threads than devices in flight deadlock gloo's collectives (docs/facts.md).
+        # With fewer threads than devices in flight, gloo's collectives deadlock (docs/facts.md).
         os.environ["NPROC"] = str(max(16, 4 * wiring.cpu_devices))
 
 
 def _gloo_listens_on(address: str) -> None:
-    """Left to itself, it takes what the host's own name resolves to: 127.0.1.1, on many."""
+    """Bind gloo to an address: by default the host name may resolve to 127.0.1.1."""
     made = functools.partial(_make_gloo, hostname=address)
     xla_bridge._jax.make_gloo_tcp_collectives = made
 

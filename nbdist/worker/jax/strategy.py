@@ -1,4 +1,4 @@
-"""The strategy of JAX: one mesh over every device, with the verbs of `tf.distribute.Strategy`."""
+"""Strategy of JAX: one mesh over every device, with the methods of `tf.distribute.Strategy`."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class PjRTStrategy:
 
     @functools.cached_property
     def target(self) -> Target:
-        """What steps are planned for; every process has to ask for the first time.
+        """Devices for which steps are planned; the first access is collective.
 
-        Devices that are in no table, as those of a plugin that nobody knows, are measured then.
+        It measures devices that are in no table, such as those of an unknown plugin.
         """
         from nbdist.planner.hardware.lookup import find
         from nbdist.worker.planning.plan_step import live_target, local_devices
@@ -82,31 +82,31 @@ class PjRTStrategy:
         return live_target(said, self._bench)
 
     def take_bench(self, bench: Bench | None) -> None:
-        """Plan from here on with what was measured of these devices."""
+        """Use these measurements of the devices in later plans."""
         self._bench = bench
         self.__dict__.pop("target", None)
 
     def note_sharded(self, arrays: Iterable[jax.Array]) -> None:
-        """A plan has laid these arrays out: a later one may do so anew."""
+        """Record that a plan sharded these arrays; a later plan may change their sharding."""
         self._sharded = {place: held for place, held in self._sharded.items() if held() is not None}
         self._sharded |= {id(array): weakref.ref(array) for array in arrays}
 
     def has_sharded(self, array: jax.Array) -> bool:
-        """Whether a plan has laid it out, and not its user."""
+        """Return whether a plan, not the user, sharded an array."""
         held = self._sharded.get(id(array))
         return held is not None and held() is array
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of devices that the data axis spans."""
+        """Number of devices that the data axis spans."""
         size: int = self.mesh.size
         return size
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[PjRTStrategy]:
-        """Within it, `jax.jit` and `jax.P` mean this mesh, and Keras on JAX trains over it.
+        """Use this mesh for `jax.jit` and `jax.P`, and let Keras on JAX train over it.
 
-        What was set before is set again afterwards; scopes may be nested.
+        On exit the previous mesh is restored. Scopes may be nested.
         """
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(jax.set_mesh(self.mesh))
@@ -118,48 +118,50 @@ class PjRTStrategy:
                 else:
                     _enter_once_imported()
                 yield self
-                jax.effects_barrier()  # what callbacks do is done when the cell is over
+                jax.effects_barrier()  # wait for the effects of callbacks before the cell ends
             finally:
                 _scopes.remove(open_scope)
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Call `fn` once for each replica, all at once.
+        """Call `fn` once on each replica, on all replicas at the same time.
 
-        A replica gets its own rows of arrays that are cut over the mesh (the batches of this
-        strategy's data sets), its own value of what `run` returned, and all of anything else.
-        `jax.lax.psum(x, "data")` and the like work in `fn`. It is compiled for as long as it and
-        what it reads from outside are the same objects: hand over what changes as an argument.
+        A replica receives its own rows of arrays that are sharded over the mesh (the batches of
+        this strategy's datasets), its own value of an earlier result of `run`, and all of any other
+        value. `fn` may use collectives such as `jax.lax.psum(x, "data")`. The compiled function is
+        reused while `fn` and the objects that it reads from outside are the same: pass changing
+        values as arguments.
 
         Returns:
-            What `fn` returns, each leaf one value for each replica.
+            Result of `fn`; each leaf contains one value per replica.
         """
         return self._runner.run(fn, tuple(args), dict(kwargs or {}))
 
     def reduce(self, reduce_op: object, value: Any, axis: int | None = None) -> Any:
-        """Combine the replicas' values; the result is on every device.
+        """Combine the replicas' values; the result is replicated on every device.
 
         Args:
             reduce_op: `SUM` or `MEAN`, or TensorFlow's `ReduceOp`.
-            value: what `run` returned.
-            axis: an axis of each replica's value to reduce as well, usually the samples' (0).
+            value: Result of `run`.
+            axis: Additional axis of each replica's value to reduce, usually the axis of samples
+                (0).
         """
         return self._runner.reduce(reduce_op, value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of this process's replicas; `(value,)` where it is no replica's own."""
+        """Return the values of this process's replicas; `(value,)` if it is not per replica."""
         return value.local() if isinstance(value, (PerReplica, Ragged)) else (value,)
 
     def experimental_distribute_dataset(
         self, dataset: object, options: object = None
     ) -> DistributedDataset:
-        """Cut the global batches of a data set that is the same on every process.
+        """Split the global batches of a dataset that is the same on every process.
 
         Args:
-            dataset: a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a list of batches.
-            options: taken so that TensorFlow's code reads the same; nothing to choose here.
+            dataset: A `tf.data.Dataset`, a `keras.utils.PyDataset`, or a list of batches.
+            options: Ignored; accepted for compatibility with TensorFlow.
 
         Raises:
-            StrategyError: it is no data set.
+            StrategyError: `dataset` is not a dataset.
         """
         del options
         return DistributedDataset(GlobalSource(dataset, self._placement), self._placement)
@@ -167,18 +169,18 @@ class PjRTStrategy:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], object], options: object = None
     ) -> DistributedDataset:
-        """Global batches of the parts that each process reads for itself.
+        """Make global batches of parts that each process loads itself.
 
-        A step takes one element for each of the process's devices: batch by
+        A step uses one element for each device of the process: set the batch size to
         `ctx.get_per_replica_batch_size(global_batch_size)`, as under TensorFlow.
 
         Args:
-            dataset_fn: is given an `InputContext` and returns the process's part. Where that is
-                an iterator, it is called again for every pass.
-            options: taken so that TensorFlow's code reads the same; nothing to choose here.
+            dataset_fn: Returns the part of a process for an `InputContext`. If it returns an
+                iterator, it is called again for every pass.
+            options: Ignored; accepted for compatibility with TensorFlow.
 
         Raises:
-            StrategyError: what it returns is no data set.
+            StrategyError: `dataset_fn` did not return a dataset.
         """
         del options
         context = InputContext(
@@ -191,7 +193,7 @@ class PjRTStrategy:
 
 
 _scopes: list[tuple[contextlib.ExitStack, Placement]] = []
-"""Those that are open, in which Keras may yet be imported."""
+"""Open scopes, in which the user may import Keras later."""
 
 
 @functools.cache

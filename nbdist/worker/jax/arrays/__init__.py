@@ -1,4 +1,4 @@
-"""Arrays and pytrees over several processes.
+"""Arrays and pytrees that span several processes.
 
-Leaves, replicas, checkpoints, data sets, callbacks.
+Leaves, replicas, checkpoints, datasets and callbacks.
 """

@@ -1,20 +1,19 @@
-"""Callbacks of JAX in programs over several processes: on each process, with the global value.
+"""Patch of JAX: run callbacks on every process, with the global value.
 
-JAX lowers `pure_callback`, `io_callback`, `jax.debug.callback` and `jax.debug.print` in a program
-over several devices for the first device alone. With one process that is one call. With several,
-rank 0 alone calls back: the others get zeros of `pure_callback` and `io_callback`, and nothing is
-appended to their lists. `ordered=True` of `jax.debug` is refused, and outside of `jax.jit` so is an
-array over several processes.
+In a program over several devices, JAX lowers `pure_callback`, `io_callback`, `jax.debug.callback`
+and `jax.debug.print` for the first device only. With several processes, only rank 0 calls back. The
+other ranks get zeros from `pure_callback` and `io_callback`. JAX also refuses `ordered=True` of
+`jax.debug`, and arrays that span processes outside of `jax.jit`.
 
-Here such a callback is lowered as if it stood in a `jax.shard_map` over all devices, each with all
-of the operands. A callback with an effect is called once for all devices of a process. Within a
-`jax.shard_map` of the user's nothing is changed: there each device calls back, with its own rows.
+This module lowers such a callback inside a `jax.shard_map` over all devices, and each device
+receives the complete operands. A callback with an effect runs once per process. Callbacks inside a
+`jax.shard_map` of the user are unchanged: each device calls back with its own rows.
 
-Callbacks also ran under the mesh of the cell, where JAX refuses an operation on their operands,
-which one device has.
+Callbacks also ran under the mesh of the cell, and JAX refused operations on their single-device
+operands. This module runs them without a mesh.
 
-Seen with JAX 0.10.2; `tests/worker/jax/arrays/test_callbacks_patch.py` fails when this is no longer
-needed.
+Tested with JAX 0.10.2. `tests/worker/jax/arrays/test_callbacks_patch.py` fails when the patch is no
+longer needed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 PATCHED_SERIES = "0.10."
 _WAIT_S = 60.0
-"""For the other devices of a process to come to the same callback."""
+"""Seconds to wait until the other devices of a process reach the same callback."""
 
 _muted: list[bool] = []
 _log = logging.getLogger(__name__)
@@ -51,9 +50,9 @@ _debug_lowering = debugging.debug_callback_lowering
 
 
 def apply() -> None:
-    """Let every process of a program call back."""
+    """Patch JAX so that every process of a program calls back."""
     if not jax.__version__.startswith(PATCHED_SERIES):
-        _log.warning("JAX %s calls back on rank 0 alone", jax.__version__)
+        _log.warning("JAX %s is not patched: callbacks run on rank 0 only", jax.__version__)
         return
     callbacks.pure_callback_impl = _without_mesh(_pure_impl)
     callbacks.io_callback_impl = _without_mesh(_io_impl)
@@ -69,7 +68,7 @@ def apply() -> None:
     io = _on_every_process(callbacks.io_callback_p, _io_lowering)
     mlir.register_lowering(callbacks.io_callback_p, io, cacheable=False)
     debug = _on_every_process(debugging.debug_callback_p, _debug_lowering)
-    debugging.debug_callback_lowering = debug  # for `jax.debug.print`
+    debugging.debug_callback_lowering = debug  # used by `jax.debug.print`
     for platform in ("cpu", "gpu"):
         mlir.register_lowering(debugging.debug_callback_p, debug, platform=platform)
     mlir.register_lowering(debugging.debug_callback_p, debug, platform="tpu", cacheable=False)
@@ -77,7 +76,7 @@ def apply() -> None:
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Within it `jax.debug.callback` and `jax.debug.print` do nothing, in steps that are tried."""
+    """Disable `jax.debug.callback` and `jax.debug.print` while steps are tried."""
     _muted.append(True)
     try:
         yield
@@ -87,25 +86,25 @@ def muted() -> Iterator[None]:
 
 
 def check_repeatable(found: Collection[object]) -> None:
-    """Refuse to try a step whose callbacks may change something each time.
+    """Refuse to try a step with callbacks whose effects would repeat.
 
     Args:
-        found: the effects of the step.
+        found: Effects of the step.
 
     Raises:
-        StepError: it calls `io_callback`.
+        StepError: The step calls `io_callback`.
     """
     if any(isinstance(effect, (callbacks.IOEffect, callbacks.OrderedIOEffect)) for effect in found):
         raise StepError(
-            "--check makes the first step several times, and each calls io_callback: leave out "
-            "--check, or use jax.debug.callback, which --check does not call"
+            "--check runs the first step several times, and each run would call io_callback: leave "
+            "out --check, or use jax.debug.callback, which --check does not call"
         )
 
 
 def _on_every_process(
     primitive: Any, upstream: Callable[..., Any], *, has_effect: bool = True
 ) -> Callable[..., Any]:
-    """The lowering of a callback; upstream's in a program of one process."""
+    """Return the lowering of a callback; in a program of one process it is JAX's own."""
 
     def lower(ctx: Any, *args: Any, callback: Any, **params: Any) -> Any:
         context = ctx.module_context.axis_context
@@ -140,7 +139,7 @@ def _is_over_processes(context: Any) -> bool:
 
 
 def _mesh_of(context: Any) -> Any:
-    """The axes of the program's arrays, or of its scope; any if it has neither."""
+    """Return the mesh of the program's arrays or of its scope; by default one with one axis."""
     for over in (context.abstract_mesh, mesh.get_abstract_mesh()):
         if over is not None and over.size == context.num_devices and not over.empty:
             return over
@@ -148,12 +147,12 @@ def _mesh_of(context: Any) -> Any:
 
 
 class _OnceEach:
-    """A function that is called on every device, and runs once in each process.
+    """Function that is called on every device and runs once per process.
 
     Args:
-        function: takes the operands.
-        devices: of the program, in their order.
-        with_result: whether the other devices of the process need what it returns.
+        function: Function of the operands.
+        devices: Devices of the program, in their order.
+        with_result: Whether the other devices of the process need the result.
     """
 
     def __init__(
@@ -191,7 +190,7 @@ def _without_mesh(impl: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _no_mesh() -> Iterator[None]:
-    """As upstream has it for `jax.debug.callback`."""
+    """Leave the mesh, as JAX does for `jax.debug.callback`."""
     with (
         sharding_impls._internal_use_concrete_mesh(mesh.empty_concrete_mesh),
         mesh.use_abstract_mesh(mesh.empty_abstract_mesh),
@@ -200,7 +199,7 @@ def _no_mesh() -> Iterator[None]:
 
 
 def _call_debug(*args: Any, **params: Any) -> Any:
-    """Outside of `jax.jit` operands may be arrays over several processes."""
+    """Call back outside of `jax.jit`, where operands may span several processes."""
     return () if _muted else _debug_impl(*map(_local, args), **params)
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints of JAX's arrays, as Orbax has them, each under its name and path.
+"""Checkpoints of JAX arrays in Orbax's format, each array under its name and path.
 
     orbax.checkpoint.StandardCheckpointer().restore("FOLDER/step-00000050/orbax")["params['w']"]
 
-Arrays are replicated, or gathered: rank 0 writes them, and no other process takes part in that.
+Arrays are replicated or gathered first, and rank 0 alone writes them.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 
 class Holder(Protocol):
-    """Who has arrays, and takes others in their place."""
+    """Owner of arrays that a checkpoint saves and restores."""
 
     def saved(self) -> dict[str, jax.Array]:
-        """By name and path."""
+        """Return the arrays to save, by name and path."""
         ...
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
-        """Values of the same names, shapes and types."""
+        """Replace the arrays by values of the same names, shapes and dtypes."""
         ...
 
     def alike(self) -> Iterator[tuple[str, jax.Array]]:
-        """What ranks should have alike, by names that the user knows."""
+        """Yield the arrays that must be equal on all ranks, under names that the user knows."""
         ...
 
     def facts(self) -> dict[str, object]:
-        """Numbers and the like that ranks should have alike."""
+        """Return the numbers and flags that must be equal on all ranks."""
         ...
 
 
 class JaxState:
-    """The arrays of a holder.
+    """Checkpoint state of a holder's arrays.
 
     Args:
-        holder: who has them.
-        names: of the cell's names, those whose values are in it.
+        holder: Owner of the arrays.
+        names: Names of the cell whose values the state contains.
     """
 
     kind = "orbax"
@@ -72,7 +72,7 @@ class JaxState:
         return {}
 
     def digests(self) -> list[Digest]:
-        """An array of all processes that each has whole may be another on each, in fact."""
+        """Return digests of this rank's copies: replicas of one array may differ by mistake."""
         copies = (
             Digest(name, of_array(as_data(array.addressable_data(0))))
             for name, array in self._holder.alike()
@@ -86,12 +86,12 @@ class JaxState:
 
 
 def on_host(array: jax.Array) -> np.ndarray:
-    """A copy of all of it; of random keys, their data. All ranks have to, where it is split."""
+    """Copy a whole array to the host; for random keys, their data. Collective if it is sharded."""
     return np.array(as_data(gathered(array)), copy=True)
 
 
 def placed_like(values: np.ndarray, array: jax.Array) -> jax.Array:
-    """Values where an array is, of its type."""
+    """Place values with the sharding and the dtype of an array."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(array)
         return jax.random.wrap_key_data(placed_like(values, data), impl=jax.random.key_impl(array))
@@ -99,28 +99,32 @@ def placed_like(values: np.ndarray, array: jax.Array) -> jax.Array:
 
 
 def check_fits(values: Mapping[str, np.ndarray], arrays: Mapping[str, Any]) -> None:
-    """Raises StepError when a checkpoint's values are of other names or shapes than the arrays."""
+    """Check that a checkpoint's values match the arrays.
+
+    Raises:
+        StepError: Names or shapes differ.
+    """
     empty = {name for name, array in arrays.items() if not array.size}
     missing = sorted(arrays.keys() - values.keys() - empty)
     unknown = sorted(values.keys() - arrays.keys())
-    faults = [f"it lacks {', '.join(missing)}"] if missing else []
-    faults += [f"it has {', '.join(unknown)}, and the cell has not"] if unknown else []
+    faults = [f"missing: {', '.join(missing)}"] if missing else []
+    faults += [f"not used by the cell: {', '.join(unknown)}"] if unknown else []
     for name in sorted(values.keys() & arrays.keys()):
         was, now = tuple(values[name].shape), _shape(arrays[name])
         if was != now:
-            faults.append(f"{name} has the shape {was}, and {now} here")
+            faults.append(f"{name} has shape {was} in the checkpoint and {now} in the cell")
     if faults:
-        raise StepError(f"the checkpoint does not fit what the cell uses: {'; '.join(faults)}")
+        raise StepError(f"the checkpoint does not match the cell's arrays: {'; '.join(faults)}")
 
 
 def _shape(array: Any) -> tuple[int, ...]:
-    """As it is saved: of random keys, that of their data."""
+    """Return the shape as it is saved; for random keys, the shape of their data."""
     is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
     return tuple(jax.random.key_data(array).shape if is_key else array.shape)
 
 
 def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    # Orbax refuses arrays without elements, of which there is nothing to save.
+    # Orbax refuses arrays without elements, and they contain nothing to save.
     filled = {name: array for name, array in arrays.items() if array.size}
     with _checkpointer() as orbax:
         orbax.save(folder, args=_arguments().PyTreeSave(filled))
@@ -139,7 +143,7 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _checkpointer() -> Any:
-    """Orbax for one process alone: it waits for no other."""
+    """Return an Orbax checkpointer that waits for no other process."""
     from orbax.checkpoint import Checkpointer, PyTreeCheckpointHandler
     from orbax.checkpoint.options import MultiprocessingOptions
 

@@ -1,8 +1,8 @@
-"""Data sets whose batches span the processes: a global batch is one `jax.Array` over all devices.
+"""Datasets whose batches span the processes: each global batch is one `jax.Array`.
 
-A batch that cannot be cut evenly over the devices is not padded and loses nothing. For Keras and
-for jitted functions it is given whole to every device, each of which then computes the same. For
-`PjRTStrategy.run` it is cut as evenly as it can be (`Uneven`).
+A batch whose rows cannot be split evenly over the devices is neither padded nor truncated. For
+Keras and jitted functions, every device receives the whole batch and computes the same result. For
+`PjRTStrategy.run`, the batch is split as evenly as possible (`Uneven`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 Tree = Any
-"""Arrays in any pytree; the first axis of each is the samples'."""
+"""Pytree of arrays; the first axis of each array counts samples."""
 
-_LOOKAHEAD = 4  # host batches read before the processes compare how many rows each has
+_LOOKAHEAD = 4  # host batches that are read before the processes compare their row counts
 _UNKNOWN = 0xFFFFFFFF
 
 
 class InputContext(msgspec.Struct, frozen=True):
-    """What a data set function is told, as by `tf.distribute.InputContext`.
+    """Input context of a dataset function, like `tf.distribute.InputContext`.
 
     Attributes:
-        num_input_pipelines: one for each process.
-        input_pipeline_id: this process's.
-        num_replicas_in_sync: devices of all processes.
+        num_input_pipelines: Number of input pipelines: one per process.
+        input_pipeline_id: Index of this process.
+        num_replicas_in_sync: Number of devices of all processes.
     """
 
     num_input_pipelines: int = 1
@@ -47,14 +47,14 @@ class InputContext(msgspec.Struct, frozen=True):
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """A replica's share of a global batch.
+        """Return a replica's share of a global batch.
 
         Raises:
-            ValueError: the replicas do not divide it.
+            ValueError: The batch size is not a multiple of the number of replicas.
         """
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
-                f"the global batch of {global_batch_size} samples cannot be cut evenly for "
+                f"the global batch of {global_batch_size} samples cannot be split evenly over "
                 f"{self.num_replicas_in_sync} replicas: choose a multiple of "
                 f"{self.num_replicas_in_sync}"
             )
@@ -62,9 +62,9 @@ class InputContext(msgspec.Struct, frozen=True):
 
 
 class Uneven:
-    """Rows that the devices do not divide: one part, maybe empty, for each local device.
+    """Leaf of a batch for `PjRTStrategy.run` whose rows do not divide evenly over the devices.
 
-    A leaf of a batch, for `PjRTStrategy.run`.
+    Contains one part for each local device; a part may be empty.
     """
 
     def __init__(self, parts: tuple[np.ndarray, ...]) -> None:
@@ -75,10 +75,11 @@ class Uneven:
 
 
 class Placement:
-    """Puts batches on a mesh of one axis, `data`.
+    """Placement of batches on a mesh with the single axis `data`.
 
     Args:
-        mesh: over devices of all processes, process by process, each having as many.
+        mesh: Mesh over the devices of all processes, ordered by process, with the same number of
+            devices for each.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -89,19 +90,19 @@ class Placement:
         self.gather = jax.jit(lambda tree: tree, out_shardings=self.whole)
 
     def cut_global(self, tree: Tree) -> Share:
-        """This process's share of a batch that every process has."""
+        """Return this process's share of a batch that every process has."""
         tree = jax.tree.map(np.asarray, tree)
         return self.cut.share(rows_of(tree), lambda part: jax.tree.map(lambda a: a[part], tree))
 
     def place(self, batch: Share) -> Tree:
-        """As global arrays; a batch that cannot be cut is on every device."""
+        """Place a share as global arrays; a batch that cannot be split is on every device."""
         sharding = self.whole if batch.whole else self.by_row
         return jax.tree.map(
             lambda a: jax.make_array_from_process_local_data(sharding, a), batch.values
         )
 
     def spread(self, batch: Share) -> Tree:
-        """As global arrays, or as `Uneven`: every row is on one device only."""
+        """Place a share with each row on one device: as global arrays, or as `Uneven`."""
         if not batch.whole:
             return self.place(batch)
         return jax.tree.map(lambda a: Uneven(self._parts(a)), batch.values)
@@ -111,18 +112,18 @@ class Placement:
         return tuple(np.array_split(array, self.cut.replicas)[first : first + self.local_devices])
 
     def part_of(self, share: Share) -> Tree:
-        """This process's own rows of a share."""
+        """Return the rows of a share that belong to this process."""
         if not share.whole:
             return share.values
         split = partial(np.array_split, indices_or_sections=self.cut.ranks)
         return jax.tree.map(lambda a: split(a)[self.cut.rank], share.values)
 
     def join(self, part: Tree, counts: np.ndarray) -> Share:
-        """A global batch of the processes' own parts.
+        """Join the parts of all processes to a global batch.
 
         Args:
-            part: this process's rows.
-            counts: rows of each process.
+            part: Rows of this process.
+            counts: Number of rows of each process, shape `(processes,)`.
         """
         rows = int(counts.sum())
         if (counts == counts[0]).all() and counts[0] % self.local_devices == 0:
@@ -138,22 +139,22 @@ class Placement:
 
 
 class Source(Protocol):
-    """Batches as this process has them."""
+    """Source of the batches of this process."""
 
     steps: int | None
-    """Batches of a pass, on every process the same; None when that is not known."""
+    """Batches in a pass, equal on every process; None if unknown."""
 
     def batches(self) -> Iterator[Share]:
-        """One pass."""
+        """Yield the batches of one pass."""
         ...
 
 
 class GlobalSource:
-    """Global batches, of which every process has all rows.
+    """Source whose dataset yields the same global batches on every process.
 
     Args:
-        dataset: a `tf.data.Dataset`, a `keras.utils.PyDataset` or an iterable.
-        placement: for the mesh.
+        dataset: A `tf.data.Dataset`, a `keras.utils.PyDataset` or an iterable.
+        placement: Placement on the mesh.
     """
 
     def __init__(self, dataset: object, placement: Placement) -> None:
@@ -166,14 +167,14 @@ class GlobalSource:
 
 
 class PartSource:
-    """Each process's own part; a step takes one element for each of its devices.
+    """Source whose dataset differs per process; a step uses one element per local device.
 
     Args:
-        make: makes the process's data set.
-        placement: for the mesh.
+        make: Function that makes the dataset of this process.
+        placement: Placement on the mesh.
 
     Raises:
-        StrategyError: what `make` returns is no data set.
+        StrategyError: `make` returned no dataset.
     """
 
     def __init__(self, make: Callable[[], object], placement: Placement) -> None:
@@ -201,14 +202,14 @@ class PartSource:
 
 
 class DistributedDataset:
-    """Global batches over all devices, one pass for each `iter`.
+    """Global batches over all devices; each `iter` starts a pass.
 
     Args:
-        source: where they come from.
-        placement: where they go.
+        source: Source of the batches.
+        placement: Placement on the mesh.
 
     Attributes:
-        steps: batches of a pass; None when that is not known beforehand.
+        steps: Batches in a pass; None if unknown.
     """
 
     def __init__(self, source: Source, placement: Placement) -> None:
@@ -217,21 +218,21 @@ class DistributedDataset:
         self.steps = source.steps
 
     def __iter__(self) -> Iterator[Tree]:
-        """Every row on one device; a batch that cannot be cut evenly has `Uneven` leaves."""
+        """Yield batches with each row on one device; leaves that cannot be split are `Uneven`."""
         return map(self._placement.spread, self._source.batches())
 
     def own_parts(self) -> Iterator[Tree]:
-        """A pass in this process's rows; of a batch that cannot be cut, an even split of them."""
+        """Yield the rows of this process; a batch that cannot be split is divided almost evenly."""
         for share in self._source.batches():
             yield self._placement.part_of(share)
 
     def arrays(self) -> Iterator[Tree]:
-        """A pass in global arrays; a batch that cannot be cut evenly is whole on every device."""
+        """Yield global arrays; a batch that cannot be split evenly is whole on every device."""
         return map(self._placement.place, self._source.batches())
 
 
 def rows_of(tree: Tree) -> int:
-    """The number of samples in a batch."""
+    """Return the number of samples in a batch."""
     return len(jax.tree.leaves(tree)[0])
 
 
@@ -260,7 +261,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _passes(dataset: Any, make: Callable[[], Any]) -> Callable[[], Iterator[Tree]]:
-    """A function that begins a pass; what can be gone through once only is made anew for each."""
+    """Return a function that starts a pass; `make` replaces an iterator that is exhausted."""
     begin: Callable[[], Iterator[Tree]]
     if _tensorflow_dataset(dataset):
         begin = dataset.as_numpy_iterator
@@ -272,14 +273,14 @@ def _passes(dataset: Any, make: Callable[[], Any]) -> Callable[[], Iterator[Tree
         begin = partial(iter, dataset)
     else:
         raise StrategyError(
-            f"a data set was wanted, and a {type(dataset).__name__} came: give a tf.data.Dataset, "
+            f"expected a dataset, got {type(dataset).__name__}: pass a tf.data.Dataset, "
             "a keras.utils.PyDataset, or a list or generator of batches such as (x, y)"
         )
     return lambda: (jax.tree.map(np.asarray, element) for element in begin())
 
 
 class _First:
-    """An iterator the first time, and then what `make` makes."""
+    """Return an iterator on the first call, and a new one from `make` on later calls."""
 
     def __init__(self, iterator: Iterator[Tree], make: Callable[[], Any]) -> None:
         self._waiting = [iterator]
@@ -290,7 +291,7 @@ class _First:
 
 
 def _indexed(dataset: Any) -> Iterator[Tree]:
-    """A pass of a `keras.utils.PyDataset`, loaded on this thread whatever its `workers`."""
+    """Yield a pass of a `keras.utils.PyDataset`, loaded on this thread whatever its `workers`."""
     batches = dataset.num_batches
     for i in itertools.count() if batches is None else range(batches):
         yield dataset[i]
@@ -299,16 +300,16 @@ def _indexed(dataset: Any) -> Iterator[Tree]:
 
 def _gone_through() -> Any:
     raise StrategyError(
-        "the data set is an iterator, which can be gone through once: give a list, a "
+        "the dataset is an iterator and is exhausted after one pass: pass a list, a "
         "tf.data.Dataset, or a function to distribute_datasets_from_function"
     )
 
 
 def _refuse_empty(counts: np.ndarray) -> None:
-    """Without a batch of its own, a process knows no shapes."""
+    """Raise if only some ranks have no batch: such a rank does not know the shapes."""
     without = np.flatnonzero(counts == 0)
     if 0 < len(without) < len(counts):
         raise StrategyError(
-            f"rank {', '.join(map(str, without))} has no batch, and others have: give every "
-            "rank's pipeline (ctx.input_pipeline_id) at least one"
+            f"rank {', '.join(map(str, without))} has no batch, but other ranks do: give every "
+            "rank's pipeline (ctx.input_pipeline_id) at least one batch"
         )

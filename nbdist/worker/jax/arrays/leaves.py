@@ -1,7 +1,7 @@
-"""The leaves of what a step carries: arrays on the mesh, and constants of the program.
+"""Leaves of the state that a step carries: arrays on the mesh and constants of the program.
 
-A number is a constant until the step is seen to change it: so a counter is carried, and a module's
-`inference=False` is not.
+A number is a constant until a step changes it. A counter is therefore carried, and a module's
+`inference=False` stays a constant.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 _HOLE = object()
-"""Stands among the constants where an array belongs."""
+"""Marks the position of an array among the constants."""
 
 
 class Leaves:
     """Leaves in their order.
 
     Attributes:
-        arrays: those that are arrays.
+        arrays: Leaves that are arrays.
 
     Args:
-        leaves: as they are before the first step.
-        refuse: makes the error for a leaf that changes, by its index and how it does.
+        leaves: Leaves before the first step.
+        refuse: Makes the error for a leaf that changes, from its index and the change.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Leaves:
         self.arrays = [raw(leaf) for leaf in leaves if is_array(leaf)]
 
     def filled(self, arrays: Sequence[Any]) -> list[Any]:
-        """All leaves, with these arrays in their places."""
+        """Return all leaves, with the given arrays in their positions."""
         rest = iter(arrays)
         return [next(rest) if leaf is _HOLE else leaf for leaf in self._constants]
 
     def of_arrays(self, each: Sequence[Any]) -> list[Any]:
-        """Of something for each leaf, what belongs to arrays."""
+        """Return the items that belong to arrays, given one item per leaf."""
         pairs = zip(each, self._constants, strict=True)
         return [thing for thing, constant in pairs if constant is _HOLE]
 
     def collect(self, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-        """The arrays among the leaves `after` a step, with the types of those `before` it.
+        """Return the arrays among the leaves `after` a step, with the dtypes of those `before` it.
 
         Raises:
-            StepError: a leaf changes its shape or type.
+            StepError: A leaf changes its shape or type.
         """
         arrays = []
         for index, (old, new) in enumerate(zip(self.filled(before), after, strict=True)):
@@ -72,11 +72,11 @@ class Leaves:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last step that was traced changed no number."""
+        """True if the last traced step changed no number."""
         return not self._becoming
 
     def settle(self) -> bool:
-        """Make arrays of the numbers that were seen to change; False once there are none."""
+        """Convert the numbers that changed to arrays; returns False if none changed."""
         leaves = self.filled(self.arrays)
         for index, seen in self._becoming.items():
             number = jnp.asarray(leaves[index])
@@ -92,9 +92,9 @@ class Leaves:
         return not self._settled
 
     def _fitted(self, index: int, old: Any, new: Any) -> Any:
-        """The new leaf with the old one's type, if that loses nothing."""
+        """Return the new leaf with the old leaf's type, if the conversion is lossless."""
         if not is_array(new) and not isinstance(new, _NUMBERS):
-            raise self._refuse(index, f"was {described(old)} and is {described(new)}")
+            raise self._refuse(index, f"changes from {described(old)} to {described(new)}")
         was, now = jax.typeof(old), jax.typeof(jnp.asarray(new))
         if (was.shape, was.dtype, was.weak_type) == (now.shape, now.dtype, now.weak_type):
             return jnp.asarray(new)
@@ -104,45 +104,49 @@ class Leaves:
         return old
 
     def _change(self, index: int, old: Any, new: Any) -> None:
-        """A number, or an array made of one alone, may take the type that a step gives it."""
+        """Record the new type of a number, or of an array made of one.
+
+        Raises:
+            StepError: The leaf cannot change its type.
+        """
         number = isinstance(old, _NUMBERS) or (is_array(old) and jax.typeof(old).weak_type)
         if not self._settled and number and (is_array(new) or isinstance(new, _NUMBERS)):
             was, now = jax.typeof(jnp.asarray(old)), jax.typeof(jnp.asarray(new))
             if was.shape == now.shape and _reaches(was, now):
                 self._becoming[index] = now
                 return
-        raise self._refuse(index, f"was {described(old)} and is {described(new)}")
+        raise self._refuse(index, f"changes from {described(old)} to {described(new)}")
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether it is data that JAX can hold, or the outline of some, to plan with."""
+    """Return whether a leaf is data for JAX, or a `ShapeDtypeStruct` for planning."""
     if isinstance(leaf, np.ndarray):
         return bool(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_)
     return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
 
 def described(leaf: Any) -> str:
-    """An array's type as JAX writes it, anything else as it is."""
+    """Describe an array by its JAX type, and any other leaf by its `repr`."""
     return str(jax.typeof(leaf)) if is_array(leaf) else repr(leaf)
 
 
 def raw(leaf: Any) -> Any:
-    """An array as it is, of a type that JAX has."""
+    """Return an array with a dtype that JAX supports."""
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return leaf
     return np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """The array on the mesh. Every rank has the same value.
+    """Place an array on the mesh; every rank passes the same value.
 
     Raises:
-        StepError: it has a shape and no data.
+        StepError: The leaf has a shape but no data.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise StepError(
-            f"the step has an array of {described(leaf)} without data, as jax.eval_shape makes it: "
-            "it can be planned, with %%dist_plan, and not be run"
+            f"the step has an array of {described(leaf)} without data (jax.eval_shape makes such "
+            "arrays): it can only be planned, with %%dist_plan"
         )
     if isinstance(leaf, jax.Array):
         if leaf.sharding.device_set == sharding.device_set:
@@ -161,7 +165,7 @@ def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def gathered(array: jax.Array) -> jax.Array:
-    """The array whole on every device, where it is cut over processes; all ranks have to."""
+    """Replicate an array on every device if it is sharded over processes. Collective."""
     if not is_spread(array):
         return array
     everywhere = jax.NamedSharding(array.sharding.mesh, jax.P())
@@ -169,19 +173,19 @@ def gathered(array: jax.Array) -> jax.Array:
 
 
 def is_spread(array: jax.Array) -> bool:
-    """Whether no process has all of it."""
+    """Return whether an array is sharded over processes, so that no process has all of it."""
     return not (array.is_fully_addressable or array.is_fully_replicated)
 
 
 def is_own(leaf: Any) -> bool:
-    """Whether it is an array of this process alone."""
+    """Return whether a leaf is an array of this process alone."""
     if isinstance(leaf, jax.Array):
         return bool(leaf.is_fully_addressable)
     return isinstance(leaf, np.ndarray)
 
 
 def as_data(leaf: Any) -> np.ndarray:
-    """An array of this process as NumPy's; of random keys their data."""
+    """Convert an array of this process to NumPy; random keys become their data."""
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
@@ -192,10 +196,10 @@ def spread(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 class Spread:
-    """What `spread` does, for many arrays of few shapes: the global shape is found out once each.
+    """Variant of `spread` for many arrays of few shapes: agrees once on each global shape.
 
     Args:
-        sharding: replicated, or cut by rows.
+        sharding: Sharding of the results: replicated, or split by rows.
     """
 
     def __init__(self, sharding: NamedSharding) -> None:
@@ -218,18 +222,18 @@ class Spread:
 
 
 def _first_row(array: jax.Array) -> int:
-    """Of those that this process has."""
+    """Return the index of this process's first row."""
     places = array.sharding.addressable_devices_indices_map(array.shape).values()
     return min(index[0].start or 0 for index in places)
 
 
 def _reaches(was: Any, now: Any) -> bool:
-    """Whether the one type's values can be held by the other."""
+    """Return whether the dtype of `now` can represent every value of `was`."""
     return bool(was.dtype == now.dtype or jnp.promote_types(was.dtype, now.dtype) == now.dtype)
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Constants are the same objects, or equal numbers or texts; arrays never equal one."""
+    """Return whether two constants are identical objects, or equal numbers or strings."""
     if old is new:
         return True
     plain = (*_NUMBERS, str, bytes)

@@ -1,8 +1,8 @@
-"""A function called once for each replica, and what comes of it: the verbs `run` and `reduce`.
+"""`run` and `reduce`: call a function on each replica, and combine the results.
 
-Replica i is the i-th device of the mesh. What each returns is kept stacked, as one global array
-with the replicas along its first axis (`PerReplica`); where the replicas' batches are of different
-sizes, their results may be too and are kept apart (`Ragged`).
+Replica i is the i-th device of the mesh. The results are stacked in one global array whose first
+axis counts replicas (`PerReplica`). If the replicas' batches differ in size, their results may
+differ in shape and stay separate (`Ragged`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _KEPT_PROGRAMS = 16
 
 
 class PerReplica:
-    """One value for each replica, all of one shape.
+    """One value for each replica, all of the same shape.
 
     Attributes:
-        stacked: `jax.Array` of shape (replicas, *shape), one row on each device.
+        stacked: `jax.Array` of shape `(replicas, *shape)`, one row on each device.
     """
 
     def __init__(self, stacked: jax.Array) -> None:
         self.stacked = stacked
 
     def local(self) -> tuple[np.ndarray, ...]:
-        """The values of this process's replicas.
+        """Return the values of this process's replicas.
 
-        They are NumPy's: inside of a mesh, JAX takes no array that is on one device of it.
+        They are NumPy arrays: inside a mesh, JAX accepts no array that is on one of its devices.
         """
         return tuple(np.asarray(data)[0] for data in _local_rows(self.stacked))
 
@@ -49,13 +49,13 @@ class PerReplica:
 
 
 class Ragged:
-    """One value for each of this process's replicas; shapes may differ in the first axis."""
+    """One value for each replica of this process; shapes may differ in the first axis."""
 
     def __init__(self, values: tuple[np.ndarray, ...]) -> None:
         self._values = values
 
     def local(self) -> tuple[np.ndarray, ...]:
-        """The values of this process's replicas."""
+        """Return the values of this process's replicas."""
         return self._values
 
     def __repr__(self) -> str:
@@ -63,10 +63,10 @@ class Ragged:
 
 
 class Runner:
-    """Calls functions on every replica of a mesh, and reduces what they return.
+    """Calls functions on every replica of a mesh, and reduces their results.
 
     Args:
-        mesh: of one axis, `data`.
+        mesh: Mesh with the single axis `data`.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -76,12 +76,12 @@ class Runner:
         self._fold = jax.jit(_fold, static_argnames=("op", "axes"), out_shardings=whole)
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The results of `fn` on every replica, each leaf as `PerReplica` or `Ragged`."""
+        """Call `fn` on every replica; each leaf of the result is `PerReplica` or `Ragged`."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise StrategyError(
-                "strategy.run was called inside jax.jit, which cannot tell what is each "
-                "replica's own: call it outside; it compiles the function itself"
+                "strategy.run was called inside jax.jit, and cannot tell which values are per "
+                "replica: call it outside of jax.jit; it compiles the function itself"
             )
         if any(isinstance(leaf, (Uneven, Ragged)) for leaf in leaves):
             return self._one_by_one(fn, leaves, tree)
@@ -92,7 +92,7 @@ class Runner:
         return jax.tree.map(PerReplica, stacked)
 
     def reduce(self, op: object, value: Any, axis: int | None) -> Any:
-        """Every leaf over the replicas, and over `axis` of each replica's value if it is given."""
+        """Reduce every leaf over the replicas, and over `axis` of each value if it is given."""
         name = str(op).rsplit(".", 1)[-1].upper()
         if name not in ("SUM", "MEAN"):
             raise StrategyError(f"reduce({op!r}, ...): choose 'SUM' or 'MEAN'")
@@ -109,12 +109,12 @@ class Runner:
         if op == "MEAN" and axis is None:
             return leaf
         raise StrategyError(
-            f"reduce({op!r}, ...) of a {type(leaf).__name__} that is no replica's own: give it "
-            "what strategy.run returned"
+            f"reduce({op!r}, ...) of a {type(leaf).__name__} that is not per replica: pass the "
+            "result of strategy.run"
         )
 
     def _program(self, fn: Callable[..., Any], leaves: list[Any], tree: Any) -> Callable[..., Any]:
-        """`fn` over the mesh, compiled; the same while nothing that it reads is another object."""
+        """Return `fn` compiled over the mesh; reused while it reads the same objects."""
         fixed = tuple(leaf if _spec(leaf) is None else None for leaf in leaves)
         read = (fn, *_captured(fn), *fixed)
         form = (tree, tuple(_spec(leaf) for leaf in leaves), tuple(map(type, leaves)))
@@ -140,8 +140,8 @@ class Runner:
             args, kwargs = jax.tree.unflatten(tree, filled)
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*args, **kwargs))
 
-        # Without its checks a replica's gradient is its own, as under TensorFlow; with them,
-        # shard_map adds the replicas' gradients up where the parameters are the same on all.
+        # Without the check, each replica's gradient is its own, as in TensorFlow. With it,
+        # shard_map sums the gradients of replicated parameters.
         call: Callable[..., Any] = jax.jit(
             jax.shard_map(
                 on_replica,
@@ -154,14 +154,14 @@ class Runner:
         return call
 
     def _on_mesh(self, leaf: Any) -> Any:
-        """An array that is committed to devices of this process alone cannot meet the others'."""
+        """Copy an array to the host if it is committed to devices of this process only."""
         local = isinstance(leaf, jax.Array) and leaf.committed
         if local and leaf.sharding.device_set != set(self._mesh.devices.flat):
             return np.asarray(leaf)
         return leaf
 
     def _one_by_one(self, fn: Callable[..., Any], leaves: list[Any], tree: Any) -> Any:
-        """Without a collective: replicas with parts of different sizes run different programs."""
+        """Call `fn` on each local device: parts of different sizes need different programs."""
         results = []
         for i, device in enumerate(self._mesh.local_devices):
             args, kwargs = jax.tree.unflatten(tree, [_own(leaf, i, device) for leaf in leaves])
@@ -173,20 +173,20 @@ class Runner:
                 if "unbound axis name" not in str(error):
                     raise
                 raise StrategyError(
-                    "this batch cannot be cut evenly over the replicas, and the function has a "
-                    "collective: choose a batch size that leaves no remainder, or reduce with "
+                    "this batch cannot be split evenly over the replicas, and the function uses a "
+                    "collective: choose a batch size without remainder, or reduce with "
                     "strategy.reduce"
                 ) from None
         return jax.tree.map(lambda *own: Ragged(tuple(map(np.asarray, own))), *results)
 
 
 class _Program(NamedTuple):
-    """A compiled function.
+    """Compiled function.
 
     Attributes:
-        form: what it was compiled for, by value.
-        read: what it was compiled with, by identity.
-        call: takes the arrays.
+        form: Structure, specs and types of the arguments, compared by value.
+        read: Objects that the function reads, compared by identity.
+        call: Function of the arrays.
     """
 
     form: tuple[Any, ...]
@@ -210,7 +210,7 @@ def _reduce_ragged(op: str, leaf: Ragged, axis: int | None) -> jax.Array:
     )
     if len(set(map(tuple, shapes.reshape(-1, 2).tolist()))) > 1:
         raise StrategyError(
-            "the replicas' values have different shapes, since the batch cannot be cut evenly: "
+            "the replicas' values have different shapes, since the batch cannot be split evenly: "
             "reduce them over the axis of the samples (axis=0)"
         )
     totals, number = processes.gather((np.sum(values, axis=0), np.float32(counts)))
@@ -219,7 +219,7 @@ def _reduce_ragged(op: str, leaf: Ragged, axis: int | None) -> jax.Array:
 
 
 def _spec(leaf: Any) -> Any:
-    """How an argument goes to the replicas; None for what is no array and goes as it is."""
+    """Return the partition spec of an argument; None if it is no array and is passed as it is."""
     if isinstance(leaf, PerReplica):
         return jax.P("data")
     if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, jax.NamedSharding):
@@ -236,7 +236,7 @@ def _array_of(leaf: Any) -> Any:
 
 
 def _own(leaf: Any, i: int, device: jax.Device) -> Any:
-    """The part of the i-th local replica."""
+    """Return the part of the i-th local replica."""
     if isinstance(leaf, Uneven):
         return jax.device_put(leaf.parts[i], device)
     if isinstance(leaf, (PerReplica, Ragged)):
@@ -247,7 +247,7 @@ def _own(leaf: Any, i: int, device: jax.Device) -> Any:
 
 
 def _local_rows(array: jax.Array) -> list[jax.Array]:
-    """This process's shards in the order of its devices."""
+    """Return this process's shards in the order of its devices."""
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
     return [shard.data for shard in shards]
 
@@ -257,7 +257,7 @@ def _same(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 
 
 def _captured(fn: Callable[..., Any]) -> list[Any]:
-    """The objects that a function of the user's, and those it calls, read from outside."""
+    """List the objects that a user's function, and the functions that it calls, capture."""
     found: list[Any] = []
     waiting, seen = [fn], set()
     while waiting:

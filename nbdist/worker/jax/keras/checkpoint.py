@@ -1,4 +1,4 @@
-"""What `fit` on JAX trains, for its checkpoints."""
+"""Checkpoint state of a `fit` with Keras on JAX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = (
 
 
 def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> JaxState:
-    """The model, its optimizer and metrics, and the Keras objects that a cell's names lead to."""
+    """Collect the model, its optimizer and metrics, and the Keras objects of a cell's names."""
     owners = of_kinds(names, namespace, _KINDS)
     if not any(owner is model for owner in owners.values()):
         owners = {"model of the fit": model, **owners}
@@ -35,13 +35,14 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> JaxSt
 
 
 class _Variables:
-    """Keras's variables, each named by its owner and its place there.
+    """Keras variables, each named by its owner and its index there.
 
-    The names that Keras gives to models count on, and an optimizer's variables have them in theirs.
+    Keras numbers the names of models, and the names of optimizer variables contain them. Names of
+    variables are therefore not stable.
 
     Args:
-        owners: by name.
-        model: that is trained.
+        owners: Objects with variables, by name.
+        model: Model in training.
     """
 
     def __init__(self, owners: Mapping[str, Any], model: Any) -> None:
@@ -75,7 +76,7 @@ class _Variables:
         return flags(self._owners)
 
     def _values(self) -> dict[int, jax.Array]:
-        """By the variable's id. Those that `fit` trains have none of their own meanwhile."""
+        """Return the arrays by id of the variable; during `fit` Keras keeps them in the model."""
         model = self._model
         trained = vars(model).get("_jax_state")
         values: dict[int, jax.Array] = {}

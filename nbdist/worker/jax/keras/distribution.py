@@ -1,9 +1,8 @@
-"""Keras 3 on JAX over the mesh of a strategy: what is set in its scope.
+"""Keras distribution of a strategy's scope, for Keras 3 on JAX.
 
-Variables are on every device until `fit` lays them out (`worker/jax/keras/layout.py`), but for
-large ones, which are made in parts. Batches are cut over the mesh, and everything that `fit`,
-`evaluate` and `predict` are given is the same on every process, unless it came from
-`distribute_datasets_from_function`.
+Variables are replicated until `fit` shards them (`worker/jax/keras/layout.py`); large variables are
+sharded from the start. Batches are split over the mesh. The inputs of `fit`, `evaluate` and
+`predict` are equal on every process, unless they come from `distribute_datasets_from_function`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from nbdist.worker.jax.arrays.distributed_dataset import Placement
 
 LARGE = 2**28
-"""Bytes of a variable that no device is to have all of before it is known how it is to lie."""
+"""Size in bytes from which a variable is sharded before its layout is planned."""
 
 
 @contextlib.contextmanager
 def scope(placement: Placement) -> Iterator[None]:
-    """Keras's distribution is ours; the one that was set before is set again afterwards."""
+    """Set the Keras distribution of this strategy, and restore the previous one afterwards."""
     if not keras_patch.apply():
         yield
         return
@@ -42,7 +41,7 @@ def scope(placement: Placement) -> Iterator[None]:
 
 
 class _Distribution(keras.distribution.DataParallel):  # type: ignore[misc]
-    """How variables lie when they are made."""
+    """Distribution that chooses the layout of new variables."""
 
     def get_variable_layout(self, variable: Any) -> Any:
         if variable._layout is not None:

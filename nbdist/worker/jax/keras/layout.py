@@ -1,11 +1,10 @@
-"""`fit` with Keras on JAX, laid out as it was planned.
+"""`fit` with Keras on JAX in the layout of a plan.
 
-A train function of ours plans the model's own `train_step` once it has its first batch, puts the
-model's variables where the plan has them, and compiles the step for that. What `evaluate` and
-`predict` compile follows the variables. A variable that is cut is read and saved by all ranks
-together.
+When the first batch arrives, nbdist's train function plans the model's own `train_step`, moves the
+model's variables to their planned shardings, and compiles the step. The functions of `evaluate` and
+`predict` follow the variables. Reading or saving a sharded variable is a collective operation.
 
-Seen with Keras 3.15.1: of other versions nothing is planned.
+Tested with Keras 3.15.1; other versions are not planned.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ if TYPE_CHECKING:
     from nbdist.worker.jax.arrays.distributed_dataset import Tree
 
 State = tuple[list[Any], ...]
-"""What Keras has its step carry: the trained, the others, the optimizer's, the metrics'."""
+"""State of Keras's step: trainable, other, optimizer and metric variables."""
 
 _array_upstream = JaxVariable.__array__
 _read: dict[int, np.ndarray] | None = None
-"""Values of variables that are cut, by the variable's id, while rank 0 writes them; else None."""
+"""Values of sharded variables by the variable's id while rank 0 writes them; otherwise None."""
 
 
 @functools.cache
 def apply() -> None:
-    """Have every train function that is made from here on lay its model out."""
+    """Patch Keras so that new train functions shard their model."""
     if not keras_patch.apply():
         return
     make_train = JAXTrainer.make_train_function
@@ -67,7 +66,9 @@ def apply() -> None:
         if self.jit_compile and not self.run_eagerly and not is_nnx_enabled():
             self.train_function = _Training(self, self.train_function)
         elif context.current().request.planning != Planning():
-            text = "the model is not compiled (jit_compile, run_eagerly), and so not laid out"
+            text = (
+                "the model is not compiled (jit_compile, run_eagerly) and is therefore not sharded"
+            )
             context.current().reporter.note("compiled", text, warning=True)
 
     JAXTrainer.make_train_function = make_train_function
@@ -77,17 +78,17 @@ def apply() -> None:
 
 
 class _Layout:
-    """A plan of a model, and the step compiled for it.
+    """Plan of a model, and the step compiled for it.
 
     Args:
-        plan: the plan.
-        mesh: the strategy's.
-        model: whose plan it is.
+        plan: Plan of the model.
+        mesh: Mesh of the strategy.
+        model: Planned model.
 
     Attributes:
-        lowered: the plan on live devices.
-        wanted: how each of the variables is to lie, group by group.
-        executables: the step, by the kind of batch.
+        lowered: Plan on the live devices.
+        wanted: Planned sharding of each variable, by group.
+        executables: Compiled steps by the structure, shapes and shardings of the batch.
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, model: Any) -> None:
@@ -102,18 +103,18 @@ class _Layout:
 
 
 class _Training:
-    """The train function of one model.
+    """Train function of one model.
 
     Args:
-        model: it is built, with its optimizer and metrics.
-        upstream: Keras's own, which leaves every variable where it is.
+        model: Built model with its optimizer and metrics.
+        upstream: Keras's train function, which moves no variables.
     """
 
     def __init__(self, model: Any, upstream: Callable[..., Any]) -> None:
         self._model = model
         self._upstream = upstream
         self._function = model._make_function(self._make)
-        self._step = self._pure  # one object: JAX keeps traces by it
+        self._step = self._pure  # one object: JAX caches traces by identity
         self._asked: Planning | None = None
         self._layout: _Layout | None = None
         self._told = 0
@@ -143,7 +144,10 @@ class _Training:
         return logs, after
 
     def _planned(self, carried: State, batch: Any, asked: Planning) -> _Layout | None:
-        """None where nothing was asked for, and no plan can be made: all have all, as ever."""
+        """Plan the model; returns None if no plan was requested and none can be made.
+
+        Without a plan every device holds the whole model.
+        """
         strategy = context.current().strategies["pjrt"]
         batch = _full(batch)
         try:
@@ -151,22 +155,22 @@ class _Training:
         except Exception as error:
             if asked != Planning():
                 raise
-            text = f"every device has all of the model, for it was not planned: {error}"
+            text = f"planning failed, and every device holds the whole model: {error}"
             context.current().reporter.note("compiled", text, warning=True)
             return None
-        # Those are for another layout.
+        # They were compiled for another layout.
         self._model.test_function = self._model.predict_function = None
         return _Layout(plan, strategy.mesh, self._model)
 
     def _tell(self, plan: Plan) -> None:
-        """Each cell has its plan."""
+        """Report the plan once per cell."""
         reporter = context.current().reporter
         if self._told != reporter.cell and reporter.rank == 0:
             reporter.say(Planned(plan=plan, **reporter.said()))
         self._told = reporter.cell
 
     def _move(self, carried: State, layout: _Layout) -> None:
-        """Put what Keras has given, of variables that may lie anywhere, where it is to lie."""
+        """Move the variables' values from Keras to their planned shardings."""
         before = [array for arrays in carried for array in arrays]
         seen: set[int] = set()
         groups = groups_of(self._model).values()
@@ -175,10 +179,10 @@ class _Training:
                 arrays[index] = _moved(group[index], arrays[index], sharding, seen)
         for array in before:
             if id(array) not in seen and not array.is_deleted():
-                array.delete()  # it makes room; the step would take it along anyway
+                array.delete()  # frees memory; the step would donate it anyway
 
     def _give_back(self, carried: State) -> None:
-        """The variables have their values again: Keras has taken them away before the step."""
+        """Return the values to the variables; Keras removed them before the step."""
         for group, arrays in zip(groups_of(self._model).values(), carried, strict=True):
             for variable, array in zip(group, arrays, strict=True):
                 if variable._value is None and not array.is_deleted():
@@ -209,19 +213,21 @@ class _Training:
         return executable
 
     def _pure(self, carried: State, batch: Any) -> tuple[Any, State]:
-        """Keras's step; what it carries keeps its types."""
+        """Run Keras's step; the carried state keeps its dtypes."""
         logs, after = self._model.train_step(carried, batch)
         return logs, jax.tree.map(_typed_as, tuple(map(list, after)), carried)
 
 
 def _newest(carried: State) -> Any:
-    """An array that Keras makes anew where it has put the state back: that of the last metric."""
+    """Return the last metric's array: Keras makes a new one when it puts the state back."""
     return carried[-1][-1]
 
 
 def _moved(variable: Any, array: jax.Array, sharding: NamedSharding, seen: set[int]) -> jax.Array:
-    """The variable's array where it is to lie, and nobody else's: the step takes it along."""
-    own = jax.process_count() > 1 and array.is_fully_addressable  # of a model made out of the scope
+    """Move a variable's array to its sharding, as a copy if shared: the step donates it."""
+    own = (
+        jax.process_count() > 1 and array.is_fully_addressable
+    )  # of a model made outside of the scope
     moved = distribution_lib.distribute_tensor(array, sharding) if own else placed(array, sharding)
     variable._layout = sharding
     if id(moved) in seen:
@@ -233,9 +239,9 @@ def _moved(variable: Any, array: jax.Array, sharding: NamedSharding, seen: set[i
 
 
 def _full(batch: Any) -> Any:
-    """The batch with as many rows as one that a run that goes on has passed over.
+    """Return the batch, with as many rows as the batches that a resumed run skipped.
 
-    It is to be laid out as it was, and may begin with the last batch of an epoch.
+    The first batch may be the smaller last batch of an epoch, and the layout must not change.
     """
     passed = context.current().progress.passed_rows
     rows = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=0)
@@ -254,7 +260,7 @@ def _typed_as(new: Any, old: Any) -> Any:
 
 
 def _follow(maker: str, name: str) -> None:
-    """Have functions of the trainer's take batches to where the model's variables are."""
+    """Patch the trainer to place batches on the mesh of the model's variables."""
     upstream = getattr(JAXTrainer, maker)
 
     def make(self: Any, force: bool = False) -> Any:
@@ -271,14 +277,14 @@ def _follow(maker: str, name: str) -> None:
 
 
 def _mesh_of(model: Any) -> Mesh | None:
-    """The mesh that the model is laid out over, if it is not the strategy's."""
+    """Return the mesh of the model's layout; None if it is the strategy's mesh."""
     layouts = (variable._layout for variable in model.variables)
     meshes = (layout.mesh for layout in layouts if isinstance(layout, jax.NamedSharding))
     return next((mesh for mesh in meshes if len(mesh.axis_names) > 1), None)
 
 
 def _over(mesh: Mesh, batch: Tree) -> Tree:
-    """The same rows on the same devices, by the axes of another mesh."""
+    """Express arrays on the axes of another mesh; the rows stay on their devices."""
 
     def over(array: jax.Array) -> jax.Array:
         sharded = isinstance(array, jax.Array) and isinstance(array.sharding, jax.NamedSharding)
@@ -294,10 +300,10 @@ def _over(mesh: Mesh, batch: Tree) -> Tree:
 
 
 def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """A variable as NumPy's array; all ranks have to ask for one that is cut.
+    """Convert a variable to NumPy; collective if it is sharded.
 
     Raises:
-        StrategyError: it is cut, and this rank asks alone.
+        StrategyError: The variable is sharded, and only this rank reads it.
     """
     value = self._value
     if not isinstance(value, jax.Array) or not is_spread(value):
@@ -306,21 +312,21 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(_read[id(self)], dtype, copy=copy)
     if _read is not None or keras_patch.current() is None:
         raise StrategyError(
-            f"`{self.path}` is cut over the ranks, and this one asks for all of it alone: read it "
-            "on all ranks, in a --strategy pjrt cell"
+            f"`{self.path}` is sharded over the ranks, and only this rank reads it: read it on all "
+            "ranks, in a --strategy pjrt cell"
         )
     return np.array(gathered(self.value), dtype, copy=copy)
 
 
 @contextlib.contextmanager
 def read_by_all(model: Any, *, keep: bool) -> Iterator[None]:
-    """Within it, this process alone can read what is cut; all ranks have to enter.
+    """Let this process alone read sharded variables. Collective.
 
     Args:
-        model: whose variables and optimizers are read, and those of the models within it.
-        keep: whether this is a process that reads.
+        model: Model whose variables and optimizers are read, including its inner models.
+        keep: Whether this process reads them.
     """
-    global _read  # noqa: PLW0603 - what reads is Keras's own
+    global _read  # noqa: PLW0603 - Keras's own code reads it
     variables = {id(variable): variable for variable in model.variables}
     for layer in model._flatten_layers():
         for part in vars(layer).values():

@@ -1,18 +1,19 @@
-"""Keras 3 on JAX cannot train over several processes as over one; these functions are mended.
+"""Patch of Keras 3 on JAX: train over several processes as over one.
 
-- `_distribute_data` and `JAXEpochIterator._get_distributed_iterator` take each process's batch for
+Problems of the patched functions:
+
+- `_distribute_data` and `JAXEpochIterator._get_distributed_iterator` treat each process's batch as
   a part of its own, and refuse rows that the devices do not divide.
-- `get_data_adapter` does not know the strategy's data sets.
-- `JAXTrainer.make_predict_function` leaves outputs where no process can read them all.
-- `distribute_tensor` takes values that differ from process to process for one, as the weights of
-  a model that was not seeded do, and each process goes on with its own.
-- `JaxVariable._initialize_with_initializer` has each process draw values of its own for some
-  initializers and for large arrays, and puts them together as one array: each goes on with
-  its own, too.
-- `clear_session` drops the distribution in the middle of its scope.
+- `get_data_adapter` does not know the strategy's datasets.
+- `JAXTrainer.make_predict_function` leaves outputs sharded, and no process can read all of them.
+- `distribute_tensor` accepts values that differ between processes, such as unseeded weights. Each
+  process then continues with its own values.
+- `JaxVariable._initialize_with_initializer` lets each process draw its own values for some
+  initializers and for large arrays, with the same effect.
+- `clear_session` removes the distribution inside its scope.
 
-Seen with Keras 3.15.1 and JAX 0.10.2; `tests/worker/jax/keras/test_fit.py` fails when one of them
-is no longer needed. Only what runs in the scope of a strategy of ours is changed.
+Tested with Keras 3.15.1 and JAX 0.10.2. `tests/worker/jax/keras/test_fit.py` fails when a patch is
+no longer needed. The patches take effect only in the scope of an nbdist strategy.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ _placements: list[tuple[Any, Placement]] = []
 
 @functools.cache
 def apply() -> bool:
-    """Mend the versions that were tested; say so, and leave it, where the version is another.
+    """Patch the tested versions of Keras; for other versions log a warning.
 
     Returns:
-        Whether they are mended.
+        Whether Keras is patched.
     """
     if not keras.__version__.startswith(PATCHED_SERIES):
         _log.warning(
-            "Keras %s on JAX trains on each rank by itself: only %sx is known to work over ranks",
+            "Keras %s on JAX is not patched and trains each rank separately: use Keras %sx",
             keras.__version__,
             PATCHED_SERIES,
         )
@@ -88,7 +89,7 @@ def apply() -> bool:
 
 @contextlib.contextmanager
 def over(distribution: Any, placement: Placement) -> Iterator[None]:
-    """While `distribution` is Keras's current one, batches go where `placement` says."""
+    """Place batches by `placement` while `distribution` is Keras's current one."""
     _placements.append((distribution, placement))
     try:
         yield
@@ -97,7 +98,10 @@ def over(distribution: Any, placement: Placement) -> Iterator[None]:
 
 
 def current() -> Placement | None:
-    """Where batches go; None outside of a strategy's scope, or where the user set another."""
+    """Return the placement of batches.
+
+    Returns None outside of a strategy's scope, or if the user set another distribution.
+    """
     distribution, placement = _placements[-1] if _placements else (None, None)
     return placement if keras.distribution.distribution() is distribution else None
 
@@ -127,7 +131,7 @@ def _get_distributed_iterator(self: Any, distribution: Any) -> Iterator[Tree]:
 
 
 def _draw_alike() -> None:
-    """The order of shuffled arrays is drawn from NumPy's global state: process 0's, for all."""
+    """Copy the state of NumPy's global generator from rank 0: Keras shuffles arrays with it."""
     state: Any = np.random.get_state(legacy=False)
     agreed = processes.agree([*state["state"]["key"].tolist(), state["state"]["pos"]])
     if (agreed != agreed[0]).any():
@@ -137,19 +141,19 @@ def _draw_alike() -> None:
 
 
 def _refuse_different(first: list[Tree]) -> None:
-    """Global batches that differ would be mixed into one: some samples twice, others never."""
+    """Refuse batches that differ between ranks: samples would be repeated and lost."""
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(first)]
     digest = functools.reduce(lambda crc, leaf: zlib.crc32(leaf.tobytes(), crc), leaves, 0)
     if len(np.unique(processes.agree([digest, *(len(leaf) for leaf in leaves)]), axis=0)) > 1:
         raise StrategyError(
-            "the ranks were given different data, and each takes its part of the same batches: "
+            "the ranks were given different data, but each uses its part of the same global batch: "
             "shuffle with the same seed on every rank, or give each rank its own part with "
             "strategy.distribute_datasets_from_function"
         )
 
 
 class _OwnData(DataAdapter):  # type: ignore[misc]
-    """A data set of the strategy's, for Keras."""
+    """Keras data adapter of a strategy's dataset."""
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
@@ -181,14 +185,14 @@ def _get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **kwargs
     extra = [name for name, value in given.items() if value is not None]
     if extra:
         raise StrategyError(
-            f"{', '.join(extra)} beside a distributed data set: put it into the batches, as "
-            "(x, y, sample_weight)"
+            f"{', '.join(extra)} cannot be passed with a distributed dataset: put it into the "
+            "batches, as (x, y, sample_weight)"
         )
     return _OwnData(x)
 
 
 def _make_predict_function(self: Any, force: bool = False) -> Any:
-    """Outputs are gathered on every process, batch for batch."""
+    """Make a predict function that gathers the outputs of each batch on every process."""
     made = self.predict_function is None or force
     _make_predict_upstream(self, force)
     if made:
@@ -203,7 +207,7 @@ def _predict(predict: Callable[..., Any], state: Any, iterator: Any) -> Any:
 
 
 def _distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """A variable's value is process 0's, as the chief's is under TensorFlow."""
+    """Distribute a variable's value from rank 0, as TensorFlow does from the chief."""
     local = not isinstance(tensor, jax.core.Tracer) and (
         not isinstance(tensor, jax.Array) or tensor.is_fully_addressable
     )
@@ -213,10 +217,10 @@ def _distribute_tensor(tensor: Any, layout: Any) -> Any:
 
 
 def _initialize_with_initializer(self: Any, initializer: Any) -> None:
-    """Drawn as this process's own, and given out by `_distribute_tensor`.
+    """Draw a value on this process, and let `_distribute_tensor` send rank 0's to all.
 
-    What is computed in the scope of a mesh looks like one array of all processes, whatever is in
-    each part. A variable that is cut is drawn in parts, where all draw alike.
+    A value computed in the scope of a mesh looks like one array of all processes, even if its parts
+    differ. A sharded variable is drawn in parts if all processes draw the same values.
     """
     if current() is None or jax.process_count() == 1:
         _initialize_upstream(self, initializer)
@@ -231,10 +235,11 @@ def _initialize_with_initializer(self: Any, initializer: Any) -> None:
 
 
 def _seed_alike(initializer: Any) -> bool:
-    """Give process 0's seed to an initializer of Keras's.
+    """Give rank 0's seed to a Keras initializer.
 
     Returns:
-        Whether all draw the same then: what draws from a generator, or by itself, may not.
+        Whether all processes then draw the same values. False for generators and custom
+        initializers.
     """
     if type(initializer) in _CONSTANT:
         return True

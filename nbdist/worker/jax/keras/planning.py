@@ -1,7 +1,7 @@
-"""What a cell fits with Keras on JAX, planned; where it is only planned, its first `fit` ends it.
+"""Plan of a cell that calls `fit` with Keras on JAX. A dry run ends at the first `fit`.
 
-The model is built as `fit` builds it, with the optimizer and the metrics, and its own `train_step`
-is traced: a model that overrides it is planned as it is.
+The model is built as `fit` builds it, with its optimizer and metrics, and its own `train_step` is
+traced, including an override by the user.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
 _NO_FIT = (
-    "nothing to plan: the cell trains no Keras model on JAX with `fit`, and is no step; for one, "
-    "type --data NAME"
+    "nothing to plan: the cell trains no Keras model on JAX with `fit` and contains no step; for a "
+    "step, use --data NAME"
 )
 _fit_upstream = JAXTrainer.fit
 _build_upstream = JAXTrainer._symbolic_build
 
 
 class _FitIsPlanned(BaseException):
-    """Ends the cell: no `except Exception` of the user's is meant to see it.
+    """Ends the cell; a BaseException, so that the user's `except Exception` does not catch it.
 
     Args:
-        fault: why it could not be planned.
+        fault: Error of the planner; None if the plan was made.
     """
 
     def __init__(self, fault: Exception | None) -> None:
@@ -56,11 +56,11 @@ class _FitIsPlanned(BaseException):
 
 @contextlib.contextmanager
 def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
-    """Within it, the first `fit` is planned, and the cell is over.
+    """Plan the first `fit` instead of running it, and end the cell.
 
     Raises:
-        PlanError: it fits on the devices in no way.
-        StepError: there was no `fit`.
+        PlanError: No layout fits on the devices.
+        StepError: The cell called no `fit`.
     """
 
     def build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -71,7 +71,7 @@ def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
             carried = tuple([v.value for v in group] for group in groups_of(model).values())
             batch = _first(iterator)
             plan = plan_of_fit(model, model.train_step, carried, batch, wishes, strategy)
-        except Exception as error:  # noqa: BLE001 - raised again, where the cell has no part in it
+        except Exception as error:  # noqa: BLE001 - raised again outside of the cell
             fault = error
         else:
             if worker.rank == 0:
@@ -98,7 +98,7 @@ def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
 
 
 def _first(iterator: Any) -> Any:
-    """The first batch; `fit` gives one, or an iterator over those of one execution."""
+    """Return the first batch; `fit` passes one, or an iterator over those of one execution."""
     _, _, found = next(iter(iterator))
     return found[0] if isinstance(found, (list, tuple)) else next(found)
 
@@ -111,18 +111,18 @@ def plan_of_fit(
     wishes: Planning,
     strategy: MeshWithTarget,
 ) -> Plan:
-    """How what a model's train function carries is laid out.
+    """Plan the sharding of the state that a model's train function carries.
 
     Args:
-        model: it is built.
-        step: of what it carries and a batch.
-        carried: the values of `groups_of`.
-        batch: arrays, or their outlines.
-        wishes: what is asked of the plan.
-        strategy: its devices.
+        model: Built model.
+        step: Function of the state and a batch.
+        carried: Values of the variables of `groups_of`.
+        batch: Arrays or their shapes.
+        wishes: Requested properties of the plan.
+        strategy: Strategy with the devices.
 
     Raises:
-        PlanError: it fits on the devices in no way.
+        PlanError: No layout fits on the devices.
     """
     mesh = mesh_to_trace(wishes, strategy.mesh)
     outlines = jax.tree.map(lambda array: outline(array, mesh), (carried, batch))
@@ -137,7 +137,7 @@ def plan_of_fit(
 
 
 def _named(given: Plan | None, names: list[str]) -> Plan | None:
-    """A plan by the names that Keras has for variables now: it counts on, model by model."""
+    """Rename the tensors of a given plan to Keras's current names: Keras numbers its models."""
     if given is None or len(given.tensors) < len(names):
         return given
     own = [
@@ -148,7 +148,7 @@ def _named(given: Plan | None, names: list[str]) -> Plan | None:
 
 
 def groups_of(model: Any) -> dict[str, list[Any]]:
-    """The variables that Keras has a train function carry, in its order."""
+    """Return the variables that Keras's train function carries, in its order."""
     return {
         "model": model.trainable_variables,
         "model, not trained": model.non_trainable_variables,
@@ -158,7 +158,7 @@ def groups_of(model: Any) -> dict[str, list[Any]]:
 
 
 def paths(model: Any) -> Iterator[str]:
-    """`model.dense.kernel`, as Keras calls variables; of several called so, all are numbered."""
+    """Yield paths such as `model.dense.kernel`; equal paths are numbered."""
     named = [
         f"{name}.{variable.path.replace('/', '.')}"
         for name, group in groups_of(model).items()

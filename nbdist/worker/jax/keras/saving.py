@@ -1,9 +1,9 @@
-"""Files of a Keras model that is trained by several JAX processes: rank 0 writes, others wait.
+"""Save a Keras model that several JAX processes train: rank 0 writes, and the others wait.
 
-Keras on JAX would have every process write the same file at once. Nothing meets: rank 0 alone may
-save, too, unless variables are cut, which all ranks have to bring together. A rank that goes on
-finds the file whole, if it sees the same file system.
-`tests/worker/jax/keras/test_fit.py` fails when Keras does this itself.
+Without this patch every process would write the same file at once. Saving is no collective
+operation, so rank 0 may save alone, unless variables are sharded. When `save` returns on another
+rank, the file is complete on a shared file system. `tests/worker/jax/keras/test_fit.py` fails when
+Keras does this itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _saved: Counter[str] = Counter()
 
 @functools.cache
 def apply() -> None:
-    """Wrap what `model.save`, `model.save_weights` and checkpoints come down to."""
+    """Wrap the functions behind `model.save`, `model.save_weights` and checkpoints."""
     hdf5.apply()
     for module, name in _WRITERS:
         setattr(module, name, _by_chief(getattr(module, name)))
@@ -57,7 +57,7 @@ def _by_chief(write: Callable[..., Any]) -> Callable[..., Any]:
             processes.announce(key)
         elif not processes.await_announced(key, _WAIT_S):
             raise StrategyError(
-                f"rank 0 has not saved {filepath} within {_WAIT_S} s: call save on every rank, or "
+                f"rank 0 did not save {filepath} within {_WAIT_S} s: call save on every rank, or "
                 "on rank 0 alone"
             )
         return None

@@ -1,10 +1,10 @@
-"""`fit` on JAX tells how long a step waited for its data.
+"""Time that a step of `fit` on JAX waits for its data.
 
-Keras takes the batch in Python, between two steps that devices make by themselves: what is waited
-while the devices still make the last step is no wait of theirs. Collectives are timed by the
-profiler (`worker/training/trace_schedule.py`).
+Keras reads the next batch in Python while the devices still compute the last step. Waiting counts
+only from the end of that step. The profiler times collectives
+(`worker/training/trace_schedule.py`).
 
-Keras 3.15: of other versions nothing is timed.
+Requires Keras 3.15; other versions are not timed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def apply() -> None:
-    """Time every train function that is made from here on."""
+    """Patch Keras so that new train functions are timed."""
     if not keras.__version__.startswith(PATCHED_SERIES):
         return
     make_train = JAXTrainer.make_train_function
@@ -50,7 +50,7 @@ def _call(function: Callable[..., Any], state: Any, batches: Iterator[Any]) -> t
 
 
 class _First:
-    """Batches, and when the first was asked for and there, on `time.perf_counter`."""
+    """Batches, with the times of request and arrival of the first one, by `time.perf_counter`."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -69,9 +69,9 @@ class _First:
 
 
 class _Took(msgspec.Struct, frozen=True):
-    """A step, or several: then the first stands for all.
+    """Times of one execution: the first step stands for all of its steps.
 
-    What is waited for the others is hidden behind steps whose end nobody is told of.
+    Waiting for the other batches overlaps with steps whose end is not known.
     """
 
     asked_s: float

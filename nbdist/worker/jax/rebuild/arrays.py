@@ -1,4 +1,4 @@
-"""Arrays of JAX on the host, and made again on another backend's devices of the same ids."""
+"""JAX arrays saved on the host and restored on the devices of another backend, by device id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Devices:
-    """What of the new backend stands for what of the old one."""
+    """Map from devices, meshes and shardings of the old backend to those of the new one."""
 
     def __init__(self) -> None:
         self._devices = {
@@ -27,10 +27,10 @@ class Devices:
         }
 
     def renewed(self, place: Any) -> Any:
-        """The device, mesh or sharding for an old one.
+        """Return the device, mesh or sharding that replaces an old one.
 
         Raises:
-            Lost: there is no such device now, or it is a sharding of another kind.
+            Lost: The device no longer exists, or the sharding is of an unsupported kind.
         """
         if isinstance(place, jax.Device):
             return self._device(place)
@@ -61,11 +61,11 @@ class Devices:
 
 @dataclass(frozen=True)
 class SavedArray:
-    """An array and its values on this process's devices.
+    """Array with its values on this process's devices.
 
     Attributes:
-        array: itself; its values are not read again.
-        shards: the devices, each with its values on the host.
+        array: The old array; its values are not read again.
+        shards: Devices, each with its values on the host.
     """
 
     array: jax.Array
@@ -73,21 +73,25 @@ class SavedArray:
 
     @classmethod
     def of(cls, array: jax.Array) -> SavedArray:
-        """Raises Lost: its values cannot be read."""
+        """Save an array.
+
+        Raises:
+            Lost: The values cannot be read.
+        """
         try:
             return cls(array, tuple(_on_host(_numbers(array).addressable_shards)))
-        except Exception as error:  # deleted, or whatever its computation has raised
+        except Exception as error:  # deleted, or any error of its computation
             raise Lost from error
 
     def made(self, devices: Devices) -> jax.Array:
-        """The array on the new devices.
+        """Restore the array on the new devices.
 
         Raises:
-            Lost: there are no such devices.
+            Lost: A device no longer exists.
         """
         old = _numbers(self.array)
         sharding = devices.renewed(old.sharding)
-        with jax.enable_x64(True):  # else wide types that were made so would be cut
+        with jax.enable_x64(True):  # otherwise JAX would narrow 64-bit dtypes
             alone = jax.sharding.SingleDeviceSharding
             memory = old.sharding.memory_kind
             pieces = [
@@ -106,12 +110,12 @@ class SavedArray:
 
 
 def _numbers(array: jax.Array) -> Any:
-    """Of random keys, the array that they are made of; JAX's public call would compute."""
+    """Return the data of random keys without a computation, unlike JAX's public call."""
     return array._base_array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array
 
 
 def _on_host(shards: Iterable[Any]) -> Iterable[tuple[jax.Device, np.ndarray]]:
-    """Copies, for NumPy's views of a CPU's arrays die with them; of equal shards one."""
+    """Copy shards: NumPy views of CPU arrays die with the backend. Equal shards share one copy."""
     firsts: dict[str, np.ndarray] = {}
     for shard in shards:
         values = np.asarray(shard.data)

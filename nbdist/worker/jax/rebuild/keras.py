@@ -1,4 +1,4 @@
-"""Keras's objects on JAX, as `worker/jax/rebuild/walk.py` changes them: in place."""
+"""Renewal of Keras objects on JAX, in place, for `worker/jax/rebuild/walk.py`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SLOTS = "optimizer_variables"
 
 
 def renew(value: Any, walk: Walk) -> bool:
-    """Whether it was an object of Keras."""
+    """Renew an object of Keras; returns whether it was one."""
     if isinstance(value, keras.Variable):
         _renew_variable(value, walk)
     elif isinstance(value, keras.distribution.DeviceMesh):
         _renew_mesh(value, walk)
     elif isinstance(value, keras.distribution.TensorLayout):
         walk(value.device_mesh)
-        vars(value).pop("_backend_layout", None)  # made of the mesh when it is asked for
+        vars(value).pop("_backend_layout", None)  # rebuilt from the mesh on access
     elif isinstance(value, (Distribution, keras.random.SeedGenerator)):
         walk.items(vars(value))
     else:
@@ -41,14 +41,14 @@ def renew(value: Any, walk: Walk) -> bool:
 
 
 def seeds() -> Any:
-    """The generator of all that is given no seed of its own; None before its first use."""
+    """Return Keras's global seed generator; None before its first use."""
     return global_state.get_global_attribute("global_seed_generator")
 
 
 def _renew_variable(variable: Any, walk: Walk) -> None:
     old = variable._value
     if old is None and variable._initializer is None:
-        raise Lost  # Keras has given its value to a step that failed
+        raise Lost  # Keras passed its value to a step that failed
     new = walk(old)
     if new is not old:
         variable._value = new
@@ -60,11 +60,11 @@ def _renew_mesh(mesh: Any, walk: Walk) -> None:
     for index, device in np.ndenumerate(mesh.devices):
         devices[index] = walk(device)
     mesh._devices = devices
-    vars(mesh).pop("_backend_mesh", None)  # made of the devices when it is asked for
+    vars(mesh).pop("_backend_mesh", None)  # rebuilt from the devices on access
 
 
 def _renew_model(model: Any, walk: Walk) -> None:
-    """Its variables, its optimizer's and its metrics'; what `fit` compiled is for old devices."""
+    """Renew the variables of the model, optimizer and metrics; drop functions compiled by `fit`."""
     _settle(model)
     for part in (*model.metrics_variables, vars(model).get("optimizer")):
         walk(part)
@@ -73,7 +73,7 @@ def _renew_model(model: Any, walk: Walk) -> None:
 
 
 def _settle(model: Any) -> None:
-    """Give the variables the values that an `evaluate` broken off has kept from them."""
+    """Return the values to the variables that an aborted `evaluate` kept in its state."""
     kept = vars(model).get("_jax_state")
     if not kept or model._jax_state_synced:
         return

@@ -1,4 +1,4 @@
-"""Objects of Flax NNX, as `worker/jax/rebuild/walk.py` changes them: in place."""
+"""Renewal of Flax NNX objects, in place, for `worker/jax/rebuild/walk.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def renew(value: Any, walk: Walk) -> bool:
-    """Whether it was an object of NNX."""
+    """Renew an object of NNX; returns whether it was one."""
     if isinstance(value, nnx.Variable):
         old = value.get_raw_value()
         new = walk(old)

@@ -1,7 +1,7 @@
-"""The user's arrays across a rebuild of JAX's backend: on the host meanwhile.
+"""Preserve the user's arrays on the host while JAX's backend is rebuilt.
 
-When collectives were broken off, the backend is torn down and built again in the same process:
-the same rank, devices of the same ids. Every `jax.Array` dies with the old one.
+After aborted collectives, the backend is rebuilt in the same process, with the same rank and device
+ids. Every `jax.Array` of the old backend becomes invalid.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NOT_THE_USERS = {"In", "Out", "exit", "quit", "get_ipython", "strategy", "mesh"}
-"""IPython's names, and ours: who builds the backend again sets those."""
+"""Names of IPython, and names that nbdist sets itself after a rebuild."""
 
 
 class PreservedArrays:
-    """What of a namespace was in arrays of JAX, on the host.
+    """Arrays of a namespace, saved on the host.
 
-    Covered is what `Walk` finds: arrays and random keys in pytrees, in dicts and lists (which stay
-    the same objects), in objects of Flax NNX and of Keras and of the notebook's own classes (in
-    place), and the meshes, shardings and devices among them. What several names share stays shared.
+    Includes every value that `Walk` finds: arrays and random keys, meshes, shardings and devices.
+    They may be in pytrees, dicts, lists, and objects of Flax NNX, Keras and the notebook's own
+    classes. Containers and objects change in place, and shared values stay shared.
 
-    Not covered are arrays that functions have captured (closures, defaults, `functools.partial`),
-    functions compiled for shardings of the old devices, `jax.Ref`, objects of other libraries,
-    names that begin with an underscore and IPython's `Out`. It keeps the old arrays, and so the old
-    backend's memory, until it is dropped.
+    Excludes arrays that functions capture (closures, defaults, `functools.partial`), functions
+    compiled for old shardings, `jax.Ref`, and objects of other libraries. Also excludes names with
+    a leading underscore and IPython's `Out`. The old arrays, and the memory of the old backend, are
+    kept until this object is dropped.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class PreservedArrays:
 
     @classmethod
     def take(cls, namespace: dict[str, Any]) -> PreservedArrays:
-        """Copy the arrays to the host; to be called before the backend is cleared.
+        """Copy the arrays to the host; call it before the backend is cleared.
 
-        Waits for computations that are under way. Names whose arrays cannot be read are lost: an
-        array was donated to a step that failed, or its own computation failed.
+        Waits for running computations. A name is lost if an array cannot be read: its computation
+        failed, or it was donated to a step that failed.
         """
         preserved = cls()
         for name, value in _of_the_user(namespace):
@@ -56,8 +56,8 @@ class PreservedArrays:
                 Walk(preserved._save, _renewers())(value)
             except Lost:
                 preserved._lost.append(name)
-            except Exception as error:  # noqa: BLE001 - whatever a strange object raises
-                _log.warning("`%s` was not looked through and stays as it is: %s", name, error)
+            except Exception as error:  # noqa: BLE001 - the user's objects may raise anything
+                _log.warning("`%s` cannot be inspected and is not changed: %s", name, error)
             else:
                 preserved._names.append(name)
         for generator in _keras_seeds():
@@ -66,14 +66,14 @@ class PreservedArrays:
         return preserved
 
     def put_back(self, namespace: dict[str, Any]) -> tuple[str, ...]:
-        """Make the arrays again on the devices of the new backend.
+        """Restore the arrays on the devices of the new backend.
 
-        Values, types, shardings, memory kinds and whether an array is bound to its devices are
-        what they were. Meshes are made of the devices of the same ids: JAX has one object for
-        equal meshes, so that what was on the strategy's mesh is on the new strategy's.
+        Keeps values, dtypes, shardings, memory kinds and whether an array is committed. Meshes use
+        the devices of the same ids. JAX has one object for equal meshes, so the strategy's mesh
+        stays equal to the user's.
 
         Returns:
-            The names that are lost; they are no longer in the namespace.
+            The names that are lost; they are removed from the namespace.
         """
         devices = Devices()
         renew = Walk(lambda leaf: self._renewed(leaf, devices), _renewers())
@@ -84,8 +84,8 @@ class PreservedArrays:
                 namespace[name] = renew(namespace[name])
             except Lost:
                 self._lost.append(name)
-            except Exception as error:  # noqa: BLE001 - no memory, an object that cannot be made
-                _log.warning("`%s` cannot be put back: %s", name, error)
+            except Exception as error:  # noqa: BLE001 - out of memory, or an object that cannot be rebuilt
+                _log.warning("`%s` cannot be restored: %s", name, error)
                 self._lost.append(name)
         for name in self._lost:
             namespace.pop(name, None)
@@ -116,13 +116,13 @@ def _of_the_user(namespace: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _keras_is_on_jax() -> bool:
-    """Return whether the user's program has imported Keras, on JAX."""
+    """Return whether the user's program has imported Keras with the JAX backend."""
     keras = sys.modules.get("keras")
     return keras is not None and keras.backend.backend() == "jax"
 
 
 def _renewers() -> list[Renew]:
-    """Return those of the libraries that the user's program has imported."""
+    """Return the renewers of the libraries that the user's program has imported."""
     renewers: list[Renew] = []
     if _keras_is_on_jax():
         from nbdist.worker.jax.rebuild import keras as keras_rebuild
@@ -136,7 +136,7 @@ def _renewers() -> list[Renew]:
 
 
 def _keras_seeds() -> list[Any]:
-    """What Keras draws from where no seed is given; it is nobody's by name."""
+    """Return Keras's global seed generator, which no name of the user refers to."""
     if not _keras_is_on_jax():
         return []
     from nbdist.worker.jax.rebuild import keras as keras_rebuild

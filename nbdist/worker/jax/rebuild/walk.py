@@ -1,4 +1,4 @@
-"""Goes through a value of the user's and puts other arrays in the place of its own."""
+"""Traverse a value of the user and replace its arrays."""
 
 from __future__ import annotations
 
@@ -33,33 +33,36 @@ _USERS_MODULE = "__main__"
 _OURS = (PerReplica, DistributedDataset, GlobalSource, PartSource, Placement)
 
 
-class Lost(Exception):  # noqa: N818 - no error: it ends the walk of a name
-    """An array whose values are gone."""
+class Lost(Exception):  # noqa: N818 - not an error: it ends the walk of a name
+    """Signal that the values of an array are lost."""
 
 
 class Walk:
-    """Replaces what JAX has placed: arrays, devices, meshes, shardings.
+    """Replaces arrays, devices, meshes and shardings in a value.
 
-    What can be changed in place is: dicts, lists, objects of NNX, of Keras and of the notebook's
-    own classes. Other pytrees are made anew if something in them is replaced, and else are the same
-    objects. What is reached twice is replaced once, so that what was shared still is.
+    Dicts, lists, and objects of NNX, Keras and the notebook's own classes change in place. Other
+    pytrees are rebuilt if a part changes, and stay the same object otherwise. Each value is
+    replaced once, so shared values stay shared.
 
     Args:
-        replace: returns the replacement of a leaf, or the leaf itself if nothing changes.
-        renewers: each changes an object of one library in place, and returns whether it was one.
+        replace: Returns the replacement of a leaf, or the leaf itself if nothing changes.
+        renewers: Functions that each renew objects of one library in place, and return whether the
+            value was such an object.
     """
 
     def __init__(self, replace: Callable[[Any], Any], renewers: Sequence[Renew]) -> None:
         self._replace = replace
         self._renewers = renewers
-        self._done: dict[int, tuple[Any, Any]] = {}  # with the value, so that no id recurs
+        self._done: dict[
+            int, tuple[Any, Any]
+        ] = {}  # keeps the value alive, so that its id stays unique
         self._open: set[int] = set()
 
     def __call__(self, value: Any) -> Any:
-        """The value with other leaves.
+        """Return the value with its leaves replaced.
 
         Raises:
-            Lost: a value of an array is gone.
+            Lost: The values of an array are lost.
         """
         if isinstance(value, _NEVER) or id(value) in self._open:
             return value
@@ -74,7 +77,7 @@ class Walk:
         return new
 
     def items(self, items: dict[Any, Any]) -> None:
-        """Replace the values of a dict, also of an object's attributes."""
+        """Replace the values of a dict, such as the attributes of an object."""
         for key, item in list(items.items()):
             new = self(item)
             if new is not item:
@@ -91,7 +94,7 @@ class Walk:
         return value
 
     def _tree(self, value: Any) -> Any:
-        """One level of a pytree at a time, for the parts are looked at by what they are."""
+        """Replace the parts of a pytree, one level at a time: each part is handled by its type."""
         parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
             if _is_open(value):
@@ -104,6 +107,6 @@ class Walk:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether its attributes are to be changed, as JAX does not know its class."""
+    """Return whether to change the attributes of an object whose class JAX does not know."""
     known = type(value).__module__ == _USERS_MODULE or isinstance(value, _OURS)
     return (known or dataclasses.is_dataclass(value)) and type(value).__dictoffset__ != 0

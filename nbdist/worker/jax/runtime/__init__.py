@@ -1,1 +1,1 @@
-"""JAX's processes, platforms, coordination service and compilation cache."""
+"""Processes, platforms, coordination service and compilation cache of JAX."""

@@ -1,4 +1,4 @@
-"""What a resolver says the processes and devices are, against what they are."""
+"""Check of a cluster resolver against the live processes and devices."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from nbdist.errors import StrategyError
 
 @runtime_checkable
 class ClusterResolver(Protocol):
-    """TensorFlow's, as far as it is asked here."""
+    """The part of TensorFlow's `ClusterResolver` that nbdist uses."""
 
     task_id: int | None
 
     def cluster_spec(self) -> Any:
-        """Gives a `ClusterSpec`, whose `as_dict()` has addresses by job."""
+        """Return a `ClusterSpec`; its `as_dict()` maps jobs to addresses."""
         ...
 
 
 def check(resolver: object) -> None:
-    """Compare with the live processes.
+    """Compare a resolver with the live processes.
 
     Raises:
-        StrategyError: they differ, or `resolver` is nothing that says what they are.
+        StrategyError: They differ, or `resolver` has an unsupported type.
     """
     if isinstance(resolver, ClusterResolver):
         _check_tasks(resolver)
@@ -35,7 +35,7 @@ def check(resolver: object) -> None:
         _check_counts(*resolver)
     else:
         raise StrategyError(
-            f"resolver={resolver!r} says nothing of hosts: give a tf.distribute.cluster_resolver, "
+            f"resolver={resolver!r} specifies no hosts: pass a tf.distribute.cluster_resolver, "
             '{"hosts": 4, "devices_per_host": 8} or (4, 8)'
         )
 
@@ -44,10 +44,10 @@ def _check_counts(hosts: Any, devices: Any) -> None:
     live = jax.process_count(), jax.local_device_count()
     if (hosts, devices) != live:
         raise StrategyError(
-            f"the resolver says {hosts} hosts with {devices} devices each, and the live processes "
-            f"are {live[0]} with {live[1]} each: type %dist_start {hosts} hosts "
+            f"the resolver specifies {hosts} hosts with {devices} devices each, but {live[0]} "
+            f"processes with {live[1]} devices each are live: run %dist_start {hosts} hosts "
             f"--devices-per-host {devices}"
-            ", or leave the resolver out"
+            ", or omit the resolver"
         )
 
 
@@ -58,7 +58,7 @@ def _check_tasks(resolver: ClusterResolver) -> None:
     live = jax.process_count(), jax.process_index()
     if (tasks, own) != live:
         raise StrategyError(
-            f"the resolver says {tasks} workers, of which this is {own}, and the live processes "
-            f"are {live[0]}, of which this is {live[1]}: type %dist_start {tasks} hosts, "
-            "or leave the resolver out"
+            f"the resolver specifies {tasks} workers and index {own}, but {live[0]} processes are "
+            f"live, and this one has index {live[1]}: run %dist_start {tasks} hosts, "
+            "or omit the resolver"
         )

@@ -1,9 +1,8 @@
-"""What JAX has compiled is kept in a folder of the cluster, for whoever compiles the same again.
+"""Compilation cache of the cluster: a folder with JAX's compiled programs.
 
-That is a rank that takes the place of another, one whose collectives were made anew, and all after
-a restart. JAX's own persistent cache does it, but leaves writing to process 0 while, on CPUs, each
-process looks under a name of its own; and a process that is killed while it writes leaves a file
-that nobody can read.
+The cache serves replaced ranks, ranks with new collectives, and all ranks after a restart. JAX's
+own cache has two problems. Only process 0 writes to it, although on CPUs each process looks for a
+name of its own. And a process that is killed during a write leaves an unreadable file.
 """
 
 from __future__ import annotations
@@ -29,14 +28,16 @@ _log = logging.getLogger(__name__)
 
 
 def keep_in(folder: str) -> None:
-    """Keep what is compiled from here on in this folder, unless the user has named another.
+    """Cache compiled programs in a folder, unless the user has set another one.
 
-    It must be nobody else's: what is read from it is run.
+    Nobody else may write to the folder: processes execute the programs that they read from it.
     """
     if jax.config.jax_compilation_cache_dir is not None:
         return
     if not jax.__version__.startswith(PATCHED_SERIES):
-        _log.warning("JAX %s compiles anew in every worker that is replaced", jax.__version__)
+        _log.warning(
+            "JAX %s is not patched: replaced workers compile their programs again", jax.__version__
+        )
         return
     global _folder  # noqa: PLW0603 - JAX has one cache
     _folder = folder
@@ -46,12 +47,12 @@ def keep_in(folder: str) -> None:
 
 
 class Folder(CacheInterface):  # type: ignore[misc]
-    """A file for each program, which is there as a whole or not at all.
+    """Cache with one file per program, written atomically.
 
-    A folder that the user names later is JAX's own affair, from the next program on.
+    If the user sets another folder later, JAX's own cache is used from the next program on.
 
     Args:
-        path: the folder.
+        path: Path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,9 +91,9 @@ def _write(
     if not _is_used():
         _write_upstream(key, seconds, name, backend, executable, callbacks)
         return
-    if callbacks:  # a function of this process is in it
+    if callbacks:  # the program contains a function of this process
         return
     try:
         compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
-    except Exception as error:  # noqa: BLE001 - no disk, or it cannot be written down: it is compiled anew
-        _log.info("%s is not kept: %s", name, error)
+    except Exception as error:  # noqa: BLE001 - disk full, or not serializable: compiled again
+        _log.info("%s is not cached: %s", name, error)

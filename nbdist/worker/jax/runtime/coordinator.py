@@ -1,6 +1,7 @@
-"""JAX's coordination service, in a process of its own that holds no device.
+"""JAX's coordination service in a separate process without devices.
 
-A child of the seed, beside the engines: when a rank dies, the service and the other ranks stay.
+The process is a child of the fork server, beside the engines. The service and the other ranks
+survive when a rank dies.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> No
     """Serve until killed.
 
     Args:
-        args: `world_size` processes will join; `host` is the address to listen on.
-        announce: gets `{"event": "coordinator", "address": "host:port"}` once it listens.
+        args: `world_size`: the number of processes that will join; `host`: the address to listen
+            on.
+        announce: Receives `{"event": "coordinator", "address": "host:port"}` when the service
+            listens.
     """
     service, address = _serve(args["host"], args["world_size"])
     announce({"event": "coordinator", "address": address})
@@ -46,7 +49,7 @@ def _serve(host: str, world_size: int) -> tuple[Any, str]:
                 recoverable=True,
             )
         except _jax.JaxRuntimeError:
-            if attempt == _ATTEMPTS - 1:  # somebody took the port in between, again and again
+            if attempt == _ATTEMPTS - 1:  # another process took the port each time
                 raise
         else:
             return service, address

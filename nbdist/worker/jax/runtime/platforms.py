@@ -1,4 +1,4 @@
-"""The devices of every platform that JAX has started, by their names."""
+"""Devices of all platforms that JAX has started, with their names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _ALSO_CALLED = {"cuda": "gpu", "rocm": "gpu"}
 _PLUGINS = "jax_plugins"
-"""The entry points by which JAX finds PJRT plugins: openxla.org/xla/pjrt_integration."""
+"""Entry point group for PJRT plugins of JAX: openxla.org/xla/pjrt_integration."""
 
 
 def all_devices() -> dict[str, Sequence[Device]]:
-    """The devices of all processes by platform; the default one, which JAX computes on, first."""
+    """Return the devices of all processes by platform, JAX's default platform first."""
     backends = jax.extend.backend.backends()
     default = jax.extend.backend.get_backend()
     ordered = sorted(backends.items(), key=lambda item: item[1] is not default)
@@ -31,7 +31,7 @@ def all_devices() -> dict[str, Sequence[Device]]:
 
 
 def platform_of(device: Device) -> str:
-    """The name of its platform, as `jax.devices(...)` takes it: `cpu`, `cuda`, `tpu`, `my_pjrt`."""
+    """Return the platform's name for `jax.devices(...)`: `cpu`, `cuda`, `tpu`, `my_pjrt`."""
     backends = jax.extend.backend.backends().items()
     found = (name for name, backend in backends if backend is device.client)
     name: str = next(found, device.platform)
@@ -39,23 +39,23 @@ def platform_of(device: Device) -> str:
 
 
 def name_of(device: Device) -> str:
-    """`cuda:0`: its platform and JAX's number of it, which no other device of that has."""
+    """Return a unique name such as `cuda:0`: the platform and JAX's id of the device."""
     return f"{platform_of(device)}:{device.id}"
 
 
 def is_called(platform: str, word: str) -> bool:
-    """Whether people mean this platform: CUDA and ROCm are `gpu` as well."""
+    """Return whether a word names this platform: CUDA and ROCm are also called `gpu`."""
     return word in {platform, _ALSO_CALLED.get(platform, platform)}
 
 
 def is_own(device: Device) -> bool:
-    """Whether this process drives it."""
+    """Return whether the device belongs to this process."""
     own: bool = device.process_index == device.client.process_index()
     return own
 
 
 def plugin_of(platform: str) -> str:
-    """The package that brings a platform, with its version; `jaxlib`, where that does itself."""
+    """Return the package that provides a platform, with its version."""
     for point in importlib.metadata.entry_points(group=_PLUGINS):
         if platform in point.name and point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"
@@ -64,9 +64,9 @@ def plugin_of(platform: str) -> str:
 
 
 def free_bytes(device: Device) -> int | None:
-    """Of the memory that a program may use of it; None where nobody knows, as of other processes'.
+    """Return the free memory of a device in bytes; for a CPU, the available memory of the host.
 
-    A CPU's is what the host has available, which all its devices share.
+    Returns None if it is unknown, such as for devices of other processes.
     """
     if not is_own(device):
         return None
@@ -78,12 +78,12 @@ def free_bytes(device: Device) -> int | None:
 
 
 def roomiest(devices: Sequence[Device]) -> Device:
-    """The one with most memory free; of CPUs, which share their host's, the first."""
+    """Return the device with the most free memory; of CPUs, which share the host's, the first."""
     return max(devices, key=lambda d: 0 if d.platform == "cpu" else free_bytes(d) or 0)
 
 
 def states() -> list[DeviceState]:
-    """Of all devices that this process knows; of other processes', how full they are is unknown."""
+    """Return the states of all known devices; the memory use of other processes' is unknown."""
     hosts = processes.hosts()
     return [
         _state(device, platform, hosts[device.process_index])
@@ -93,7 +93,7 @@ def states() -> list[DeviceState]:
 
 
 def own_states() -> list[DeviceState]:
-    """Of those that this process drives, on its default platform."""
+    """Return the states of this process's devices on its default platform."""
     platform = platform_of(jax.local_devices()[0])
     host = processes.hosts()[jax.process_index()]
     return [_state(device, platform, host) for device in jax.local_devices()]
@@ -114,7 +114,7 @@ def _state(device: Device, platform: str, host: str) -> DeviceState:
 
 
 def _memory(device: Device) -> tuple[int | None, int | None]:
-    """That a program may use of it, and how much is used; a CPU's is its host's."""
+    """Return the memory limit and the used memory in bytes; for a CPU, those of the host."""
     if device.platform == "cpu":
         host = psutil.virtual_memory()
         return host.total, host.total - host.available

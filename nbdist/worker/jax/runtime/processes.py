@@ -1,7 +1,7 @@
-"""What JAX's processes tell each other from host to host, beside the training.
+"""Communication between JAX's processes besides the training.
 
-Every process has to call `agree` and the like at the same place. `announce` and `await_announced`
-do not meet: one process tells, and whoever asks waits.
+`gather`, `agree` and `chiefs` are collective: every process must call them at the same point.
+`announce` and `await_announced` are not: one process publishes a value, and others wait for it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _HOST = "nbdist/host/"
 
 
 def gather(tree: Any) -> Any:
-    """The same tree with each array of shape (...) as NumPy's of shape (processes, ...)."""
+    """Gather a tree: each array of shape `(...)` becomes NumPy's of shape `(processes, ...)`."""
     if jax.process_count() == 1:
         return jax.tree.map(lambda array: np.asarray(array)[None], tree)
     return multihost_utils.process_allgather(tree)
 
 
 def agree(numbers: Sequence[int]) -> np.ndarray:
-    """Every process's numbers, of shape (processes, numbers); they are taken as 32 bits."""
+    """Gather the numbers of every process as 32-bit integers, shape `(processes, numbers)`."""
     gathered: np.ndarray = gather(np.asarray(numbers, np.uint32))
     return gathered
 
 
 def chiefs(tree: Any) -> Any:
-    """Process 0's arrays, on every process; the others' have the same shapes."""
+    """Return process 0's arrays on every process; all processes pass the same shapes."""
     return multihost_utils.broadcast_one_to_all(tree)
 
 
 def announce(key: str, value: str = "") -> None:
-    """Tell the other processes that `key` has come; a no-op where there are none."""
+    """Publish a value under `key` to the other processes; does nothing without any."""
     client = distributed.global_state.client
     if client is not None:
         client.key_value_set(key, value, allow_overwrite=True)
 
 
 def announced(key: str) -> str | None:
-    """What a process has announced as `key`; None where none has yet."""
+    """Return the value published under `key`; None if no process has published one."""
     client = distributed.global_state.client
     if client is None:
         return None
@@ -61,14 +61,15 @@ def announced(key: str) -> str | None:
 
 
 def announce_host() -> None:
-    """Tell the others on which host this process is; see `hosts`."""
+    """Publish the host of this process; see `hosts`."""
     announce(f"{_HOST}{jax.process_index()}", socket.gethostname())
 
 
 def hosts() -> list[str]:
-    """The host of each process by name, the same list on all; `process-3` where one has not said.
+    """Return the host name of each process, the same list on all.
 
-    In a script that joined JAX's processes itself none has, and each counts as a host.
+    A process that has not published its host counts as a host of its own, such as `process-3`. This
+    is the case in a script that joined JAX's processes itself.
     """
     if jax.process_count() == 1:
         return [socket.gethostname()]
@@ -77,10 +78,10 @@ def hosts() -> list[str]:
 
 
 def await_announced(key: str, timeout_s: float) -> bool:
-    """Wait until a process has announced `key`; an interrupt gets through.
+    """Wait until a process has published `key`; the wait can be interrupted.
 
     Returns:
-        Whether it has come within `timeout_s`.
+        Whether the key was published within `timeout_s` seconds.
     """
     client = distributed.global_state.client
     deadline = time.monotonic() + timeout_s

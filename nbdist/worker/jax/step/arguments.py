@@ -1,4 +1,4 @@
-"""What a step only reads: arrays become arguments, so that none is baked into the program."""
+"""Inputs that a step only reads: their arrays become arguments instead of program constants."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Arguments:
     """Names that the step reads and does not assign.
 
     Args:
-        names: each with its first line in the cell.
-        values: of the names.
+        names: Names, each with its first line in the cell.
+        values: Values of the names.
     """
 
     def __init__(self, names: dict[str, int], values: tuple[Any, ...]) -> None:
@@ -28,24 +28,24 @@ class Arguments:
 
     @property
     def arrays(self) -> list[list[jax.Array]]:
-        """What the devices hold, name by name."""
+        """Arrays on the devices, by name."""
         return [leaves.arrays for leaves in self._leaves]
 
     @property
     def paths(self) -> list[list[str]]:
-        """What leads to each of the arrays, name by name."""
+        """Path of each array, by name."""
         return [
             [f"{name}{path}" for path in leaves.of_arrays(paths)]
             for name, leaves, paths in zip(self.names, self._leaves, self._paths, strict=True)
         ]
 
     def place(self, place: Callable[[str, Any], jax.Array]) -> None:
-        """Put every array where `place`, given its name and path, has it."""
+        """Place every array by `place`, a function of its path and the array."""
         for leaves, paths in zip(self._leaves, self.paths, strict=True):
             leaves.arrays = list(map(place, paths, leaves.arrays))
 
     def values(self, arrays: list[list[Any]]) -> dict[str, Any]:
-        """The names' values, made of these arrays."""
+        """Return the values of the names, rebuilt from arrays."""
         made = [
             jax.tree.unflatten(structure, leaves.filled(own))
             for structure, leaves, own in zip(self._structures, self._leaves, arrays, strict=True)
@@ -53,7 +53,7 @@ class Arguments:
         return dict(zip(self.names, made, strict=True))
 
     def changed(self, arrays: list[list[Any]], values: dict[str, Any]) -> set[str]:
-        """Names whose values the step has changed in place: copies, of which nobody would know."""
+        """Return the names whose values the step changed in place: changes of copies are lost."""
         changed = set()
         for name, untouched in self.values(arrays).items():
             was, now = jax.tree.flatten(untouched), jax.tree.flatten(values[name])
@@ -63,12 +63,12 @@ class Arguments:
 
 
 def is_argument(value: Any, *, planned: bool) -> bool:
-    """Whether it is an array, or a pytree with arrays; one of numbers alone is a constant.
+    """Return whether a value contains arrays; a value of numbers only is a constant.
 
     Args:
-        value: of a name.
-        planned: whether shapes without data stand for arrays, as no step is made. In a step they
-            are what `jax.pure_callback` wants to know of a result.
+        value: Value of a name.
+        planned: Whether shapes without data count as arrays: a dry run has no data. In a real step,
+            they are result shapes for `jax.pure_callback`.
     """
     arrays = [leaf for leaf in jax.tree.leaves(value) if is_array(leaf)]
     return any(planned or not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)

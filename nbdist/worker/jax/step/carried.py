@@ -1,4 +1,4 @@
-"""What a step carries from step to step, name by name."""
+"""State that a step carries to the next step, by name."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Values = tuple[Any, ...]
-"""Of several names, in their order."""
+"""Values of several names, in their order."""
 
 Place = tuple[int, str]
-"""In `Values`: the name's index, and the path within its value."""
+"""Position in `Values`: the index of the name, and the path within its value."""
 
 
 class Form(Protocol):
-    """How values are taken apart and put together again."""
+    """Method that flattens values to leaves and restores them."""
 
     def flatten(self, values: Values) -> tuple[list[Any], Any]:
-        """The leaves, and all else: a structure that can be compared."""
+        """Return the leaves and a comparable structure."""
         ...
 
     def unflatten(self, structure: Any, leaves: list[Any]) -> Values: ...
 
     def places(self, values: Values) -> list[Place]:
-        """Where each leaf stands."""
+        """Return the position of each leaf."""
         ...
 
     def outline(self, values: Values) -> dict[Place, str]:
-        """What the structure consists of, for the message that it has changed."""
+        """Describe the parts of the structure, for the error that it changed."""
         ...
 
     def note(self, names: dict[str, int], before: Values, after: Values) -> None:
-        """See, while a step is traced, what becomes of the values themselves.
+        """Compare the values before and after a traced step.
 
         Raises:
-            StepError: they cannot be put back afterwards.
+            StepError: The values cannot be restored after the run.
         """
         ...
 
     def put_back(self, originals: Values, finals: Values) -> Values:
-        """What the names mean after the run."""
+        """Return the values of the names after the run."""
         ...
 
 
 class Trees:
-    """Pytrees: after the run their names mean new values."""
+    """Form of pytrees: after the run, their names refer to new values."""
 
     def flatten(self, values: Values) -> tuple[list[Any], Any]:
         leaves, structure = jax.tree.flatten(values)
@@ -67,7 +67,7 @@ class Trees:
         return dict.fromkeys(self.places(values), "")
 
     def note(self, names: dict[str, int], before: Values, after: Values) -> None:
-        """Values that are made anew need no care."""
+        """Do nothing: new values need no checks."""
 
     def put_back(self, originals: Values, finals: Values) -> Values:
         del originals
@@ -75,12 +75,12 @@ class Trees:
 
 
 class Carried:
-    """Names whose values go from step to step, on the devices.
+    """Names whose values are carried from step to step on the devices.
 
     Args:
-        names: each with its first line in the cell.
-        values: of the names, before the first step.
-        form: how they are taken apart.
+        names: Names, each with its first line in the cell.
+        values: Values of the names before the first step.
+        form: Form of the values.
     """
 
     def __init__(self, names: dict[str, int], values: Values, form: Form) -> None:
@@ -92,7 +92,7 @@ class Carried:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """What the devices hold."""
+        """Arrays on the devices."""
         return self._leaves.arrays
 
     @arrays.setter
@@ -100,26 +100,26 @@ class Carried:
         self._leaves.arrays = arrays
 
     def place(self, place: Callable[[str, Any], jax.Array]) -> None:
-        """Put every array where `place`, given its name and path, has it."""
+        """Place every array by `place`, a function of its path and the array."""
         self.arrays = [place(name, array) for name, array in self.named(self.arrays).items()]
 
     def named(self, arrays: list[Any]) -> dict[str, Any]:
-        """These arrays by name and path."""
+        """Return the given arrays by name and path."""
         words = list(self.names)
         places = [f"{words[index]}{path}" for index, path in self._form.places(self._originals)]
         return dict(zip(self._leaves.of_arrays(places), arrays, strict=True))
 
     def values(self, arrays: list[Any]) -> dict[str, Any]:
-        """The names' values, made anew of these arrays."""
+        """Return the values of the names, rebuilt from arrays."""
         return dict(zip(self.names, self._made(arrays), strict=True))
 
     def collect(
         self, arrays: list[Any], before: dict[str, Any], after: dict[str, Any]
     ) -> list[Any]:
-        """The arrays after a step, with the types that they had before it.
+        """Return the arrays after a step, with the dtypes from before it.
 
         Raises:
-            StepError: the structure of a value, or a leaf's shape or type, is another.
+            StepError: The structure of a value, or the shape or type of a leaf, changed.
         """
         olds = tuple(before[name] for name in self.names)
         news = tuple(after[name] for name in self.names)
@@ -131,15 +131,15 @@ class Carried:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last step that was traced changed no number."""
+        """True if the last traced step changed no number."""
         return self._leaves.is_settled
 
     def settle(self) -> bool:
-        """Make arrays of the numbers that were seen to change; False once there are none."""
+        """Convert the numbers that changed to arrays; returns False if none changed."""
         return self._leaves.settle()
 
     def finals(self) -> dict[str, Any]:
-        """What the names mean after the run."""
+        """Return the values of the names after the run."""
         finals = self._form.put_back(self._originals, self._made(self.arrays))
         return dict(zip(self.names, finals, strict=True))
 
@@ -148,7 +148,7 @@ class Carried:
 
     def _refuse_leaf(self, leaf: int, how: str) -> StepError:
         index, path = self._form.places(self._originals)[leaf]
-        return self._refuse(index, f"{path or 'it'} {how}")
+        return self._refuse(index, f"{path or 'the value'} {how}")
 
     def _refuse_structure(self, old: Values, new: Values) -> StepError:
         was, now = self._form.outline(old), self._form.outline(new)
@@ -157,21 +157,26 @@ class Carried:
             if was.get(place) == now.get(place):
                 continue
             if place not in now:
-                return self._refuse(index, f"its structure is another ({path or 'it'} is gone)")
+                return self._refuse(
+                    index, f"its structure changes ({path or 'the value'} is missing)"
+                )
             if place not in was:
-                return self._refuse(index, f"its structure is another ({path or 'it'} is new)")
-            return self._refuse(index, f"{path or 'it'} was {was[place]} and is {now[place]}")
-        return self._refuse(0, "its structure is another (something is shared that was not)")
+                return self._refuse(index, f"its structure changes ({path or 'the value'} is new)")
+            return self._refuse(
+                index, f"{path or 'the value'} changes from {was[place]} to {now[place]}"
+            )
+        return self._refuse(0, "its structure changes (a part is shared that was not before)")
 
     def _refuse(self, index: int, how: str) -> StepError:
         name = list(self.names)[index]
         return StepError(
-            f"`{name}` (line {self.names[name]}) is carried to the next step and changes: {how}"
+            f"`{name}` (line {self.names[name]}) is carried to the next step and must keep its "
+            f"structure and types: {how}"
         )
 
 
 def place_of(path: tuple[Any, ...]) -> Place:
-    """A path of JAX's in a tuple of values as a place."""
+    """Convert a JAX path in a tuple of values to a position."""
     first = path[0]
     index = first.idx if isinstance(first, jax.tree_util.SequenceKey) else first.key
     return index, jax.tree_util.keystr(path[1:])

@@ -1,8 +1,8 @@
-"""Who else holds what a step carries: other names, and functions of earlier cells.
+"""Other references to the state that a step carries: names and functions of earlier cells.
 
-What is carried is donated: an array that another name still means is copied first. A function that
-takes an array from elsewhere than its arguments makes a constant of it, as in any `jax.jit`: right
-for a table, and refused for what the step changes, which would be stale there.
+Carried arrays are donated, so an array with another name is copied first. A function that captures
+an array makes a constant of it, as in any `jax.jit`. This is refused if the step carries the array:
+the constant would be stale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EMPTY = CellType()
 
 
 def holds_objects(value: Any) -> bool:
-    """Whether a value is, or has in it, an object of Flax NNX."""
+    """Return whether a value is or contains an object of Flax NNX."""
     if "flax.nnx" not in sys.modules:
         return False
     from nbdist.worker.jax.step import nnx
@@ -37,7 +37,7 @@ def holds_objects(value: Any) -> bool:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """The arrays of a value, and its NNX variables, whose identity counts."""
+    """Yield the arrays of a value, and its NNX variables: their identity matters."""
     if "flax.nnx" not in sys.modules:
         yield from jax.tree.leaves(value)
         return
@@ -49,12 +49,12 @@ def parts(value: Any) -> Iterator[Any]:
 def held_elsewhere(
     namespace: dict[str, Any], carried: set[str], objects: Iterable[Any]
 ) -> set[int]:
-    """The identities of arrays that other names mean.
+    """Return the identities of arrays that other names refer to.
 
     Args:
-        namespace: the user's.
-        carried: names that the step carries.
-        objects: values that are changed in place, so that other names see the change.
+        namespace: Namespace of the user.
+        carried: Names that the step carries.
+        objects: Values that the step changes in place; other names see the change.
     """
     shared = {id(part) for value in objects for part in parts(value)}
     held: set[int] = set()
@@ -70,7 +70,7 @@ def held_elsewhere(
 def _parts_of_any(value: Any) -> list[Any]:
     try:
         return list(parts(value))
-    except (TypeError, ValueError):  # keys that cannot be sorted, a state that is used up
+    except (TypeError, ValueError):  # unsortable keys, or a state that is exhausted
         return []
 
 
@@ -81,17 +81,17 @@ def check_captures(
     objects: Iterable[Any],
     words: set[str],
 ) -> None:
-    """Refuse functions that take what the step carries from elsewhere than their arguments.
+    """Refuse functions that capture carried values instead of receiving them as arguments.
 
     Args:
-        closed: names that the step reads and that are no arguments of it, with their lines.
-        carried: names that the step assigns.
-        namespace: the user's.
-        objects: values that are changed in place.
-        words: all names in the step's code, among them those of the methods that it calls.
+        closed: Names that the step reads but does not receive as arguments, with their lines.
+        carried: Names that the step assigns.
+        namespace: Namespace of the user.
+        objects: Values that the step changes in place.
+        words: All names in the step's code, including those of called methods.
 
     Raises:
-        StepError: which name takes what.
+        StepError: A function captures carried or sharded values, or an object contains NNX objects.
     """
     shared = {id(part) for value in objects for part in parts(value)}
     for name, line in closed.items():
@@ -102,24 +102,24 @@ def check_captures(
             stale = is_global and taken in carried
             if stale or (holds_objects(value) and shared & {id(part) for part in parts(value)}):
                 raise StepError(
-                    f"`{name}` (line {line}) takes `{taken}` from outside, and the step carries "
-                    f"it: give it to `{name}` as an argument"
+                    f"`{name}` (line {line}) reads `{taken}` from outside, but the step carries "
+                    f"it: pass it to `{name}` as an argument"
                 )
             if any(_is_split(part) for part in _parts_of_any(value)):
                 raise StepError(
-                    f"`{name}` (line {line}) takes `{taken}` from outside, and it is split over "
-                    f"the workers: give it to `{name}` as an argument"
+                    f"`{name}` (line {line}) reads `{taken}` from outside, but it is sharded over "
+                    f"the workers: pass it to `{name}` as an argument"
                 )
         for attribute, value in _attributes(namespace[name]):
             if holds_objects(value):
                 raise StepError(
-                    f"`{name}` (line {line}) holds NNX objects (.{attribute}) and is none itself: "
-                    f"name them in the step, or make its class an nnx.Module"
+                    f"`{name}` (line {line}) contains NNX objects (.{attribute}) but is not one: "
+                    f"use their names in the step, or make its class an nnx.Module"
                 )
 
 
 def _methods(value: Any, words: set[str]) -> list[FunctionType]:
-    """Of an object of the user's classes, the methods that code with these words may call."""
+    """Return the methods of the user's classes that code with these names may call."""
     kinds = [kind for kind in type(value).__mro__ if is_users(kind.__module__)]
     waiting = [(name, item) for kind in kinds for name, item in vars(kind).items()]
     reached, found = {*words, "__call__"}, []
@@ -142,9 +142,9 @@ def _unwrapped(item: Any) -> Any:
 def _taken(
     value: Any, namespace: dict[str, Any], seen: set[int]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """What a function, and the functions that it calls, take from outside: names and values.
+    """Yield the values that a function and its callees capture, with their names.
 
-    The flag says whether it is a name of the namespace.
+    The flag is True for names of the namespace.
     """
     if isinstance(value, functools.partial):
         yield from ((str(key), given, False) for key, given in _given(value))
@@ -176,14 +176,14 @@ def _closure(function: FunctionType) -> list[tuple[str, Any]]:
 
 
 def _is_split(part: Any) -> bool:
-    """Whether no rank has all of an array: JAX cannot make a constant of it."""
+    """Return whether no rank has all of an array: JAX cannot make a constant of it."""
     return isinstance(part, jax.Array) and not (
         part.is_fully_addressable or part.is_fully_replicated
     )
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Those of an object of the user's own class."""
+    """Return the attributes of an object of the user's own class."""
     if isinstance(value, (ModuleType, FunctionType, type)):
         return []
     try:

@@ -1,4 +1,4 @@
-"""Names in the code of a function: what it uses, and what it changes later."""
+"""Names in the code of a function: the names that it uses, and those that it changes later."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _CHANGES = {
     *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
     *("clear", "pop", "popleft", "popitem", "remove", "discard"),
 }
-"""Methods of lists, dicts, sets and deques."""
+"""Methods that change lists, dicts, sets and deques."""
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def globals_of(code: CodeType) -> set[str]:
-    """Names that the code, or a function in it, reads from its globals."""
+    """Return the global names that the code, or a function in it, reads."""
     own = {i.argval for i in dis.get_instructions(code) if i.opname in _READS}
     nested = (part for part in code.co_consts if isinstance(part, CodeType))
     return own.union(*map(globals_of, nested))
 
 
 def changed_later(source: str) -> set[str]:
-    """Names of containers that functions within a function change, whenever they are called.
+    """Return names of containers that inner functions change, at whatever time they are called.
 
     Args:
-        source: of the function.
+        source: Source of the outer function.
     """
     (outer,) = ast.parse(source).body
     inner = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef)

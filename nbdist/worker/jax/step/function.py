@@ -1,4 +1,4 @@
-"""A step under JAX as a pure function of its state, of what it reads, and of a batch."""
+"""Step under JAX as a pure function of its state, its inputs, and a batch."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from nbdist.worker.jax.step.carried import Carried
 
 _ON_ARRAYS = (
-    "In a step, the value of an array is not there for Python's if, while, and, or: "
-    "type jnp.where(condition, a, b), jax.lax.cond or jax.lax.while_loop"
+    "In a step, Python's if, while, and, or cannot use the value of an array: "
+    "use jnp.where(condition, a, b), jax.lax.cond or jax.lax.while_loop"
 )
 
 
 class StepFunction:
-    """The pure function of a step, and the names that it carries and reads.
+    """Pure function of a step, with the names that it carries and reads.
 
     Args:
-        request: the step.
-        define: makes a function of a source, in the user's namespace, under the cell's name.
-        namespace: the user's.
+        request: Request of the step.
+        define: Makes a function from source code, in the user's namespace, under the cell's name.
+        namespace: Namespace of the user.
 
     Attributes:
-        names: the names that the step uses; a trace may add to those that it carries.
-        rates: learning rates by name; the function scales them.
-        call: the function, with the arguments of `arguments`, a factor of rates, and a batch.
-        effects: of the last trace.
+        names: Names that the step uses; a trace may add to the carried ones.
+        rates: Learning rates by name; the function scales them.
+        call: The function. Takes the arrays of `arguments`, a factor of the rates, and a batch.
+        effects: Effects of the last trace.
 
     Raises:
-        StepError: a name's value can neither be carried nor be read.
+        StepError: The value of a name can neither be carried nor be read.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StepFunction:
         check_same({name: namespace[name] for name in sorted(self._lines)}, self._lines)
         self.names = take(request, namespace, set(self.rates))
         self._body = self._defined()
-        self.call: Callable[..., Any] = self._pure  # one object: JAX keeps traces by it
+        self.call: Callable[..., Any] = self._pure  # one object: JAX caches traces by identity
         self.effects: Collection[object] = ()
 
     @property
@@ -81,7 +81,7 @@ class StepFunction:
         }
 
     def inputs(self, batch: Any) -> list[tuple[str, Role]]:
-        """Return the path and the role of each input, for a batch of such arrays."""
+        """Return the path and the role of each input, for a batch with such arrays."""
         inputs: list[tuple[str, Role]] = [(name, "carried") for name in self.named_arrays()]
         inputs += [(path, "read") for paths in self.names.read.paths for path in paths]
         inputs.append(("the factor of learning rates", "read"))
@@ -89,19 +89,19 @@ class StepFunction:
         return [*inputs, *batch_inputs(given)]
 
     def settle(self) -> None:
-        """Finish the list of carried objects; all ranks must have the same."""
+        """Fix the list of carried objects; it must be the same on all ranks."""
         self.names.objects.settle()
         check_same(self.names.objects.originals(), self._lines)
 
     def trace(self, mesh: Mesh | AbstractMesh, batch: Any) -> Any:
-        """Trace the step until the arrays and the slots that it carries are known.
+        """Trace the step until the carried arrays and slots are known.
 
         Args:
-            mesh: the devices to trace for.
-            batch: shapes and types.
+            mesh: Mesh to trace for.
+            batch: Shapes and dtypes of the batch.
 
         Returns:
-            The step's jaxpr, closed.
+            Closed jaxpr of the step.
         """
         tracers = live_tracers()
         while True:

@@ -1,4 +1,4 @@
-"""The layout of a step under JAX: planned for its first batch, and applied to its arrays."""
+"""Layout of a step under JAX: planned for its first batch, and applied to its arrays."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class PlannedMesh(MeshWithTarget, Protocol):
-    """The part of `PjRTStrategy` that a step uses."""
+    """Part of `PjRTStrategy` that a step uses."""
 
     def note_sharded(self, arrays: Iterable[jax.Array]) -> None:
-        """Note that a plan has laid these arrays out."""
+        """Record that a plan sharded these arrays."""
         ...
 
     def has_sharded(self, array: jax.Array) -> bool:
-        """Return whether a plan, not the user, has laid the array out."""
+        """Return whether a plan, not the user, sharded the array."""
         ...
 
 
@@ -43,9 +43,9 @@ class StepLayout:
     """Plans the layout of a step, and shards its arrays accordingly.
 
     Args:
-        function: the step.
-        options: of the step.
-        strategy: over all devices of all ranks.
+        function: Function of the step.
+        options: Options of the step.
+        strategy: Strategy over all devices of all ranks.
     """
 
     def __init__(self, function: StepFunction, options: StepOptions, strategy: PlannedMesh) -> None:
@@ -55,10 +55,10 @@ class StepLayout:
         self._traced_for = mesh_to_trace(options.planning, strategy.mesh)
 
     def plan(self, batch: Batch) -> Plan:
-        """Plan the layout for batches like this one; nothing is moved.
+        """Plan the layout for batches like this one; moves no data.
 
         Raises:
-            PlanError: the step fits on these devices in no way.
+            PlanError: No layout fits on these devices.
         """
         check_numbers(batch)
         whole = map_arrays(lambda array: outline(array, self._traced_for), batch.everything())
@@ -71,14 +71,14 @@ class StepLayout:
         return plan_of(traced, self._function.inputs(full), target, planning, self._pinned())
 
     def place(self, lowered: Lowered) -> None:
-        """Put all arrays of the step where the plan has them."""
+        """Move all arrays of the step to their planned shardings."""
         held = self._function.names.held
 
         def at(path: str, array: Any) -> jax.Array:
             return array if self._stays(array) else placed(array, lowered.sharding(path))
 
         def donated(path: str, array: Any) -> jax.Array:
-            """On the mesh, and nobody else's: what is donated is gone."""
+            """Place an array for donation, as a copy if it has other references."""
             leaf = at(path, array)
             if id(leaf) in held:
                 leaf = leaf.copy()
@@ -90,9 +90,9 @@ class StepLayout:
         self._function.names.read.place(at)
 
     def _full(self, batch: Any, rows: int) -> Any:
-        """Return the batch with as many rows as others have: it may be the last of an epoch.
+        """Return the batch with the usual number of rows, since it may be the last of an epoch.
 
-        A run that resumes there keeps its layout.
+        A run that resumes with such a batch keeps its layout.
         """
         usual = self._options.batch
         if usual in (0, rows):
@@ -105,7 +105,7 @@ class StepLayout:
         return map_arrays(larger, batch)
 
     def _pinned(self) -> dict[str, Spec]:
-        """The shardings of arrays that their user has cut over the strategy's mesh."""
+        """Return the specs of arrays that the user sharded over the strategy's mesh."""
         arrays: list[tuple[str, Any]] = [*self._function.named_arrays().items()]
         read = self._function.names.read
         for paths, own in zip(read.paths, read.arrays, strict=True):
@@ -117,5 +117,5 @@ class StepLayout:
         }
 
     def _stays(self, array: Any) -> bool:
-        """Return whether its user has cut it; what an earlier plan has cut may move."""
+        """Return whether the user sharded the array; one that an earlier plan sharded may move."""
         return is_cut(array, self._strategy.mesh) and not self._strategy.has_sharded(array)

@@ -1,7 +1,7 @@
-"""Tracers that a step leaves where no walk through the user's objects finds them.
+"""Check for tracers that a step leaks to places outside the user's containers.
 
-An escaped tracer has no value: whatever reads it later fails far from its cause. JAX keeps some in
-caches of its own, where they do no harm.
+A leaked tracer has no value, and code that reads it later fails far from the cause. JAX keeps some
+tracers in its own caches, where they are harmless.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _LEVELS = 6
-"""Of objects between a tracer and an object of the user's."""
+"""Maximum number of references from a user's object to a leaked tracer."""
 
 
 def live_tracers() -> set[int]:
-    """The identities of all tracers in the process that the garbage collector knows."""
+    """Return the identities of all tracers that the garbage collector knows."""
     gc.collect()
     return set(map(id, _tracers()))
 
 
 def check_leaks(before: set[int], names: Iterable[str], namespace: dict[str, Any]) -> None:
-    """Refuse a step that left tracers in what the user's names lead to.
+    """Refuse a step that leaked tracers into objects reachable from the user's names.
 
     Args:
-        before: the tracers before it was traced.
-        names: those of the step.
-        namespace: the user's.
+        before: Identities of the tracers before the step was traced.
+        names: Names of the step.
+        namespace: Namespace of the user.
 
     Raises:
-        StepError: which name leads to one.
+        StepError: A name leads to a leaked tracer.
     """
     gc.collect()
     left = [tracer for tracer in _tracers() if id(tracer) not in before]
@@ -53,8 +53,8 @@ def check_leaks(before: set[int], names: Iterable[str], namespace: dict[str, Any
     path = _path_to(left, paths)
     if path is not None:
         raise StepError(
-            f"`{path}` holds a value of the step, which exists only while the step is traced, and "
-            "cannot be carried there: keep it in an attribute, a list or a dict, or report it"
+            f"`{path}` contains a value of the step that exists only while the step is traced and "
+            "cannot be carried: store it in an attribute, a list or a dict, or report it"
         )
 
 
@@ -63,7 +63,10 @@ def _tracers() -> list[Any]:
 
 
 def _path_to(tracers: list[Any], paths: dict[int, str]) -> str | None:
-    """Of the objects with a path, one that holds a tracer, by way of few others."""
+    """Return the path of an object that leads to a tracer through few references.
+
+    Returns None if it finds no such object.
+    """
     level, seen = tracers, {id(tracers), id(paths)}
     for _ in range(_LEVELS):
         seen |= {id(level), *map(id, level)}
@@ -79,6 +82,6 @@ def _path_to(tracers: list[Any], paths: dict[int, str]) -> str | None:
 
 
 def _is_far(thing: Any) -> bool:
-    """Whether it leads to all of a module, or to code that runs."""
+    """Return whether an object leads to a whole module or to running code."""
     is_names = type(thing) is dict and "__spec__" in thing
     return is_names or isinstance(thing, (FrameType, ModuleType))

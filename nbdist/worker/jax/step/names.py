@@ -1,4 +1,4 @@
-"""The names that a step under JAX uses, sorted by how their values get into it."""
+"""Names that a step under JAX uses, sorted by the way their values enter the step."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class StepNames:
-    """What a step uses of the user's namespace.
+    """Names of the user's namespace that a step uses.
 
     Attributes:
-        groups: names that it reads and then assigns, and objects of Flax NNX.
-        read: pytrees that it only reads.
-        objects: the slots that it rebinds in other objects.
-        own: names of which it uses the very objects, and that it assigns.
-        held: the identities of arrays that must not be donated.
+        groups: Names that the step reads and then assigns, and objects of Flax NNX.
+        read: Pytrees that the step only reads.
+        objects: Slots of other objects that the step rebinds.
+        own: Names that the step assigns and whose objects it uses without a copy.
+        held: Identities of arrays that must not be donated.
     """
 
     groups: list[Carried]
@@ -49,18 +49,18 @@ class StepNames:
 
     @property
     def carried(self) -> list[Carried]:
-        """All that goes from step to step."""
+        """State that is carried from step to step."""
         return [*self.groups, self.objects.carried]
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The names whose values the steps change."""
+        """Names whose values the steps change."""
         names = [name for group in self.groups for name in group.names]
         return tuple(dict.fromkeys((*names, *self.objects.roots)))
 
     @property
     def parameters(self) -> list[str]:
-        """The names that are given to the step, but for rates and the batch."""
+        """Names that the step receives as parameters, except rates and the batch."""
         return [
             *(name for group in self.groups for name in group.names),
             *self.read.names,
@@ -68,7 +68,7 @@ class StepNames:
         ]
 
     def settle(self, namespace: dict[str, Any]) -> bool:
-        """Carry what the last trace rebound; False if it was carried."""
+        """Carry the slots that the last trace rebound; returns False if it rebound none."""
         found = self.objects.rebound
         if found is None:
             return False
@@ -79,10 +79,10 @@ class StepNames:
 
 
 def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> StepNames:
-    """Sort the names of a step; those in `apart` are given to it in another way.
+    """Sort the names of a step; those in `apart` reach it in another way.
 
     Raises:
-        StepError: a name's value can neither be carried nor be read.
+        StepError: The value of a name can neither be carried nor be read.
     """
     program = request.program
     reads = {n: line for n, line in program.reads.items() if n not in apart}
@@ -132,21 +132,25 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
 
 
 def check_numbers(batch: Batch) -> None:
-    """Raises StepError for what JAX cannot hold."""
+    """Check that a batch contains only numbers.
+
+    Raises:
+        StepError: An array contains strings or objects.
+    """
     for leaf in leaves(batch.values):
         if leaf.dtype.kind in "OUS":
             raise StepError(
-                f"the batch has an array of {leaf.dtype}, and JAX holds numbers only: encode it in "
-                "the cell that makes the data"
+                f"the batch contains an array of {leaf.dtype}, but JAX supports only numbers: "
+                "encode it in the cell that creates the data"
             )
 
 
 def check_same(values: dict[str, Any], lines: dict[str, int]) -> None:
-    """What is not on the mesh yet becomes one array there: every rank must have the same.
+    """Check that values are equal on every rank: each becomes one array on the mesh.
 
     Args:
-        values: of names, in the same order on all ranks.
-        lines: where each name stands first.
+        values: Values by name, in the same order on all ranks.
+        lines: First line of each name.
     """
     if jax.process_count() == 1:
         return

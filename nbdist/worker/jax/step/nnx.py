@@ -1,7 +1,7 @@
 """Flax NNX objects in a step: read by name, changed in place, carried.
 
-All objects that a step reads are taken apart together, so that what they share stays shared.
-Imported only where the user's program has imported Flax.
+All objects of a step are split together, so shared parts stay shared. Imported only if the user's
+program has imported Flax.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Objects:
-    """Graphs of NNX objects; after the run the same objects hold the new state."""
+    """Form of NNX object graphs: after the run the same objects contain the new state."""
 
     def __init__(self) -> None:
         self._kept: tuple[bool, ...] = ()
@@ -53,12 +53,12 @@ class Objects:
         for index, (name, line) in enumerate(names.items()):
             if not self._kept[index] and kept & {id(part) for part in variables((after[index],))}:
                 raise StepError(
-                    f"`{name}` (line {line}) is made anew in every step and shares parts with an "
-                    "object that is not: make it once, in an earlier cell, and change it in place"
+                    f"`{name}` (line {line}) is created in every step and shares parts with an "
+                    "object that is not: create it in an earlier cell, and change it in place"
                 )
 
     def put_back(self, originals: Values, finals: Values) -> Values:
-        """Objects that the step changed in place are updated; others are new."""
+        """Update the objects that the step changed in place, and return new ones for the others."""
         _, state = nnx.split(self._pick(finals, kept=True), graph=True)
         nnx.update(self._pick(originals, kept=True), state)
         return tuple(
@@ -71,18 +71,18 @@ class Objects:
 
 
 def holds_objects(value: Any) -> bool:
-    """Whether there is an NNX object, or a variable of one, in a pytree."""
+    """Return whether a pytree contains an NNX object or variable."""
     leaves = jax.tree.leaves(value, is_leaf=nnx.graph.is_graph_node)
     return any(nnx.graph.is_graph_node(leaf) for leaf in leaves)
 
 
 def is_object(value: Any) -> bool:
-    """Whether it is an NNX object, or a variable of one."""
+    """Return whether a value is an NNX object or variable."""
     return isinstance(value, (nnx.Pytree, nnx.Variable))
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """The arrays of a pytree, and the variables and arrays of the objects in it."""
+    """Yield the arrays of a pytree, and the variables and arrays of its objects."""
     for leaf in jax.tree.leaves(value, is_leaf=nnx.graph.is_graph_node):
         if not nnx.graph.is_graph_node(leaf):
             yield leaf
@@ -93,20 +93,24 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def check_places(names: dict[str, int], values: Values) -> None:
-    """Raises StepError for objects that stand with arrays in what cannot be changed in place."""
+    """Check that objects can be changed in place.
+
+    Raises:
+        StepError: A value mixes NNX objects with arrays and cannot be updated in place.
+    """
     for (name, line), value in zip(names.items(), values, strict=True):
         _, own = nnx.split((value,), graph=True)
         try:
             nnx.update((value,), own)
         except ValueError as error:
             raise StepError(
-                f"`{name}` (line {line}) holds NNX objects beside arrays that cannot be put back "
-                f"({error}): give the arrays a name of their own"
+                f"`{name}` (line {line}) mixes NNX objects with arrays that cannot be restored "
+                f"({error}): give the arrays a separate name"
             ) from None
 
 
 def variables(values: Values) -> list[nnx.Variable[Any]]:
-    """Every variable in the values' objects."""
+    """Return all variables of the objects in the values."""
     return [
         part for _, part in nnx.iter_graph(values, graph=True) if isinstance(part, nnx.Variable)
     ]
@@ -117,6 +121,6 @@ def _written(path: tuple[Any, ...]) -> str:
 
 
 def _described(part: Any) -> str:
-    """Objects by their type, as their parts stand for themselves."""
+    """Describe a plain value by its `repr`, and an object by its type."""
     plain = isinstance(part, (bool, int, float, complex, str, bytes, type(None)))
     return repr(part) if plain else type(part).__name__

@@ -1,4 +1,4 @@
-"""The walk through the mutable objects of the user's program."""
+"""Traversal of the mutable objects of the user's program."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A container that the walk came to.
+    """Container that the traversal found.
 
     Attributes:
-        path: leads to it, from a name of the namespace on; empty for the namespace itself.
-        root: that name.
-        origin: the name of the step that leads to it; None if none does.
+        path: Path from a name of the namespace; empty for the namespace itself.
+        root: That name.
+        origin: Name of the step that leads to the container; None if none does.
     """
 
     container: Container
@@ -39,13 +39,13 @@ class Found:
 def walk(
     names: Iterable[str], namespace: dict[str, Any], apart: Iterable[Any] = ()
 ) -> Iterator[Found]:
-    """All containers of the user's namespace, each once, by its shortest path.
+    """Yield all containers of the user's namespace, each once, with its shortest path.
 
     Args:
-        names: those of the step. What they lead to comes first: what is in it, and what functions
-            and methods take from their globals and from the functions around them.
-        namespace: the user's.
-        apart: values that are passed by.
+        names: Names of the step. Containers that they lead to come first, including those that
+            functions and methods use from their globals and enclosing functions.
+        namespace: Namespace of the user.
+        apart: Values that are skipped.
     """
     users = Globals(namespace, "")
     yield Found(users, "", "", "")
@@ -62,7 +62,9 @@ class _Walk:
     def __init__(self, namespace: dict[str, Any], apart: Iterable[Any]) -> None:
         self._namespace = namespace
         self._seen = {id(namespace), *map(id, apart)}
-        self._alive: list[Any] = []  # made on the way, so that no id recurs
+        self._alive: list[
+            Any
+        ] = []  # created during the walk; kept alive so that their ids stay unique
 
     def go(self, roots: Iterable[_Step]) -> Iterator[Found]:
         waiting = deque(roots)
@@ -86,14 +88,14 @@ class _Walk:
                 waiting.extend(self._taken(value, root, origin))
 
     def _outside(self, function: FunctionType, root: str, origin: str | None) -> Iterator[Found]:
-        """The globals of a function in another module of the user's."""
+        """Yield the globals of a function in another module of the user."""
         names = function.__globals__
         if id(names) not in self._seen and is_users(function.__module__):
             self._seen.add(id(names))
             yield Found(Globals(names, function.__module__), "", root, origin)
 
     def _taken(self, function: FunctionType, root: str, origin: str | None) -> Iterator[_Step]:
-        """What a function of the user's reads from its globals."""
+        """Yield the global names that a function of the user reads."""
         names = function.__globals__
         if names is not self._namespace and not is_users(function.__module__):
             return
@@ -105,7 +107,7 @@ class _Walk:
 
 
 def _beyond(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value leads to beside its slots, with words for the path."""
+    """Yield the values that a value leads to besides its slots, with path suffixes."""
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         yield from ((f".{name}", cell) for name, cell in cells)
@@ -133,12 +135,12 @@ def _beyond(value: Any) -> Iterator[tuple[str, Any]]:
 def _unwrapped(value: Any) -> Any:
     try:
         return inspect.unwrap(value)
-    except ValueError:  # it is wrapped in itself
+    except ValueError:  # it wraps itself
         return None
 
 
 def _nodes(value: Any) -> Iterator[tuple[str, Any]]:
-    """The children of a pytree of another kind."""
+    """Yield the children of any other pytree node."""
     children = jax.tree_util.default_registry.flatten_one_level(value)
     if children is not None:
         yield from ((f"[{i}]", item) for i, item in enumerate(children[0]))

@@ -1,7 +1,7 @@
 """Mutable objects of the user's program, and their contents by slot.
 
-A slot is a place that Python code can rebind: an attribute, an item of a dict or a list, a
-variable of an enclosing function, a global name, an attribute of a class.
+A slot is a binding that Python code can change: an attribute, an item of a dict or a list, a
+variable of an enclosing function, a global name, or an attribute of a class.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _CLOSED = (
 )
 _DATA = {str, bytes, int, float, bool, complex, type(None), np.ndarray}
 _OPEN_MODULES = ("types", "collections", "argparse")
-"""Of Python's own, with `SimpleNamespace`, `UserDict` and the like."""
+"""Standard modules with open classes such as `SimpleNamespace` and `UserDict`."""
 
 _SKIPPED = {
     *sys.stdlib_module_names,
     *("jax", "jaxlib", "numpy", "tensorflow", "torch", "nbdist", "wrapt"),
     *("IPython", "ipykernel", "ipyparallel", "traitlets", "zmq", "tornado", "msgspec"),
 }
-"""Packages with objects that hold no state of a step, and lead far away."""
+"""Packages whose objects contain no state of a step and refer to many other objects."""
 
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
 _NOT_THE_USERS = {"In", "Out", "exit", "quit", "get_ipython", "strategy", "mesh"}
@@ -51,10 +51,10 @@ _EMPTY = CellType()
 
 
 class Container(Protocol):
-    """An object with slots.
+    """Object with slots.
 
     Attributes:
-        value: the object.
+        value: The object.
     """
 
     value: Any
@@ -66,19 +66,19 @@ class Container(Protocol):
     def remove(self, key: Any) -> None: ...
 
     def word(self, key: Any) -> str:
-        """The slot as it is written behind the path of the object."""
+        """Return the slot as a suffix of the object's path."""
         ...
 
 
 class _Items:
-    """A dict."""
+    """Items of a dict."""
 
     def __init__(self, value: dict[Any, Any]) -> None:
         self.value = value
         self._kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
 
     def contents(self) -> Contents:
-        return dict.copy(self.value)  # at once: another thread may add to it
+        return dict.copy(self.value)  # atomic: another thread may add an item
 
     def put(self, key: Any, item: Any) -> None:
         self._kind.__setitem__(self.value, key, item)
@@ -91,7 +91,7 @@ class _Items:
 
 
 class Globals(_Items):
-    """The global names of a module, or of the notebook."""
+    """Global names of a module or of the notebook."""
 
     def __init__(self, value: dict[Any, Any], module: str) -> None:
         super().__init__(value)
@@ -109,7 +109,7 @@ class Globals(_Items):
 
 
 class _Elements:
-    """A list or a deque."""
+    """Elements of a list or a deque."""
 
     def __init__(self, value: list[Any] | deque[Any]) -> None:
         self.value = value
@@ -132,7 +132,7 @@ class _Elements:
 
 
 class Attributes:
-    """An object of a class, with a `__dict__` or with `__slots__`; properties are passed by."""
+    """Attributes in `__dict__` or `__slots__` of an object; properties are skipped."""
 
     def __init__(self, value: Any) -> None:
         kind: Any = type(value)
@@ -166,7 +166,7 @@ class Attributes:
 
 
 class _OfClass:
-    """The attributes of a class of the user's."""
+    """Attributes of a class of the user."""
 
     def __init__(self, value: type) -> None:
         self.value = value
@@ -185,7 +185,7 @@ class _OfClass:
 
 
 class _Variable:
-    """A variable of an enclosing function."""
+    """Variable of an enclosing function."""
 
     def __init__(self, value: CellType) -> None:
         self.value = value
@@ -207,21 +207,21 @@ class _Variable:
 
 
 def is_data(value: Any) -> bool:
-    """Whether it is a number, a text, an array of NumPy, or a tuple of those, as in data sets."""
+    """Return whether a value is a number, a string, a NumPy array, or a tuple of those."""
     if type(value) is tuple:
         return all(map(is_data, value))
     return type(value) in _DATA
 
 
 def leads_on(value: Any) -> bool:
-    """Whether a container may be reached from it."""
+    """Return whether a container may be reachable from a value."""
     return not is_data(value) and not isinstance(value, _CLOSED)
 
 
 def container_of(value: Any) -> Container | None:
-    """The value with its slots; None if nothing in it can be rebound, or nothing of a step's.
+    """Return the value with its slots; None if it has none that a step may rebind.
 
-    Its own type counts: a proxy, as TensorFlow has for dicts, gives itself out for another.
+    Uses the value's own type: a proxy, such as TensorFlow's for dicts, pretends to be another.
     """
     kind = type(value)
     if issubclass(kind, dict):
@@ -236,7 +236,7 @@ def container_of(value: Any) -> Container | None:
 
 
 def is_open(value: Any) -> bool:
-    """Whether it is an object with attributes of its own, as those of the user's classes."""
+    """Return whether a value is an object with its own attributes, as of the user's classes."""
     kind: Any = type(value)
     if issubclass(kind, (*_CLOSED, dict, list, deque, type, FunctionType, MethodType, CellType)):
         return False
@@ -249,7 +249,7 @@ def is_open(value: Any) -> bool:
 
 
 def _is_of_nnx(value: Any) -> bool:
-    """Objects of Flax NNX are carried by `nnx_objects`."""
+    """Return whether a value is an object of Flax NNX; `nnx.Objects` carries these."""
     if "flax.nnx" not in sys.modules:
         return False
     from nbdist.worker.jax.step import nnx
@@ -259,7 +259,7 @@ def _is_of_nnx(value: Any) -> bool:
 
 @functools.cache
 def is_users(module: str | None) -> bool:
-    """Whether a module is the notebook, or a file of the user's that no package brought."""
+    """Return whether a module is the notebook, or a file of the user outside any package."""
     if module == "__main__":
         return True
     if module is None or module.partition(".")[0] in _SKIPPED or module not in sys.modules:
@@ -270,7 +270,7 @@ def is_users(module: str | None) -> bool:
 
 @functools.cache
 def _members(kind: Any) -> dict[str, Any]:
-    """The descriptors of `__slots__`."""
+    """Return the descriptors of `__slots__`."""
     return {
         name: member
         for base in reversed(kind.__mro__)

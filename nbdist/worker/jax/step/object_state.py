@@ -1,8 +1,8 @@
 """State that a step keeps in Python objects: the slots that it rebinds, carried as leaves.
 
-A step that assigns `self.params` would leave a tracer there, and train nothing. So the slots that
-a trace rebinds are found, the objects are restored, and the step is traced again with tracers in
-those slots. Whatever a trace does, the objects hold concrete values afterwards.
+A traced step that assigns `self.params` would leave a tracer there, and train nothing. Therefore
+nbdist finds the slots that a trace rebinds, restores the objects, and traces again with tracers in
+those slots. After every trace the objects contain concrete values.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Rebound:
-    """What a trace rebound and did not carry: the step is to be traced again.
+    """Slots that a trace rebound but did not carry; the step must be traced again.
 
     Attributes:
-        whole: names of which the step changes the very objects, though it was given copies.
+        slots: The slots.
+        whole: Names whose objects the step changes directly, although it received copies.
     """
 
     slots: list[Slot]
@@ -39,17 +40,17 @@ class Rebound:
 
 
 class ObjectState:
-    """The slots of the user's objects that a step rebinds.
+    """Slots of the user's objects that a step rebinds.
 
     Attributes:
-        carried: their values; empty until a trace has found some.
-        rebound: what the last trace found; None if nothing.
+        carried: Values of the slots; empty until a trace finds some.
+        rebound: Slots that the last trace found; None if it found none.
 
     Args:
-        namespace: the user's.
-        lines: the names that the step uses, each with its first line.
-        copied: those of them of whose values the step gets copies.
-        data: what the batches are taken from; another thread may change it meanwhile.
+        namespace: Namespace of the user.
+        lines: Names that the step uses, each with its first line.
+        copied: Those names whose values the step receives as copies.
+        data: Source of the batches; another thread may change it during a trace.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class ObjectState:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The names of the namespace that lead to the slots."""
+        """Names of the namespace that lead to the slots."""
         return tuple(dict.fromkeys(slot.root for slot in self._slots))
 
     def shared(self) -> set[int]:
-        """The identities of arrays that stand in more than one slot of the user's objects."""
+        """Return the identities of arrays in more than one slot of the user's objects."""
         counted: Counter[int] = Counter()
         for found in self._walk():
             for item in found.container.contents().values():
@@ -80,19 +81,19 @@ class ObjectState:
         return {leaf for leaf, times in counted.items() if times > 1}
 
     def originals(self) -> dict[str, list[Any]]:
-        """The leaves of the slots before the first step, for each name that the step uses."""
+        """Return the leaves of the slots before the first step, for each name of the step."""
         found: dict[str, list[Any]] = {name: [] for name in sorted(self._lines)}
         for slot in self._slots:
             found[self._origin(slot)] += leaves_in(slot.original)
         return found
 
     def settle(self) -> None:
-        """From here on a trace that rebinds other slots is refused."""
+        """Refuse traces that rebind other slots from now on."""
         self._is_open = False
 
     @contextlib.contextmanager
     def tracing(self, values: dict[str, Any]) -> Iterator[Trace]:
-        """Within it the slots hold these values, by path; afterwards those of before again."""
+        """Put values into the slots, by path, and restore the objects afterwards."""
         carried = {slot.place for slot in self._slots}
         trace = Trace(list(self._walk()), carried, self._refuse)
         try:
@@ -103,14 +104,14 @@ class ObjectState:
             trace.restore()
 
     def after(self, trace: Trace, changed: set[str]) -> dict[str, Any]:
-        """The slots' values after a step, by path; empty if it rebound others.
+        """Return the slots' values after a step, by path; empty if it rebound other slots.
 
         Args:
-            trace: of this step.
-            changed: names of which the step has changed its copies in place.
+            trace: Trace of this step.
+            changed: Names whose copies the step changed in place.
 
         Raises:
-            StepError: a slot cannot be carried.
+            StepError: A slot cannot be carried.
         """
         fresh = trace.rebound()
         whole = (changed | self._of_copies(fresh)) & self._copied
@@ -128,13 +129,13 @@ class ObjectState:
         return {slot.path: contents[slot.place[0]][slot.key] for slot in self._slots}
 
     def add(self, found: Rebound) -> None:
-        """Carry in the traces to come what was rebound; the objects hold their own values."""
+        """Carry the rebound slots in later traces; the objects contain their own values."""
         self.rebound = None
         self._copied -= found.whole
         self._add([*self._slots, *found.slots, *self._of_names(found.whole)])
 
     def restore(self) -> None:
-        """Put what was carried into the user's objects."""
+        """Write the carried values to the user's objects."""
         finals = self.carried.finals()
         for slot in self._slots:
             slot.put(finals[slot.path])
@@ -143,7 +144,7 @@ class ObjectState:
         return walk(self._lines, self._namespace, self._apart)
 
     def _add(self, slots: Iterable[Slot]) -> None:
-        """Carry these slots in the traces to come."""
+        """Carry these slots in later traces."""
         every = {slot.place: slot for slot in slots}
         inner = {
             id(part)
@@ -157,7 +158,7 @@ class ObjectState:
         self.carried = Carried(names, tuple(slot.original for slot in self._slots), form)
 
     def _split(self) -> list[Slot]:
-        """Slots with arrays of which no process has all: JAX cannot make constants of those."""
+        """Return the slots with arrays that are sharded over processes: JAX cannot embed them."""
         copies = self._containers(self._copied)
         return [
             Slot(found, key, item)
@@ -168,7 +169,7 @@ class ObjectState:
         ]
 
     def _of_names(self, names: set[str]) -> list[Slot]:
-        """All slots with arrays in these names' own values."""
+        """Return all slots with arrays in the values of these names."""
         containers = self._containers(names)
         return [
             Slot(found, key, item)
@@ -179,7 +180,7 @@ class ObjectState:
         ]
 
     def _of_copies(self, slots: list[Slot]) -> set[str]:
-        """The names of which the step has copies, and changes the very values too."""
+        """Return the names that the step received as copies but changes directly."""
         return {
             name
             for name in self._copied
@@ -205,7 +206,7 @@ class ObjectState:
 
 
 def _own_arrays(item: Any) -> Iterator[Any]:
-    """The arrays of a slot's value, but for those in containers of their own."""
+    """Yield the arrays of a slot's value, except those in inner containers."""
 
     def has_slots(part: Any) -> bool:
         return container_of(part) is not None

@@ -1,4 +1,4 @@
-"""One trace of a step: what it rebinds in the user's objects, and the objects restored after it."""
+"""Trace of a step: records the slots that it rebinds, and restores the objects afterwards."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _CONSTANTS = (*_NUMBERS, str, bytes, type(None))
 _FINISHED = (*_CONSTANTS, type, np.ndarray)
 _MISSING = object()
 _COPIED_BYTES = 1 << 24
-"""Of NumPy's arrays, which code can change in place; larger ones are data."""
+"""Total bytes of NumPy arrays to copy, as code can change them in place; the rest counts as data.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A slot that the step rebinds.
+    """Slot that the step rebinds.
 
     Attributes:
-        key: of the slot in the container that was found.
-        original: its value before the first step.
-        kept: the identities of objects in the value that the step leaves as they are.
+        found: Container of the slot.
+        key: Key of the slot in the container.
+        original: Value before the first step.
+        kept: Identities of objects in the value that the step does not replace.
     """
 
     found: Found
@@ -61,7 +63,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """A slot that was rebound while the step was traced."""
+    """Slot that was rebound while the step was traced."""
 
     slot: Slot
     new: Any
@@ -75,11 +77,11 @@ class _Change:
         return self.slot.found.origin is not None
 
     def is_lasting(self) -> bool:
-        """Whether it is made once for all, as a note of a shape: no step depends on it."""
+        """Return whether the new value is a constant, such as a shape: no step depends on it."""
         return all(isinstance(leaf, _FINISHED) for leaf in leaves_in(self.new))
 
     def is_state(self) -> bool:
-        """Whether the next step would find another value of its own."""
+        """Return whether the slot is state: the next step would read another value."""
         leaves = [leaf for value in (self.old, self.new) for leaf in leaves_in(value)]
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             return True
@@ -87,22 +89,22 @@ class _Change:
 
 
 _CREATE = (
-    "create it in an earlier cell, with the shape and type that the step gives it; to collect "
+    "create it in an earlier cell, with the shape and type that the step assigns; to collect "
     "values, report them or use jax.debug.callback"
 )
 _ESCAPED = (
-    "is set inside of jax.grad, jax.jit, jax.vmap or a loop of JAX, where values exist only "
-    "meanwhile: return the value from that function (jax.grad with has_aux=True), and set it then"
+    "is set inside of jax.grad, jax.jit, jax.vmap or a JAX loop, where values exist only during "
+    "the call: return the value from that function (jax.grad with has_aux=True), then set it"
 )
 
 
 class Trace:
-    """The containers of the user's program, as they were before a step is traced.
+    """Snapshot of the containers of the user's program before a step is traced.
 
     Args:
-        containers: all of them.
-        carried: the places of slots that are carried.
-        refuse: makes the error for a slot, and what is wrong with it.
+        containers: All containers.
+        carried: Places of the carried slots.
+        refuse: Makes the error for a slot and a fault.
     """
 
     def __init__(
@@ -120,14 +122,14 @@ class Trace:
         self._again = True
 
     def finish(self) -> None:
-        """The step is traced: what it did to lists and dicts beside its state stays."""
+        """Keep the changes of a complete trace to lists and dicts besides its state."""
         self._again = False
 
     def rebound(self) -> list[Slot]:
-        """Slots that the step rebinds, but for those that are carried.
+        """Return the slots that the step rebinds, except the carried ones.
 
         Raises:
-            StepError: a slot cannot be carried.
+            StepError: A slot cannot be carried.
         """
         slots = [slot for slot, _ in self._changed_in_place()]
         for change in self._changes():
@@ -146,7 +148,7 @@ class Trace:
         return slots
 
     def restore(self) -> None:
-        """Put back what the containers held, but for what lasts."""
+        """Restore the contents of the containers, except lasting changes."""
         for slot, copy in self._changed_in_place():
             slot.original[...] = copy
         for change in reversed(list(self._changes())):
@@ -159,7 +161,7 @@ class Trace:
                 container.put(key, change.old)
 
     def _stays(self, change: _Change) -> bool:
-        """Whether a change is made by another thread, or once for all steps."""
+        """Return whether a change stays: another thread made it, or it holds for all steps."""
         if change.slot.place in self._carried or change.new is _MISSING or not change.is_lasting():
             return False
         return not (change.is_near and self._again)
@@ -175,11 +177,11 @@ class Trace:
                     yield _Change(Slot(found, key, old), new)
 
     def _has_escaped(self, leaf: Any) -> bool:
-        """Whether it is a tracer of a transformation within the step."""
+        """Return whether a leaf is a tracer of a transformation within the step."""
         return isinstance(leaf, core.Tracer) and leaf._trace is not self._trace
 
     def _copied(self) -> Iterator[tuple[Slot, np.ndarray]]:
-        """Small arrays of NumPy in what the step leads to; names of the notebook come last."""
+        """Yield copies of small NumPy arrays that the step can reach, the notebook's names last."""
         left = _COPIED_BYTES
         for found, items in sorted(self._before, key=lambda pair: not pair[0].path):
             for key, item in items.items() if found.origin is not None else ():
@@ -195,7 +197,7 @@ class Trace:
     def _slot(self, change: _Change) -> Slot:
         if change.old is None or change.new is None:
             was, now = _outlined(change.old), _outlined(change.new)
-            how = f"was {was}, and the step makes it {now}: {_CREATE}"
+            how = f"changes from {was} to {now} in the step: {_CREATE}"
             raise self._refuse(change.slot, how)
         inner = (id(part) for part in objects_in(change.new) if part is not change.new)
         kept = frozenset(part for part in inner if part in self._known)
@@ -210,7 +212,7 @@ class Trace:
             self._refuse_new(change, repr(change.new))
 
     def _refuse_new(self, change: _Change, what: str) -> NoReturn:
-        how = f"is new in the step, which makes it {what}: {_CREATE}"
+        how = f"is new, and the step sets it to {what}: {_CREATE}"
         raise self._refuse(change.slot, how)
 
 

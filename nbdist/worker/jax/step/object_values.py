@@ -1,7 +1,7 @@
-"""Values with objects of the user's classes in them, taken apart for a step and made anew.
+"""Values that contain objects of the user's classes, flattened for a step and rebuilt.
 
-JAX takes an object whose class it does not know for a leaf. Here its attributes are its parts, so
-that a plain dataclass or a SimpleNamespace in a slot is carried as a pytree would be.
+JAX treats an object of an unknown class as a leaf. Here its attributes are its parts, so a slot
+with a plain dataclass or a SimpleNamespace is carried like a pytree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONTAINERS = (dict, list, tuple)
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """A pytree, and the objects among its leaves: None where a leaf is none."""
+    """Pytree with the objects among its leaves; None for a leaf that is not an object."""
 
     tree: Any
     objects: tuple[_Object | None, ...]
@@ -38,11 +38,11 @@ class _Object:
 
 
 class ObjectValues:
-    """A form of what a step carries; see `carried.Form`. Every value is made anew in a step.
+    """Form of carried values that are rebuilt in every step; see `carried.Form`.
 
     Args:
-        kept: for each value, the identities of objects in it that the step leaves in their place.
-            They are constants.
+        kept: For each value, the identities of its objects that the step does not replace. They are
+            constants.
     """
 
     def __init__(self, kept: tuple[Collection[int], ...] = ()) -> None:
@@ -72,10 +72,10 @@ class ObjectValues:
         return dict.fromkeys(self.places(values), "")
 
     def note(self, names: dict[str, int], before: Values, after: Values) -> None:
-        """Values that are made anew need no care."""
+        """Do nothing: rebuilt values need no checks."""
 
     def put_back(self, originals: Values, finals: Values) -> Values:
-        """Numbers of Python that became arrays are numbers again."""
+        """Return the final values; Python numbers that became arrays are numbers again."""
         was, _ = self.flatten(originals)
         now, structure = self.flatten(finals)
         pairs = zip(was, now, strict=True)
@@ -86,7 +86,7 @@ class ObjectValues:
 
 
 def objects_in(value: Any) -> Iterator[Any]:
-    """The value, the containers in it, and the objects, from the outside in."""
+    """Yield a value, the containers in it, and the objects, from the outside in."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -102,7 +102,7 @@ def objects_in(value: Any) -> Iterator[Any]:
 
 
 def leaves_in(value: Any) -> list[Any]:
-    """What has no parts of a value and of the objects in it."""
+    """Return the parts of a value and of its objects that have no parts themselves."""
     return [part for part in objects_in(value) if not _has_parts(part)]
 
 
@@ -111,7 +111,7 @@ def _has_parts(part: Any) -> bool:
 
 
 def _children(part: Any) -> list[Any]:
-    """The parts of a pytree; a dict may have keys that JAX cannot sort."""
+    """Return the parts of a pytree; unlike in JAX, the keys of a dict need not be sortable."""
     if isinstance(part, dict):
         return list(part.values())
     children = jax.tree_util.default_registry.flatten_one_level(part)
@@ -121,7 +121,7 @@ def _children(part: Any) -> list[Any]:
 def _apart(
     value: Any, kept: Collection[int], above: tuple[int, ...] = ()
 ) -> tuple[list[tuple[str, Any]], _Node]:
-    """The leaves with their paths, and all else."""
+    """Split a value into its leaves with their paths, and its structure."""
 
     def is_whole(part: Any) -> bool:
         return id(part) in kept and (part is not value or bool(above))
@@ -169,10 +169,10 @@ def _made(inner: _Object, rest: Iterator[Any]) -> Any:
 
 
 def _as_before(old: Any, new: Any) -> Any:
-    """A number if it was one; what a failed step leaves is not waited for."""
+    """Convert an array to a number if it was one; does not wait for a failed step."""
     if not isinstance(old, _NUMBERS) or not isinstance(new, jax.Array) or not new.is_ready():
         return new
     try:
         return new.addressable_data(0).item()
-    except jax.errors.JaxRuntimeError:  # of the step that failed
+    except jax.errors.JaxRuntimeError:  # from the failed step
         return new

@@ -1,4 +1,4 @@
-"""A step under JAX, tried out for `--check`."""
+"""Steps under JAX that `--check` runs on trial."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ _OF_THE_MESH = ("mesh", "strategy")
 
 
 class PjrtSubject:
-    """Steps that leave what is carried as it is.
+    """Trial steps that leave the carried state unchanged.
 
     Args:
-        carried: what the step carries.
-        read: what it reads.
-        step: the compiled step over all devices.
-        pure: the step as a function.
-        place: puts a batch on the mesh.
-        namespace: the user's, in which `mesh` is that of one device meanwhile.
+        carried: State that the step carries.
+        read: Inputs that it only reads.
+        step: Compiled step over all devices.
+        pure: The step as a pure function.
+        place: Places a batch on the mesh.
+        namespace: Namespace of the user; during a trial on one device, `mesh` is a mesh of that
+            device.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class PjrtSubject:
             axis_types=(jax.sharding.AxisType.Auto,),
             devices=jax.local_devices()[:1],
         )
-        self._alone = jax.jit(functools.partial(pure))  # its traces are apart from the step's
+        self._alone = jax.jit(functools.partial(pure))  # traced separately from the step
 
     def state(self) -> Values:
         return self._named([group.arrays for group in self._carried])
@@ -82,7 +83,7 @@ class PjrtSubject:
         return self._outcome(*self._step(state, self._read.arrays, 1.0, self._place(batch)))
 
     def _here(self, array: Any) -> jax.Array:
-        """A copy on one device of this rank's."""
+        """Copy an array to one device of this rank."""
         sharding = jax.NamedSharding(self._device, jax.P())
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
             array = gathered(array).addressable_data(0)
@@ -101,5 +102,5 @@ class PjrtSubject:
 
 
 def _as_numpy(array: Any) -> np.ndarray:
-    """All of it; of random keys their data."""
+    """Copy a whole array to the host; random keys become their data."""
     return on_host(jnp.asarray(array))

@@ -1,4 +1,4 @@
-"""A step under JAX, in global view: one jitted function over the mesh of all devices."""
+"""Step under JAX, in global view: one jitted function over the mesh of all devices."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class _CompiledStep:
-    """A planned step, compiled once for each kind of batch.
+    """Planned step, compiled once for each kind of batch.
 
     Args:
-        function: the step.
-        lowered: its plan on live devices; its arrays are placed.
+        function: Function of the step.
+        lowered: Plan on the live devices; the arrays of the step are already placed.
 
     Attributes:
-        footprint: of what was compiled last.
+        footprint: Memory of the program that was compiled last.
     """
 
     def __init__(self, function: StepFunction, lowered: Lowered) -> None:
@@ -69,7 +69,7 @@ class _CompiledStep:
         kind = batch.whole, kind_of(batch.values)
         if kind not in self._executables:
             check_numbers(batch)
-            jax.effects_barrier()  # callbacks change objects that a trace looks at and restores
+            jax.effects_barrier()  # callbacks may change objects that a trace inspects and restores
             arguments = self._function.arguments()
             with self.lowered.scope():
                 self._executables[kind], self.footprint = compiled(
@@ -80,23 +80,23 @@ class _CompiledStep:
 
 
 class PjrtStep:
-    """What the step carries is donated and stays on the devices; what it reads is an argument.
+    """Step whose carried state is donated and stays on the devices, and whose inputs are arguments.
 
-    Carried are names that it reads and then assigns, objects of Flax NNX, and the slots of other
-    objects that it rebinds (`ObjectState`). How all of it lies on the devices is planned once the
-    first batch is known: until then it stays where the user has it.
+    The state consists of names that the step reads and then assigns, objects of Flax NNX, and the
+    slots of other objects that it rebinds (`ObjectState`). The layout is planned for the first
+    batch. Until then all arrays stay in the user's sharding.
 
     Args:
-        request: the step.
-        define: makes a function of a source, in the user's namespace, under the cell's name.
-        namespace: the user's; carried names are taken from it and put back.
-        strategy: over all devices of all ranks.
+        request: Request of the step.
+        define: Makes a function from source code, in the user's namespace, under the cell's name.
+        namespace: Namespace of the user; carried names are read from it and written back.
+        strategy: Strategy over all devices of all ranks.
 
     Attributes:
-        plan: how the step is laid out, from `prepare` on.
+        plan: Layout of the step; None before `prepare`.
 
     Raises:
-        StepError: a name's value can neither be carried nor be read.
+        StepError: The value of a name can neither be carried nor be read.
     """
 
     reduced = True
@@ -156,10 +156,10 @@ class PjrtStep:
         return self._layout.plan(batch)
 
     def prepare(self, batch: Batch) -> None:
-        """State that changes its shape or type is refused here, before it does harm.
+        """Plan and trace the step; refuse state whose shape or type changes before it is modified.
 
         Raises:
-            PlanError: the step fits on these devices in no way.
+            PlanError: No layout fits on these devices.
         """
         self._prepared(batch)
 
@@ -174,7 +174,7 @@ class PjrtStep:
         return self._compiled
 
     def state(self) -> JaxState:
-        """All that the step carries."""
+        """Return the checkpoint state of the step."""
         return JaxState(self, self.changes)
 
     def saved(self) -> dict[str, jax.Array]:
@@ -208,7 +208,7 @@ class PjrtStep:
         return report
 
     def read(self, report: Any) -> step_contract.StepResult:
-        """Of values that are not finite, the loss decides, as under the mirrored strategy."""
+        """Read a report; if it contains a loss, only the loss must be finite (as in `mirrored`)."""
         values = {name: float(value) for name, value in report.items()}
         deciding = [values["loss"]] if "loss" in values else list(values.values())
         return step_contract.StepResult(values, all(math.isfinite(value) for value in deciding))
@@ -217,7 +217,7 @@ class PjrtStep:
         return 0 if self._compiled is None else len(self._compiled)
 
     def write_back(self) -> None:
-        """Put what is carried into the user's namespace; the next step takes its buffers again."""
+        """Write the carried state to the user's namespace; the next step donates it again."""
         jax.block_until_ready(self._function.arguments()[0])
         jax.effects_barrier()
         self.finish()
@@ -234,10 +234,10 @@ class PjrtStep:
             names.objects.restore()
 
     def _is_whole(self, group: Carried) -> bool:
-        """Whether no failed step took its buffers along: such state cannot be put back."""
+        """Return whether no failed step has consumed the buffers: such state cannot be restored."""
         if any(array.is_deleted() for array in group.arrays):
             names = ", ".join(f"`{name}`" for name in group.names)
-            text = f"{names}: lost with the step that failed; run the cell that makes it again"
+            text = f"{names}: lost in the step that failed; run the cell that creates it again"
             warnings.warn(text, stacklevel=2)
             return False
         self._strategy.note_sharded(group.arrays)

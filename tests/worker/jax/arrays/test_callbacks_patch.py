@@ -154,7 +154,7 @@ def test_the_check_calls_no_callback(cluster: nbdist.Cluster) -> None:
     cell = "loss = jnp.mean(batch)\njax.debug.callback(lambda v: seen.append(float(v)), loss)"
     cluster.run(cell, step=options, strategy="pjrt")
     assert value(cluster, "seen") == [3.5, 11.5, 19.5, 27.5]
-    with pytest.raises(nbdist.CellError, match=r"--check makes the first step several times"):
+    with pytest.raises(nbdist.CellError, match=r"--check runs the first step several times"):
         cluster.run(STEP, step=options, strategy="pjrt")
     assert value(cluster, "calls") == []
 

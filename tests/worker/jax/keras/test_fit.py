@@ -211,7 +211,7 @@ def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     )
     # Each rank names another file here, and rank 1 waits for one that nobody writes.
     setup = "from nbdist.worker.jax.keras import saving\nsaving._WAIT_S = 0.5\n"
-    with pytest.raises(nbdist.CellError, match="rank 0 has not saved"):
+    with pytest.raises(nbdist.CellError, match="rank 0 did not save"):
         cluster.run(MODEL + setup + code)
     assert not (tmp_path / "1.keras").exists()
     alone = str(tmp_path / "alone.keras")
@@ -283,7 +283,9 @@ def test_an_endless_part_is_taken_by_steps(cluster: nbdist.Cluster) -> None:
 
 def test_weights_beside_a_distributed_data_set_are_refused(cluster: nbdist.Cluster) -> None:
     code = "data = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\n"
-    with pytest.raises(nbdist.CellError, match="class_weight beside a distributed data set"):
+    with pytest.raises(
+        nbdist.CellError, match="class_weight cannot be passed with a distributed dataset"
+    ):
         cluster.run(MODEL + code + "model.fit(data, class_weight={0: 2.0})")
 
 
