@@ -137,7 +137,7 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
             "loss = loss_of(model.params, batch)\nmodel.last = loss",
             r"`model\.last` \(line 2\) is new, and the step sets it to float64\[\]",
         ),
-        ("loss = model.later()", r"`model\.moments` \(line 2\) is new .* a dict with arrays"),
+        ("loss = model.later()", r"`model\.moments` \(line 2\) is new, .* a dict with arrays"),
         (
             "loss = loss_of(model.params, batch)\nmodel.none = loss",
             r"`model\.none` \(line 2\) changes from None to float64\[\] in the step",
