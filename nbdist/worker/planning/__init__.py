@@ -1,1 +1,1 @@
-"""Planning a step on the devices of the cluster, and compiling it to check the plan."""
+"""Plan a step for the devices of the cluster, and compile it to check the plan."""

@@ -1,7 +1,8 @@
-"""A process that compiles one step for hardware that need not be there.
+"""Process that compiles one step for hardware that need not be present.
 
-It reads a `Job` and writes an `Outcome`. It is no worker: a compiler for other hardware takes
-hundreds of megabytes, may abort its process, and must not be found by the JAX that trains.
+Reads a `Job` from standard input and writes an `Outcome` to a file. It is separate from the workers
+for three reasons. A compiler for other hardware takes hundreds of megabytes and may abort its
+process. It also must not be visible to the JAX that trains.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ _BITS = re.compile(r"\d+")
 
 
 class Job(Record, frozen=True):
-    """What is to be compiled.
+    """Compilation job.
 
     Attributes:
-        program: the step, as `jax.export` has it.
-        axes: of the mesh, outermost first.
-        inputs: how each array that the step is given lies.
-        outputs: the same of what it gives back.
-        carried: how many of the first inputs take the place of outputs.
+        target: Compiler and hardware to compile for.
+        program: The step, serialized by `jax.export`.
+        axes: Sizes of the mesh axes, outermost first.
+        inputs: Spec of each input array.
+        outputs: Spec of each output array.
+        carried: Number of leading inputs whose buffers are reused for outputs.
     """
 
     target: CompilerTarget
@@ -53,11 +55,11 @@ class Job(Record, frozen=True):
 
 
 class Outcome(Record, frozen=True):
-    """What came of it.
+    """Result of a compilation.
 
     Attributes:
-        verified: None where it was not compiled.
-        error: why not.
+        verified: Result of the compiler; None if the compilation failed.
+        error: Reason of the failure.
     """
 
     verified: Verified | None = None
@@ -65,7 +67,7 @@ class Outcome(Record, frozen=True):
 
 
 def partition(axes: Spec) -> jax.P:
-    """As JAX has it."""
+    """Convert a spec to JAX's `PartitionSpec`."""
     return jax.P(*(names or None for names in axes))
 
 
@@ -83,7 +85,7 @@ def _compiled(job: Job) -> Verified:
     kinds, used = exported.in_avals, exported.module_kept_var_idx
 
     def given(*arrays: Any) -> Any:
-        """What the step has no use for takes no memory."""
+        """Call the step; inputs that it does not use are zeros and take no memory."""
         there = dict(zip(used, arrays, strict=True))
         return exported.call(
             *(
@@ -114,7 +116,7 @@ def _compiled(job: Job) -> Verified:
 def _devices(target: CompilerTarget) -> list[Any]:
     if target.platform == "cpu":
         jax.config.update("jax_num_cpu_devices", target.devices)
-    own: list[Any] = jax.devices()  # plugins are found then
+    own: list[Any] = jax.devices()  # also discovers the plugins
     if target.platform == "cpu":
         return own
     described = topologies.get_topology_desc(
@@ -124,11 +126,11 @@ def _devices(target: CompilerTarget) -> list[Any]:
 
 
 def collectives_in(program: str | None) -> tuple[Collective, ...]:
-    """Those in the text of a compiled program, by kind."""
+    """Sum up the collectives in the text of a compiled program, by kind."""
     found: dict[str, list[int]] = defaultdict(list)
     for made, kind, starts in _CALL.findall(program or ""):
         sizes = [_bytes(dtype, shape) for dtype, shape in _ARRAY.findall(made)]
-        # What begins one gives back what it was given, too.
+        # The result of an asynchronous start contains its operands, too.
         of_result = sizes[len(sizes) // 2 :] if starts and made.startswith("(") else sizes
         found[kind].append(sum(of_result))
     return tuple(
@@ -148,9 +150,9 @@ def main() -> None:
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
     try:
         outcome = Outcome(verified=_compiled(job))
-    except Exception as error:  # noqa: BLE001 - the boundary of the process: whoever asked is told
+    except Exception as error:  # noqa: BLE001 - process boundary: the error is reported to the parent
         outcome = Outcome(error=f"{type(error).__name__}: {error}")
-    with open(sys.argv[1], "wb") as file:  # noqa: PTH123 - compilers write on standard output
+    with open(sys.argv[1], "wb") as file:  # noqa: PTH123 - compilers write to standard output
         file.write(msgspec.msgpack.encode(outcome))
 
 

@@ -1,4 +1,4 @@
-"""What XLA says of the memory that a compiled step takes."""
+"""Memory of a compiled step, as XLA reports it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """Bytes on one device.
+    """Memory of a step on one device, in bytes.
 
     Attributes:
-        arguments: of what the step is given.
-        temporaries: of what it makes on its way.
-        total: of all, code too; what is given back takes the place of what was given.
+        arguments: Bytes of the arguments.
+        temporaries: Bytes of the temporary buffers.
+        total: Bytes of all buffers and of the code; outputs that reuse arguments count once.
     """
 
     arguments: int
@@ -30,11 +30,11 @@ class Taken(NamedTuple):
 def compiled(
     lower: Callable[[], jax.stages.Lowered], platform: str
 ) -> tuple[jax.stages.Compiled, Footprint]:
-    """Trace and compile a step, and measure that.
+    """Trace and compile a step, and measure its memory and the time.
 
     Args:
-        lower: traces it.
-        platform: of the devices.
+        lower: Traces the step.
+        platform: Platform of the devices.
     """
     began = time.perf_counter()
     made = lower().compile()
@@ -44,15 +44,15 @@ def compiled(
 
 
 def taken(made: jax.stages.Compiled, platform: str) -> Taken:
-    """What a compiled step takes; nothing where its backend does not tell.
+    """Return the memory of a compiled step; zeros if the backend does not report it.
 
-    A TPU's compiler counts more temporaries than it has places for in the device's memory: it lets
-    programs through that would have 19 GiB of 15.75. What it refuses them by is the peak, which
-    other backends leave out or have the same (docs/facts.md), and older ones do not tell.
+    A TPU's compiler counts more temporaries than are in memory at once, and accepts programs with
+    19 GiB of them on a device with 15.75 GiB. It checks the peak instead. Other backends omit the
+    peak or report the same value (docs/facts.md), and older ones do not support it.
 
     Args:
-        made: the step.
-        platform: of the devices that it was compiled for.
+        made: Compiled step.
+        platform: Platform that the step was compiled for.
     """
     told: Any = made.memory_analysis()
     if told is None:

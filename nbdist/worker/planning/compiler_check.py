@@ -1,4 +1,4 @@
-"""What the hardware's own compiler says of a plan, whether the hardware is there or not."""
+"""Check of a plan by the compiler of its hardware, which need not be present."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from nbdist.records import Plan, Planning, Spec
 
 MOST = 3
-"""Plans that are compiled."""
+"""Maximum number of plans that are compiled."""
 
 _COMPILE_S = 600.0
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # there is no machine to ask of its slice
+    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server describes a slice
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_MIN_LOG_LEVEL": "3",
 }
@@ -53,20 +53,20 @@ def verified_plan(
     wishes: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
-    """The fastest layout that fits, and that the compiler makes fit.
+    """Return the fastest layout whose compiled program fits in memory.
 
-    The best ones are compiled side by side.
+    Compiles the best plans in parallel.
 
     Args:
-        traced: the step's jaxpr, closed.
-        inputs: the path and the role of each of its inputs.
-        steps: the same step, as it is planned.
-        target: the hardware.
-        wishes: what is asked of the plan.
-        pinned: arrays that stay as their user has cut them, by path.
+        traced: Closed jaxpr of the step.
+        inputs: Path and role of each input.
+        steps: The same step, as the planner sees it.
+        target: Hardware of the plan.
+        wishes: Requested properties of the plan.
+        pinned: Specs of arrays that keep the user's sharding, by path.
 
     Raises:
-        PlanError: none of the best does; there is no compiler; it fails.
+        PlanError: None of the best plans fits, or the compiler is missing or fails.
     """
     compiler = compiler_target(target.topology)
     _check_there(compiler, target)
@@ -90,17 +90,21 @@ def verified_plan(
             return msgspec.structs.replace(found, verified=outcome.verified, runners_up=runners_up)
     refused = (_refused(*pair) for pair in zip(best, outcomes, strict=True))
     told = "; ".join(f"{one.title}: {one.why}" for one in refused)
-    raise PlanError(f"the compiler makes none of the best plans fit: {told}")
+    raise PlanError(f"none of the best plans fits in memory: {told}")
 
 
 def _refused(found: Plan, outcome: Outcome) -> RunnerUp:
-    """Raises PlanError where that is not for want of memory."""
+    """Describe a plan that needs too much memory.
+
+    Raises:
+        PlanError: The compilation failed for another reason.
+    """
     total = 0
     if outcome.verified is not None:
         total = outcome.verified.total
-        why = f"compiled, it takes {gib(total)}, and there are {gib(found.memory.available)}"
+        why = f"compiled, it needs {gib(total)}, but {gib(found.memory.available)} are available"
     elif REFUSED in outcome.error:
-        why = f"the compiler refuses it: {outcome.error.partition(REFUSED)[2].strip(': ')}"
+        why = f"the compiler rejects it: {outcome.error.partition(REFUSED)[2].strip(': ')}"
     else:
         raise PlanError(f"the plan {found.title} cannot be compiled: {outcome.error}")
     return RunnerUp(
@@ -116,14 +120,14 @@ def _check_there(compiler: CompilerTarget, target: Target) -> None:
     if not is_compiler_installed(compiler.platform):
         raise PlanError(
             f"--verify: the compiler for {target.topology.chip.name} is not installed on the "
-            "workers: pip install 'nbdist[oracle]'"
+            "workers: run pip install 'nbdist[oracle]'"
         )
 
 
 def _job(
     traced: Any, inputs: Sequence[tuple[str, Role]], found: Plan, compiler: CompilerTarget
 ) -> Job:
-    """The step, lowered for a mesh that is none yet."""
+    """Lower the step for an abstract mesh, and describe its compilation."""
     mesh = jax.sharding.AbstractMesh(
         tuple(found.axes.values()),
         tuple(found.axes),
@@ -157,7 +161,9 @@ def _job(
             made = jax.export.export(step, platforms=[compiler.platform])(*arguments)
         return bytes(made.serialize())
 
-    with ThreadPoolExecutor(1, "nbdist-export") as thread:  # in this one, live devices are set
+    with ThreadPoolExecutor(
+        1, "nbdist-export"
+    ) as thread:  # the current thread has a mesh of live devices
         program = thread.submit(exported).result()
     return Job(
         target=compiler,
@@ -170,14 +176,14 @@ def _job(
 
 
 def _rows(shape: tuple[int, ...], found: Plan) -> Spec:
-    """How a batch comes to the devices: cut over all of them, as the worker does it."""
+    """Return the spec of a batch on arrival: split over all devices, as on the workers."""
     if not shape or shape[0] % found.devices:
         return ()
     return (tuple(found.axes), *((),) * (len(shape) - 1))
 
 
 def _with_rows(traced: Any, roles: Sequence[Role], sizes: Mapping[str, int]) -> Any:
-    """The step as a function of its arrays, with each batch put together along the model's axis."""
+    """Return the step as a function of its arrays; it gathers each batch along the model axis."""
     step = jax.extend.core.jaxpr_as_fun(traced)
 
     def lain(array: jax.Array, role: Role) -> jax.Array:
@@ -187,7 +193,7 @@ def _with_rows(traced: Any, roles: Sequence[Role], sizes: Mapping[str, int]) -> 
 
 
 def _compile(job: Job) -> Outcome:
-    """In a process of its own, that ends with this call."""
+    """Compile a job in a separate process."""
     with tempfile.TemporaryDirectory(prefix="nbdist-") as folder:
         answer = Path(folder) / "outcome"
         try:
@@ -201,8 +207,8 @@ def _compile(job: Job) -> Outcome:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Outcome(error=f"not done within {_COMPILE_S:g} s")
+            return Outcome(error=f"the compiler did not finish within {_COMPILE_S:g} s")
         if answer.exists():
             return msgspec.msgpack.decode(answer.read_bytes(), type=Outcome)
-    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    return Outcome(error=f"its compiler ended with code {done.returncode}, and said: {said[0]}")
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    return Outcome(error=f"the compiler exited with code {done.returncode}: {said[0]}")

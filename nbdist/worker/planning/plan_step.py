@@ -1,4 +1,4 @@
-"""A step planned for the devices that are there."""
+"""Plan a step for live or named devices."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def plan_of(
     wishes: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
-    """How a step is laid out.
+    """Plan the layout of a step.
 
     Args:
-        traced: its jaxpr, closed.
-        inputs: the path and the role of each of its inputs.
-        target: the hardware.
-        wishes: what is asked of the plan.
-        pinned: arrays that stay as their user has cut them, by path.
+        traced: Closed jaxpr of the step.
+        inputs: Path and role of each input.
+        target: Hardware of the plan.
+        wishes: Requested properties of the plan.
+        pinned: Specs of arrays that keep the user's sharding, by path.
 
     Raises:
-        PlanError: it fits nowhere, or not as it was asked for.
+        PlanError: No layout fits in memory and meets the request.
     """
 
     @functools.cache
@@ -79,41 +79,41 @@ def plan_of(
 
 
 def named_target(text: str) -> Target:
-    """Hardware that may not be there, as in `32xH100`.
+    """Return the target for a description such as `32xH100`; the hardware need not be present.
 
     Raises:
-        PlanError: nobody knows it.
+        PlanError: The hardware is unknown.
     """
     topology = parse(text)
     return Target(topology, calibration_of(topology.chip))
 
 
 class MeshWithTarget(Protocol):
-    """The part of `PjRTStrategy` that planning uses.
+    """Part of `PjRTStrategy` that planning uses.
 
     Attributes:
-        mesh: over all devices.
+        mesh: Mesh over all devices.
     """
 
     mesh: Any
 
     @property
     def target(self) -> Target:
-        """The hardware that steps are planned for."""
+        """Hardware that steps are planned for."""
         ...
 
 
 def target_of(wishes: Planning, strategy: MeshWithTarget) -> Target:
-    """The hardware that is planned for; where it is that which there is, every process has to ask.
+    """Return the target of a plan; collective if it is the live hardware.
 
     Raises:
-        PlanError: nobody knows what is asked for.
+        PlanError: The requested hardware is unknown.
     """
     return named_target(wishes.on) if wishes.on else strategy.target
 
 
 def batch_inputs(named: Mapping[str, Any]) -> list[tuple[str, Role]]:
-    """The arrays of a batch, as inputs of `plan_of`; by the name of each of its parts."""
+    """Return the arrays of a batch as inputs of `plan_of`, given its parts by name."""
     return [
         (f"{name}{jax.tree_util.keystr(path)}", "batch")
         for name, tree in named.items()
@@ -122,10 +122,10 @@ def batch_inputs(named: Mapping[str, Any]) -> list[tuple[str, Role]]:
 
 
 def mesh_to_trace(wishes: Planning, live: Mesh) -> Mesh | AbstractMesh:
-    """The devices that a step is traced for: those that there are, or as many as are planned for.
+    """Return the mesh to trace a step for: the live one, or an abstract one of the planned size.
 
     Raises:
-        PlanError: nobody knows the hardware that is asked for.
+        PlanError: The requested hardware is unknown.
     """
     if not wishes.on:
         return live
@@ -134,7 +134,7 @@ def mesh_to_trace(wishes: Planning, live: Mesh) -> Mesh | AbstractMesh:
 
 
 def outline(array: Any, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
-    """An array of its shape and type, everywhere: one trace serves the plan and the step."""
+    """Return an array's shape and type, replicated: one trace serves the plan and the step."""
     kind = jax.typeof(array)
     everywhere = jax.NamedSharding(mesh, jax.P())
     return jax.ShapeDtypeStruct(
@@ -144,9 +144,9 @@ def outline(array: Any, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
 
 @contextlib.contextmanager
 def over(mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Within it, a step is traced for these devices; live ones are set by their strategy."""
+    """Set an abstract mesh for tracing; the strategy has already set a live one."""
     if isinstance(mesh, AbstractMesh):
-        none = AbstractMesh((), ())  # JAX goes from one number of devices to another by way of none
+        none = AbstractMesh((), ())  # JAX changes the number of devices only via an empty mesh
         with use_abstract_mesh(none), use_abstract_mesh(mesh):
             yield
     else:
@@ -154,14 +154,14 @@ def over(mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 
 def live_target(said: list[LocalDevices], bench: Bench | None) -> Target:
-    """The devices of all processes.
+    """Return the target for the devices of all processes.
 
     Args:
-        said: what each process drives.
-        bench: what was measured of them; None leaves it to tables.
+        said: Local devices of each process.
+        bench: Measurements of the devices; None to use tables.
 
     Raises:
-        PlanError: they are no topology; see `planner.hardware.topology_live`.
+        PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
     chip = benched_chip(bench, said[0]) if bench else None
     topology = live(said, chip=chip, links=benched_links(bench, chip) if bench and chip else None)
@@ -170,7 +170,7 @@ def live_target(said: list[LocalDevices], bench: Bench | None) -> Target:
 
 
 def local_devices() -> list[LocalDevices]:
-    """What each process drives; every process has to ask."""
+    """Return the local devices of each process. Collective."""
     own = _own_devices()
     hosts = processes.agree([zlib.crc32(own.host.encode()), (own.memory_bytes or 0) // _MB])
     return _shared_out(
@@ -200,7 +200,7 @@ def _own_devices() -> LocalDevices:
 
 
 def _shared_out(said: list[LocalDevices]) -> list[LocalDevices]:
-    """CPUs' devices have their host's memory between them."""
+    """Divide the memory of a host among its CPU devices."""
     if said[0].platform != "cpu":
         return said
     on_host = {own.host: sum(o.devices for o in said if o.host == own.host) for own in said}
@@ -211,5 +211,5 @@ def _shared_out(said: list[LocalDevices]) -> list[LocalDevices]:
 
 
 def _host_bytes() -> int:
-    """Of this machine's memory."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,6 +1,6 @@
-"""A step written anew as its plan has it.
+"""Rewrite a step as its plan requires.
 
-In microbatches, in stages, with activations that are made again, with products that are laid out.
+Applies microbatches, pipeline stages, rematerialization and shardings of products.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def rewritten(
     lie: Lie | None = None,
     staging: Staging = GPIPE,
 ) -> ClosedJaxpr:
-    """A step's jaxpr.
+    """Rewrite the jaxpr of a step.
 
     Args:
-        closed: as it was traced.
-        inputs: of each of its inputs, the path and the role.
-        remat: what is made again.
-        micro: in how many parts the batch is gone through; the stages', where there are several.
-        stages: in how many the layers are cut.
-        lie: how products are laid out, if that is to be said of them.
-        staging: how they go through the stages.
+        closed: Traced jaxpr.
+        inputs: Path and role of each input.
+        remat: Rematerialization of activations.
+        micro: Number of microbatches; with several stages, those of the pipeline.
+        stages: Number of pipeline stages.
+        lie: Shardings of products; None for no constraints.
+        staging: Pipeline schedule.
 
     Raises:
-        PlanError: it cannot be gone through in parts, or cut into stages.
+        PlanError: The batch cannot be split into microbatches, or the layers into stages.
     """
     if micro > 1 and stages == 1:
         closed = in_parts(closed, inputs, micro)
@@ -65,7 +65,7 @@ def rewriting(
     lie: Lie | None = None,
     staging: Staging = GPIPE,
 ) -> Callable[..., Any]:
-    """The step itself. Its last argument is a batch; a smaller one may have fewer parts."""
+    """Return a step that rewrites itself; smaller batches (its last argument) use fewer parts."""
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(*args)
@@ -76,9 +76,9 @@ def rewriting(
         inputs: list[tuple[str, Role]] = [
             ("", "batch" if place >= first else "carried") for place in range(len(leaves))
         ]
-        parts = math.gcd(rows, micro)  # one would leave all stages but one without work
+        parts = math.gcd(rows, micro)  # with one part, all stages but one would idle
         own = stages if parts > 1 else 1
-        rounds = staging.rounds if parts % stages == 0 else 1  # a batch of fewer rows
+        rounds = staging.rounds if parts % stages == 0 else 1  # a batch with fewer rows
         now = staging._replace(rounds=rounds)
         made = rewritten(closed, inputs, remat, parts, own, lie, now)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))

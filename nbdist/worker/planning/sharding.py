@@ -1,4 +1,4 @@
-"""A plan on live devices: its mesh, how each array lies on it, and how batches come there."""
+"""Plan on live devices: its mesh, the shardings of arrays, and the placement of batches."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class Lowered:
-    """What a plan comes to.
+    """Plan lowered to live devices.
 
-    Batches are cut over all devices, whatever the plan, and put together again in the step along
-    the axis of the model: so these devices cannot have different rows, which nothing would notice.
-    Where there are stages, each has rows of its own but for the layers that it goes through.
+    Batches arrive split over all devices, whatever the plan. The step gathers them along the model
+    axis. Devices on that axis therefore always have equal rows, and no error goes unnoticed.
+    Pipeline stages have separate rows, except in the pipelined layers.
 
     Attributes:
-        mesh: the strategy's own where neither the model nor its layers are cut.
+        mesh: Mesh of the plan; the strategy's own if neither the model nor its layers are split.
 
     Args:
-        plan: the plan.
-        whole: the strategy's mesh, over all devices, with the one axis `data`.
+        plan: The plan.
+        whole: Mesh of the strategy, over all devices, with the single axis `data`.
     """
 
     def __init__(self, plan: Plan, whole: Mesh) -> None:
@@ -53,22 +53,22 @@ class Lowered:
         self._whole = Spread(self.replicated)
 
     def sharding(self, path: str) -> NamedSharding:
-        """Of an array of the plan; replicated if it is none."""
+        """Return the sharding of the array at a path; replicated if it is not in the plan."""
         spec: list[tuple[str, ...] | None] = [axes or None for axes in self._specs.get(path, ())]
         while spec and spec[-1] is None:
             spec.pop()
         return jax.NamedSharding(self.mesh, jax.P(*spec))
 
     def batch(self, batch: Batch) -> Any:
-        """A batch on the devices."""
+        """Place a batch on the devices."""
         return map_arrays(self._whole if batch.whole else self._by_row, batch.values)
 
     def over(self, step: Callable[..., Any], shardings: Any) -> Callable[..., Any]:
-        """The step, of which the last argument is a batch as it comes to the devices.
+        """Adapt a step to the plan; its last argument is a batch as it arrives on the devices.
 
         Args:
-            step: it.
-            shardings: a tree of those of its first arguments.
+            step: The step.
+            shardings: Tree with the shardings of the other arguments.
         """
         specs = [
             axes_of(sharding.spec) if is_over(sharding, self.mesh) else ()
@@ -88,36 +88,36 @@ class Lowered:
         return lowered
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Within it the step is traced."""
+        """Return the context in which to trace the step."""
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
 
 
 def lie_of(plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]) -> Lie | None:
-    """What a step has to say of where its products lie; None where XLA guesses it right."""
+    """Return the shardings that constrain a step's products; None if XLA needs no constraints."""
     is_cut = plan.zero == 3 or plan.devices > plan.axes[DATA]
     return Lie(mesh, specs, is_cut, plan.sequence) if is_cut or plan.zero else None
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
-    """An array of a batch, put together along the model's axis, where its rows can be: in a step.
+    """Gather a batch array along the model axis inside a step, if its rows permit it.
 
     Args:
-        array: it.
-        sizes: of the mesh's axes.
+        array: Array of a batch.
+        sizes: Sizes of the mesh axes.
     """
     axes = row_axes(array.shape[0] if array.ndim else 1, sizes)
     return jax.lax.with_sharding_constraint(array, jax.P(axes)) if axes else array
 
 
 def is_cut(array: Any, mesh: Mesh) -> bool:
-    """Whether an array is cut over the devices of a mesh."""
+    """Return whether an array is sharded over the devices of a mesh."""
     if not isinstance(array, jax.Array) or array.is_fully_replicated:
         return False
     return bool(array.sharding.device_set == set(mesh.devices.flat))
 
 
 def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> TypeGuard[jax.NamedSharding]:
-    """Return whether it is laid out by the axes of this mesh."""
+    """Return whether a sharding uses the axes of this mesh."""
     return isinstance(sharding, jax.NamedSharding) and sharding.mesh == mesh
 
 
