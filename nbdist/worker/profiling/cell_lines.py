@@ -1,7 +1,7 @@
-"""Which line of a cell is under way when: what is launched meanwhile is that line's.
+"""Record which line of a cell runs at which time, to attribute launched work to lines.
 
-Python tells of every call, and of every line in the cell's own code only: a cell that calls much
-Python takes somewhat longer so, and its devices as long as ever.
+Python reports every call, but lines only in the cell's own code. A cell that makes many Python
+calls therefore runs somewhat slower. Its devices do not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
 MOST_LINES = 1 << 20
-"""Of a cell that runs through more, the later ones are not followed: they take 16 MB."""
+"""Maximum number of recorded events, in 16 MB of memory; later lines are not recorded."""
 
 
 class CellLines:
-    """Follows the thread that begins it.
+    """Recorder of the lines that the calling thread runs.
 
     Args:
-        shell: IPython's, which knows its cells.
+        shell: IPython shell; it identifies the cells.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -36,51 +36,51 @@ class CellLines:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all lines were followed; none are where a debugger follows them."""
+        """True if all lines were recorded; False if a debugger traces the thread."""
         return self._follows and len(self._lines) < MOST_LINES
 
     def begin(self) -> None:
-        """Follow this thread from here on."""
+        """Start to record the lines of this thread."""
         self._follows = sys.gettrace() is None
         if self._follows:
             sys.settrace(self._called)
 
     def end(self) -> None:
-        """Follow it no more; where the cell has set another function in our place, it was not."""
+        """Stop recording; the record is invalid if the cell replaced the trace function."""
         self._follows = self._follows and sys.gettrace() == self._called
         if self._follows:
             sys.settrace(None)
 
     def is_current(self, file: str) -> bool:
-        """Whether a file is a cell that has begun since; IPython writes down each one anew."""
+        """Return whether a file is a cell that started after `begin`: IPython renews its entry."""
         entry = linecache.cache.get(file)
         return entry is not None and entry is not self._before.get(file) and self.is_cell(file)
 
     def is_cell(self, file: str) -> bool:
-        """Whether a file is any cell of the notebook."""
+        """Return whether a file is a cell of the notebook."""
         return self._shell.compile.format_code_name(file) is not None
 
     def cell(self, file: str) -> str:
-        """What the notebook calls a cell, as in `In[3]`."""
+        """Return the notebook's name of a cell, such as `In[3]`."""
         _, name = self._shell.compile.format_code_name(file)
         return str(name)
 
     def seconds(self, started_s: float, ended_s: float) -> float:
-        """How long the cell took, its devices included.
+        """Return the duration of the cell in seconds, including its devices.
 
         Args:
-            started_s: when the trace began; the cell did then where it has no lines.
-            ended_s: when the last device was done; both since the epoch.
+            started_s: Start of the trace in seconds since the epoch; used if no line was recorded.
+            ended_s: End of the last device operation in seconds since the epoch.
         """
         if not self._times_ns:
             return max(0.0, ended_s - started_s)
         return max(ended_s, self._times_ns[-1] / 1e9) - self._times_ns[0] / 1e9
 
     def at(self, time_ns: int) -> int:
-        """The line of the cell that was under way; the inmost, and 0 where there was none.
+        """Return the innermost line of the cell that ran at a time; 0 if none did.
 
         Args:
-            time_ns: since the epoch.
+            time_ns: Nanoseconds since the epoch.
         """
         place = bisect_right(self._times_ns, time_ns)
         return self._lines[place - 1] if place else 0
@@ -98,7 +98,7 @@ class CellLines:
         return self._went_on
 
     def _line_below(self, frame: FrameType) -> int:
-        """The line of the cell that goes on when a function of it has ended."""
+        """Return the line of the cell that continues after a function returns."""
         caller = frame.f_back
         while caller is not None and not self.is_current(caller.f_code.co_filename):
             caller = caller.f_back

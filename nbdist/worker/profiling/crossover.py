@@ -1,4 +1,4 @@
-"""From which size on the way to other devices is worth it, measured on these devices."""
+"""Measured size from which a transfer to other devices pays."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ if TYPE_CHECKING:
 
 _SIZES = tuple(32 << power for power in range(8))
 _ENOUGH_S = 0.02
-"""A product that takes longer where the matrices are is the last one: the next takes eight times as
-long, and all of it is to take a second or so."""
+"""Seconds after which the series of products ends.
+
+The next product takes eight times as long, and the whole series should take about a second.
+"""
 
 _ROUNDS = 5
 
 
 @functools.cache
 def crossing(home: Device, there: tuple[Device, ...]) -> Crossing:
-    """Square products of float32 at home, against there with the way of one matrix to it.
+    """Compare float32 matrix products at home and on other devices, including one transfer.
 
-    Measured once in a process, in about a second; nobody else is waited for.
+    The measurement takes about a second, runs once per process, and is not collective.
 
     Args:
-        home: where the matrices are.
-        there: one other device; or several, over which the rows are cut.
+        home: Device with the matrices.
+        there: Other device, or several devices over which the rows are split.
     """
-    with ThreadPoolExecutor(1) as apart:  # under no mesh: that of a cell is its thread's
+    with ThreadPoolExecutor(
+        1
+    ) as apart:  # a separate thread, since the mesh of a cell is set per thread
         return apart.submit(_measured, home, there).result()
 
 
@@ -51,7 +55,7 @@ def _measured(home: Device, there: tuple[Device, ...]) -> Crossing:
     everywhere = _cut(there, whole=True) if len(there) > 1 else target
     ways = []
     for least in _SIZES:
-        size = -(-least // len(there)) * len(there)  # rows that divide
+        size = -(-least // len(there)) * len(there)  # a multiple of the number of devices
         way = _way(size, home, target, everywhere)
         ways.append(way)
         if way.home_s > _ENOUGH_S:
@@ -60,7 +64,10 @@ def _measured(home: Device, there: tuple[Device, ...]) -> Crossing:
 
 
 def own_crossing() -> Crossing | None:
-    """Of this process: to its accelerator, or where CPUs are all it has, over all of these."""
+    """Return the crossing of this process: to its accelerator, or over its CPU devices.
+
+    Returns None if it has neither an accelerator nor several CPU devices.
+    """
     own, host = jax.local_devices(), jax.local_devices(backend="cpu")[0]
     if own[0] is not host and own[0].client is not host.client:
         return crossing(host, (own[0],))
@@ -75,7 +82,7 @@ def _named(devices: tuple[Device, ...]) -> str:
 def _way(size: int, home: Device, target: Sharding, everywhere: Sharding) -> Way:
     product = jax.jit(jnp.matmul)
     matrix = jax.device_put(np.ones((size, size), np.float32), home)
-    weights = jax.device_put(matrix, everywhere)  # parameters stay where they are
+    weights = jax.device_put(matrix, everywhere)  # parameters are already on the devices
 
     def moved() -> Any:
         return product(jax.device_put(matrix, target), weights)
@@ -85,7 +92,7 @@ def _way(size: int, home: Device, target: Sharding, everywhere: Sharding) -> Way
 
 
 def _medians(calls: list[Callable[[], Any]]) -> list[float]:
-    """Seconds of each, taken in turns, so that other work on the machine meets all alike."""
+    """Return the median seconds of each call; calls alternate to share any disturbance."""
     for call in calls:
         jax.block_until_ready(call())
     taken: list[list[float]] = [[] for _ in calls]
@@ -98,9 +105,9 @@ def _medians(calls: list[Callable[[], Any]]) -> list[float]:
 
 
 def _crossed(ways: list[Way]) -> float | None:
-    """The size from which on all that were measured are quicker there, between two of them.
+    """Return the size from which all measured sizes are faster there; None if there is none.
 
-    Where both lines are straight on logarithmic axes, they meet in proportion to their distance.
+    Interpolates between two sizes, with straight lines on logarithmic axes.
     """
     if not ways[-1].pays:
         return None

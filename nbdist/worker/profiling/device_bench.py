@@ -1,7 +1,7 @@
-"""Microbenchmarks of the devices of all processes, for the planner and for people.
+"""Microbenchmarks of the devices of all processes, for the planner and for reports.
 
-All devices are at work at once, as they are in a step: virtual devices of one host share its cores.
-Every process has to call `measure`.
+All devices work at the same time, as in a step: virtual devices of one host share its cores.
+`measure` is collective.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ if TYPE_CHECKING:
 _SIZES = tuple(256 << power for power in range(6))
 _DTYPES = ("float32", "bfloat16", "float16")
 _ENOUGH_S = 0.05
-"""A product that takes longer is the last one."""
+"""Seconds of a matrix product after which the series of sizes ends."""
 
 _LEAST_S = 0.02
 _ROUNDS = 5
 _COPIED_BYTES = 64 << 20
 _CALLS = 10
-"""Of a collective in a round: the same on all ranks, each waits for the one before."""
+"""Calls of a collective per round: equal on all ranks, and each call waits for the one before."""
 
 _SENT_BYTES = {"cpu": 4 << 20}
 _SENT_USUALLY = 64 << 20
 
 
 def measure(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
-    """Measure the devices of a mesh.
+    """Measure the devices of a mesh. Collective.
 
     Args:
-        mesh: over all devices.
-        said: what each process drives of them.
+        mesh: Mesh over all devices.
+        said: Local devices of each process.
 
     Raises:
-        PlanError: they are no topology; see `planner.hardware.topology_live`.
+        PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
-    with ThreadPoolExecutor(1) as apart:  # under no mesh: that of a cell is its thread's
+    with ThreadPoolExecutor(
+        1
+    ) as apart:  # a separate thread, since the mesh of a cell is set per thread
         return apart.submit(_measured, mesh, said).result()
 
 
@@ -72,7 +74,7 @@ def _measured(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
 
 
 def _products() -> tuple[Product, ...]:
-    """Those that every rank has measured."""
+    """Measure matrix products; returns the sizes that every rank measured."""
     kinds = [(dtype, size) for dtype in _DTYPES for size in _SIZES]
     reached = dict.fromkeys(kinds, 0.0)
     for dtype in _DTYPES:
@@ -97,7 +99,7 @@ def _product_s(dtype: str, size: int) -> float:
 
 
 def _copy() -> float:
-    """Bytes a second that are read and written on each device."""
+    """Return the bytes per second that each device reads and writes."""
     ones = np.ones(_COPIED_BYTES // 4, np.float32)
     each = [jax.device_put(ones, device) for device in jax.local_devices()]
     copy = jax.jit(lambda array: array + 1)
@@ -111,7 +113,7 @@ def _dispatch_s() -> float:
 
 
 def _transfers() -> dict[str, Link]:
-    """Of arrays of `_COPIED_BYTES`, on all devices at once; CPUs are in their host's memory."""
+    """Measure transfers of `_COPIED_BYTES` on all devices at once; CPUs skip host transfers."""
     devices = jax.local_devices()
     ways: dict[str, Callable[[int], Callable[[], Any]]] = {}
     if devices[0].platform != "cpu":
@@ -130,7 +132,7 @@ def _transfers() -> dict[str, Link]:
 
 
 def _both(way: Callable[[int], Callable[[], Any]]) -> tuple[float, float]:
-    """Seconds for next to nothing, and for `_COPIED_BYTES`."""
+    """Return the seconds for 4 bytes, and for `_COPIED_BYTES`."""
     return _own_seconds(way(4)), _own_seconds(way(_COPIED_BYTES))
 
 
@@ -142,7 +144,7 @@ def _to_devices(nbytes: int) -> Callable[[], Any]:
 def _to_host(nbytes: int) -> Callable[[], Any]:
     ones = np.ones(nbytes // 4, np.float32)
     each = [jax.device_put(ones, device) for device in jax.local_devices()]
-    # An array keeps what it has brought to the host: its data, taken anew, does not.
+    # An array caches its copy on the host, but new views of its data do not.
     return lambda: [np.asarray(array.addressable_data(0)) for array in each]
 
 
@@ -156,7 +158,7 @@ def _to_the_next(nbytes: int) -> Callable[[], Any]:
 
 
 def _own_seconds(call: Callable[[], Any]) -> float:
-    """The median of rounds of calls, after one that compiles; nobody else is waited for."""
+    """Return the median seconds of a call over several rounds, without its compilation."""
     jax.block_until_ready(call())
     calls, rounds = 0, []
     began = time.perf_counter()
@@ -172,9 +174,9 @@ def _own_seconds(call: Callable[[], Any]) -> float:
 
 
 def _links(devices: np.ndarray, levels: tuple[Level, ...]) -> dict[str, Link]:
-    """By all-reduces over each level, in all its groups at once.
+    """Measure the links of each level by all-reduces in all groups of the level at once.
 
-    A ring's all-reduce is 2 (n - 1) messages, of the bytes over n each: see
+    A ring all-reduce over n devices sends 2 (n - 1) messages with 1/n of the bytes each: see
     `planner.cost.collectives`.
     """
     names = tuple(level.name for level in reversed(levels))
@@ -196,7 +198,7 @@ def _links(devices: np.ndarray, levels: tuple[Level, ...]) -> dict[str, Link]:
 
 
 def _all_reduce_s(mesh: jax.sharding.Mesh, axis: str, nbytes: int) -> float:
-    """Of an array of so many bytes on each device; of the slowest rank."""
+    """Return the seconds of an all-reduce of `nbytes` per device, on the slowest rank."""
     spec = jax.P(mesh.axis_names)
     whole = jax.NamedSharding(mesh, spec)
     own = np.zeros((1, nbytes // 4), np.float32)
@@ -207,7 +209,7 @@ def _all_reduce_s(mesh: jax.sharding.Mesh, axis: str, nbytes: int) -> float:
 
     reduce = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=spec, out_specs=spec))
     rounds = []
-    for _ in range(_ROUNDS + 1):  # the first one compiles
+    for _ in range(_ROUNDS + 1):  # the first round compiles
         began = time.perf_counter()
         for _ in range(_CALLS):
             array = reduce(array)
@@ -218,11 +220,11 @@ def _all_reduce_s(mesh: jax.sharding.Mesh, axis: str, nbytes: int) -> float:
 
 
 def _agreed(figures: list[float]) -> list[float]:
-    """Of each the least of all ranks."""
+    """Return the minimum of each figure over all ranks."""
     least: list[float] = processes.gather(np.asarray(figures, np.float32)).min(axis=0).tolist()
     return least
 
 
 def _slowest(seconds: list[float]) -> list[float]:
-    """Of each the most of all ranks."""
+    """Return the maximum of each time over all ranks."""
     return [-least for least in _agreed([-each for each in seconds])]

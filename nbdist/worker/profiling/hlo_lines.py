@@ -1,8 +1,8 @@
-"""From which lines of Python the operations of XLA's programs come, as a trace has kept them.
+"""Python lines that the operations of XLA programs come from, read from a trace.
 
-The profiler writes each program that ran, with its operations' metadata, to the plane
-`/host:metadata` of its file (XSpace, in xprof's `xplane.proto`); `jax.profiler.ProfileData` leaves
-those bytes out, and so the few fields on the way to them are read here from protobuf's wire format.
+The profiler writes each program with the metadata of its operations to the plane `/host:metadata`
+of its file (XSpace, in xprof's `xplane.proto`). `jax.profiler.ProfileData` omits these bytes. This
+module therefore decodes the necessary fields from protobuf's wire format.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _HALF = re.compile(r"-(start|done)$")
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of Python that was under way when an operation was traced.
+    """Python line on the stack when an operation was traced.
 
     Attributes:
-        file: as Python names it.
-        function: its name, as in `Model.step`.
-        line: counts from 1.
+        file: File name from Python.
+        function: Qualified name, such as `Model.step`.
+        line: Line number, from 1.
     """
 
     file: str
@@ -51,11 +51,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Operation:
-    """An instruction of a program.
+    """Instruction of a program.
 
     Attributes:
-        name: XLA's opcode, as in `dot`; of a fused one that of its root, as in `fusion of tanh`.
-        frames: the lines that it comes from, the outermost first; of a fused one those of its root.
+        name: XLA's opcode, such as `dot`; for a fusion, `fusion of tanh` after its root.
+        frames: Stack of Python lines, the outermost first; for a fusion, the stack of its root.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that ran.
+    """Program that ran.
 
     Attributes:
-        name: XLA's, as in `jit_step`.
-        operations: by the name that events give them.
+        name: XLA's name, such as `jit_step`.
+        operations: Operations by their name in events.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Program:
 
 
 class Programs:
-    """Those that ran in a trace.
+    """Programs that ran in a trace.
 
     Args:
-        by_id: as the events of the trace have it.
+        by_id: Programs by their id in events.
     """
 
     def __init__(self, by_id: dict[int, Program]) -> None:
@@ -89,15 +89,15 @@ class Programs:
             self._by_name[program.name].append(program)
 
     def find(self, number: int, name: str, operation: str) -> Operation | None:
-        """An operation of a program; None where it is not known which.
+        """Return an operation of a program; None if the program is unknown or ambiguous.
 
-        What was read from JAX's cache runs under the id that it had where it was compiled: its name
-        tells it then, if there is only one of that name.
+        A program from JAX's cache runs under another id. It is then found by name, if only one
+        program has that name.
 
         Args:
-            number: the program's id.
-            name: the program's.
-            operation: the name that events give it.
+            number: Id of the program.
+            name: Name of the program.
+            operation: Name of the operation in events.
         """
         program = self._by_id.get(number)
         if program is not None and program.name == name:
@@ -107,10 +107,10 @@ class Programs:
 
 
 def programs_of(trace: bytes) -> Programs:
-    """The programs that ran in a trace.
+    """Return the programs that ran in a trace.
 
     Args:
-        trace: an `xplane.pb` file.
+        trace: Contents of an `xplane.pb` file.
     """
     found: dict[int, Program] = {}
     for number, plane in _fields(memoryview(trace)):
@@ -142,11 +142,11 @@ def _short() -> Any:
 
 
 def read_program(name: str, text: str) -> Program:
-    """A program from the text that XLA prints of it, its tables of stack frames included.
+    """Parse a program from XLA's text, including its tables of stack frames.
 
     Args:
-        name: of the program.
-        text: as of `HloModule.to_string()`.
+        name: Name of the program.
+        text: Output of `HloModule.to_string()`.
     """
     tables, lines = _tables(text)
     frames = _Frames(tables)
@@ -169,7 +169,7 @@ def read_program(name: str, text: str) -> Program:
 
 
 def _called(opcode: str, line: str) -> str:
-    """A custom call goes by its target's name; the halves of what is asynchronous by one name."""
+    """Return a name: the target of a custom call, and one name for both asynchronous halves."""
     target = _TARGET.search(line)
     return target[1] if opcode == "custom-call" and target else _HALF.sub("", opcode)
 
@@ -181,7 +181,7 @@ def _fusion(fusion: Operation, root: Operation | None) -> Operation:
 
 
 def _tables(text: str) -> tuple[dict[str, dict[int, str]], list[str]]:
-    """The rows of the tables before the program, by table and number; and the program's lines."""
+    """Split the text into the table rows, by table and number, and the program's lines."""
     tables: dict[str, dict[int, str]] = {}
     lines, table = [], None
     for line in text.splitlines():
@@ -196,7 +196,7 @@ def _tables(text: str) -> tuple[dict[str, dict[int, str]], list[str]]:
 
 
 class _Frames:
-    """The stacks of a program."""
+    """Stack frames of a program."""
 
     def __init__(self, tables: dict[str, dict[int, str]]) -> None:
         names, functions = tables.get("FileNames", {}), tables.get("FunctionNames", {})
@@ -212,9 +212,9 @@ class _Frames:
         }
 
     def of(self, line: str) -> tuple[Frame, ...]:
-        """Those of an operation's line, the outermost first.
+        """Return the frames of an operation's line, the outermost first.
 
-        XLA prints a parent's number plus one, and so 1 where there is none.
+        XLA prints the id of the parent frame plus one, and 1 if there is no parent.
         """
         named = _FRAME.search(line)
         number = int(named[1]) if named else 0
@@ -230,7 +230,7 @@ def _numbers(row: str) -> dict[str, int]:
 
 
 def _only(message: memoryview, wanted: int) -> memoryview:
-    """The field of that number that holds bytes; empty where it is left out."""
+    """Return the bytes of the first field with a number; empty if it is missing."""
     return next((value for number, value in _fields(message) if number == wanted), memoryview(b""))
 
 
@@ -239,10 +239,10 @@ def _text(message: memoryview, wanted: int) -> str:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The fields of a message that hold bytes, with their numbers; others are passed over.
+    """Yield the fields of a message that contain bytes, with their numbers; skip others.
 
     Raises:
-        ValueError: it is no message.
+        ValueError: The bytes are not a message.
     """
     at = 0
     while at < len(message):
@@ -257,11 +257,11 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
         elif kind in (_FIXED32, _FIXED64):
             at += 4 if kind == _FIXED32 else 8
         else:
-            raise ValueError(f"wire type {kind} at byte {at} of a trace: it is none that is known")
+            raise ValueError(f"unknown wire type {kind} at byte {at} of the trace")
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Decode a number; returns it and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]

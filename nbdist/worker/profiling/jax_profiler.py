@@ -21,10 +21,10 @@ _COLLECTIVE = re.compile(
     r"(fusion of )?(all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|collective[-_](permute"
     r"|broadcast)|ragged[-_]all[-_]to[-_]all|psum|pmax|pmin|ppermute|pbroadcast)"
 )
-"""As XLA names them, and JAX: from 0.10 on XLA calls what `psum` does `psum_invariant.7`, say."""
+"""Names of collectives in XLA and JAX; from JAX 0.10 on, names such as `psum_invariant.7`."""
 
 _CONTROL = re.compile(r"(while|call|closed_call|conditional|cond)\b")
-"""Operations that only hold others."""
+"""Operations that only contain others."""
 
 _TRANSFERS: dict[str, Kind] = {
     "DevicePutWithSharding": "to_device",
@@ -36,7 +36,7 @@ _LAUNCH = re.compile(r"PjitFunction\((.*)\)$")
 
 
 class PjrtTracer:
-    """Traces what the devices do, and not Python: that would be ten times slower."""
+    """Tracer of the devices without Python, whose tracing would be ten times slower."""
 
     must_sample = True
 
@@ -46,12 +46,12 @@ class PjrtTracer:
         options.host_tracer_level = 2
         try:
             jax.profiler.start_trace(folder, profiler_options=options)
-        except RuntimeError:  # only one trace may be under way: the user has begun another
+        except RuntimeError:  # only one trace can run, and the user has started another
             return False
         return True
 
     def stop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the user has: what it saw until then is written
+        with contextlib.suppress(RuntimeError):  # the user stopped the trace; its data is written
             jax.profiler.stop_trace()
 
     def read(self, folder: Path) -> list[Span]:
@@ -59,22 +59,22 @@ class PjrtTracer:
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operation is one, by its name or its opcode."""
+    """Return whether an operation is a collective, by its name or its opcode."""
     return _COLLECTIVE.match(name) is not None
 
 
 def holds_others(name: str) -> bool:
-    """Whether an operation is only there for those within it, by its name or its opcode."""
+    """Return whether an operation only contains others, by its name or its opcode."""
     return _CONTROL.match(name) is not None
 
 
 def is_host_copy(span: Span) -> bool:
-    """Whether a copy was seen on the host, which does not tell the device."""
+    """Return whether a copy was recorded on the host, without a device."""
     return span.name in _TRANSFERS
 
 
 def spans_of(data: jax.profiler.ProfileData) -> list[Span]:
-    """What the devices did, and the host's copies; those of CPUs are of device 0."""
+    """Return the device operations and the host's copies; those of CPUs belong to device 0."""
     spans: list[Span] = []
     for plane in data.planes:
         on_device = re.match(r"/device:[A-Z]+:(\d+)", plane.name)
@@ -88,12 +88,12 @@ def spans_of(data: jax.profiler.ProfileData) -> list[Span]:
 
 @dataclass(frozen=True)
 class HostThread:
-    """What one thread of the host began, in seconds of the profiler's clock.
+    """Activity of one host thread, in seconds of the profiler's clock.
 
     Attributes:
-        started_ns: when that clock began, in nanoseconds since the epoch.
-        launches: of programs: the name of the function, and when.
-        copies: when it began those that are spans, too.
+        started_ns: Start of that clock, in nanoseconds since the epoch.
+        launches: Launched programs: name of the function, and time in seconds.
+        copies: Start times of the copies that are also spans, in seconds.
     """
 
     started_ns: int
@@ -102,10 +102,10 @@ class HostThread:
 
 
 def thread_of(data: jax.profiler.ProfileData, mark: str) -> HostThread:
-    """The thread that went through a `jax.profiler.TraceAnnotation` of that name.
+    """Return the thread that entered a `jax.profiler.TraceAnnotation` with a name.
 
     Raises:
-        LookupError: none did.
+        LookupError: No thread entered it.
     """
     for line in data.find_plane_with_name("/host:CPU").lines:
         events = [(e.start_ns / 1e9, e.duration_ns / 1e9, e.name) for e in line.events]
@@ -115,11 +115,11 @@ def thread_of(data: jax.profiler.ProfileData, mark: str) -> HostThread:
                 launches=tuple(_launches(sorted(events))),
                 copies=frozenset(begin_s for begin_s, _, name in events if name in _TRANSFERS),
             )
-    raise LookupError(f"no thread went through {mark!r} while it was traced")
+    raise LookupError(f"no thread entered the annotation {mark!r} during the trace")
 
 
 def _launches(events: list[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """Those that are within another one are its own affair: it is compiled as a whole."""
+    """Yield the outermost launches: an inner function is part of the outer program."""
     until_s = 0.0
     for begin_s, seconds, name in events:
         if begin_s >= until_s and (launch := _LAUNCH.match(name)):
@@ -134,7 +134,7 @@ def _of_stream(events: Any, device: int) -> Iterator[Span]:
 
 
 def _of_host(events: Any) -> Iterator[Span]:
-    """Operations of CPU devices, which are told by what they say of themselves, and copies."""
+    """Yield operations of CPU devices, identified by their metadata, and copies."""
     for event in events:
         name = event.name
         if name in _TRANSFERS:

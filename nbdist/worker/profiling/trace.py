@@ -1,4 +1,4 @@
-"""What a profiler saw of some steps, whichever framework's it was."""
+"""Spans that a profiler recorded during some steps, independent of the framework."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ NO_PROGRAM = -1
 
 
 class Span(NamedTuple):
-    """An operation on a device.
+    """Operation on a device.
 
     Attributes:
-        kind: what it is.
-        name: what the framework calls it.
-        device: the device's number within the rank.
-        run: tells the executions of a program apart; 0 where that is unknown.
-        begin_s: on the profiler's clock.
-        end_s: on the same.
-        program: the id of the program that it is part of; `NO_PROGRAM` where it is of none.
-        module: what XLA calls that program, as in `jit_step`; empty where it is of none.
-        operation: its name within the program.
+        kind: Kind of the operation.
+        name: Name from the framework.
+        device: Number of the device within the rank.
+        run: Id of the program's execution; 0 if unknown.
+        begin_s: Start in seconds on the profiler's clock.
+        end_s: End in seconds on the profiler's clock.
+        program: Id of the program that contains the operation; `NO_PROGRAM` if there is none.
+        module: XLA's name of that program, such as `jit_step`; empty if there is none.
+        operation: Name of the operation within the program.
     """
 
     kind: Kind
@@ -47,32 +47,33 @@ class Span(NamedTuple):
 
 
 class Tracer(Protocol):
-    """One framework's profiler.
+    """Profiler of one framework.
 
     Attributes:
-        must_sample: collectives can be timed with it only: steps do not time theirs.
+        must_sample: Whether only this profiler can time collectives; otherwise steps time them.
     """
 
     must_sample: bool
 
     def start(self, folder: Path) -> bool:
-        """Begin to trace; False where somebody else's trace is under way."""
+        """Start to trace; returns False if another trace is running."""
         ...
 
     def stop(self) -> None:
-        """End the trace, and write it to the folder."""
+        """Stop the trace, and write it to the folder."""
         ...
 
     def read(self, folder: Path) -> list[Span]:
-        """What was traced; for any thread."""
+        """Read the traced spans; callable from any thread."""
         ...
 
 
 class NoTracer:
-    """No profiler: steps tell their times themselves, and operations are not seen.
+    """Tracer without a profiler: steps measure their own times, and operations are not recorded.
 
-    TensorFlow's own (2.21) cannot be used: in a process that was forked after TensorFlow had been
-    imported, as engines are, its stop frees memory twice once threads have come and gone.
+    TensorFlow's profiler (2.21) is not usable in engines: they are forked after the import of
+    TensorFlow. In such a process, stopping the profiler frees memory twice after threads have
+    ended.
     """
 
     must_sample = False
@@ -90,7 +91,7 @@ class NoTracer:
 
 
 def kind_on_device(name: str) -> Kind:
-    """Of what an accelerator's own timeline shows: kernels, collectives and copies."""
+    """Return the kind of a kernel, collective or copy on an accelerator's timeline, by its name."""
     lowered = name.lower()
     if "nccl" in lowered or "rccl" in lowered:
         return "collective"
@@ -100,9 +101,9 @@ def kind_on_device(name: str) -> Kind:
 
 
 def collective_seconds(spans: Iterable[Span], steps: int) -> list[float]:
-    """Of each step, the least over the rank's devices.
+    """Return the seconds of collectives in each step, the minimum over the rank's devices.
 
-    Where executions are not as many as steps, each has an equal share of all.
+    If the number of executions differs from `steps`, each step gets an equal share.
     """
     by_run: dict[int, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in spans:
@@ -121,7 +122,10 @@ def _by_step(runs: dict[int, list[Span]], steps: int) -> list[float]:
 
 
 def attributed(spans: Sequence[Span]) -> dict[Kind, float]:
-    """Seconds of each kind, the mean over devices; what an earlier kind hides counts as its own."""
+    """Return the seconds of each kind, averaged over devices.
+
+    Where kinds overlap, the time counts for the first one in `KINDS`.
+    """
     seconds = dict.fromkeys(KINDS, 0.0)
     devices = {span.device for span in spans}
     for device in devices:
@@ -136,10 +140,10 @@ def attributed(spans: Sequence[Span]) -> dict[Kind, float]:
 
 
 def newest(folder: Path) -> Path:
-    """The file of the last trace; there may be earlier ones.
+    """Return the file of the latest trace in a folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: The folder contains no trace.
     """
     files = sorted(folder.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
     if not files:

@@ -1,4 +1,4 @@
-"""Spans of a trace as the tables of what took how long: by operation, by device and by line."""
+"""Tables of the time in a trace: by operation, by device and by line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _COUNTED = re.compile(r"(\.\d+)+$")
 
 @dataclass(frozen=True)
 class Place:
-    """A line of Python.
+    """Line of Python.
 
     Attributes:
-        cell: empty for the traced one; an earlier one as in `Cell In[3]`.
-        line: 0 where none is known.
-        file: that of an earlier cell.
+        cell: Empty for the traced cell; `Cell In[3]` for an earlier one.
+        line: Line number; 0 if unknown.
+        file: File of an earlier cell.
     """
 
     cell: str
@@ -47,13 +47,13 @@ NOWHERE = Place("", 0, "")
 
 @dataclass(frozen=True)
 class Spent:
-    """A part of a device's time that is one operation's.
+    """Self time of one operation on a device.
 
     Attributes:
-        span: as it was traced, with its kind as the program has it.
-        name: of the operation, for people.
-        place: the line that it is for.
-        seconds: its own, as `own_seconds` says.
+        span: Traced span, with its kind corrected from the program.
+        name: Display name of the operation.
+        place: Line that the operation is attributed to.
+        seconds: Self time from `own_seconds`.
     """
 
     span: Span
@@ -68,13 +68,13 @@ def spent_of(
     thread: HostThread,
     lines: CellLines,
 ) -> list[Spent]:
-    """Of each operation its name, its line and the time that is its own.
+    """Return the name, line and self time of each operation.
 
     Args:
-        spans: of one rank.
-        programs: those that ran.
-        thread: the one that ran the cell.
-        lines: of the cell.
+        spans: Spans of one rank.
+        programs: Programs that ran.
+        thread: Host thread that ran the cell.
+        lines: Recorded lines of the cell.
     """
     known = [
         (programs.find(span.program, span.module, span.operation), span)
@@ -95,7 +95,7 @@ def spent_of(
 
 
 def _meant(span: Span, operation: Operation | None) -> Span:
-    """With the kind that its opcode tells: its name may be anything."""
+    """Correct the kind of a span from its opcode, since its name is arbitrary."""
     is_known = operation is not None and span.kind in ("compute", "collective")
     if operation is None or not is_known:
         return span
@@ -109,9 +109,9 @@ def _named(span: Span, operation: Operation | None) -> str:
 
 
 def _on_devices(spans: Sequence[Span]) -> list[Span]:
-    """The host's copies are left out where devices show theirs; else they are on no device.
+    """Drop the host's copies if devices recorded theirs; otherwise assign them to no device.
 
-    What `np.asarray` waits for is no copy: it begins once the devices have done what they did.
+    `np.asarray` also waits for the devices: its copy begins when their operations have ended.
     """
     if any(span.kind in _COPIES and not is_host_copy(span) for span in spans):
         return [span for span in spans if not is_host_copy(span)]
@@ -120,17 +120,17 @@ def _on_devices(spans: Sequence[Span]) -> list[Span]:
 
 
 def _of_host(span: Span, ends: Sequence[float]) -> Span:
-    """A copy on no device, from where it could begin; devices end operations at `ends`."""
+    """Assign a copy to no device, from the time it can begin; `ends` are the ends of operations."""
     before = bisect_right(ends, span.end_s) if span.kind == "to_host" else 0
     ready_s = ends[before - 1] if before else span.begin_s
     return span._replace(device=HOST_COPIES, begin_s=max(span.begin_s, ready_s))
 
 
 def launches_of(spans: Sequence[Span], thread: HostThread) -> list[float | None]:
-    """When each span's program was launched; None where the cell's thread did not launch it.
+    """Return when each span's program was launched; None if the cell's thread did not launch it.
 
-    The profiler names the function of a launch, and not its run: the first run of what is called
-    so is the first launch, and so on. Where they are not as many, it is the last launch before.
+    The profiler records the function of a launch but not its run. Runs and launches of the same
+    name are paired in order. If their numbers differ, a run belongs to the last launch before it.
     """
     begun: dict[str, list[float]] = defaultdict(list)
     for name, at_s in thread.launches:
@@ -149,14 +149,14 @@ def launches_of(spans: Sequence[Span], thread: HostThread) -> list[float | None]
 
 
 def _letters(name: str) -> str:
-    """XLA writes `jit__lambda` for the profiler's `<lambda>`."""
+    """Remove punctuation from a name: XLA writes `jit__lambda` for the profiler's `<lambda>`."""
     return _NO_LETTER.sub("", name)
 
 
 def _paired(
     runs: Mapping[tuple[int, int], float], launches: Sequence[float]
 ) -> dict[tuple[int, int], float | None]:
-    """Runs, by when they began, with launches in their order."""
+    """Pair runs, ordered by start, with launches."""
     if len(runs) == len(launches):
         return dict(zip(sorted(runs, key=runs.__getitem__), launches, strict=True))
     before = {key: bisect_right(launches, first_s) for key, first_s in runs.items()}
@@ -164,18 +164,17 @@ def _paired(
 
 
 class _Places:
-    """The lines that operations are for."""
+    """Attribution of operations to lines."""
 
     def __init__(self, lines: CellLines, started_ns: int) -> None:
         self._lines = lines
         self._started_ns = started_ns
 
     def of(self, span: Span, operation: Operation | None, at_s: float | None) -> Place:
-        """The line within a compiled function where that is the cell's own.
+        """Return the line inside a compiled function, if the cell itself contains that line.
 
-        Else the line that launched it, as of an operation that was compiled for an earlier line,
-        or of a function that an earlier cell has made. Where that is unknown, the line that it
-        was compiled for.
+        Otherwise returns the line that launched the operation, such as for functions of earlier
+        cells. If the launch is unknown, returns the line that the operation was compiled for.
         """
         frames = operation.frames if operation is not None else ()
         within = frames[_entry(frames, span.module) :]
@@ -196,7 +195,7 @@ class _Places:
 
 
 def _entry(frames: Sequence[Frame], program: str) -> int:
-    """Where in a stack the function begins that was compiled: those before have called it."""
+    """Return the index of the compiled function in a stack; earlier frames are its callers."""
     for index, frame in enumerate(frames):
         if _letters(f"jit{frame.function.rpartition('.')[2]}") == _letters(program):
             return index
@@ -204,7 +203,7 @@ def _entry(frames: Sequence[Frame], program: str) -> int:
 
 
 def by_operation(spent: Sequence[Spent]) -> tuple[OperationTime, ...]:
-    """The longest first."""
+    """Sum the time by operation, the longest first."""
     seconds: dict[tuple[str, Kind], float] = defaultdict(float)
     counts: dict[tuple[str, Kind], int] = defaultdict(int)
     for part in spent:
@@ -219,12 +218,12 @@ def by_operation(spent: Sequence[Spent]) -> tuple[OperationTime, ...]:
 def by_device(
     spent: Sequence[Spent], devices: Sequence[int], seconds: float
 ) -> tuple[DeviceTime, ...]:
-    """Every device of a rank, also those that did nothing.
+    """Sum the time by device of a rank, including idle devices.
 
     Args:
-        spent: of the rank.
-        devices: those that it drives.
-        seconds: how long the cell took; what is left of it is idle.
+        spent: Self times of the rank.
+        devices: Numbers of its devices.
+        seconds: Duration of the cell in seconds; the rest of it is idle time.
     """
     times: dict[int, dict[Kind, float]] = {number: dict.fromkeys(KINDS, 0.0) for number in devices}
     for part in spent:
@@ -245,11 +244,11 @@ def by_device(
 
 
 def by_line(spent: Sequence[Spent], text_of: Callable[[Place], str]) -> tuple[LineTime, ...]:
-    """The cell's lines in order, then earlier cells', then what has no line.
+    """Sum the time by line: lines of the cell, then of earlier cells, then unknown lines.
 
     Args:
-        spent: of the rank.
-        text_of: the text of a line.
+        spent: Self times of the rank.
+        text_of: Returns the text of a line.
     """
     times: dict[Place, dict[Kind, float]] = defaultdict(lambda: dict.fromkeys(KINDS, 0.0))
     for part in spent:
@@ -274,8 +273,8 @@ def _order(place: Place) -> tuple[bool, str, int]:
 def own_seconds(spans: Sequence[Span]) -> list[float]:
     """Return the self time of each span: those of a device add up to what the spans cover.
 
-    Where several overlap on a device, the time is that of the first kind in `KINDS`, as in
-    `trace.attributed`; of one kind it is that of the one which began last, the inmost.
+    If several spans overlap on a device, the time counts for the first kind in `KINDS`, as in
+    `trace.attributed`. Within a kind it counts for the span that began last, the innermost.
     """
     by_device: dict[int, list[int]] = defaultdict(list)
     for index, span in enumerate(spans):
@@ -287,7 +286,7 @@ def own_seconds(spans: Sequence[Span]) -> list[float]:
 
 
 def _share(spans: Sequence[Span], indices: list[int], own: list[float]) -> None:
-    """Go through the moments at which a span of a device begins or ends."""
+    """Visit the times at which a span of a device begins or ends."""
     begins = sorted(indices, key=lambda index: spans[index].begin_s)
     moments = sorted({t for i in indices for t in (spans[i].begin_s, spans[i].end_s)})
     active: list[tuple[int, float, int]] = []
