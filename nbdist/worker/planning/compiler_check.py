@@ -161,9 +161,7 @@ def _job(
             made = jax.export.export(step, platforms=[compiler.platform])(*arguments)
         return bytes(made.serialize())
 
-    with ThreadPoolExecutor(
-        1, "nbdist-export"
-    ) as thread:  # the current thread has a mesh of live devices
+    with ThreadPoolExecutor(1, "nbdist-export") as thread:  # this thread has a live mesh
         program = thread.submit(exported).result()
     return Job(
         target=compiler,

@@ -44,9 +44,7 @@ def crossing(home: Device, there: tuple[Device, ...]) -> Crossing:
         home: Device with the matrices.
         there: Other device, or several devices over which the rows are split.
     """
-    with ThreadPoolExecutor(
-        1
-    ) as apart:  # a separate thread, since the mesh of a cell is set per thread
+    with ThreadPoolExecutor(1) as apart:  # without the cell's mesh, which is set per thread
         return apart.submit(_measured, home, there).result()
 
 

@@ -51,9 +51,7 @@ def measure(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
     Raises:
         PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
-    with ThreadPoolExecutor(
-        1
-    ) as apart:  # a separate thread, since the mesh of a cell is set per thread
+    with ThreadPoolExecutor(1) as apart:  # without the cell's mesh, which is set per thread
         return apart.submit(_measured, mesh, said).result()
 
 

@@ -9,8 +9,8 @@ This module lowers such a callback inside a `jax.shard_map` over all devices, an
 receives the complete operands. A callback with an effect runs once per process. Callbacks inside a
 `jax.shard_map` of the user are unchanged: each device calls back with its own rows.
 
-Callbacks also ran under the mesh of the cell, and JAX refused operations on their single-device
-operands. This module runs them without a mesh.
+JAX also runs callbacks under the mesh of the cell, and there refuses operations on their
+single-device operands. This module runs them without a mesh.
 
 Tested with JAX 0.10.2. `tests/worker/jax/arrays/test_callbacks_patch.py` fails when the patch is no
 longer needed.
@@ -76,7 +76,7 @@ def apply() -> None:
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Disable `jax.debug.callback` and `jax.debug.print` while steps are tried."""
+    """Disable `jax.debug.callback` and `jax.debug.print` during trial steps."""
     _muted.append(True)
     try:
         yield
@@ -86,7 +86,7 @@ def muted() -> Iterator[None]:
 
 
 def check_repeatable(found: Collection[object]) -> None:
-    """Refuse to try a step with callbacks whose effects would repeat.
+    """Refuse trial steps with callbacks whose effects would be repeated.
 
     Args:
         found: Effects of the step.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 Tree = Any
-"""Pytree of arrays; the first axis of each array counts samples."""
+"""Pytree of arrays; the first axis of each array is the axis of samples."""
 
 _LOOKAHEAD = 4  # host batches that are read before the processes compare their row counts
 _UNKNOWN = 0xFFFFFFFF
@@ -78,8 +78,8 @@ class Placement:
     """Placement of batches on a mesh with the single axis `data`.
 
     Args:
-        mesh: Mesh over the devices of all processes, ordered by process, with the same number of
-            devices for each.
+        mesh: Mesh over the devices of all processes, ordered by process, with equally many devices
+            per process.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -280,7 +280,7 @@ def _passes(dataset: Any, make: Callable[[], Any]) -> Callable[[], Iterator[Tree
 
 
 class _First:
-    """Return an iterator on the first call, and a new one from `make` on later calls."""
+    """Callable that returns an iterator first, and new ones from `make` on later calls."""
 
     def __init__(self, iterator: Iterator[Tree], make: Callable[[], Any]) -> None:
         self._waiting = [iterator]

@@ -25,7 +25,7 @@ _HOLE = object()
 
 
 class Leaves:
-    """Leaves in their order.
+    """Arrays and constants of a flattened value, in the order of the leaves.
 
     Attributes:
         arrays: Leaves that are arrays.

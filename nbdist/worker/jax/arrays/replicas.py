@@ -63,7 +63,7 @@ class Ragged:
 
 
 class Runner:
-    """Calls functions on every replica of a mesh, and reduces their results.
+    """Runner of functions on every replica of a mesh; reduces their results.
 
     Args:
         mesh: Mesh with the single axis `data`.

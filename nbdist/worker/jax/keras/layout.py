@@ -66,9 +66,7 @@ def apply() -> None:
         if self.jit_compile and not self.run_eagerly and not is_nnx_enabled():
             self.train_function = _Training(self, self.train_function)
         elif context.current().request.planning != Planning():
-            text = (
-                "the model is not compiled (jit_compile, run_eagerly) and is therefore not sharded"
-            )
+            text = "the model is not compiled (jit_compile, run_eagerly), so it is not sharded"
             context.current().reporter.note("compiled", text, warning=True)
 
     JAXTrainer.make_train_function = make_train_function
@@ -225,9 +223,7 @@ def _newest(carried: State) -> Any:
 
 def _moved(variable: Any, array: jax.Array, sharding: NamedSharding, seen: set[int]) -> jax.Array:
     """Move a variable's array to its sharding, as a copy if shared: the step donates it."""
-    own = (
-        jax.process_count() > 1 and array.is_fully_addressable
-    )  # of a model made outside of the scope
+    own = jax.process_count() > 1 and array.is_fully_addressable  # made outside of the scope
     moved = distribution_lib.distribute_tensor(array, sharding) if own else placed(array, sharding)
     variable._layout = sharding
     if id(moved) in seen:

@@ -43,7 +43,7 @@ _build_upstream = JAXTrainer._symbolic_build
 
 
 class _FitIsPlanned(BaseException):
-    """Ends the cell; a BaseException, so that the user's `except Exception` does not catch it.
+    """Signal that ends the cell; the user's `except Exception` does not catch it.
 
     Args:
         fault: Error of the planner; None if the plan was made.

@@ -38,7 +38,7 @@ class Lost(Exception):  # noqa: N818 - not an error: it ends the walk of a name
 
 
 class Walk:
-    """Replaces arrays, devices, meshes and shardings in a value.
+    """Traversal of a value that replaces arrays, devices, meshes and shardings.
 
     Dicts, lists, and objects of NNX, Keras and the notebook's own classes change in place. Other
     pytrees are rebuilt if a part changes, and stay the same object otherwise. Each value is
@@ -53,9 +53,7 @@ class Walk:
     def __init__(self, replace: Callable[[Any], Any], renewers: Sequence[Renew]) -> None:
         self._replace = replace
         self._renewers = renewers
-        self._done: dict[
-            int, tuple[Any, Any]
-        ] = {}  # keeps the value alive, so that its id stays unique
+        self._done: dict[int, tuple[Any, Any]] = {}  # keeps values alive: ids stay unique
         self._open: set[int] = set()
 
     def __call__(self, value: Any) -> Any:

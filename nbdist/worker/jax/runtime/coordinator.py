@@ -24,10 +24,8 @@ def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> No
     """Serve until killed.
 
     Args:
-        args: `world_size`: the number of processes that will join; `host`: the address to listen
-            on.
-        announce: Receives `{"event": "coordinator", "address": "host:port"}` when the service
-            listens.
+        args: `world_size`, the number of processes, and `host`, the address to listen on.
+        announce: Receives `{"event": "coordinator", "address": "host:port"}` once ready.
     """
     service, address = _serve(args["host"], args["world_size"])
     announce({"event": "coordinator", "address": address})

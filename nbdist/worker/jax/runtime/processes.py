@@ -42,7 +42,7 @@ def chiefs(tree: Any) -> Any:
 
 
 def announce(key: str, value: str = "") -> None:
-    """Publish a value under `key` to the other processes; does nothing without any."""
+    """Publish a value under `key` to the other processes; does nothing if there are none."""
     client = distributed.global_state.client
     if client is not None:
         client.key_value_set(key, value, allow_overwrite=True)

@@ -40,7 +40,7 @@ class PlannedMesh(MeshWithTarget, Protocol):
 
 
 class StepLayout:
-    """Plans the layout of a step, and shards its arrays accordingly.
+    """Planner of a step's layout; shards its arrays accordingly.
 
     Args:
         function: Function of the step.

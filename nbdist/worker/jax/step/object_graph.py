@@ -62,9 +62,7 @@ class _Walk:
     def __init__(self, namespace: dict[str, Any], apart: Iterable[Any]) -> None:
         self._namespace = namespace
         self._seen = {id(namespace), *map(id, apart)}
-        self._alive: list[
-            Any
-        ] = []  # created during the walk; kept alive so that their ids stay unique
+        self._alive: list[Any] = []  # keeps values alive: ids stay unique
 
     def go(self, roots: Iterable[_Step]) -> Iterator[Found]:
         waiting = deque(roots)

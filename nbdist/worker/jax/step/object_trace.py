@@ -25,8 +25,7 @@ _CONSTANTS = (*_NUMBERS, str, bytes, type(None))
 _FINISHED = (*_CONSTANTS, type, np.ndarray)
 _MISSING = object()
 _COPIED_BYTES = 1 << 24
-"""Total bytes of NumPy arrays to copy, as code can change them in place; the rest counts as data.
-"""
+"""Limit in bytes for copies of NumPy arrays, which code can change in place; others are data."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,7 +156,7 @@ class PjrtStep:
         return self._layout.plan(batch)
 
     def prepare(self, batch: Batch) -> None:
-        """Plan and trace the step; refuse state whose shape or type changes before it is modified.
+        """Plan, trace and place the step; state that changes its shape or type is refused here.
 
         Raises:
             PlanError: No layout fits on these devices.
