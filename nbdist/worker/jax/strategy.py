@@ -74,12 +74,12 @@ class PjRTStrategy:
         from nbdist.planner.hardware.lookup import find
         from nbdist.worker.planning.plan_step import live_target, local_devices
 
-        said = local_devices()
-        if self._bench is None and find(said[0].kind) is None:
+        devices = local_devices()
+        if self._bench is None and find(devices[0].kind) is None:
             from nbdist.worker.profiling.device_bench import measure
 
-            self._bench = measure(self.mesh, said)
-        return live_target(said, self._bench)
+            self._bench = measure(self.mesh, devices)
+        return live_target(devices, self._bench)
 
     def take_bench(self, bench: Bench | None) -> None:
         """Use these measurements of the devices in later plans."""

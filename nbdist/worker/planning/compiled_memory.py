@@ -54,12 +54,16 @@ def taken(made: jax.stages.Compiled, platform: str) -> Taken:
         made: Compiled step.
         platform: Platform that the step was compiled for.
     """
-    told: Any = made.memory_analysis()
-    if told is None:
+    analysis: Any = made.memory_analysis()
+    if analysis is None:
         return Taken(0, 0, 0)
-    lasting = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
-    temporaries = told.temp_size_in_bytes
-    if platform == "tpu" and told.peak_memory_in_bytes > lasting:
-        temporaries = told.peak_memory_in_bytes - lasting
-    total = lasting + temporaries + told.generated_code_size_in_bytes
-    return Taken(told.argument_size_in_bytes, temporaries, total)
+    lasting = (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+    temporaries = analysis.temp_size_in_bytes
+    if platform == "tpu" and analysis.peak_memory_in_bytes > lasting:
+        temporaries = analysis.peak_memory_in_bytes - lasting
+    total = lasting + temporaries + analysis.generated_code_size_in_bytes
+    return Taken(analysis.argument_size_in_bytes, temporaries, total)

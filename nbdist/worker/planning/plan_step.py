@@ -58,19 +58,19 @@ def plan_of(
     """
 
     @functools.cache
-    def anew(remat: Remat, micro: int) -> Any:
+    def variant(remat: Remat, micro: int) -> Any:
         return rewritten(traced, inputs, remat, micro)
 
-    def again(remat: Remat, micro: int) -> Model:
-        return model_of(anew(remat, micro), inputs)
+    def model(remat: Remat, micro: int) -> Model:
+        return model_of(variant(remat, micro), inputs)
 
     def layers(remat: Remat) -> tuple[int, ...]:
-        return layers_of(anew(remat, 1), inputs)
+        return layers_of(variant(remat, 1), inputs)
 
     def alternates(remat: Remat) -> None:
-        check_alternates(anew(remat, 1), inputs)
+        check_alternates(variant(remat, 1), inputs)
 
-    steps = Steps(model_of(traced, inputs), again, layers, alternates)
+    steps = Steps(model_of(traced, inputs), model, layers, alternates)
     if wishes.verify and jax.process_index() == 0:
         from nbdist.worker.planning.compiler_check import verified_plan
 

@@ -43,11 +43,11 @@ class CellLines:
         """Start to record the lines of this thread."""
         self._follows = sys.gettrace() is None
         if self._follows:
-            sys.settrace(self._called)
+            sys.settrace(self._on_call)
 
     def end(self) -> None:
         """Stop recording; the record is invalid if the cell replaced the trace function."""
-        self._follows = self._follows and sys.gettrace() == self._called
+        self._follows = self._follows and sys.gettrace() == self._on_call
         if self._follows:
             sys.settrace(None)
 
@@ -85,17 +85,17 @@ class CellLines:
         place = bisect_right(self._times_ns, time_ns)
         return self._lines[place - 1] if place else 0
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         del event, argument
-        return self._went_on if self.is_current(frame.f_code.co_filename) else None
+        return self._on_line if self.is_current(frame.f_code.co_filename) else None
 
-    def _went_on(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+    def _on_line(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
         del argument
         if event == "line":
             self._note(frame.f_lineno)
         elif event == "return":
             self._note(self._line_below(frame))
-        return self._went_on
+        return self._on_line
 
     def _line_below(self, frame: FrameType) -> int:
         """Return the line of the cell that continues after a function returns."""

@@ -44,8 +44,8 @@ def crossing(home: Device, there: tuple[Device, ...]) -> Crossing:
         home: Device with the matrices.
         there: Other device, or several devices over which the rows are split.
     """
-    with ThreadPoolExecutor(1) as apart:  # without the cell's mesh, which is set per thread
-        return apart.submit(_measured, home, there).result()
+    with ThreadPoolExecutor(1) as executor:  # without the cell's mesh, which is set per thread
+        return executor.submit(_measured, home, there).result()
 
 
 def _measured(home: Device, there: tuple[Device, ...]) -> Crossing:

@@ -51,8 +51,8 @@ def measure(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
     Raises:
         PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
-    with ThreadPoolExecutor(1) as apart:  # without the cell's mesh, which is set per thread
-        return apart.submit(_measured, mesh, said).result()
+    with ThreadPoolExecutor(1) as executor:  # without the cell's mesh, which is set per thread
+        return executor.submit(_measured, mesh, said).result()
 
 
 def _measured(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:

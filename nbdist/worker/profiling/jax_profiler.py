@@ -129,8 +129,8 @@ def _launches(events: list[tuple[float, float, str]]) -> Iterator[tuple[str, flo
 
 def _of_stream(events: Any, device: int) -> Iterator[Span]:
     for event in events:
-        said = {k: v for k, v in event.stats if k in _OF_PROGRAM}
-        yield _span(kind_on_device(event.name), event, {**said, "device_ordinal": device})
+        stats = {k: v for k, v in event.stats if k in _OF_PROGRAM}
+        yield _span(kind_on_device(event.name), event, {**stats, "device_ordinal": device})
 
 
 def _of_host(events: Any) -> Iterator[Span]:
@@ -141,20 +141,20 @@ def _of_host(events: Any) -> Iterator[Span]:
             yield _span(_TRANSFERS[name], event, {})
         elif "::" in name or name.startswith("end: ") or holds_others(name):
             continue
-        elif "hlo_op" in (said := dict(event.stats)):
-            yield _span("collective" if is_collective(name) else "compute", event, said)
+        elif "hlo_op" in (stats := dict(event.stats)):
+            yield _span("collective" if is_collective(name) else "compute", event, stats)
 
 
-def _span(kind: Kind, event: Any, said: dict[str, Any]) -> Span:
+def _span(kind: Kind, event: Any, stats: dict[str, Any]) -> Span:
     begin_s = event.start_ns / 1e9
     return Span(
         kind=kind,
         name=event.name,
-        device=said.get("device_ordinal", 0),
-        run=said.get("run_id", 0),
+        device=stats.get("device_ordinal", 0),
+        run=stats.get("run_id", 0),
         begin_s=begin_s,
         end_s=begin_s + event.duration_ns / 1e9,
-        program=said.get("program_id", NO_PROGRAM),
-        module=said.get("hlo_module", ""),
-        operation=said.get("hlo_op", ""),
+        program=stats.get("program_id", NO_PROGRAM),
+        module=stats.get("hlo_module", ""),
+        operation=stats.get("hlo_op", ""),
     )

@@ -80,21 +80,21 @@ def spent_of(
         (programs.find(span.program, span.module, span.operation), span)
         for span in _on_devices(spans)
     ]
-    meant = [
-        (operation, _meant(span, operation))
+    corrected = [
+        (operation, _corrected(span, operation))
         for operation, span in known
         if operation is None or not holds_others(operation.name)
     ]
-    launched = launches_of([span for _, span in meant], thread)
+    launched = launches_of([span for _, span in corrected], thread)
     places = _Places(lines, thread.started_ns)
-    own = own_seconds([span for _, span in meant])
+    own = own_seconds([span for _, span in corrected])
     return [
         Spent(span, _named(span, operation), places.of(span, operation, at_s), seconds)
-        for (operation, span), at_s, seconds in zip(meant, launched, own, strict=True)
+        for (operation, span), at_s, seconds in zip(corrected, launched, own, strict=True)
     ]
 
 
-def _meant(span: Span, operation: Operation | None) -> Span:
+def _corrected(span: Span, operation: Operation | None) -> Span:
     """Correct the kind of a span from its opcode, since its name is arbitrary."""
     is_known = operation is not None and span.kind in ("compute", "collective")
     if operation is None or not is_known:

@@ -113,35 +113,35 @@ class _Training:
         self._upstream = upstream
         self._function = model._make_function(self._make)
         self._step = self._pure  # one object: JAX caches traces by identity
-        self._asked: Planning | None = None
+        self._requested: Planning | None = None
         self._layout: _Layout | None = None
-        self._told = 0
+        self._reported = 0
         self._last: Callable[[], Any] = lambda: None
 
     def __call__(self, carried: State, batches: Iterator[Any]) -> Any:
         worker = context.current()
         held = tuple(map(list, carried))
         try:
-            asked = worker.request.planning
-            if asked != self._asked:
+            requested = worker.request.planning
+            if requested != self._requested:
                 first = next(batches)
                 batches = itertools.chain((first,), batches)
-                self._layout = self._planned(held, first, asked)
-                self._asked = asked
+                self._layout = self._planned(held, first, requested)
+                self._requested = requested
             if self._layout is None:
                 return self._upstream(carried, batches)
-            self._tell(self._layout.plan)
+            self._report_plan(self._layout.plan)
             if _newest(carried) is not self._last():  # it is not what the step before has made
                 self._move(held, self._layout)
                 carried = held
             logs, after = self._function(carried, batches)
         except BaseException:
-            self._give_back(held)
+            self._return_values(held)
             raise
         self._last = weakref.ref(_newest(after))
         return logs, after
 
-    def _planned(self, carried: State, batch: Any, asked: Planning) -> _Layout | None:
+    def _planned(self, carried: State, batch: Any, requested: Planning) -> _Layout | None:
         """Plan the model; returns None if no plan was requested and none can be made.
 
         Without a plan every device holds the whole model.
@@ -149,9 +149,9 @@ class _Training:
         strategy = context.current().strategies["pjrt"]
         batch = _full(batch)
         try:
-            plan = plan_of_fit(self._model, self._step, carried, batch, asked, strategy)
+            plan = plan_of_fit(self._model, self._step, carried, batch, requested, strategy)
         except Exception as error:
-            if asked != Planning():
+            if requested != Planning():
                 raise
             text = f"planning failed, and every device holds the whole model: {error}"
             context.current().reporter.note("compiled", text, warning=True)
@@ -160,12 +160,12 @@ class _Training:
         self._model.test_function = self._model.predict_function = None
         return _Layout(plan, strategy.mesh, self._model)
 
-    def _tell(self, plan: Plan) -> None:
+    def _report_plan(self, plan: Plan) -> None:
         """Report the plan once per cell."""
         reporter = context.current().reporter
-        if self._told != reporter.cell and reporter.rank == 0:
+        if self._reported != reporter.cell and reporter.rank == 0:
             reporter.say(Planned(plan=plan, **reporter.said()))
-        self._told = reporter.cell
+        self._reported = reporter.cell
 
     def _move(self, carried: State, layout: _Layout) -> None:
         """Move the variables' values from Keras to their planned shardings."""
@@ -179,7 +179,7 @@ class _Training:
             if id(array) not in seen and not array.is_deleted():
                 array.delete()  # frees memory; the step would donate it anyway
 
-    def _give_back(self, carried: State) -> None:
+    def _return_values(self, carried: State) -> None:
         """Return the values to the variables; Keras removed them before the step."""
         for group, arrays in zip(groups_of(self._model).values(), carried, strict=True):
             for variable, array in zip(group, arrays, strict=True):

@@ -54,10 +54,10 @@ def announced(key: str) -> str | None:
     if client is None:
         return None
     try:
-        said: str = client.key_value_try_get(key)
+        value: str = client.key_value_try_get(key)
     except JaxRuntimeError:
         return None
-    return said
+    return value
 
 
 def announce_host() -> None:
@@ -73,8 +73,8 @@ def hosts() -> list[str]:
     """
     if jax.process_count() == 1:
         return [socket.gethostname()]
-    said = [announced(f"{_HOST}{process}") for process in range(jax.process_count())]
-    return [name or f"process-{process}" for process, name in enumerate(said)]
+    names = [announced(f"{_HOST}{process}") for process in range(jax.process_count())]
+    return [name or f"process-{process}" for process, name in enumerate(names)]
 
 
 def await_announced(key: str, timeout_s: float) -> bool:

@@ -165,7 +165,7 @@ class Attributes:
         return f".{key}"
 
 
-class _OfClass:
+class _ClassAttributes:
     """Attributes of a class of the user."""
 
     def __init__(self, value: type) -> None:
@@ -231,7 +231,7 @@ def container_of(value: Any) -> Container | None:
     if issubclass(kind, CellType):
         return _Variable(value)
     if issubclass(kind, type):
-        return _OfClass(value) if is_users(value.__module__) else None
+        return _ClassAttributes(value) if is_users(value.__module__) else None
     return Attributes(value) if is_open(value) else None
 
 

@@ -52,20 +52,20 @@ class ObjectValues:
         leaves: list[Any] = []
         nodes = []
         for index, value in enumerate(values):
-            pairs, node = _apart(value, self._kept_in(index))
+            pairs, node = _flatten(value, self._kept_in(index))
             leaves += [leaf for _, leaf in pairs]
             nodes.append(node)
         return leaves, tuple(nodes)
 
     def unflatten(self, structure: Any, leaves: list[Any]) -> Values:
         rest = iter(leaves)
-        return tuple(_together(node, rest) for node in structure)
+        return tuple(_rebuild(node, rest) for node in structure)
 
     def places(self, values: Values) -> list[Place]:
         return [
             (index, path)
             for index, value in enumerate(values)
-            for path, _ in _apart(value, self._kept_in(index))[0]
+            for path, _ in _flatten(value, self._kept_in(index))[0]
         ]
 
     def outline(self, values: Values) -> dict[Place, str]:
@@ -118,7 +118,7 @@ def _children(part: Any) -> list[Any]:
     return [] if children is None else list(children[0])
 
 
-def _apart(
+def _flatten(
     value: Any, kept: Collection[int], above: tuple[int, ...] = ()
 ) -> tuple[list[tuple[str, Any]], _Node]:
     """Split a value into its leaves with their paths, and its structure."""
@@ -133,7 +133,7 @@ def _apart(
     for path, leaf in found:
         word = jax.tree_util.keystr(path)
         if is_open(leaf) and not is_whole(leaf) and id(leaf) not in above:
-            inner, node = _object_apart(leaf, kept, (*above, id(leaf)))
+            inner, node = _flatten_object(leaf, kept, (*above, id(leaf)))
             pairs += [(f"{word}{path}", part) for path, part in inner]
             objects.append(node)
         else:
@@ -142,29 +142,31 @@ def _apart(
     return pairs, _Node(tree, tuple(objects))
 
 
-def _object_apart(
+def _flatten_object(
     value: Any, kept: Collection[int], above: tuple[int, ...]
 ) -> tuple[list[tuple[str, Any]], _Object]:
     contents = dict(sorted(Attributes(value).contents().items()))
     pairs: list[tuple[str, Any]] = []
     nodes = []
     for name, item in contents.items():
-        inner, node = _apart(item, kept, above)
+        inner, node = _flatten(item, kept, above)
         pairs += [(f".{name}{path}", leaf) for path, leaf in inner]
         nodes.append(node)
     return pairs, _Object(type(value), tuple(contents), tuple(nodes))
 
 
-def _together(node: _Node, rest: Iterator[Any]) -> Any:
-    leaves = [next(rest) if inner is None else _made(inner, rest) for inner in node.objects]
+def _rebuild(node: _Node, rest: Iterator[Any]) -> Any:
+    leaves = [
+        next(rest) if inner is None else _rebuild_object(inner, rest) for inner in node.objects
+    ]
     return jax.tree.unflatten(node.tree, leaves)
 
 
-def _made(inner: _Object, rest: Iterator[Any]) -> Any:
+def _rebuild_object(inner: _Object, rest: Iterator[Any]) -> Any:
     value: Any = object.__new__(inner.kind)
     attributes = Attributes(value)
     for name, node in zip(inner.names, inner.attributes, strict=True):
-        attributes.put(name, _together(node, rest))
+        attributes.put(name, _rebuild(node, rest))
     return value
 
 
