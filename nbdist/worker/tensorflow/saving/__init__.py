@@ -1,1 +1,1 @@
-"""Saves under MultiWorkerMirroredStrategy: rank 0 writes, the other ranks wait."""
+"""Saves under MultiWorkerMirroredStrategy: rank 0 writes and the other ranks wait."""

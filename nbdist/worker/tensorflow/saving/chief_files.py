@@ -1,9 +1,9 @@
-"""Rank 0's files and saves, as the other ranks ask for them.
+"""Server on rank 0 for the files and saves that other ranks request.
 
-Rank 0 serves on a thread of its own, so that it answers while its main thread computes or waits.
-It never waits for a rank that asks. The socket is encrypted with CURVE. Its key is derived from the
-key of the notebook's stream, which only the notebook and its ranks know. Only who knows the
-socket's public key can connect.
+Rank 0 serves from a separate thread, so it responds while its main thread computes or waits. The
+server never waits for a rank that sends a request. CURVE encrypts the socket. nbdist derives the
+socket's key from the key of the notebook's stream, known only to the notebook and its ranks. A
+client needs the socket's public key to connect.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _KEY_BYTES = 32
 
 
 class ChiefServer:
-    """Answers the other ranks from a thread; runs on rank 0 until the process ends.
+    """Answer the other ranks from a thread on rank 0 until the process ends.
 
     Args:
-        worker: rank 0.
-        ledger: its saves.
-        key: of the socket, a secret CURVE key.
-        host: the address that the other ranks connect to.
+        worker: worker of rank 0.
+        ledger: saves of rank 0.
+        key: secret CURVE key of the socket.
+        host: address that the other ranks connect to.
 
     Attributes:
-        port: the socket's.
+        port: port of the socket.
     """
 
     def __init__(self, worker: Worker, ledger: SaveLedger, key: bytes, host: str) -> None:
@@ -79,7 +79,7 @@ class ChiefServer:
             question = msgspec.msgpack.decode(socket.recv(), type=Question)
             try:
                 answer = self._answer(question)
-            except OSError as error:  # a file that changed meanwhile: the rank asks again
+            except OSError as error:  # the file has changed: the rank asks again
                 answer = Answer(status="failed", error=str(error))
             socket.send(msgspec.msgpack.encode(answer))
 
@@ -96,7 +96,7 @@ class ChiefServer:
         name = question.name if isinstance(question, AskDigest) else question.facts.name
         path = Path(question.folder, name)
         if str(path) not in self._offered:
-            return Answer(status="failed", error=f"{path} is no file of a save")
+            return Answer(status="failed", error=f"{path} is not a file of a save")
         if not path.is_file():
             return Answer(status="alone")
         if isinstance(question, AskDigest):
@@ -111,7 +111,7 @@ class ChiefServer:
                 path.unlink(missing_ok=True)
             return Answer()
         if question.folder not in self._folders:
-            return Answer(status="failed", error=f"{question.folder} is no folder of a save")
+            return Answer(status="failed", error=f"{question.folder} is not a folder of a save")
         number, marker = tempfile.mkstemp(prefix=".nbdist-", dir=question.folder)
         os.close(number)
         self._markers.add(marker)
@@ -124,11 +124,11 @@ class ChiefServer:
 
 
 class Chief:
-    """Rank 0 as another rank asks it.
+    """Client of rank 0's server, used by every other rank.
 
     Args:
-        url: rank 0's socket.
-        key: as rank 0's.
+        url: URL of rank 0's socket.
+        key: secret CURVE key, the same as on rank 0.
     """
 
     def __init__(self, url: str, key: bytes) -> None:
@@ -137,7 +137,7 @@ class Chief:
         self._shared: dict[tuple[str, Path], bool] = {}
 
     def ask(self, question: Question) -> Answer:
-        """Wait for the answer; an interrupt gets through."""
+        """Send a question and wait for its answer. An interrupt ends the wait."""
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
         with socket:
             socket.setsockopt(zmq.IPV6, 1)
@@ -151,17 +151,17 @@ class Chief:
             return msgspec.msgpack.decode(socket.recv(), type=Answer)
 
     def bring(self, found: Answer, folder: Path) -> bool:
-        """Copy the files of an answer that differ here from rank 0's.
+        """Copy the files of an answer that differ from the local ones.
+
+        Skip a file that rank 0 has removed since. Copy the current version of a file that rank 0
+        has saved again.
 
         Args:
-            found: names them.
-            folder: here, in the place of rank 0's.
-
-        A file that rank 0 has removed since is left out, and one that it has saved anew is copied
-        as it is now.
+            found: answer that lists the files.
+            folder: local folder that corresponds to rank 0's.
 
         Returns:
-            True if this rank does not see rank 0's files in `folder`.
+            True if `folder` is not the same folder as rank 0's, so that files had to be copied.
 
         Raises:
             AnotherRankError: rank 0 cannot read a file.
@@ -173,7 +173,7 @@ class Chief:
         return True
 
     def _is_shared(self, theirs: str, folder: Path) -> bool:
-        """Whether rank 0's folder is the one here: a file that rank 0 makes is in sight."""
+        """Return True if a marker file that rank 0 creates in its folder is visible in `folder`."""
         if (theirs, folder) not in self._shared:
             answer = self.ask(AskMarker(theirs))
             marker = answer.data.decode()
@@ -200,13 +200,13 @@ class Chief:
         return self._read(AskDigest(folder=theirs, name=facts.name)).data == digest(path)
 
     def _copy(self, theirs: str, facts: FileFacts, draft: Path) -> bool:
-        """Copy a file as it is at one moment; returns False if rank 0 has removed it."""
+        """Copy one consistent version of a file. Returns False if rank 0 has removed it."""
         with draft.open("wb") as file:
             while file.tell() < facts.size:
                 answer = self._read(AskBytes(folder=theirs, facts=facts, offset=file.tell()))
                 if answer.status == "alone":
                     return False
-                if answer.files:  # it was saved anew
+                if answer.files:  # rank 0 has saved it again: restart the copy
                     (facts,) = answer.files
                     file.seek(0)
                     file.truncate()
@@ -223,12 +223,12 @@ class Chief:
 def answer_of(
     path: str, *, known: bool = True, suffix: str = "", more: Iterable[str] = ()
 ) -> Answer:
-    """The files of a path on this rank.
+    """Return an answer with the files of a path on this rank.
 
     Args:
-        path: as it was typed.
-        known: as in `Answer`.
-        suffix: likewise; the files are those of the path with it.
+        path: path as the user typed it.
+        known: value of `Answer.known`.
+        suffix: value of `Answer.suffix`. The listed files belong to the path with this suffix.
         more: names of further files in the path's folder.
     """
     whole = Path(f"{path}{suffix}").absolute()
@@ -244,19 +244,19 @@ def answer_of(
 
 
 def key_of(stream_key: bytes) -> bytes:
-    """The secret key of rank 0's socket, from the key of the notebook's stream."""
+    """Derive the secret key of rank 0's socket from the key of the notebook's stream."""
     secret = hashlib.blake2b(stream_key, digest_size=_KEY_BYTES, person=b"nbdist-files").digest()
     return z85.encode(secret)
 
 
 def digest(path: Path) -> bytes:
-    """A digest of a file's bytes."""
+    """Return the BLAKE2b digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
 def _part(path: Path, question: AskBytes) -> Answer:
-    """A part of a file; the file's facts and no part if it is another one by now."""
+    """Read a part of a file. Returns only the new facts if the file has changed."""
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         facts = FileFacts(question.facts.name, found.st_size, found.st_mtime_ns, found.st_ino)
@@ -267,7 +267,7 @@ def _part(path: Path, question: AskBytes) -> Answer:
 
 
 def _parts(path: Path) -> Iterator[Path]:
-    """Further files of a saved file: shards of Keras weights, or weights of an OpenVINO model."""
+    """Find the companion files of a saved file: Keras weight shards or OpenVINO weights."""
     if path.suffix == ".xml":
         return path.parent.glob(f"{glob.escape(path.stem)}.bin")
     if not path.name.endswith(".weights.json"):

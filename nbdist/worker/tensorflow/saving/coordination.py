@@ -1,11 +1,13 @@
-"""Saves under the mirrored strategy: rank 0 writes, the others wait until its file is complete.
+"""Saves under the mirrored strategy: rank 0 writes, and the others wait for its complete file.
 
 Each rank runs the saving function, because it may contain collectives. Rank 0 writes to the path
 that the user typed. Another rank writes to a temporary folder, asks rank 0 for its save of the same
 path (`worker/tensorflow/saving/chief_files.py`) and removes the folder. A rank that does not see
-rank 0's files at the path copies them there. Rank 0 never waits, so a save on rank 0 alone needs
-nobody. A rank whose save rank 0 does not make keeps its own: rank 0 typed another path, has ended
-the cell, or waits in a collective.
+rank 0's files at the path copies them there.
+
+Rank 0 never waits, so a save on rank 0 alone needs no other rank. A rank keeps its own files if
+rank 0 does not make the same save: rank 0 typed another path, has ended the cell, or waits in a
+collective.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ _REMOTE = "://"
 
 
 class Saves:
-    """The saves of this rank.
+    """Saves of this rank.
 
     Args:
-        chief: rank 0, as this rank asks it; None on rank 0.
-        ledger: of rank 0's saves; used on rank 0 alone.
+        chief: client of rank 0's server, or None on rank 0.
+        ledger: saves of rank 0, used on rank 0 only.
     """
 
     def __init__(self, chief: Chief | None, ledger: SaveLedger) -> None:
@@ -55,11 +57,11 @@ class Saves:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0."""
+        """Return True on rank 0."""
         return self._chief is None
 
     def applies(self, path: object) -> bool:
-        """Whether a save or a load of `path` is one of all ranks, and not part of another."""
+        """Return True if all ranks coordinate a save or load of `path`, outside of another save."""
         return (
             isinstance(path, (str, Path))
             and not self._busy
@@ -70,7 +72,7 @@ class Saves:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Within it, saves are parts of the one that has begun, and variables are not broadcast."""
+        """Treat nested saves as parts of the current one, and do not broadcast new variables."""
         self._busy = True
         try:
             with local_variables():
@@ -80,14 +82,14 @@ class Saves:
 
     @contextlib.contextmanager
     def announced(self, path: str) -> Iterator[Entry]:
-        """On rank 0: a save of `path`; the others wait for the body's end."""
+        """Announce a save of `path` on rank 0. The other ranks wait until the body ends."""
         with self._ledger.saving(context.current().cell, path) as entry:
             yield entry
             if entry.answer.status == "pending":
                 entry.answer = Answer() if _REMOTE in path else answer_of(path)
 
     def scratch(self) -> Path:
-        """A folder for what this rank writes in vain; it is removed with the cell at the latest."""
+        """Create a temporary folder for discarded files. nbdist removes it when the cell ends."""
         folder = tempfile.mkdtemp(prefix="nbdist-save-")
         self._scratch.add(folder)
         context.current().ending.callback(self.discard, Path(folder))
@@ -95,9 +97,10 @@ class Saves:
 
     @contextlib.contextmanager
     def drafting(self, path: str) -> Iterator[Path]:
-        """Within it, there is such a folder for a save of `path`.
+        """Provide a temporary folder for a save of `path` and remove it afterwards.
 
-        A save that fails before this rank asks rank 0 for it counts: it fails on rank 0, too.
+        A save that fails before this rank asks rank 0 for it is still counted, because it fails on
+        rank 0 too.
         """
         scratch, before = self.scratch(), self._count(path, 0)
         is_whole = False
@@ -110,12 +113,12 @@ class Saves:
                 self._count(path, 1)
 
     def settle(self, path: str, scratch: Path, folder: Path | None = None) -> Answer:
-        """Wait for rank 0's save of `path`, and keep this rank's files if rank 0 writes none.
+        """Wait for rank 0's save of `path`. Keep this rank's files if rank 0 writes none.
 
         Args:
-            path: as the user typed it.
-            scratch: contains this rank's files.
-            folder: where they are kept; that of `path` if left out.
+            path: path as the user typed it.
+            scratch: temporary folder with this rank's files.
+            folder: destination of this rank's files (default: the folder of `path`).
         """
         answer = self.await_chief(path)
         if answer.status == "alone":
@@ -123,16 +126,16 @@ class Saves:
         return answer
 
     def discard(self, scratch: Path) -> None:
-        """Remove such a folder."""
+        """Remove a temporary folder."""
         shutil.rmtree(scratch, ignore_errors=True)
         self._scratch.discard(str(scratch))
 
     def await_chief(self, path: str) -> Answer:
-        """On another rank: wait until rank 0 has saved `path`; copy what is not seen here.
+        """Wait on another rank until rank 0 has saved `path`. Copy files that are not visible here.
 
         Returns:
-            The answer; its status is `done` or `alone`. Its `known` tells that this rank does
-            not see rank 0's files.
+            The answer with status `done` or `alone`. `known` is True if this rank does not see rank
+            0's files.
 
         Raises:
             AnotherRankError: rank 0 could not save.
@@ -147,7 +150,7 @@ class Saves:
         return Answer(answer.status, suffix=answer.suffix, known=apart)
 
     def _count(self, path: str, more: int) -> int:
-        """Saves of `path` in this cell, after so many more."""
+        """Add `more` to the number of saves of `path` in this cell and return the sum."""
         cell = context.current().cell
         if cell != self._cell:
             self._cell = cell
@@ -156,11 +159,11 @@ class Saves:
         return self._counts[path]
 
     def see(self, path: object, *, always: bool = False) -> None:
-        """Before a load: copy rank 0's files if rank 0 saved them, or nothing is here.
+        """Copy rank 0's files before a load if rank 0 saved them or this rank has none.
 
         Args:
-            path: a file, a folder, or what the names of files begin with.
-            always: also if rank 0's process has not saved them.
+            path: a file, a folder, or a prefix of file names.
+            always: copy them even if rank 0's process has not saved them.
         """
         chief = self._chief
         if chief is None or not self.applies(path) or _REMOTE in str(path):
@@ -170,12 +173,13 @@ class Saves:
             chief.bring(found, Path(str(path)).absolute().parent)
 
     def one_path(self, typed: str, write: Callable[[str], Any], *, swapped: bool = False) -> Any:
-        """Save to one path, which is one of all ranks (`of_all`).
+        """Save to a path that all ranks share (see `of_all`).
 
         Args:
-            typed: the path, as the user typed it.
-            write: saves to the path that it is given.
-            swapped: it is one file, which rank 0 writes beside the path and renames.
+            typed: path as the user typed it.
+            write: function that saves to the path it receives.
+            swapped: the path is one file. Rank 0 writes it to a temporary folder beside the path
+                and then renames it.
         """
         with self.whole():
             if self.is_chief:
@@ -188,7 +192,7 @@ class Saves:
 
 
 def move(scratch: Path, folder: Path) -> None:
-    """Move all that is in `scratch` into `folder`, over what is there."""
+    """Move all files of `scratch` into `folder` and overwrite existing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in scratch.iterdir():
         if path.is_dir():
@@ -200,13 +204,13 @@ def move(scratch: Path, folder: Path) -> None:
 
 
 def _swapped(path: str, write: Callable[[str], Any]) -> Any:
-    """Write a file beside its path, and rename it: a rank that reads the former one still can."""
+    """Write a file beside its path and rename it, so that a rank can finish reading the old one."""
     target = Path(path)
     if _REMOTE in path or target.is_symlink() or target.is_dir():
         return write(path)
     try:
         beside = tempfile.TemporaryDirectory(prefix=".nbdist-", dir=target.parent)
-    except OSError:  # a folder that is missing or read-only: the write says so
+    except OSError:  # the folder is missing or read-only: `write` reports it
         return write(path)
     with beside as folder:
         draft = Path(folder) / target.name
@@ -229,11 +233,11 @@ _saves: list[Saves] = []
 
 
 def serve(host: str, stream_key: bytes) -> int:
-    """On rank 0: answer the other ranks from now on.
+    """Start rank 0's server for the other ranks, if it does not run yet.
 
     Args:
-        host: the address that they connect to.
-        stream_key: the key of the notebook's stream.
+        host: address that the other ranks connect to.
+        stream_key: key of the notebook's stream.
 
     Returns:
         The port.
@@ -244,7 +248,7 @@ def serve(host: str, stream_key: bytes) -> int:
 
 
 def connect(host: str, port: int, stream_key: bytes) -> None:
-    """Use rank 0's server, which listens on that port."""
+    """Connect this rank to the server of rank 0 on `host` and `port`."""
     chief = (
         None if context.current().rank == 0 else Chief(f"tcp://{host}:{port}", key_of(stream_key))
     )
@@ -252,12 +256,12 @@ def connect(host: str, port: int, stream_key: bytes) -> None:
 
 
 def current() -> Saves | None:
-    """The saves of this rank; None before `connect` and in a process that is no rank."""
+    """Return the saves of this rank. None before `connect` and in a process that is not a rank."""
     return _saves[0] if _saves else None
 
 
 def of_all(path: object) -> Saves | None:
-    """The saves of this rank, if a save or a load of `path` is one of all ranks."""
+    """Return the saves of this rank if all ranks coordinate a save or load of `path`, else None."""
     own = current()
     return own if own is not None and own.applies(path) else None
 
@@ -265,12 +269,12 @@ def of_all(path: object) -> Saves | None:
 def by_chief(
     write: Callable[..., Any], is_one_file: Callable[..., bool] = lambda *_, **__: False
 ) -> Callable[..., Any]:
-    """Have rank 0 write for all ranks.
+    """Wrap a saving function so that rank 0 writes for all ranks.
 
     Args:
-        write: the function of a library, of an object, a path and more.
-        is_one_file: of the path and the further arguments: rank 0 writes beside the path and
-            renames.
+        write: library function that takes an object, a path and further arguments.
+        is_one_file: takes the path and the further arguments. Returns True if rank 0 should write
+            beside the path and rename.
     """
 
     @functools.wraps(write)
@@ -289,12 +293,12 @@ def by_chief(
 
 
 def seen(read: Callable[..., Any], place: int, name: str) -> Callable[..., Any]:
-    """Have the files of a path copied from rank 0 before a function of a library reads them.
+    """Wrap a reading function so that the files of its path are copied from rank 0 first.
 
     Args:
-        read: the function.
-        place: of the path among its arguments.
-        name: of that argument.
+        read: library function.
+        place: position of the path among its arguments.
+        name: name of that argument.
     """
 
     @functools.wraps(read)

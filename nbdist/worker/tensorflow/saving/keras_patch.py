@@ -1,10 +1,11 @@
 """Saves of Keras 3.15 under the mirrored strategy (`worker/tensorflow/saving/coordination.py`).
 
-Keras writes a file on every process that calls `save`, to the same path: HDF5's lock fails on all
-but one (BlockingIOError), and a rank that loads finds a file that another one writes. Keras has no
-setting for the writer. Wrapped are the functions that `save`, `save_weights`, `export` and
-`ModelCheckpoint` end in, the loading functions, and the callbacks that write files themselves.
-`tests/worker/tensorflow/saving/test_coordination.py` fails if the patch is no longer needed.
+Keras writes a file to the same path on every process that calls `save`. HDF5's lock then fails on
+all but one (BlockingIOError), and a rank may load a file that another rank still writes. Keras has
+no setting for the writing process. This module wraps the functions behind `save`, `save_weights`,
+`export` and `ModelCheckpoint`, the loading functions, and the callbacks that write files
+themselves. `tests/worker/tensorflow/saving/test_coordination.py` fails if the patch is no longer
+needed.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ _upstream_remove = BackupAndRestore.on_train_end
 
 @functools.cache
 def apply() -> None:
-    """Patch Keras 3.15; leave other versions alone."""
+    """Patch Keras 3.15. Leave other versions unchanged and log a warning."""
     if not keras.__version__.startswith(PATCHED_SERIES):
         _log.warning(
-            "Keras %s saves unpatched: only %sx was tested", keras.__version__, PATCHED_SERIES
+            "saves of Keras %s are not patched: only %sx was tested",
+            keras.__version__,
+            PATCHED_SERIES,
         )
         return
     hdf5.apply()
@@ -72,7 +75,7 @@ def apply() -> None:
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replace a function under each name that Keras gives it."""
+    """Replace a function in every Keras module that refers to it."""
     former = getattr(module, name)
     for each in [m for n, m in sys.modules.items() if n.partition(".")[0] == "keras"]:
         if vars(each).get(name) is former:
@@ -106,19 +109,19 @@ def _begin_events(self: Any, model: Any) -> None:
 
 
 def _end_events(self: Any, logs: Any = None) -> None:
-    """TensorBoard reads the folder of rank 0, so nothing is copied."""
+    """Close the event files without copying them: TensorBoard reads the folder of rank 0."""
     _end(self, self.log_dir, Path(self.log_dir), lambda: _upstream_logged(self, logs), Answer())
 
 
 def _begin(
     self: Any, name: str, draft: Callable[[Path], Path], upstream: Callable[[], None]
 ) -> None:
-    """Have a callback open its files: on a rank that is not rank 0, in a temporary folder.
+    """Open the files of a callback. Ranks other than rank 0 use a temporary folder.
 
     Args:
         self: the callback.
-        name: of its attribute that contains the path.
-        draft: gives the path in the temporary folder.
+        name: name of the attribute with the path.
+        draft: returns the path in the temporary folder.
         upstream: opens the files.
     """
     typed = getattr(self, name)
@@ -136,14 +139,14 @@ def _begin(
 def _end(
     self: Any, typed: str, folder: Path, upstream: Callable[[], None], answer: Answer | None = None
 ) -> None:
-    """Have a callback close its files, once rank 0 has.
+    """Close the files of a callback and wait for rank 0 to close its own.
 
     Args:
         self: the callback.
-        typed: its path.
-        folder: contains this rank's files if rank 0 writes none.
+        typed: path of the callback.
+        folder: destination of this rank's files if rank 0 writes none.
         upstream: closes the files.
-        answer: for the other ranks; the path's files if left out.
+        answer: answer for the other ranks (default: the files of the path).
     """
     own = saving.of_all(typed)
     if own is not None and own.is_chief:
@@ -185,12 +188,12 @@ def _back_up(self: Any) -> None:
 def _restore(self: Any, logs: Any = None) -> None:
     own = saving.current()
     if own is not None:
-        own.see(self.backup_dir, always=True)  # all ranks have to begin with the same epoch
+        own.see(self.backup_dir, always=True)  # all ranks must begin with the same epoch
     _upstream_restore(self, logs)
 
 
 def _remove(self: Any, logs: Any = None) -> None:
-    """Each rank removes the folder that it sees; Keras's own way fails if two do at once."""
+    """Remove the folder that each rank sees. Keras fails if two ranks remove it at once."""
     typed = f"{self.backup_dir} (removal)"
     own = saving.of_all(typed)
     if not self.delete_checkpoint or own is None:
@@ -201,5 +204,5 @@ def _remove(self: Any, logs: Any = None) -> None:
             entry.answer = Answer()
     else:
         own.await_chief(typed)
-        if os.path.isdir(self.backup_dir):  # noqa: PTH112 - as it was typed
+        if os.path.isdir(self.backup_dir):  # noqa: PTH112 - the path as the user typed it
             shutil.rmtree(self.backup_dir, ignore_errors=True)

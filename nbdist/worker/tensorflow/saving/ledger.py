@@ -1,4 +1,4 @@
-"""The saves of rank 0, in the order of their beginning."""
+"""Saves of rank 0 in the order in which they began."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.saving.messages import AskSave
 
 ALONE_S = 1.0
-"""Wait of rank 0 in a collective after which it does not reach a save before the rank continues."""
+"""Seconds that rank 0 waits in a collective before another rank continues without its save."""
 
 _NUMBERS = re.compile(r"(\d+)")
 
@@ -29,8 +29,8 @@ class Entry:
     """A save of rank 0.
 
     Attributes:
-        path: as it was typed.
-        answer: for ranks that ask for it.
+        path: path as the user typed it.
+        answer: answer for ranks that ask for the save.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Entry:
 
 
 class SaveLedger:
-    """Written by rank 0's main thread, read by the thread that serves the other ranks."""
+    """Record of saves. Rank 0's main thread writes it and its server thread reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class SaveLedger:
 
     @contextlib.contextmanager
     def saving(self, cell: int, path: str) -> Iterator[Entry]:
-        """Announce a save; the body sets the entry's answer, or its path to "" for no save."""
+        """Announce a save. The body sets the entry's answer, or clears its path if it saves nothing."""
         entry = Entry(path, Answer(status="pending"))
         with self._lock:
             if cell != self._cell:
@@ -65,7 +65,7 @@ class SaveLedger:
             self._known.add(str(Path(path).absolute()))
 
     def answer(self, asked: AskSave, worker: Worker, clock: WaitClock) -> Answer:
-        """The state of a save that a rank asks for."""
+        """Return the state of a save that a rank asks for."""
         with self._lock:
             entries = [*self._entries] if asked.cell == self._cell else []
         same = [entry for entry in entries if entry.path == asked.path]
@@ -77,13 +77,13 @@ class SaveLedger:
         return Answer(status="alone" if waits else "pending")
 
     def in_progress(self, path: str) -> Answer | None:
-        """The answer to whoever wants to read a path that is being written; None if it is not."""
+        """Return the answer for a rank that reads a path. None if no save of it is in progress."""
         with self._lock:
             newest = next((e for e in reversed(self._entries) if e.path == path), None)
         return newest.answer if newest and newest.answer.status == "pending" else None
 
     def knows(self, path: str) -> bool:
-        """Whether a path, or one that begins with it, has been saved."""
+        """Return True if a save wrote this path, or if it is a numbered checkpoint of a saved path."""
         whole = str(Path(path).absolute())
         with self._lock:
             return any(known == whole or whole.startswith(f"{known}-") for known in self._known)
@@ -95,7 +95,7 @@ def _has_left(worker: Worker, cell: int) -> bool:
 
 
 def _is_own(asked: AskSave, entries: list[Entry]) -> bool:
-    """Whether a rank's path is rank 0's with the rank's own number in it."""
+    """Return True if a rank's path equals one of rank 0's except for the rank's own number."""
     own = _NUMBERS.split(asked.path)
     for entry in entries:
         theirs = _NUMBERS.split(entry.path)

@@ -1,9 +1,9 @@
-"""Variables that each worker creates by itself under MultiWorkerMirroredStrategy.
+"""Variables that each worker creates locally under MultiWorkerMirroredStrategy.
 
-TensorFlow 2.21 broadcasts the initial value of every variable from the chief. Saving creates some:
-Keras 3.15 constructs an optimizer to list its attributes, and `tf.train.Checkpoint` has a counter.
-A save on one rank would wait for the others in that broadcast. The values are the same on all
-ranks, so the broadcast is left out, on every rank alike.
+TensorFlow 2.21 broadcasts the initial value of every variable from the chief. Saving creates some
+variables: Keras 3.15 constructs an optimizer to list its attributes, and `tf.train.Checkpoint` has
+a counter. A save on one rank would wait for the others in that broadcast. The values are the same
+on all ranks, so every rank skips the broadcast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions about the files and saves of rank 0, and its answers."""
+"""Questions about the files and saves of rank 0, and the answers to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class FileFacts(msgspec.Struct, frozen=True):
-    """A file, by its name relative to the folder of a saved path."""
+    """Facts of a file. `name` is relative to the folder of a saved path."""
 
     name: str
     size: int
@@ -17,7 +17,7 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class AskSave(msgspec.Struct, frozen=True, tag=True):
-    """Ask for save number `count` of `path` in a cell, as rank `rank` typed the path."""
+    """Ask for save number `count` of `path` in a cell. `path` is as rank `rank` typed it."""
 
     cell: int
     rank: int
@@ -26,20 +26,20 @@ class AskSave(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskPath(msgspec.Struct, frozen=True, tag=True):
-    """Ask for the files of a path: a file, a folder's, or those that begin with it and a dot."""
+    """Ask for the files of a path: a file, all files of a folder, or files named `path.*`."""
 
     path: str
 
 
 class AskDigest(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a file's digest."""
+    """Ask for the digest of a file."""
 
     folder: str
     name: str
 
 
 class AskBytes(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a part of a file, if it is still the one of these facts."""
+    """Ask for a part of a file if its facts have not changed."""
 
     folder: str
     facts: FileFacts
@@ -47,11 +47,11 @@ class AskBytes(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskMarker(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a file of a new name in a folder of a save, to see whether it is visible here.
+    """Ask rank 0 to create a file in a folder of a save, to test whether it is visible here.
 
     Attributes:
-        folder: rank 0's.
-        remove: a marker that was asked for before; empty to ask for one.
+        folder: folder on rank 0.
+        remove: name of an earlier marker to remove. Empty to request a new one.
     """
 
     folder: str
@@ -63,16 +63,16 @@ SaveStatus = Literal["pending", "done", "failed", "alone"]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of rank 0.
+    """Answer of rank 0.
 
     Attributes:
-        status: of the save; `alone` if rank 0 does not save the path, or cannot before this rank
-            continues; of a file, `alone` if rank 0 has removed it.
-        error: rank 0's, if it failed.
-        suffix: the end of the saved path, beyond the one that was asked for.
-        folder: on rank 0, to which the names of files are relative.
-        files: files of the path; empty if nothing is there.
-        known: whether rank 0 has saved the path since its process started.
+        status: state of the save. `alone` if rank 0 does not save the path, or cannot do so before
+            this rank continues. For a file, `alone` if rank 0 has removed it.
+        error: error of rank 0 if the status is `failed`.
+        suffix: end of the saved path that follows the requested path.
+        folder: folder on rank 0 that file names are relative to.
+        files: files of the path. Empty if the path does not exist.
+        known: True if rank 0 has saved the path since its process started.
         data: a digest, a part of a file, or the name of a marker.
     """
 

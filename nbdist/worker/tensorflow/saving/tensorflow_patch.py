@@ -1,10 +1,10 @@
 """Checkpoints and SavedModels of TensorFlow 2.21 under the mirrored strategy (`coordination.py`).
 
-TensorFlow has each worker write to a path of its own and asks users for code that computes those
-paths. With one path on all workers, one removes the temporary files of another (missing shards).
-Wrapped are `tf.train.Checkpoint`, `tf.train.CheckpointManager`, `tf.train.latest_checkpoint` and
-`tf.saved_model`. A SavedModel that is loaded in the scope of a strategy can be called outside of
-replicas: TensorFlow puts a placeholder there that fails when it is read.
+TensorFlow requires a different path on each worker and asks users to write code that computes those
+paths. If all workers use one path, each removes the temporary files of the others, and shards are
+missing. This module wraps `tf.train.Checkpoint`, `tf.train.CheckpointManager`,
+`tf.train.latest_checkpoint` and `tf.saved_model`. A SavedModel loaded in the scope of a strategy
+can be called outside of replicas. TensorFlow uses a placeholder there that fails when it is read.
 `tests/worker/tensorflow/saving/test_coordination.py` fails if the patch is no longer needed.
 """
 
@@ -46,10 +46,12 @@ _upstream_call = load_lib._WrapperFunction._call_flat
 
 @functools.cache
 def apply() -> None:
-    """Patch TensorFlow 2.21; leave other versions alone."""
+    """Patch TensorFlow 2.21. Leave other versions unchanged and log a warning."""
     if not tf.__version__.startswith(PATCHED_SERIES):
         _log.warning(
-            "TensorFlow %s saves unpatched: only %sx was tested", tf.__version__, PATCHED_SERIES
+            "saves of TensorFlow %s are not patched: only %sx was tested",
+            tf.__version__,
+            PATCHED_SERIES,
         )
         return
     _Checkpoint.write = _checkpointed(_Checkpoint.write)
@@ -93,7 +95,7 @@ def _write_in_vain(own: Saves, checkpoint: Any, prefix: str, write: Callable[[st
 
 
 def _agreed(answer: Answer, suffix: str, checkpoint: Any) -> str:
-    """The end of rank 0's path, whose number the checkpoint counts on from."""
+    """Return the suffix of rank 0's path, and set the checkpoint's counter to rank 0's number."""
     if answer.status == "alone" or answer.suffix == suffix:
         return suffix
     checkpoint.save_counter.assign(int(answer.suffix.removeprefix("-")))
@@ -101,7 +103,7 @@ def _agreed(answer: Answer, suffix: str, checkpoint: Any) -> str:
 
 
 def _create_counter(self: Any) -> None:
-    """A rank may be the only one that creates it."""
+    """Create the counter without a broadcast: this rank may be the only one that creates it."""
     with local_variables():
         _upstream_counter(self)
 
@@ -115,7 +117,7 @@ def _save_managed(self: Any, *args: Any, **kwargs: Any) -> Any:
             return _manage_in_vain(own, self, args, kwargs)
         with own.announced(self._prefix) as entry:
             path = _upstream_manager_save(self, *args, **kwargs)
-            if path is None:  # not due: no other rank asks for it
+            if path is None:  # the manager skipped the save: no other rank asks for it
                 entry.path = ""
             suffix = "" if path is None else path[len(self._prefix) :]
             entry.answer = answer_of(self._prefix, suffix=suffix, more=["checkpoint"])
@@ -123,7 +125,7 @@ def _save_managed(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _manage_in_vain(own: Saves, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Save to a temporary folder, and remove what rank 0 has removed."""
+    """Save to a temporary folder, and remove the checkpoints that rank 0 has removed."""
     folder, prefix = manager._directory, manager._prefix
     removed: list[str] = []
     with own.drafting(prefix) as scratch:
@@ -142,7 +144,7 @@ def _manage_in_vain(own: Saves, manager: Any, args: tuple[Any, ...], kwargs: dic
         manager._latest_checkpoint = path
         if answer.status == "alone":
             manager._record_state()
-        if answer.status == "alone" or answer.known:  # this rank's files are its own
+        if answer.status == "alone" or answer.known:  # rank 0 does not remove this rank's files
             for pattern in removed:
                 checkpoint_management._delete_file_if_exists(pattern)
         return path
@@ -159,7 +161,7 @@ def _get_state(checkpoint_dir: Any, latest_filename: Any = None) -> Any:
 
 
 def _call_loaded(self: Any, args: Any, captured_inputs: Any) -> Any:
-    """Outside of replicas, a loaded function reads this rank's own copy of a variable."""
+    """Call a loaded function. Outside of replicas it reads this rank's own copy of a variable."""
     if context.cell_strategy() is not None and distribute_lib.in_cross_replica_context():
         captured_inputs = [
             each._primary.handle if distribute_utils.is_distributed_variable(each) else each
