@@ -139,7 +139,7 @@ def test_replicas_meet_within_a_function(made: nbdist.Cluster) -> None:
 def test_replicas_cannot_meet_within_control_flow(made: nbdist.Cluster, cell: str) -> None:
     """The condition may be another on each replica: the others would wait."""
     with pytest.raises(
-        nbdist.CellError, match=r"replicas meet here .* at the top level of the cell"
+        nbdist.CellError, match=r"replicas synchronize here .* to the top level of the cell"
     ):
         step(made, cell)
     assert made.run("1").results[0] == "1"

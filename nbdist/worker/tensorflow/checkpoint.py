@@ -1,13 +1,14 @@
-"""Checkpoints of TensorFlow's variables, as `tf.train.Checkpoint` has them.
+"""Checkpoints of TensorFlow's variables in the format of `tf.train.Checkpoint`.
 
-What the user's names lead to is saved under the same names, so that it can be had without nbdist:
+Objects are saved under the user's names for them, so they can be read without nbdist:
 
     folder = "FOLDER/step-00000050/tensorflow"
     tf.train.Checkpoint(model=model, optimizer=optimizer).read(f"{folder}/state")
 
-A mirrored variable's value is copied into a variable of this process alone, in a tree of
-`tf.train.Checkpoint` that looks as the user's objects do, and that a thread can write while steps
-go on. Each rank writes the variables that may differ between replicas, such as metrics.
+nbdist copies the value of a mirrored variable into a local variable of this process. The copies
+form a tree of `tf.train.Checkpoint` with the same structure as the user's objects. A thread can
+write this tree while steps continue. Each rank writes the variables that may differ between
+replicas, such as metrics.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FILE = "state"
 
 
 def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> TensorFlowState:
-    """The model, its optimizer and metrics, and the Keras objects that a cell's names lead to."""
+    """Return the state of the model, its optimizer and metrics, and further Keras objects."""
     roots = of_kinds(names, namespace, (*WITH_VARIABLES, tf.Variable, keras.Variable))
     if not any(root is model for root in roots.values()):
         roots = {"model of the fit": model, **roots}
@@ -52,13 +53,13 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> Tenso
 
 
 class TensorFlowState:
-    """The variables behind names.
+    """State of the variables that names refer to.
 
     Args:
-        roots: objects by the names that lead to them: variables, models, optimizers and the like.
+        roots: variables, models, optimizers and similar objects by name.
         extra: further variables.
-        alike: those of the variables that ranks should have alike.
-        facts: numbers and the like that they should have alike, by name.
+        alike: variables that should be equal on all ranks.
+        facts: returns further values that should be equal on all ranks, by name.
     """
 
     kind = "tensorflow"
@@ -79,7 +80,7 @@ class TensorFlowState:
 
     @functools.cached_property
     def _copies(self) -> _Copies:
-        """They take as much memory as the variables: there are none before they are needed."""
+        """Copies, created at first use because they take as much memory as the variables."""
         return _Copies(self._roots, self._extra, self._alike)
 
     def size(self) -> int:
@@ -89,7 +90,7 @@ class TensorFlowState:
         return self._copies.copy()
 
     def assist(self) -> None:
-        """Nothing is cut."""
+        """Do nothing: variables are not sharded."""
 
     def own(self) -> dict[str, np.ndarray]:
         return self._copies.own()
@@ -102,7 +103,7 @@ class TensorFlowState:
 
 
 class _Copies:
-    """The variables of a state, and a copy of each in a tree of the same form."""
+    """Variables of a state, with a copy of each in a tree of the same structure."""
 
     def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any], alike: Alike) -> None:
         self._alike = alike
@@ -136,7 +137,7 @@ class _Copies:
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             first = str(error).splitlines()[0]
             raise StepError(
-                f"the checkpoint {folder.parent} does not fit what the cell uses: {first}"
+                f"the checkpoint {folder.parent} does not match the objects of the cell: {first}"
             ) from None
         parts = {
             f"{i}/{j}": (part, is_summed(value))
@@ -145,8 +146,8 @@ class _Copies:
         }
         if parts.keys() != own.values.keys():
             raise StepError(
-                f"the checkpoint {folder.parent} does not fit what the cell uses: it has "
-                f"{len(own.values)} values of this rank's own, and there are {len(parts)} here"
+                f"the checkpoint {folder.parent} does not match the objects of the cell: it has "
+                f"{len(own.values)} values of this rank, and the cell has {len(parts)}"
             )
         for value, copy in self._pairs:
             value.assign(copy)
@@ -163,7 +164,7 @@ class _Copies:
             copy.assign(_first(value))
 
     def _save_all(self, path: tf.Tensor) -> None:
-        """Outside a graph it would go through all objects each time, and hold up the steps."""
+        """Write the tree in a graph. Eager code would visit all objects and delay the steps."""
         self._root.write(path)
 
     def _write(self, folder: Path) -> None:
@@ -177,7 +178,7 @@ class _Copies:
         return node
 
     def _shadow(self, value: Any) -> Any:
-        """What stands for it in the tree."""
+        """Return the node that represents an object in the tree."""
         value = _value(value)
         if id(value) in self._nodes:
             return self._nodes[id(value)][0]
@@ -194,7 +195,7 @@ class _Copies:
         if is_distributed and not self._alike.holds(value):
             self._own.append(value)
         if is_distributed and value.synchronization == tf.VariableSynchronization.ON_READ:
-            copy = tf.train.Checkpoint()  # keeps its place in the tree
+            copy = tf.train.Checkpoint()  # an empty node in the tree
         else:
             zeros = tf.zeros(value.shape, value.dtype)
             copy = tf.Variable(zeros, trainable=False)
@@ -204,7 +205,7 @@ class _Copies:
 
 
 def _children(value: Any) -> dict[str, Any]:
-    """By name; of what TensorFlow does not track, the variables by number."""
+    """Return children by name, or variables by number if TensorFlow does not track the object."""
     if isinstance(value, tf.__internal__.tracking.Trackable):
         tracked = tf.train.TrackableView.children(value).items()
         return {name: child for name, child in tracked if child is not None}
@@ -212,7 +213,7 @@ def _children(value: Any) -> dict[str, Any]:
 
 
 def _variables(value: Any) -> Iterable[Any]:
-    """TensorFlow does not track all that a Keras object has: not a Dropout's seeds, say."""
+    """Return an object's variables. TensorFlow does not track all, such as a Dropout's seeds."""
     return getattr(value, "variables", ())
 
 

@@ -1,10 +1,11 @@
-"""How long a step under the mirrored strategy waits for its collectives, told by the step itself.
+"""Time that a step under the mirrored strategy waits for its collectives, measured in its graph.
 
-Beside the collectives of an all-reduce stand two timestamps in the graph: one that is taken once
-all that goes into them is there, one once all that comes of them is. Nothing waits for them, so
-that a gradient that is ready is still sent while others are computed, and what is told is what the
-step could not hide. They hang on the collectives themselves: had they hung on the means, TensorFlow
-could no longer merge the division by the number of replicas with what comes after it.
+The graph contains two timestamps for each all-reduce: one when its inputs are available, one when
+its outputs are. No operation depends on the timestamps, so a gradient is still sent while others
+are computed. The measured time is the part that the step cannot overlap.
+
+The timestamps depend on the collectives and not on the means. Otherwise TensorFlow could not merge
+the division by the number of replicas with the operations after it.
 """
 
 from __future__ import annotations
@@ -22,44 +23,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COLLECTIVES = ("CollectiveReduce", "CollectiveGather")
-"""What the types of TensorFlow's collective operations begin with."""
+"""Prefixes of the types of TensorFlow's collective operations."""
 
 _all_reduce_upstream = distribute_lib.ReplicaContext.all_reduce
 
 
 class NoClock:
-    """Where collectives cannot be timed, or there are none."""
+    """Null clock, for steps without collectives or whose collectives cannot be timed."""
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Around the tracing of a step on all replicas."""
+        """Return a context for tracing the step on all replicas."""
         return contextlib.nullcontext()
 
     def around(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns; the collectives that it places in the graph are timed as one."""
+        """Return the result of `call` and time the collectives that it adds to the graph as one."""
         return call()
 
     def begin(self) -> None:
-        """Before the step of a replica."""
+        """Prepare for the step of a replica."""
 
     def noted(self) -> list[tf.Tensor]:
-        """Begin and end of one after the other, of those in the graph that is made: scalars."""
+        """Return the current graph's timestamps: begin and end of each collective."""
         return []
 
     def stamps(self) -> dict[str, tf.Tensor]:
-        """What the step reports beside the user's values."""
+        """Return the timestamps that the step reports in addition to the user's values."""
         return {}
 
     def measured(self, stamps: tf.Tensor | None) -> dict[str, float]:
-        """What was measured, of `MEASURES`."""
+        """Return the measured times in seconds, by names of `MEASURES`."""
         del stamps
         return {}
 
 
 class CollectiveClock(NoClock):
-    """Notes, while a step is traced, when its all-reduces begin and end.
+    """Clock that records the begin and the end of all-reduces while a step is traced.
 
     Args:
-        name: under which the step reports the times.
+        name: name of the timestamps in the step's report.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,9 +93,9 @@ class CollectiveClock(NoClock):
         return [stamp for graph, stamps in self._noted if graph is here for stamp in stamps]
 
     def stamps(self) -> dict[str, tf.Tensor]:
-        """Begin and end of one after the other: shape (2 * collectives,), float64, in seconds.
+        """Return begin and end of each collective: shape (2 * collectives,), float64, in seconds.
 
-        Those within control flow are left out.
+        Collectives within control flow are not included.
         """
         own = self.noted()
         return {self._name: tf.stack(own)} if own else {}
@@ -104,9 +105,9 @@ class CollectiveClock(NoClock):
 
 
 def choose(strategy: tf.distribute.Strategy, name: str, *, jit: bool) -> NoClock:
-    """A clock where there are several workers with a CPU each.
+    """Return a `CollectiveClock` for several workers with one CPU each, else a `NoClock`.
 
-    XLA has no timestamps, and on a GPU an operation counts as done when it has been queued.
+    XLA has no timestamps, and a GPU operation counts as done once it is queued.
     """
     if strategy.num_replicas_in_sync == 1:
         return NoClock()
@@ -116,6 +117,6 @@ def choose(strategy: tf.distribute.Strategy, name: str, *, jit: bool) -> NoClock
 
 
 def when_there(needed: list[Any]) -> tf.Tensor:
-    """Seconds since 1970, once tensors and operations are there: a scalar, float64."""
+    """Return the time at which inputs are done: seconds since 1970, scalar float64."""
     with tf.control_dependencies(needed):
         return tf.timestamp()

@@ -1,9 +1,9 @@
-"""Evidence that the main thread waits in a collective of TensorFlow.
+"""Detection of a main thread that waits in a TensorFlow collective.
 
-The innermost Python frames name the op or the function that TensorFlow executes. It starts eager
-collectives from a pool of threads, for which the main thread waits. An op computes on threads of
-its own while the main thread waits, so a wait counts only if the whole process uses almost no
-processor time meanwhile.
+The innermost Python frames show the op or the function that TensorFlow executes. TensorFlow starts
+eager collectives from a thread pool, and the main thread waits for that pool. An op may compute on
+its own threads while the main thread waits. A wait therefore counts only if the whole process uses
+almost no processor time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _OPS = "tensorflow.python.ops.gen_collective_ops"
 _EXECUTE = "tensorflow.python.eager.execute"
 _LAUNCHER = "tensorflow.python.distribute.cross_device_ops"
 _MOST_BUSY = 0.1
-"""Of a core, while nothing is computed: an idle worker uses 0.01 (measured, 2 cores)."""
+"""Maximum load of an idle process, in cores. An idle worker uses 0.01 (measured, 2 cores)."""
 
 _NOISE_S = 0.05
 _MOST_BETWEEN_S = 1.0
 
 
 class WaitClock:
-    """Times an uninterrupted wait of the main thread in a collective.
+    """Measure an uninterrupted wait of the main thread in a collective.
 
     Args:
-        main: the main thread's ident.
+        main: ident of the main thread.
     """
 
     def __init__(self, main: int) -> None:
@@ -41,7 +41,7 @@ class WaitClock:
         self._since = self._cpu_s = self._sampled = 0.0
 
     def seconds(self) -> float:
-        """Sample the thread; returns for how long it has waited, over samples at most 1 s apart."""
+        """Sample the thread and return its wait in seconds. Samples must be at most 1 s apart."""
         now, cpu_s = time.monotonic(), time.process_time()
         frames = sys._current_frames()
         frame = frames[self._main]
@@ -55,11 +55,11 @@ class WaitClock:
 
 
 def in_collective(frames: Mapping[int, FrameType], main: int) -> bool:
-    """Whether the main thread executes a collective, or waits for a thread that does.
+    """Return True if the main thread executes a collective or waits for a thread that does.
 
     Args:
-        frames: the innermost frame of each thread.
-        main: the main thread's ident.
+        frames: innermost frame of each thread.
+        main: ident of the main thread.
     """
     if _executes_collective(frames[main]):
         return True
@@ -68,7 +68,7 @@ def in_collective(frames: Mapping[int, FrameType], main: int) -> bool:
 
 
 def _executes_collective(frame: FrameType) -> bool:
-    """Whether a thread's innermost frame executes a collective or a function that has one."""
+    """Return True if an innermost frame executes a collective or a function that contains one."""
     module = frame.f_globals.get("__name__")
     if module == _OPS:
         return True
@@ -82,7 +82,7 @@ def _executes_collective(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _has_collective(name: str) -> bool:
-    """Whether a function of TensorFlow's context has a collective, or calls one that has."""
+    """Return True if a function of TensorFlow's context contains a collective, directly or not."""
     from tensorflow.python.eager import context
     from tensorflow.python.framework import errors
 
@@ -97,7 +97,7 @@ def _has_collective(name: str) -> bool:
 
 
 def _called(node: Any) -> set[str]:
-    """The functions that a node calls."""
+    """Return the names of the functions that a node calls."""
     values = list(node.attr.values())
     called = {value.func.name for value in values if value.HasField("func")}
     return called.union(*({each.name for each in value.list.func} for value in values))

@@ -1,4 +1,4 @@
-"""The body of a step on every replica, compiled with `tf.function`."""
+"""Step body compiled with `tf.function` for every replica."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 FINITE = f"{HIDDEN}finite"
 COLLECTIVES = f"{HIDDEN}collectives"
-"""Beside the values that a step reports."""
+"""Names that nbdist adds to the values that a step reports."""
 
 
 class _Replicas:
-    """The replicas of a strategy, and the part of a batch that each of this rank gets."""
+    """Replicas of a strategy, and the part of a batch for each replica of this rank."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
@@ -57,20 +57,21 @@ class _Replicas:
         return per_replica
 
     def shares(self, values: tuple[Any, ...], whole: bool) -> Shares:
-        """Return the shares of a batch: parts of equal size, or all of it."""
+        """Return the shares of a batch: parts of equal size, or the whole batch."""
         first = self.strategy.experimental_local_results(leaves(values)[0])[0]
         total = int(first.shape[0]) * (1 if whole else self.total)
         return Shares(total, self.total, whole=whole)
 
 
 class CompiledStep:
-    """The step on all replicas, traced for each kind of batch.
+    """Step on all replicas, traced once for each kind of batch.
 
     Args:
-        request: the step.
-        define: makes a function of a source, in the user's namespace, under the cell's name.
-        strategy: the strategy.
-        watch: notes values that are not finite.
+        request: request for the step.
+        define: defines a function from its source, in the user's namespace and under the cell's
+            name.
+        strategy: strategy of all ranks.
+        watch: records values that are not finite.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class CompiledStep:
         self._request = request
         self._replicas = _Replicas(strategy)
         self._watch = watch
-        # As tf.function converts what it calls; tf.autograph.to_graph loses the user's lines.
+        # Convert as tf.function does: tf.autograph.to_graph loses the user's line numbers.
         self._body = api.tf_convert(
             define(step_contract.function_source(request, request.program.given)),
             ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
@@ -94,10 +95,10 @@ class CompiledStep:
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
 
     def __call__(self, batch: Batch) -> Any:
-        """Begin a step; returns its report.
+        """Start a step and return its report.
 
-        The first batch of a kind traces the step; others call that trace itself. So `tf.function`
-        does not look it up, which takes 0.12 ms at every call.
+        The first batch of a kind traces the step. Later batches call that trace directly, because a
+        lookup by `tf.function` takes 0.12 ms per call.
         """
         values = self._replicas.values(batch)
         if self._replicas.local > 1 or tf.config.functions_run_eagerly():
@@ -114,7 +115,7 @@ class CompiledStep:
         return report
 
     def together(self, batch: Batch) -> Any:
-        """Make a step outside of the run; returns its report."""
+        """Run a step outside of the training loop and return its report."""
         return self._run(self._replicas.values(batch), whole=batch.whole)
 
     def alone(self, values: tuple[Any, ...]) -> Any:
@@ -143,20 +144,20 @@ class CompiledStep:
         return step_contract.StepResult(values, finite, reason)
 
     def tracings(self) -> int:
-        """Return how often the step was traced."""
+        """Return the number of times that the step was traced."""
         traced: int = self._run.experimental_get_tracing_count()
         return traced
 
     def _compiled(self) -> Any:
         jit = self._request.options.jit or None
         run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
-        run._omit_frequent_tracing_warning = True  # the loop reports it, with the remedy
+        run._omit_frequent_tracing_warning = True  # the loop warns with a remedy
         return run
 
     def _learn_draws(self, values: tuple[Any, ...]) -> None:
-        """Trace the step for one row more, to tell draws for rows from those for weights.
+        """Trace the step for one more row, to tell random draws for rows from draws for weights.
 
-        A step that is made for one number of rows keeps its trace.
+        A step that works for only one number of rows keeps its trace.
         """
         self._draws.is_ambiguous = False
 
@@ -169,7 +170,7 @@ class CompiledStep:
             self._run = self._compiled()
 
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
-        """Traced once for parts of batches, once for whole ones: shapes may be the same."""
+        """Run the step on all replicas. Parts and whole batches have separate traces."""
         shares, strategy = self._replicas.shares(values, whole), self._replicas.strategy
         with (
             single_device_math.arithmetic(shares, self._watch, self._draws),
@@ -191,7 +192,7 @@ class CompiledStep:
 
 @contextlib.contextmanager
 def _told_in_words() -> Iterator[None]:
-    """TensorFlow cannot let replicas meet within control flow or functions of its own."""
+    """Explain TensorFlow's error for replicas that synchronize in control flow or own functions."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -200,9 +201,9 @@ def _told_in_words() -> Iterator[None]:
         lines = re.findall(r"line (\d+), in step", str(error))
         where = f"line {lines[-1]}: " if lines else ""
         raise StepError(
-            f"{where}replicas meet here (a gradient is averaged, or an optimizer applied) inside "
-            "of tf.range, tf.cond or an `if` of a tensor, which may differ between replicas: do it "
-            "at the top level of the cell, with Python's range"
+            f"{where}replicas synchronize here (they average a gradient or apply an optimizer) "
+            "inside tf.range, tf.cond or an `if` on a tensor, and their branches may differ: move "
+            "it to the top level of the cell, and use Python's range"
         ) from None
 
 

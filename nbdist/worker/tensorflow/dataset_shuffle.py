@@ -1,10 +1,10 @@
-"""`Dataset.shuffle` without a seed has the same order on all ranks.
+"""`Dataset.shuffle` without a seed uses the same order on all ranks.
 
-TensorFlow draws a seed from its eager generator when a data set is shuffled. A draw on one rank
-alone shifts all later ones, and ranks would share out batches of different data. Here the seed
-depends on the seed of the workers, on the cell, and on how many shuffles the cell has made before:
-it is also the same when the cell is run again after a recovery. With a global seed of the user's,
-`shuffle` is as upstream. TensorFlow 2.21.
+TensorFlow draws a seed from its eager generator when a dataset is shuffled. A draw on a single rank
+shifts all its later draws, and ranks would divide batches of different data. nbdist derives the
+seed from the seed of the workers, the cell, and the number of earlier shuffles in the cell. The
+seed is the same again when the cell reruns after a recovery. If the user sets a global seed,
+`shuffle` behaves as upstream. Written for TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _shuffle_upstream = tf.data.Dataset.shuffle
 
 
 def apply() -> None:
-    """Give every shuffle of a cell a seed."""
+    """Set a seed for every unseeded shuffle of a cell."""
     tf.data.Dataset.shuffle = _shuffle
 
 
 def is_seeded_by_user() -> bool:
-    """Return whether a cell has set TensorFlow's global seed, to the cluster's own value or not."""
+    """Return True if a cell has set TensorFlow's global seed, to any value."""
     seed = context.global_seed()
     return seed is not None and not isinstance(seed, ClusterSeed)
 

@@ -1,4 +1,4 @@
-"""`--scale-lr` for Keras optimizers: their rates are multiplied by a variable factor."""
+"""Scaling of Keras learning rates by a variable factor (`--scale-lr`)."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class Rates(Protocol):
-    """Learning rates that may change from step to step.
+    """Learning rates that may change at each step.
 
     Attributes:
-        factor: what they are multiplied by now.
+        factor: current factor of the learning rates.
     """
 
     @property
     def factor(self) -> float: ...
 
     def next_step(self) -> None:
-        """Before each step."""
+        """Update the factor. Call this before each step."""
         ...
 
 
 class ScaledRates:
-    """Learning rates of Keras optimizers times a factor that grows from 1, step by step.
+    """Learning rates of Keras optimizers, times a factor that grows from 1 at each step.
 
     Args:
-        objects: whose optimizers.
-        strategy: under which the factor lives.
-        factor: the number of replicas.
-        warmup_steps: until the factor is reached.
-        made: steps that were made before.
+        objects: Keras objects with the optimizers.
+        strategy: strategy in whose scope the factor is created.
+        factor: final factor, the number of replicas.
+        warmup_steps: number of steps until the final factor.
+        made: number of earlier steps.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ScaledRates:
             (optimizer, optimizer._learning_rate) for _, optimizer in objects.optimizers
         ]
         if not self._before:
-            raise StepError("--scale-lr: the step uses no Keras optimizer whose rate to scale")
+            raise StepError("--scale-lr: the step uses no Keras optimizer: remove --scale-lr")
         with strategy.scope():
             self._now = tf.Variable(
                 1.0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -92,13 +92,13 @@ class ScaledRates:
         return self._factor.now
 
     def restore(self) -> None:
-        """The rates as they were."""
+        """Restore the original learning rates."""
         for optimizer, rate in self._before:
             optimizer._learning_rate = rate
 
 
 class _NoRates:
-    """Learning rates that stay as they are."""
+    """Learning rates that do not change."""
 
     factor = 1.0
 

@@ -1,13 +1,13 @@
 """Mirrored variables that plain cells have changed, and their digests.
 
-TensorFlow updates each rank's copies by that rank's values, without a comparison. Weights from a
-generator without a seed, or an update on one rank alone, make copies that differ.
+TensorFlow updates each rank's copies with that rank's values and does not compare them. Copies
+differ after weights from a generator without a seed, or after an update on one rank alone.
 
-Compared are trainable variables, weights and seeds of layers, and variables of optimizers. Not
-compared are metrics, variables with `synchronization=ON_READ`, variables of one rank alone, and
+nbdist compares trainable variables, weights and seeds of layers, and variables of optimizers. It
+does not compare metrics, variables with `synchronization=ON_READ`, variables of one rank alone, and
 `tf.Variable(..., trainable=False)` outside of layers.
 
-Keras may not be imported here: a later cell decides its backend.
+This module must not import Keras: a later cell chooses its backend.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from nbdist.records import Replicated
 
 _MOST_ITEMS = 1000
-"""Longer containers are not searched: they contain data."""
+"""Maximum length of a searched container. Longer ones contain data."""
 
 _USERS_MODULE = "__main__"
 
 
 class MirroredVariables:
-    """The mirrored variables of one rank, with the digests that it reported last.
+    """Mirrored variables of one rank, with the digests that it last reported.
 
-    A cell that fails, or that runs on some ranks, reports nothing. The next cell that reads or
-    binds a variable reports what they have changed.
+    A cell that fails, or that runs on some ranks only, reports nothing. The next cell that reads or
+    binds a variable reports its changes.
     """
 
     def __init__(self) -> None:
         self._reported = KnownNumbers()
 
     def under(self, names: Iterable[str], namespace: dict[str, Any]) -> tuple[Replicated, ...]:
-        """Digest the variables that names lead to after a cell."""
+        """Return digests of the variables that names refer to after a cell."""
         now: dict[int, tuple[Any, int]] = {}
         found = [self._under(name, namespace, now) for name in names]
         for variable, number in now.values():
@@ -67,7 +67,7 @@ class MirroredVariables:
 
 
 def _digest(component: Any) -> int:
-    """The CRC-32 of a copy; of a large one, of a sample that its device takes."""
+    """Return the CRC-32 of a copy. For a large copy, digest a sample that its device selects."""
     value, item_bytes = read(component), component.dtype.size
     size = value.shape.num_elements()  # the variable's own shape may be unknown
     if size * item_bytes <= WHOLE_BYTES:
@@ -85,12 +85,12 @@ def _is_in_host_memory(component: Any) -> bool:
 
 
 def _part(flat: Any, rows: slice) -> Any:
-    """A range of a tensor. The op takes a third of the time of `flat[rows]`."""
+    """Return a range of a tensor. This op is three times as fast as `flat[rows]`."""
     return tf.raw_ops.Slice(input=flat, begin=[int(rows.start)], size=[int(rows.stop - rows.start)])
 
 
 def _variables(name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The mirrored variables under a name, each once, by its path."""
+    """Yield the mirrored variables under a name once each, with their paths."""
     kinds: tuple[type, ...] = (tf.Module, tf.Variable)
     described = _of_tensorflow
     if "keras" in sys.modules:
@@ -115,7 +115,7 @@ def _of_tensorflow(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _more(value: Any) -> Iterable[tuple[str, Any]]:
-    """Objects that a cell may change through a value, with what leads to them from there."""
+    """Return objects that a cell may change through a value, with their relative paths."""
     if isinstance(value, Function):
         return [("", value.python_function)]
     if isinstance(value, FunctionType):

@@ -1,4 +1,4 @@
-"""A step under the mirrored strategy, tried out for `--check`."""
+"""Trial of a step under the mirrored strategy, for `--check`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from nbdist.worker.training.parity import Values
 
 HIDDEN = "?"
-"""What a reported name begins with that is none of the user's."""
+"""Prefix of the reported names that nbdist adds to the user's."""
 
 
 class MirroredSubject:
-    """Steps that leave no trace in the variables.
+    """Steps that leave the variables unchanged.
 
     Args:
-        strategy: the strategy.
+        strategy: strategy of all ranks.
         variables: this rank's own parts of every variable that the step uses.
-        names: the variables as the user knows them.
-        slots: variables that begin at zero, as an optimizer's do: a factor in a gradient then is a
-            factor in them, whatever was trained before.
-        together: makes the step on all replicas.
-        alone: the step as a function, to be traced as on one replica.
+        names: variables with their user names.
+        slots: variables that begin at zero, such as an optimizer's. A factor in a gradient is then
+            a factor in them, even after earlier training.
+        together: runs the step on all replicas.
+        alone: step function, to be traced as on one replica.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MirroredSubject:
         ]
         found = {id(part): part for part in parts if id(part) in whole}
         self._named = {whole[key][0]: part for key, part in found.items()}
-        # In one order on all ranks, which a graph's variables are not in: each is a collective.
+        # Sort, as each is a collective and a graph's variables have another order on each rank.
         self._summed = dict(
             sorted((whole[k] for k in found if is_summed(whole[k][1])), key=lambda pair: pair[0])
         )
@@ -78,7 +78,10 @@ class MirroredSubject:
             return self._tried(lambda: step(tensors), self._first)
 
     def together(self, batch: Batch) -> Outcome:
-        """What replicas keep parts of, as metrics do, changes by the sum of theirs."""
+        """Run the step on all replicas.
+
+        Variables with a share on each replica, such as metrics, change by the sum of the shares.
+        """
         before = self._sums()
         after: Values = {}
 
@@ -93,7 +96,7 @@ class MirroredSubject:
         return Outcome(outcome.report, outcome.state | changed)
 
     def _sums(self) -> Values:
-        """Over all replicas."""
+        """Return the sums over all replicas."""
         return {name: self._first(total) for name, total in self._totals().items()}
 
     def _all_totals(self) -> Any:
@@ -134,7 +137,7 @@ def _as_float(value: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _single() -> Iterator[None]:
-    """A replica that is traced in here asks no other, and takes itself for the only one."""
+    """Trace a replica as if it were the only one, without communication."""
     with (
         replaced(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),
         replaced(distribute_lib.StrategyBase, "num_replicas_in_sync", 1),

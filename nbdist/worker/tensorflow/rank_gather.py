@@ -1,4 +1,4 @@
-"""What ranks tell each other under the mirrored strategy, beside the training."""
+"""Exchange of small numbers between ranks under the mirrored strategy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _NAME = "_nbdist_gather"
 
 
 def gather_over(strategy: tf.distribute.Strategy) -> Gather:
-    """The strategy's one gather, traced once; it is an attribute, to be freed with the strategy."""
+    """Return the strategy's `Gather`, traced once.
+
+    It is an attribute of the strategy, so both are freed together.
+    """
     if _NAME not in vars(strategy):
         setattr(strategy, _NAME, Gather(strategy))
     kept: Gather = getattr(strategy, _NAME)
@@ -24,10 +27,10 @@ def gather_over(strategy: tf.distribute.Strategy) -> Gather:
 
 
 class Gather:
-    """Every rank's int32 numbers: from shape (n,) to shape (ranks, n); all have to call it.
+    """Gather int32 numbers from all ranks: shape (n,) to (ranks, n). All ranks must call it.
 
     Args:
-        strategy: whose ranks.
+        strategy: strategy of the ranks.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -42,7 +45,7 @@ class Gather:
 
     @functools.cached_property
     def _traced(self) -> Callable[[tf.Tensor], Any]:
-        """Called itself, as `tf.function` takes longer to look for it than the ranks to meet."""
+        """Concrete function, called directly because a lookup by `tf.function` takes too long."""
         signature = [tf.TensorSpec([None], tf.int32)]
         traced: Callable[[tf.Tensor], Any] = tf.function(
             self._gathered, signature, autograph=False
@@ -50,10 +53,10 @@ class Gather:
         return traced
 
     def _gathered(self, numbers: tf.Tensor) -> Any:
-        """A sum of zeros and one row of each: `all_gather` takes two collectives.
+        """Sum arrays that are zero except for each replica's own row.
 
-        `ReplicaContext.all_reduce` would register a gradient, and TensorFlow keeps that for the
-        life of the process, with the strategy.
+        `all_gather` would need two collectives. `ReplicaContext.all_reduce` would register a
+        gradient, and TensorFlow would keep it and the strategy for the life of the process.
         """
 
         def of_all(own: tf.Tensor) -> tf.Tensor:

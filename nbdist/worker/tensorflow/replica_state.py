@@ -1,7 +1,7 @@
-"""Mirrored variables that all ranks should have alike, as `--guard` and plain cells compare them.
+"""Mirrored variables that should be equal on all ranks, as `--guard` and plain cells compare them.
 
-These are trainable variables, weights and seeds of layers, and variables of optimizers. Metrics
-are not among them: each rank has its own part.
+These are trainable variables, weights and seeds of layers, and variables of optimizers. Metrics are
+not included, because each rank has its own part.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 KINDS = (*WITH_VARIABLES, tf.Variable, keras.Variable)
-"""Objects that have variables, or are variables."""
+"""Types of objects that have variables, or are variables."""
 
 
 class Alike:
-    """Mirrored variables.
+    """Mirrored variables that should be equal on all ranks.
 
     Args:
-        owners: objects by the names that lead to them: variables, models, optimizers and the like.
-        extra: further variables, by name.
+        owners: variables, models, optimizers and similar objects by name.
+        extra: further variables with their names.
     """
 
     def __init__(self, owners: Mapping[str, Any], extra: Iterable[tuple[str, Any]] = ()) -> None:
@@ -42,16 +42,16 @@ class Alike:
         self._ids = unlike.keys()
 
     def holds(self, value: Any) -> bool:
-        """Return whether a variable of TensorFlow's is one of them."""
+        """Return True if a TensorFlow variable is one of them."""
         return id(value) in self._ids
 
     def digests(self) -> list[Digest]:
-        """Digests of this rank's own copies."""
+        """Return digests of this rank's own copies."""
         return [Digest(name, of_array(read(part).numpy())) for name, part in self._components]
 
 
 def described(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
-    """TensorFlow's variables of an object, and of its optimizers, each with its path."""
+    """Yield the TensorFlow variables of an object and of its optimizers, with their paths."""
     yield from _described(path, owner, _alike(owner))
     if isinstance(owner, keras.Model):
         for name, part in vars(owner).items():

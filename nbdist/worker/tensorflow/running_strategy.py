@@ -1,18 +1,19 @@
-"""Strategies that a user's cell constructs: the running one takes their place.
+"""Replacement of strategies that a user's cell constructs by the running one.
 
-Under the mirrored strategy a worker runs on the devices and collectives of the cluster's
-MultiWorkerMirroredStrategy. A second strategy beside it ends the process: TensorFlow 2.21.0
-configures the devices and collectives anew while the first one uses them (segmentation fault).
-Tutorials construct one in their first line, so the constructors return the running strategy while
-a cell runs on all ranks. `isinstance(strategy, tf.distribute.MirroredStrategy)` stays False for it.
-TensorFlow has no setting for the class of strategy that a constructor returns.
+Under the mirrored strategy a worker uses the devices and collectives of the cluster's
+MultiWorkerMirroredStrategy. A second strategy ends the process with a segmentation fault:
+TensorFlow 2.21.0 reconfigures the devices and collectives while the first one uses them. Tutorials
+construct a strategy in their first line. While a cell runs on all ranks, the constructors therefore
+return the running strategy. `isinstance(strategy, tf.distribute.MirroredStrategy)` stays False for
+it. TensorFlow has no setting for the class of strategy that a constructor returns.
 
 A cell runs in the scope of the running strategy. `keras.backend.clear_session` resets the default
-graph, and with it TensorFlow's list of entered scopes: the cell's end raises IndexError. In a scope
-the reset is left out. Graphs that eager code never sees are the only loss.
+graph and with it TensorFlow's list of entered scopes. The end of the cell would then raise
+IndexError, so nbdist skips the reset in a scope. The only cost: graphs that eager code never uses
+stay in memory.
 
-In that scope TensorFlow cannot take gradients with respect to mirrored variables. Its message names
-an internal property, ours the remedy.
+In that scope TensorFlow cannot take gradients with respect to mirrored variables. Its error names
+an internal property, and nbdist raises one with a remedy.
 `tests/worker/tensorflow/test_running_strategy.py` covers each constructor.
 """
 
@@ -40,7 +41,7 @@ _RETURNED: tuple[type, ...] = (
     tf.distribute.experimental.CentralStorageStrategy,
 )
 _OVER_WORKERS = _RETURNED[:3]
-"""Those that end the process if they are constructed beside the running one."""
+"""Strategies that end the process if they are constructed beside the running one."""
 
 _TPU = (
     "the workers run TensorFlow on CPUs or GPUs, and nbdist supports TPUs on JAX: remove the line "
@@ -58,7 +59,7 @@ _REFUSED: dict[type, str] = {
 
 @functools.cache
 def apply() -> None:
-    """Patch the constructors of TensorFlow 2.21; leave those of other versions alone."""
+    """Patch TensorFlow 2.21. Leave other versions unchanged and log a warning."""
     if not tf.__version__.startswith(PATCHED_SERIES):
         _log.warning(
             "TensorFlow %s is not patched: only %sx was tested", tf.__version__, PATCHED_SERIES
@@ -73,7 +74,7 @@ def apply() -> None:
 
 
 def running() -> Any:
-    """The mirrored strategy in whose scope a cell runs on all ranks; None without one."""
+    """Return the mirrored strategy of a cell that runs on all ranks. None if there is none."""
     strategy = context.cell_strategy()
     return strategy if isinstance(strategy, tf.distribute.Strategy) else None
 
@@ -103,7 +104,7 @@ def _reset_outside_of_scopes(upstream: Callable[[], None]) -> Callable[[], None]
 
 
 def _answer(kind: type, answer: Callable[[type, Any], Any]) -> None:
-    """Have `answer` make what the constructor returns while a cell runs."""
+    """Make the constructor return the result of `answer` while a cell runs."""
     initialise: Callable[..., None] = kind.__init__  # type: ignore[misc]
 
     def new(wanted: type, *_args: Any, **_options: Any) -> Any:
@@ -121,7 +122,7 @@ def _answer(kind: type, answer: Callable[[type, Any], Any]) -> None:
 
     @functools.wraps(initialise)
     def initialise_new(self: Any, *args: Any, **options: Any) -> None:
-        if self is not running():  # Python initialises an instance of the class, a running one too
+        if self is not running():  # Python also calls `__init__` on a returned instance
             initialise(self, *args, **options)
 
     kind.__new__ = new  # type: ignore[method-assign,assignment]
@@ -143,6 +144,6 @@ def _refuse(kind: type, _strategy: Any) -> Any:
 
 
 def _name(kind: type) -> str:
-    """The public name."""
+    """Return the public name of a strategy class."""
     public = (tf.distribute, tf.distribute.experimental)
     return next(name for module in public for name in dir(module) if getattr(module, name) is kind)

@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 
 class MirroredStep:
-    """The body of the step on every replica, with the arithmetic of one device.
+    """Step body on every replica, with the arithmetic of one device.
 
     Args:
-        request: the step.
-        define: makes a function of a source, in the user's namespace, under the cell's name.
-        namespace: the user's.
-        strategy: the strategy.
-        precision: what Keras's layers compute in; None leaves it to them.
+        request: request for the step.
+        define: defines a function from its source, in the user's namespace and under the cell's
+            name.
+        namespace: namespace of the user.
+        strategy: strategy of all ranks.
+        precision: precision of Keras layers. None leaves their own precision.
 
     Raises:
-        StepError: something was made outside of the strategy's scope, or cannot be compiled.
+        StepError: an object was created outside of the strategy's scope, or cannot be compiled.
     """
 
     reduced = False
@@ -102,12 +103,12 @@ class MirroredStep:
 
     def layout(self, batch: Batch) -> Plan:
         raise PlanError(
-            "under mirrored every device has all of the model, and nothing is to be planned: "
-            "type --strategy pjrt"
+            "the mirrored strategy keeps the whole model on every device, so there is no plan: use "
+            "--strategy pjrt"
         )
 
     def prepare(self, batch: Batch) -> None:
-        """Its state is all there: a step can make no variables."""
+        """Do nothing: the state is complete, because a step cannot create variables."""
 
     def state(self) -> TensorFlowState:
         extra = self._watch.variables()
@@ -129,16 +130,16 @@ class MirroredStep:
         return self._compiled.tracings()
 
     def write_back(self) -> None:
-        """As below."""
+        """Do nothing: the state is in variables."""
 
     def finish(self) -> None:
-        """State is in variables, which stay where they are."""
+        """Undo the changes to optimizers and layers. The state stays in its variables."""
         self._undo.close()
 
 
 def _refuse_jit(request: StepRequest, replicas: int) -> None:
     if request.options.jit and replicas > 1 and not tf.config.list_physical_devices("GPU"):
         raise StepError(
-            "--jit: TensorFlow's XLA has no collectives between CPUs, and there are "
-            f"{replicas} replicas: leave it out, or type --strategy pjrt, which always compiles"
+            "--jit: TensorFlow's XLA has no collectives between CPUs, and this step has "
+            f"{replicas} replicas: remove --jit, or use --strategy pjrt (JAX always compiles)"
         )

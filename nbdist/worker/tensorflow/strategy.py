@@ -1,6 +1,6 @@
 """MultiWorkerMirroredStrategy on one rank.
 
-The private calls of TensorFlow's runtime that the product leans on are all here:
+This module contains all private calls of TensorFlow's runtime that nbdist uses:
 `tensorflow.python.eager.context._reset_context`, the state of its context, `abort_collective_ops`,
 `enable_collective_ops`, the instance keys of collectives, and the threads of eager replicas.
 """
@@ -43,13 +43,13 @@ _held_ports: list[socket.socket] = []
 
 
 def reserve_port() -> int:
-    """Find a free port and keep it until the strategy is built.
+    """Find a free port and reserve it until the strategy is built.
 
-    The socket is bound and never listens. TensorFlow's server may bind the same port because
-    both ask for SO_REUSEPORT (`TF_GRPC_REUSE_PORT=1`); a stranger cannot.
+    The socket is bound and never listens. TensorFlow's server can bind the same port because both
+    set SO_REUSEPORT (`TF_GRPC_REUSE_PORT=1`). Other processes cannot bind it.
 
     Returns:
-        The port's number.
+        The port number.
     """
     os.environ["TF_GRPC_REUSE_PORT"] = "1"
     held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -62,14 +62,14 @@ def reserve_port() -> int:
 
 
 def build(wiring: MirroredWiring) -> tuple[Device, ...]:
-    """Build the strategy together with all other ranks; blocks until they are there.
+    """Build the strategy together with all other ranks. Block until they take part.
 
-    An op that ran before (in a startup file, say) would make TensorFlow refuse with "Collective
-    ops must be configured at program startup": the context it made is dropped first. Variables
-    and datasets made before are lost by that.
+    If an op ran before, for example in a startup file, TensorFlow raises "Collective ops must be
+    configured at program startup". nbdist therefore resets an existing context first, and earlier
+    variables and datasets are lost.
 
     Returns:
-        The devices that this rank's replicas run on.
+        Devices of this rank's replicas.
     """
     worker = runtime_context.current()
     os.environ["TF_CONFIG"] = wiring.tf_config
@@ -107,29 +107,29 @@ def _patch_keras() -> None:
 
 
 def abort_collectives() -> None:
-    """Whoever waits in a collective gets an error; no other works before `reopen`. Any thread."""
-    context.context().abort_collective_ops(tf.errors.ABORTED, "broken off by nbdist")
+    """Abort all collectives until `reopen`, new ones too. Any thread may call this."""
+    context.context().abort_collective_ops(tf.errors.ABORTED, "cancelled by nbdist")
 
 
 def next_key() -> int:
-    """An instance key that no collective of this rank has used."""
+    """Return an instance key that no collective of this rank has used."""
     return max(max(keys.values()) for keys in _instance_keys().values())
 
 
 def reopen(key: int) -> None:
-    """Give the context new collectives in the place of those that were broken off.
+    """Replace the aborted collectives of the context by new ones.
 
-    TensorFlow's server takes the definition that it runs with once more: it keeps its port, devices
-    and resources, and makes another executor of collectives. Variables, datasets, functions and the
-    strategy stay valid. `prove` comes next, once all ranks have done this: a request that reaches a
-    rank's old executor would fail.
+    TensorFlow's server receives its current definition again. It keeps its port, devices and
+    resources, and creates a new collective executor. Variables, datasets, functions and the
+    strategy stay valid. Call `prove` once all ranks have done this: a request that reaches the old
+    executor of a rank would fail.
 
-    An interrupt frees the main thread from an eager collective, and leaves it to a thread of
-    TensorFlow's, which still waits: it is cancelled first.
+    An interrupt frees the main thread from an eager collective, but a thread of TensorFlow still
+    waits in it. That collective is aborted first.
 
     Args:
-        key: the first instance key from here on, the same on all ranks. It is one that no rank has
-            used, so that a late request of the old collectives meets none of the new ones.
+        key: first instance key of the new collectives, the same on all ranks. No rank has used it,
+            so a late request of an old collective cannot match a new one.
 
     Raises:
         RuntimeError: a collective does not end.
@@ -149,16 +149,16 @@ def reopen(key: int) -> None:
 
 
 def prove() -> None:
-    """Make one all-reduce; every rank has to be asked at once."""
+    """Run one all-reduce. All ranks must call this at the same time."""
     with _without_warnings():
         _prove_collectives(runtime_context.current().strategies["mirrored"])
 
 
 def collective_state() -> CollectiveState:
-    """What earlier cells have left of collectives on this rank.
+    """Return the state that earlier cells left in the collectives of this rank.
 
-    A replica that runs eagerly has a thread of its own, which an interrupt does not reach. The
-    keys by which collectives of different ranks find each other are counted on each rank.
+    An eager replica has its own thread, and an interrupt does not reach it. Each rank counts the
+    keys that match collectives between ranks.
     """
     strategy = runtime_context.current().strategies["mirrored"]
     replica = mirrored_run._MirroredReplicaThread
@@ -170,7 +170,7 @@ def collective_state() -> CollectiveState:
 
 
 def device_bytes() -> list[int]:
-    """In use on each of this rank's GPUs; TensorFlow does not count a CPU's."""
+    """Return the bytes in use on each GPU of this rank. TensorFlow does not count CPU memory."""
     gpus = range(len(tf.config.list_physical_devices("GPU")))
     return [tf.config.experimental.get_memory_info(f"GPU:{gpu}")["current"] for gpu in gpus]
 
@@ -185,7 +185,7 @@ def _options(communication: Communication) -> tf.distribute.experimental.Communi
 def _connect_saves(
     strategy: tf.distribute.Strategy, tf_config: str, worker: runtime_context.Worker
 ) -> None:
-    """Tell all ranks the port of rank 0's server; the all-reduce shows that the links work."""
+    """Send the port of rank 0's server to all ranks. The all-reduce also tests the links."""
     host = json.loads(tf_config)["cluster"]["worker"][0].rpartition(":")[0]
     port = saving.serve(host, worker.identity.stream.server_key) if worker.rank == 0 else 0
     of_chief = _prove_collectives(strategy, port) // len(strategy.extended.worker_devices)
@@ -193,10 +193,10 @@ def _connect_saves(
 
 
 def _prove_collectives(strategy: tf.distribute.Strategy, own: int = 0) -> int:
-    """One all-reduce over every replica, so that the links are up before a cell needs them.
+    """Run one all-reduce over all replicas, so that the links are up before a cell needs them.
 
     Returns:
-        The sum of every replica's `own`.
+        The sum of `own` over all replicas.
     """
     values = strategy.run(lambda: tf.constant([1, own]))
     ones, total = strategy.reduce("SUM", values, axis=None).numpy().tolist()
@@ -208,7 +208,7 @@ def _prove_collectives(strategy: tf.distribute.Strategy, own: int = 0) -> int:
 
 
 def _reset_context() -> None:
-    """Drop the context, but for its seed and for its random generator, in the state it is in."""
+    """Reset the context, but keep its seed and the state of its random generator."""
     gc.collect()
     former = vars(context.context())
     kept = {name: former[name] for name in ("_seed", "_rng") if name in former}
@@ -218,7 +218,7 @@ def _reset_context() -> None:
 
 
 def _in_collective() -> bool:
-    """Whether a thread is in an eager collective."""
+    """Return True if a thread is in an eager collective."""
     return any(
         frame.f_code.co_filename == cross_device_ops.__file__
         for innermost in sys._current_frames().values()
@@ -227,20 +227,20 @@ def _in_collective() -> bool:
 
 
 def _instance_keys() -> dict[int, dict[str, int]]:
-    """The next instance key of each group, by device. Each call of a traced function takes one."""
+    """Return the next instance key of each group, by device. Each traced call uses one key."""
     strategy = runtime_context.current().strategies["mirrored"]
     tables: dict[int, dict[str, int]] = strategy.extended._collective_keys._instance_key_table
     return tables
 
 
 def _digest_of_keys() -> int:
-    """The digest of each group's key and instance keys. Names of devices contain the rank."""
+    """Return a digest of the group keys and instance keys, without rank-specific device names."""
     return of_keys({group: list(keys.values()) for group, keys in _instance_keys().items()})
 
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Of TensorFlow, about tensors on devices that are replaced, and an eager all-reduce."""
+    """Silence TensorFlow's warnings about replaced devices and eager all-reduces."""
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,11 +1,11 @@
-"""Variables of TensorFlow after a cancelled collective: all ranks have the same values again.
+"""Restore equal TensorFlow variables on all ranks after a cancelled collective.
 
-Variables, models, datasets and traced functions stay valid: `tensorflow_strategy.reopen` keeps the
-context. A rank that waited in the collective may have done part of a step, for example drawn from a
-seed generator, and it may have left an optimizer half built. `survey` describes what all ranks
-should have alike; `adopt` sets it to one rank's values.
+Variables, models, datasets and traced functions stay valid, because `tensorflow_strategy.reopen`
+keeps the context. A rank that waited in the collective may have completed part of a step, such as a
+draw from a seed generator. It may also have left an optimizer partly built. `survey` describes the
+variables that all ranks should share. `adopt` sets them to one rank's values.
 
-Covered are Keras's variables, seeds, generators, and variables with an aggregation. Each rank keeps
+This covers Keras variables, seeds, generators, and variables with an aggregation. Each rank keeps
 its own metrics.
 """
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from nbdist.records import Agreement, CopiedVariable
 
 _WORD = 4
-"""Bytes of the numbers that an all-reduce adds up: every type is sent as int32."""
+"""Size in bytes of the numbers in an all-reduce: values of every type are sent as int32."""
 
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 _alone: dict[int, Any] = {}
-"""Variables that some rank does not have, by id: they are never compared again."""
+"""Variables that are missing on some rank, by id. They are never compared again."""
 
 _surveyed: tuple[list[Any], list[Any]] = ([], [])
 
 
 def survey() -> Survey:
-    """Describe the variables of this rank; `adopt` comes next."""
+    """Describe the variables of this rank. A call of `adopt` must follow."""
     global _surveyed  # noqa: PLW0603 - from one request to the next
     gc.collect()
     variables, optimizers = _found()
@@ -68,10 +68,10 @@ def survey() -> Survey:
 
 
 def adopt(agreement: Agreement) -> Restored:
-    """Take the source's values; every rank has to be asked at once.
+    """Copy the values of the source rank. All ranks must call this at the same time.
 
     Returns:
-        What the user has to know of this rank.
+        Effects on this rank that the user must know.
     """
     global _surveyed
     (variables, optimizers), _surveyed = _surveyed, ([], [])
@@ -98,12 +98,12 @@ def adopt(agreement: Agreement) -> Restored:
 
 
 def _found() -> tuple[list[Any], list[Any]]:
-    """Variables in the order in which they were created, and optimizers that have one of them."""
+    """Find variables in order of creation, and the optimizers that own one of them."""
     variables: dict[int, Any] = {}
     optimizers = []
     relevant: dict[type, bool] = {}
     for value in gc.get_objects():
-        kind = type(value)  # not what a proxy claims to be
+        kind = type(value)  # a proxy may report another `__class__`
         if kind not in relevant:
             relevant[kind] = issubclass(kind, _HOLDERS)
         if relevant[kind]:
@@ -119,9 +119,9 @@ def _found() -> tuple[list[Any], list[Any]]:
 
 
 def _owned(value: Any) -> Iterable[Any]:
-    """Variables that all ranks should have alike because this object has them.
+    """Return the variables of an object that should be equal on all ranks.
 
-    Attributes may be missing: a rank that is cancelled while it creates an object leaves a part.
+    Attributes may be missing if a rank was cancelled while it created the object.
     """
     fields = vars(value)
     if isinstance(value, keras.Variable):
@@ -137,7 +137,7 @@ def _owned(value: Any) -> Iterable[Any]:
 
 
 def _count(optimizer: Any) -> Any:
-    """The variable that counts an optimizer's steps; None if it has none yet."""
+    """Return the variable that counts an optimizer's steps. None if it has none yet."""
     iterations = vars(optimizer).get("_iterations")
     return iterations._value if isinstance(iterations, keras.Variable) else None
 
@@ -155,7 +155,7 @@ def _is_compared(value: Any) -> bool:
 
 
 def _creation(variable: Any) -> int:
-    """A number that grows with each creation; only the order is the same on all ranks."""
+    """Return a number that grows with each creation. Only the order is the same on all ranks."""
     return int(variable.values[0]._unique_id.rpartition("_")[2])
 
 
@@ -165,7 +165,7 @@ def _seen(variable: Any) -> SeenVariable:
 
 
 def _kind(variable: Any) -> str:
-    """Keras counts layers of a kind in their names: a rank that has made more counts on."""
+    """Describe a variable without the counters that Keras adds to names: they differ by rank."""
     name = re.sub(r"_\d+|:\d+", "", variable.name)
     return f"{name} {variable.dtype.as_numpy_dtype.__name__}"
 
@@ -177,7 +177,7 @@ def _read(variable: Any) -> np.ndarray:
 
 
 def _copy(copied: CopiedVariable, variables: list[Any], *, is_source: bool) -> bool:
-    """Take the source's value of one variable; returns whether this rank's was another."""
+    """Copy the source's value of one variable. Returns True if this rank's value was different."""
     dtype = tf.as_dtype(copied.kind.rpartition(" ")[2]).as_numpy_dtype
     shape = copied.shape
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -195,7 +195,7 @@ def _copy(copied: CopiedVariable, variables: list[Any], *, is_source: bool) -> b
 
 
 def _sum(words: np.ndarray) -> np.ndarray:
-    """Add up what the ranks have; only the first replica of each takes part."""
+    """Add up the values of all ranks. Only the first replica of each rank contributes."""
     strategy = runtime_context.current().strategies["mirrored"]
     local = len(strategy.extended.worker_devices)
 
@@ -209,12 +209,12 @@ def _sum(words: np.ndarray) -> np.ndarray:
 
 
 def _unbuild(optimizer: Any) -> None:
-    """Have Keras build the optimizer again: one rank was cancelled while it did.
+    """Make Keras build the optimizer again, because one rank was cancelled while it built it.
 
-    Keras calls an optimizer built before it has created its variables.
+    Keras marks an optimizer as built before it has created its variables.
     """
     inner = optimizer
-    while isinstance(inner, keras.optimizers.LossScaleOptimizer):  # it does not count itself
+    while isinstance(inner, keras.optimizers.LossScaleOptimizer):  # it does not count steps itself
         inner = inner.inner_optimizer
     if not optimizer.built or int(_read(_count(inner))):
         return
@@ -227,7 +227,7 @@ def _unbuild(optimizer: Any) -> None:
 
 
 def _names(namespace: dict[str, Any], variables: list[Any]) -> Iterator[tuple[int, str]]:
-    """Ids of variables, each with the user's name that leads to it."""
+    """Yield the ids of variables with the user's names for them."""
     wanted = {id(variable) for variable in variables}
     for path, value in reachable(namespace, namespace):
         for variable in _variables(value):

@@ -1,10 +1,10 @@
-"""Variables of a strategy convert to Python's bool, int, float and complex, as other variables do.
+"""Conversion of a strategy's variables to Python's bool, int, float and complex.
 
-TensorFlow's `DistributedVariable` has none of these methods: `if flag:` is true whatever the
-variable contains, and `float(optimizer.learning_rate)` raises TypeError. TensorFlow itself asks
-`bool(destinations)` of variables, so `check_destinations` and `_broadcast_to` are replaced too.
-Seen with TensorFlow 2.21.0; `tests/worker/tensorflow/test_strategy.py` fails if the patch is no
-longer needed.
+Other variables of TensorFlow have these conversions, `DistributedVariable` does not: `if flag:` is
+true for every value, and `float(optimizer.learning_rate)` raises TypeError. TensorFlow itself
+evaluates `bool(destinations)` for variables, so `check_destinations` and `_broadcast_to` are
+replaced too. Tested with TensorFlow 2.21.0. `tests/worker/tensorflow/test_strategy.py` fails if the
+patch is no longer needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _broadcast_upstream = mirrored_strategy.MirroredExtended._broadcast_to
 
 
 def apply() -> None:
-    """Patch the versions that were tested; for another version, print so and change nothing."""
+    """Patch the tested versions. Leave other versions unchanged and log a warning."""
     if not tf.__version__.startswith(PATCHED_SERIES):
         _log.warning(
             "variables of TensorFlow %s are not patched: only %sx was tested",
@@ -40,7 +40,7 @@ def apply() -> None:
 
 
 def _check_destinations(destinations: Any) -> bool:
-    """Whether any are given: a variable is one, whatever it contains."""
+    """Return True if there are destinations. A variable is one, whatever its value."""
     if isinstance(destinations, values.DistributedVariable):
         return True
     given: bool = _check_upstream(destinations)
@@ -54,7 +54,7 @@ def _broadcast_to(self: Any, tensor: Any, destinations: Any) -> Any:
 
 
 def _bool(self: Any) -> bool:
-    """As upstream in a graph, and for arrays: TensorFlow asks there whether it was given one."""
+    """Return the value of a scalar. True, as upstream, in a graph and for other shapes."""
     if tf.inside_function() or self.shape.rank != 0:
         return True
     return bool(self.numpy())

@@ -1,8 +1,8 @@
-"""TensorFlow, imported without Keras: importing this module imports it.
+"""Import TensorFlow without Keras. An import of this module runs the import of TensorFlow.
 
-TensorFlow 2.21 imports Keras at the end of its own import, and with it whatever backend Keras has
-by then. `None` in `sys.modules` makes that one import fail, which TensorFlow expects where Keras is
-not installed. Whoever imports Keras later, or looks up `tf.keras`, gets all of it.
+TensorFlow 2.21 imports Keras at the end of its own import, with the backend that Keras has at that
+time. `None` in `sys.modules` makes that one import fail. TensorFlow expects this failure if Keras
+is not installed. A later import of Keras or lookup of `tf.keras` works as usual.
 """
 
 from __future__ import annotations

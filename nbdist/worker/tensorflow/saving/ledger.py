@@ -48,7 +48,7 @@ class SaveLedger:
 
     @contextlib.contextmanager
     def saving(self, cell: int, path: str) -> Iterator[Entry]:
-        """Announce a save. The body sets the entry's answer, or clears its path if it saves nothing."""
+        """Announce a save. The body sets the entry's answer, or clears its path to cancel."""
         entry = Entry(path, Answer(status="pending"))
         with self._lock:
             if cell != self._cell:
@@ -83,7 +83,7 @@ class SaveLedger:
         return newest.answer if newest and newest.answer.status == "pending" else None
 
     def knows(self, path: str) -> bool:
-        """Return True if a save wrote this path, or if it is a numbered checkpoint of a saved path."""
+        """Return True if a save wrote this path or a prefix that it extends by a number."""
         whole = str(Path(path).absolute())
         with self._lock:
             return any(known == whole or whole.startswith(f"{known}-") for known in self._known)
