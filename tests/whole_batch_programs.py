@@ -6,7 +6,7 @@ from tests.fit_programs import AFTER, program
 
 WHOLE: dict[str, tuple[str, str]] = {
     "a loss that is no mean over rows": (
-        "Sequential gives another `gradient 0`",
+        "Sequential computes a different `gradient 0`",
         program(
             """
             def rmse(y, p):
@@ -18,7 +18,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a loss that a layer adds": (
-        "Sequential gives another `gradient 0`",
+        "Sequential computes a different `gradient 0`",
         program(
             """
             class Penalty(layers.Layer):
@@ -33,7 +33,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "rows that are compared with each other": (
-        "Contrastive gives another `gradient 0`",
+        "Contrastive computes a different `gradient 0`",
         program(
             """
             class Contrastive(keras.Model):
@@ -65,7 +65,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "triplets, of which call() cannot take the first alone": (
-        "Siamese gives another `gradient 0`",
+        "Siamese computes a different `gradient 0`",
         program(
             """
             net = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(4)])
@@ -101,7 +101,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "statistics of the batch in a variable": (
-        "Sequential gives another `variable",
+        "Sequential computes a different `variable",
         program(
             """
             class Statistics(layers.Layer):
@@ -117,7 +117,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a model of the batch's mean within a model": (
-        "Sequential gives another",
+        "Sequential computes a different",
         program(
             """
             inputs = keras.Input((8,))
@@ -130,7 +130,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a term that comes in the second epoch": (
-        "Sequential gives another `gradient 0`",
+        "Sequential computes a different `gradient 0`",
         program(
             """
             beta = keras.Variable(0.0, trainable=False)
@@ -173,7 +173,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a recurrent layer that keeps its state": (
-        "Sequential keeps a state of each row",
+        "Sequential keeps a state for each row",
         program(
             """
             model = keras.Sequential([
@@ -187,7 +187,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a metric that is a minimum": (
-        "Sequential gives another `least`",
+        "Sequential computes a different `least`",
         program(
             """
             class Least(keras.metrics.Metric):
@@ -211,7 +211,7 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
     "a label that is ignored in rows beyond those of a trial": (
-        "Sequential gives another `gradient 0`",
+        "Sequential computes a different `gradient 0`",
         program(
             """
             rows = draw.normal(size=(1024, 3)).astype("float32")

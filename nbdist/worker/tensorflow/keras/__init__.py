@@ -1,4 +1,1 @@
-"""Keras under MultiWorkerMirroredStrategy.
-
-`fit`, `evaluate` and `predict` compute the numbers of one device.
-"""
+"""Keras under MultiWorkerMirroredStrategy: `fit`, `evaluate` and `predict` as on one device."""

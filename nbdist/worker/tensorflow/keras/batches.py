@@ -1,8 +1,8 @@
 """Global batches of Keras's `fit`, `evaluate` and `predict`, cut for a rank.
 
-`tf.distribute` shards a data set before it is shuffled, and gives replicas whatever a file or a
-partial batch leaves. Here every rank makes the same global batches in the same order, as one device
-does, and takes its own rows.
+`tf.distribute` shards a data set before it is shuffled, and gives replicas the uneven rest of files
+and partial batches. In nbdist every rank creates the same global batches in the same order, as one
+device does, and takes its own rows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """A global batch.
+    """Global batch.
 
     Attributes:
-        data: tensors with all rows, as Keras's data adapters nest them.
-        total: rows of the global batch.
-        spec: type specs of `data`, in which dimensions may be unknown.
-        is_part: `data` are this rank's rows only.
-        number: of batches before it in its pass through the data.
-        is_new: it is of the first pass through the data.
+        data: tensors with all rows, in the nesting of Keras's data adapters.
+        total: number of rows of the global batch.
+        spec: type specs of `data`. Dimensions may be unknown.
+        is_part: True if `data` contains this rank's rows only.
+        number: number of earlier batches in this pass through the data.
+        is_new: True in the first pass through the data.
     """
 
     data: Any
@@ -42,7 +42,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Which replicas a rank has."""
+    """Position of a rank's replicas among all replicas."""
 
     first: int
     local: int
@@ -58,13 +58,13 @@ class Place(msgspec.Struct, frozen=True):
         return cls(rank * local, local, int(strategy.num_replicas_in_sync))
 
     def cut(self, data: Any, total: int) -> Any:
-        """This rank's rows of a global batch."""
+        """Return this rank's rows of a global batch."""
         share = Shares(total, self.replicas, even=False).of(self.first, self.local)
         return rows_of(data, share.offset, share.rows)
 
 
 def rows_of(data: Any, first: Any, count: Any) -> Any:
-    """Rows `first` to `first + count` of each tensor, dense, ragged or sparse."""
+    """Return rows `first` to `first + count` of each dense, ragged or sparse tensor."""
 
     def some(value: Any) -> Any:
         if isinstance(value, tf.SparseTensor):
@@ -79,20 +79,20 @@ def rows_of(data: Any, first: Any, count: Any) -> Any:
 
 
 def row_count(data: Any) -> int:
-    """Rows of a global batch."""
+    """Return the number of rows of a global batch."""
     first = _first(data)
     shape = first.dense_shape if isinstance(first, tf.SparseTensor) else first.shape
     return int(shape[0])
 
 
 def has_equal_rows(data: Any) -> bool:
-    """Whether all tensors of a batch have as many rows."""
+    """Return True if all tensors of a batch have the same number of rows."""
     shapes = [leaf.shape for leaf in tree.flatten(data) if _has_rows(leaf)]
     return all(shape.rank and shape[0] == shapes[0][0] for shape in shapes)
 
 
 def rows_in(data: Any) -> Count:
-    """Rows of a part of a batch while a step is traced: an int if known, else a scalar int32."""
+    """Return the rows of a part while a step is traced: an int if known, else a scalar int32."""
     first = _first(data)
     if isinstance(first, tf.SparseTensor):
         return tf.cast(first.dense_shape[0], tf.int32)
@@ -102,12 +102,12 @@ def rows_in(data: Any) -> Count:
 
 
 def has_known_rows(spec: Any) -> bool:
-    """Whether each batch has the same number of rows, which the spec tells."""
+    """Return True if the spec contains the number of rows, the same for each batch."""
     return _first(spec).shape[0] is not None
 
 
 def _first(data: Any) -> Any:
-    """The first leaf that has rows."""
+    """Return the first leaf that has rows."""
     return next(leaf for leaf in tree.flatten(data) if _has_rows(leaf))
 
 
@@ -116,7 +116,7 @@ def _has_rows(leaf: Any) -> bool:
 
 
 def given(data: Any) -> Batch:
-    """A batch that is given to `train_on_batch` or `test_on_batch`, the same on all ranks."""
+    """Return the batch of `train_on_batch` or `test_on_batch`. It must be the same on all ranks."""
     data = tree.map_structure(
         lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), data, none_is_leaf=True
     )
@@ -128,10 +128,10 @@ class GlobalBatches:
 
     Args:
         dataset: global batches, the same on all ranks.
-        order: called before each pass; makes the next order of samples.
-        check: compares a first batch with the other ranks'.
+        order: creates the next order of samples. Called before each pass.
+        check: compares the first batch of a pass with the other ranks.
         total_of: takes this rank's rows and returns those of the global batch, if each rank reads
-            its part from data of its own (`--own-data`).
+            its own data (`--own-data`).
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class GlobalBatches:
         self._passes = 0
 
     def symbols(self) -> Any:
-        """Specs of a batch, with None for what it does not have."""
+        """Return specs of a batch, with None for missing values."""
         return tree.map_structure(
             lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self.spec
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin a pass at once: a data set that reshuffles counts the iterators that are made."""
+        """Start a pass immediately, because a data set that reshuffles counts its iterators."""
         self._order()
         self._passes += 1
         return self._batches(iter(self._dataset))

@@ -1,11 +1,14 @@
-"""Keras 3 does not compute `fit` under MultiWorkerMirroredStrategy as on one device.
+"""Patch of Keras 3 that makes `fit` under MultiWorkerMirroredStrategy equal to one device.
 
-Its trainer's functions cannot train at all (https://github.com/keras-team/keras/issues/20585),
-shuffle each rank's data another way, and average over replicas whatever their rows. Ours replace
-them (`worker/tensorflow/keras/train_function.py`, `worker/tensorflow/keras/inputs.py`).
-`LossScaleOptimizer.check_finite` asks each replica about its own gradients: if one overflows and
-they are not averaged yet, its replica alone skips the update, and all wait for each other forever.
-Seen with Keras 3.15.1 and TensorFlow 2.21.0; `tests/worker/tensorflow/test_strategy.py` fails when
+The functions of Keras's trainer cannot train under this strategy
+(https://github.com/keras-team/keras/issues/20585). They also shuffle each rank's data differently,
+and average over replicas without regard to their rows. nbdist replaces these functions
+(`worker/tensorflow/keras/train_function.py`, `worker/tensorflow/keras/inputs.py`).
+
+`LossScaleOptimizer.check_finite` tests only the replica's own gradients. If they overflow before
+they are averaged, only that replica skips the update, and all replicas deadlock.
+
+Tested with Keras 3.15.1 and TensorFlow 2.21.0. `tests/worker/tensorflow/test_strategy.py` fails if
 the patch is no longer needed.
 """
 
@@ -48,13 +51,13 @@ _scale_upstream = keras_loss.scale_loss_for_distribution
 _unscale_upstream = keras_loss.unscale_loss_for_distribution
 _initialize_upstream = keras_core.Variable._initialize
 _made_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""The strategy of each function that was made for a model."""
+"""Strategy of each function that was created for a model."""
 
 _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
 
 def apply() -> None:
-    """Patch the versions that were tested; for another version, print so and change nothing."""
+    """Patch the tested versions. Leave other versions unchanged and log a warning."""
     if not keras.__version__.startswith(PATCHED_SERIES):
         _log.warning(
             "Keras %s is not patched: only %sx was tested", keras.__version__, PATCHED_SERIES
@@ -74,7 +77,7 @@ def apply() -> None:
 
 @contextlib.contextmanager
 def made_for(precision: Precision) -> Iterator[None]:
-    """Layers that are made meanwhile compute in `precision`; their variables are float32."""
+    """Set the precision of layers created in this context. Their variables are float32."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(f"mixed_{precision}")
     try:
@@ -84,7 +87,7 @@ def made_for(precision: Precision) -> Iterator[None]:
 
 
 def _check_finite(self: Any, grads: Any) -> Any:
-    """Whether the gradients are finite on all replicas."""
+    """Return True if the gradients are finite on all replicas."""
     finite = _finite_upstream(self, grads)
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -94,7 +97,7 @@ def _check_finite(self: Any, grads: Any) -> Any:
 
 
 def _scale_loss(value: Any) -> Any:
-    """Divide by the number of replicas in a replica only: a plain cell is one device."""
+    """Divide by the number of replicas, but only in a replica. A plain cell acts as one device."""
     return _scale_upstream(value) if tf.distribute.get_replica_context() else value
 
 
@@ -103,10 +106,10 @@ def _unscale_loss(value: Any) -> Any:
 
 
 def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = False) -> Any:
-    """Make the function that `fit`, `evaluate` or `predict` calls for each step.
+    """Create the function that `fit`, `evaluate` or `predict` calls for each step.
 
-    A model without a strategy of its own is trained in whatever scope there is: another scope needs
-    another function.
+    A model without its own strategy is trained in the current scope, and a different scope needs a
+    new function.
     """
     if not _is_ours(self.distribute_strategy):
         return _make_upstream[kind](self, force)
@@ -137,7 +140,7 @@ def _init_iterator(self: Any, distribute_strategy: Any = None, *args: Any, **kwa
 
 
 def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build from the spec of the batches: reading one would reshuffle the data set."""
+    """Build from the spec of the batches. Reading a batch would reshuffle the data set."""
     strategy = self._distribute_strategy
     if strategy is None or not _is_ours(strategy):
         _build_upstream(self, iterator, data_batch)
@@ -154,9 +157,9 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
 
 
 def _build(model: Any, data_batch: Any) -> None:
-    """Build, unless a `train_step` of the user's takes batches that `call` does not.
+    """Build the model, unless a user's `train_step` takes batches that `call` does not accept.
 
-    Such a model needs no more variables if its layers have theirs: `call` runs in the step.
+    Such a model is complete if its layers are built: `call` runs in the step.
     """
     metrics = model._compile_metrics
     are_built = metrics is None or metrics.built
@@ -172,7 +175,7 @@ def _build(model: Any, data_batch: Any) -> None:
 
 
 def _skip_first_reset(metrics: Any) -> None:
-    """Begin with the initial values, as one device does: it builds metrics after the reset."""
+    """Keep initial metric values in the first epoch. One device builds metrics after the reset."""
 
     def skip() -> None:
         object.__delattr__(metrics, "reset_state")
@@ -181,7 +184,7 @@ def _skip_first_reset(metrics: Any) -> None:
 
 
 def _is_ours(strategy: Any) -> bool:
-    """Whether it is that of all workers, or that of a rank by itself."""
+    """Return True for the strategy of all workers and for the strategy of a single rank."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         multi_worker: bool = strategy.extended._in_multi_worker_mode()
         return multi_worker

@@ -1,9 +1,9 @@
-"""Inputs of Keras's `fit`, `evaluate` and `predict` are the same on all ranks, or refused.
+"""Check that Keras's `fit`, `evaluate` and `predict` have the same inputs on all ranks.
 
-Every rank cuts its rows from global batches (`worker/tensorflow/keras/batches.py`). If these
-differ, samples are seen twice or never. So ranks compare sampled rows of the arrays that they were
-given, and the first batch of each data set. The order of a shuffle without a seed is that of a
-number which rank 0 draws.
+Every rank takes its rows from global batches (`worker/tensorflow/keras/batches.py`). If these
+batches differ, some samples are used twice and others never. Ranks therefore compare sampled rows
+of their arrays, and the first batch of each data set. Rank 0 draws the seed for the order of an
+unseeded shuffle.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.rank_gather import Gather
 
 SAMPLED_ROWS = 256
-"""Rows of an array that are compared, spread evenly."""
+"""Number of evenly spread rows of an array that ranks compare."""
 
 ARGUMENTS = ("x", "y", "sample_weight")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "TruncatedNormal")
-"""What the types of TensorFlow's operations that draw random numbers begin with."""
+"""Prefixes of the types of TensorFlow operations that draw random numbers."""
 
 
 def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Global batches of what Keras was given, once ranks have agreed on them.
+    """Return global batches of Keras's inputs after the ranks have compared them.
 
     Args:
-        adapter: Keras's, of the data.
-        strategy: whose ranks.
+        adapter: data adapter of Keras.
+        strategy: strategy of the ranks.
 
     Returns:
-        `GlobalBatches`, or the data set that the user has distributed.
+        `GlobalBatches`, or the data set if the user has distributed it.
 
     Raises:
-        StepError: ranks were given other data.
+        StepError: ranks have different data.
     """
     if strategy.num_replicas_in_sync == 1:
         return GlobalBatches(adapter.get_tf_dataset())
@@ -78,10 +78,10 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
 
 
 class Shuffle:
-    """Stands for `tf.random.shuffle` in Keras's data sets of arrays.
+    """Replacement of `tf.random.shuffle` in Keras's data sets of arrays.
 
-    With a seed of the user's, it is that function, so that the order is that of one device.
-    Without, each pass has an order of its own, by `order`.
+    With a seed of the user it is the original function, so the order is that of one device. Without
+    one, each pass has a different order, derived from `order`.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,14 @@ class Shuffle:
         if self._pass is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._pass = tf.Variable([0, 0], dtype=tf.int32, trainable=False)
-        first = tf.cast(tf.reduce_min(values), tf.int32)  # "batch": each has its own order
+        first = tf.cast(
+            tf.reduce_min(values), tf.int32
+        )  # for shuffle="batch", each batch has its own order
         return tf.random.experimental.stateless_shuffle(values, self._pass + tf.stack([first, 0]))
 
     @property
     def is_used(self) -> bool:
-        """Whether the data set is shuffled by it."""
+        """Return True if the data set is shuffled by this object."""
         return self._pass is not None
 
     def next_pass(self) -> None:
@@ -109,7 +111,7 @@ class Shuffle:
 
 
 def _proposed_order() -> int:
-    """A seed for the shuffles of this `fit`; all ranks take rank 0's."""
+    """Return a seed for the shuffles of this `fit`. All ranks use rank 0's."""
     worker = context.current()
     state = worker.cell_state
     made = state.fits.fits if state.fits else 0
@@ -117,7 +119,7 @@ def _proposed_order() -> int:
 
 
 def _sums_of_arrays(adapter: Any) -> list[int]:
-    """A checksum for each of `ARGUMENTS`; 0 if it is no array."""
+    """Return a checksum for each of `ARGUMENTS`. 0 for values that are not arrays."""
     sums = [0] * len(ARGUMENTS)
     if isinstance(adapter, ArrayDataAdapter):
         given = adapter._inputs if isinstance(adapter._inputs, tuple) else (adapter._inputs,)
@@ -139,15 +141,15 @@ def _checksum(value: Any) -> int:
 
 
 def _cardinality(dataset: tf.data.Dataset) -> int:
-    """Batches of the data set; negative if infinite or unknown."""
+    """Return the number of batches of the data set. Negative if infinite or unknown."""
     return min(int(dataset.cardinality()), 0x7FFFFFFF)
 
 
 def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
-    """A single batch that ranks have alike, or with `--own-data` this rank's part of one.
+    """Check that a single batch is equal on all ranks, or mark it as a part with `--own-data`.
 
     Raises:
-        StepError: ranks were given other batches.
+        StepError: ranks have different batches.
     """
     gather = gather_over(strategy)
     if context.current().request.options.own_data:
@@ -157,7 +159,7 @@ def agreed(batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
 
 
 def _sums_of_batch(data: Any) -> np.ndarray:
-    """A checksum for each of `ARGUMENTS`: shape (3,), int32; 0 if the batch has none."""
+    """Return a checksum for each of `ARGUMENTS`: shape (3,), int32. 0 for a missing argument."""
     parts = data if isinstance(data, tuple) else (data,)
     sums = np.zeros(len(ARGUMENTS), np.int32)
     sums[: len(parts)] = [_checksum(part) for part in parts]
@@ -165,50 +167,50 @@ def _sums_of_batch(data: Any) -> np.ndarray:
 
 
 def _total_of(gather: Gather, rows: int) -> int:
-    """Rows of a global batch of which each rank has its part.
+    """Return the number of rows of a global batch from this rank's rows.
 
     Raises:
-        StepError: ranks have other numbers of rows.
+        StepError: ranks have different numbers of rows.
     """
     gathered = gather(np.array([rows], np.int32))[:, 0].tolist()
     if len(set(gathered)) > 1:
         raise StepError(
-            f"--own-data: ranks have batches of {', '.join(map(str, gathered))} rows; give each "
-            "rank as many samples as the others, or batch them with drop_remainder=True"
+            f"--own-data: ranks have batches of {', '.join(map(str, gathered))} rows: give each "
+            "rank the same number of samples, or batch them with drop_remainder=True"
         )
     return sum(gathered)
 
 
 def _check_first(first: Any, gather: Gather, *, draws: bool) -> None:
-    """Compare the first batch; of inputs that are augmented at random, only the targets."""
+    """Compare the first batch between ranks. With random augmentation, compare only the targets."""
     sums = gather(_sums_of_batch(first))
     skipped = 1 if draws and isinstance(first, tuple) and len(first) > 1 else 0
     _require_same("the first batch", sums[:, skipped:], ARGUMENTS[skipped:])
 
 
 def _require_same(what: str, gathered: np.ndarray, names: Sequence[str] = ()) -> None:
-    """Raises StepError for columns in which ranks have other numbers."""
+    """Raise StepError if a column of `gathered` differs between ranks."""
     differing = [n for n, column in enumerate(gathered.T) if len(set(column.tolist())) > 1]
     if not differing:
         return
     named = ", ".join(dict.fromkeys(f"`{names[n]}`" for n in differing)) if names else ""
     raise StepError(
-        f"{what}{' in ' if named else ''}{named} is not the same on all ranks: all workers share "
-        "the batches of one data set. Give generators and shuffle(...) a seed "
-        "(np.random.default_rng(0)), sort file names (sorted(os.listdir(folder))), or set "
-        "--own-data if each rank has data of its own on purpose"
+        f"{what}{' in ' if named else ''}{named} is not the same on all ranks: all workers need "
+        "the same batches. Set a seed for generators and shuffle(...) "
+        "(np.random.default_rng(0)), sort file names (sorted(os.listdir(folder))), or use "
+        "--own-data if each rank has its own data on purpose"
     )
 
 
 def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Elements come in the same order on all ranks, whichever is made first."""
+    """Make the order of elements deterministic, and so the same on all ranks."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
 
 
 def _draws(dataset: tf.data.Dataset) -> bool:
-    """Whether a function of the data set draws random numbers, as augmentation does."""
+    """Return True if a function of the data set draws random numbers, as augmentation does."""
     functions = [f.function for f in dataset._functions()]
     return any(_draws_in(f.graph) for f in functions) or any(
         _draws(below) for below in dataset._inputs()

@@ -1,14 +1,14 @@
-"""Keras's metrics in a step: every sample counts once; `result()` is that of all replicas.
+"""Keras metrics in a step: each sample counts once, and `result()` covers all replicas.
 
-Each replica has a share of a metric's variables. TensorFlow adds the shares up when they are read
-outside of a replica, and `result()` in a step is made of the sums too. If all replicas are given
-the same, as with a whole batch, the first replica alone counts it. A metric that is given a scalar,
-such as the loss, counts the mean over replicas once, as the step's reports do.
+Each replica has a share of a metric's variables. TensorFlow adds up the shares when they are read
+outside of a replica, and `result()` in a step uses the same sums. If all replicas receive the same
+values, as with a whole batch, only the first replica counts them. A metric of a scalar, such as the
+loss, counts the mean over replicas once, as the step's reports do.
 
-The state of a metric of the user's need not be a sum: it may be a minimum. If all replicas are
-given the same, each updates the whole state, and the first keeps it.
+The state of a user's metric may be something other than a sum, for example a minimum. If all
+replicas receive the same values, each updates the whole state, and the first replica keeps it.
 
-Keras 3.15; see `worker/tensorflow/replica/single_device_math.py`.
+Written for Keras 3.15. See `worker/tensorflow/replica/single_device_math.py`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _OVER_REPLICAS = {
     "sum": tf.distribute.ReduceOp.SUM,
     "mean": tf.distribute.ReduceOp.MEAN,
 }
-"""By a variable's `aggregation`, for those that each replica has its own of."""
+"""Reductions by a variable's `aggregation`, for variables with one copy on each replica."""
 
 
 def look_up(
     shares: Division, result: Callable[..., Any] | None = None
 ) -> Callable[[keras.Metric, str], Any]:
-    """How attributes of metrics are found in a step: every class has methods of its own.
+    """Return a lookup for attributes of metrics in a step, because every class has its own methods.
 
     Args:
-        shares: how the rows of the global batch are divided over replicas.
-        result: takes a metric and its method `result`, and makes the result; left out, it is that
-            of all replicas.
+        shares: division of the global batch over replicas.
+        result: takes a metric and its method `result`, and returns the result (default: the result
+            over all replicas).
     """
 
     def found(metric: keras.Metric, name: str) -> Any:
@@ -59,7 +59,7 @@ def look_up(
 def _update(
     metric: keras.Metric, update: Callable[..., Any], shares: Division, *args: Any, **kwargs: Any
 ) -> None:
-    """Update by own rows; by rows that all replicas have, keep the update on the first alone."""
+    """Update with this replica's rows. Only the first replica counts rows that all have."""
     if in_stateless_scope():
         update(*args, **kwargs)
         return
@@ -71,7 +71,7 @@ def _update(
     if not (shares.whole or scalar):
         update(*args, **kwargs)
         return
-    is_known = is_of_keras(type(metric))  # the metrics in it, which it updates, are looked up too
+    is_known = is_of_keras(type(metric))  # the lookup also applies to the metrics that it contains
     variables = metric._variables if is_known else metric.variables
     shares_of = [v for v in variables if v.aggregation == "sum"]
     kept = [tf.identity(v) for v in shares_of]
@@ -87,13 +87,13 @@ def _update(
 
 
 def is_of_keras(what: Any) -> bool:
-    """Return True for a class or function of Keras's own."""
+    """Return True for a class or function of Keras itself."""
     module = getattr(what, "__module__", "") or ""
     return module.startswith("keras.src.")
 
 
 def mean(own: tf.Tensor, shares: Division) -> tf.Tensor:
-    """The mean over all rows, of scalars that are means over the rows of a replica."""
+    """Return the mean over all rows, from scalars that are means over the rows of a replica."""
     share = shares.here()
     weighted = share.weighted(own)
     return _replica().all_reduce(tf.distribute.ReduceOp.MEAN, weighted)
@@ -104,14 +104,14 @@ def _is_scalar(value: Any) -> bool:
 
 
 def over_replicas(metric: keras.Metric, result: Callable[[], Any]) -> Any:
-    """The result of a metric, from the values of its variables over all replicas."""
+    """Return the result of a metric from the values of its variables over all replicas."""
     if in_stateless_scope():
         return result()
     return result_of(metric, [_over_replicas(v) for v in metric.variables])
 
 
 def result_of(metric: keras.Metric, values: list[Any]) -> Any:
-    """The result of a metric whose variables have `values`; it may be a variable itself."""
+    """Return the result of a metric for given variable values. It may be a variable itself."""
     by_variable = {id(v): value for v, value in zip(metric.variables, values, strict=True)}
     return tree.map_structure(
         lambda leaf: by_variable.get(id(leaf), leaf), metric.stateless_result(values)
@@ -119,7 +119,7 @@ def result_of(metric: keras.Metric, values: list[Any]) -> Any:
 
 
 def _over_replicas(variable: keras.Variable) -> Any:
-    value = tf.identity(variable)  # what is read from a variable has no device of its own
+    value = tf.identity(variable)  # a plain read of a variable has no device of its own
     if variable.aggregation not in _OVER_REPLICAS:
         return value
     return _replica().all_reduce(_OVER_REPLICAS[variable.aggregation], value)

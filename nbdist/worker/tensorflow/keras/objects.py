@@ -1,4 +1,4 @@
-"""The Keras objects that a step under the mirrored strategy uses."""
+"""Keras objects that a step under the mirrored strategy uses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WITH_VARIABLES = (keras.layers.Layer, BaseOptimizer, keras.metrics.Metric, tf.Mo
 
 
 class KerasObjects:
-    """Models, layers, optimizers, metrics and variables, by the names that lead to them.
+    """Models, layers, optimizers, metrics and variables, by the user's names for them.
 
     Args:
-        request: the step.
-        namespace: the user's.
-        strategy: under which they must have been made.
+        request: request for the step.
+        namespace: namespace of the user.
+        strategy: strategy in whose scope they must be created.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KerasObjects:
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """Every layer, those within others too."""
+        """Return all layers, nested ones included."""
         every = (layer for root in self._roots() for layer in root._flatten_layers())
         return list({id(layer): layer for layer in every}.values())
 
@@ -53,7 +53,7 @@ class KerasObjects:
         return [(name, value) for name, value in self._owners if isinstance(value, BaseOptimizer)]
 
     def variables(self) -> Iterator[tuple[str, tf.Variable]]:
-        """Every variable of TensorFlow's, with a path that the user knows."""
+        """Yield every TensorFlow variable with its path in the user's names."""
         for name, owner in self._owners:
             for variable in owner.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
@@ -62,11 +62,11 @@ class KerasObjects:
             yield name, _of_tensorflow(variable)
 
     def roots(self) -> dict[str, Any]:
-        """What has variables, or is one, by the words that lead to it."""
+        """Return variables and objects with variables, by name."""
         return dict((*self._owners, *self._bare))
 
     def slots(self) -> Iterator[tf.Variable]:
-        """What optimizers keep for each variable: moments and the like."""
+        """Yield the slot variables of optimizers, such as moments."""
         for _, optimizer in self.optimizers:
             scalars = (optimizer.iterations, optimizer._learning_rate)
             for variable in optimizer.variables:
@@ -74,9 +74,12 @@ class KerasObjects:
                     yield _of_tensorflow(variable)
 
     def check_scope(self) -> None:
-        """Raises StepError for what was made elsewhere than in the strategy's scope.
+        """Check that all objects were created in the strategy's scope and have variables.
 
-        It would be trained on each worker by itself, or not at all.
+        Each worker would train other objects separately, or not at all.
+
+        Raises:
+            StepError: an object was created outside of the scope, or has no variables yet.
         """
         made_here = self._strategy.extended.variable_created_in_scope
         wrong = {
@@ -90,8 +93,8 @@ class KerasObjects:
         if wrong:
             named = ", ".join(f"`{name}`{self._line(name)}" for name in wrong)
             raise StepError(
-                f"made outside of strategy.scope(): {named}; the workers would train each for "
-                "itself. Make it in a %%dist_run cell on all ranks with --strategy mirrored"
+                f"made outside of strategy.scope(): {named}; each worker would train it "
+                "separately. Create it in a %%dist_run cell on all ranks with --strategy mirrored"
             )
         unbuilt = [
             f"`{name}`{self._line(name)}"
@@ -101,11 +104,11 @@ class KerasObjects:
         if unbuilt:
             raise StepError(
                 f"has no variables yet: {', '.join(unbuilt)}; begin the model with "
-                "keras.Input(shape), or call it once on a batch in the cell that makes it"
+                "keras.Input(shape), or call it on a batch in the cell that creates it"
             )
 
     def build_optimizers(self) -> None:
-        """Give optimizers that have none their variables: a step can make none."""
+        """Build an unbuilt optimizer, because a step cannot create variables."""
         trainable = [v for layer in self._roots() for v in layer.trainable_variables]
         unique = list({id(v): v for v in trainable}.values())
         for _, optimizer in self.optimizers:
@@ -122,7 +125,7 @@ class KerasObjects:
 
     @contextlib.contextmanager
     def computing_in(self, precision: Precision | None) -> Iterator[None]:
-        """Layers compute in `precision`; their variables stay what they are."""
+        """Compute layers in `precision` within this context. Their variables keep their type."""
         if precision is None:
             yield
             return
@@ -137,11 +140,11 @@ class KerasObjects:
                 layer.dtype_policy = policy
 
     def is_coarse(self) -> bool:
-        """Whether some layer computes in less than float32."""
+        """Return True if a layer computes in less than float32."""
         return any(layer.compute_dtype in ("float16", "bfloat16") for layer in self.layers)
 
     def scales_loss_itself(self) -> bool:
-        """Whether an optimizer of the user's scales the loss."""
+        """Return True if an optimizer of the user scales the loss."""
         kinds = (value for _, value in self.optimizers)
         return any(isinstance(value, keras.optimizers.LossScaleOptimizer) for value in kinds)
 

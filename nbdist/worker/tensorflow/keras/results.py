@@ -1,4 +1,4 @@
-"""One value for all replicas of what a step of Keras's returns, by a single all-reduce."""
+"""Combination of a Keras step's results over all replicas by a single all-reduce."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """Notes which tensors are results of metrics while a step is traced on a replica.
+    """Record of the tensors that are results of metrics while a step is traced on a replica.
 
     Args:
-        shares: how the rows of the global batch are divided over replicas.
+        shares: division of the global batch over replicas.
     """
 
     def __init__(self, shares: Division) -> None:
@@ -28,14 +28,14 @@ class Results:
         self._metrics: dict[int, tuple[Any, keras.Metric, int]] = {}
 
     def of(self, metric: keras.Metric, result: Callable[[], Any]) -> Any:
-        """The result over this replica's rows, and note whose it is."""
+        """Return the result over this replica's rows, and record its metric."""
         made = result()
         for number, leaf in enumerate(tree.flatten(made)):
             self._metrics.setdefault(id(leaf), (leaf, metric, number))
         return made
 
     def over_replicas(self, outputs: Any) -> Any:
-        """Values for all rows: of metrics, by their variables; of other scalars, the mean."""
+        """Return values for all rows: metrics from their variables, other scalars as the mean."""
         leaves = [self._tensor(leaf) for leaf in tree.flatten(outputs)]
         own: dict[Any, tf.Tensor] = {}
         for number, leaf in enumerate(leaves):
@@ -50,7 +50,7 @@ class Results:
         return tree.pack_sequence_as(outputs, made)
 
     def _tensor(self, leaf: Any) -> Any:
-        """The value of a variable that a step returns; a metric's is looked up later."""
+        """Return the value of a variable that a step returns. Metric variables are read later."""
         if isinstance(leaf, keras.Variable) and id(leaf) not in self._metrics:
             return tf.convert_to_tensor(leaf)
         return leaf
@@ -72,7 +72,7 @@ def _is_of_replica(variable: keras.Variable) -> bool:
 
 
 def _is_mean(leaf: Any) -> bool:
-    """Whether it is a scalar of this replica's rows, such as a loss."""
+    """Return True for a scalar of this replica's rows, such as a loss."""
     if isinstance(leaf, (bool, int)) or leaf is None:
         return False
     return isinstance(leaf, float) or (
@@ -81,7 +81,7 @@ def _is_mean(leaf: Any) -> bool:
 
 
 def _summed(values: dict[Any, tf.Tensor]) -> dict[Any, tf.Tensor]:
-    """Sums over replicas; one collective for each dtype."""
+    """Return sums over replicas, with one collective for each dtype."""
     replica = tf.distribute.get_replica_context()
     by_type: dict[tf.DType, list[Any]] = {}
     for key, value in values.items():

@@ -1,9 +1,9 @@
-"""Models whose step replicas can compute by parts of the rows of a batch.
+"""Detection of models whose step replicas can compute on parts of a batch.
 
-Replicas share the rows of a batch. That gives the numbers of one device if losses and metrics are
-means or sums over rows and no row depends on another. Models of Keras's own layers, losses and
-metrics are known to be so. Another model is tried (`worker/tensorflow/keras/step_trial.py`). If
-gradients or results of parts differ from those of the whole, every replica computes all rows.
+Replicas share the rows of a batch. The results equal those of one device if losses and metrics are
+means or sums over rows, and no row depends on another. This is known for models of Keras's own
+layers, losses and metrics. nbdist tries other models (`worker/tensorflow/keras/step_trial.py`). If
+gradients or results of parts differ from those of the whole batch, every replica computes all rows.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MIXING_LAYERS = (
     *("TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper"),
 )
 _MIXING_LOSSES = ("dice", "tversky", "circle")
-"""Those of Keras's own in which rows meet, or that call functions of the user's."""
+"""Layers and losses of Keras that combine rows or call functions of the user."""
 
 _SEPARABLE = (None, "sum", "mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 
 class Rows:
-    """Finds out whether a model treats each row by itself.
+    """Test of whether a model treats each row independently.
 
     Args:
-        model: a Keras model.
-        trace: of its step, for trials.
-        predicts: the step is a prediction, without losses and metrics.
+        model: Keras model.
+        trace: traces its step for trials.
+        predicts: True if the step is a prediction, without losses and metrics.
     """
 
     def __init__(self, model: Any, trace: Trace, *, predicts: bool = False) -> None:
@@ -55,11 +55,11 @@ class Rows:
         self._order: np.ndarray | None = None
 
     def are_all_needed(self, batch: Batch) -> bool:
-        """Whether every replica has to compute all rows of this batch.
+        """Return True if every replica must compute all rows of this batch.
 
-        A model that is not known is tried with the first batch of each pass. In the first pass
-        through some data also with batches 2, 3, 5, 9, ... and with those that contain rows of a
-        new kind (`worker/tensorflow/keras/row_kinds.py`).
+        An unknown model is tried with the first batch of each pass. In the first pass through the
+        data, it is also tried with batches 2, 3, 5, 9, ... and with batches that contain a new kind
+        of row (`worker/tensorflow/keras/row_kinds.py`).
         """
         if not has_equal_rows(batch.data):
             _note(self._model, "is given parts with different numbers of rows in one batch")
@@ -71,7 +71,7 @@ class Rows:
 
     @functools.cached_property
     def are_apart(self) -> bool:
-        """Whether the model is known to treat each row by itself."""
+        """Return True if the model is known to treat each row independently."""
         model = self._model
         if _is_stateful(model) or not _has_separable_layers(model):
             return False
@@ -88,15 +88,15 @@ class Rows:
     def _find(self, batch: Batch) -> bool:
         model = self._model
         if _is_stateful(model):
-            _note(model, "keeps a state of each row")
+            _note(model, "keeps a state for each row")
             return True
         if model.run_eagerly:
             _note(model, "runs eagerly, and is not made of Keras's own layers, losses and metrics")
             return True
         if batch.is_part:
-            return False  # no rank has all rows to compare with: the user answers for it
+            return False  # no rank has all rows to compare with: the user must ensure it
         if not self._tried and self._trials.agree(_is_known(model)):
-            _note(model, "was found to need all rows when this cell ran before")
+            _note(model, "needed all rows in an earlier run of this cell")
             return True
         found = self._trials.difference(batch, self._order)
         if found and self._tried:
@@ -108,11 +108,11 @@ class Rows:
 
 
 _LATE = (
-    ", first in batch {number}. Earlier batches may have given other numbers than on one device: "
-    "run the cell again with a new model, and nbdist computes all rows from the first batch on"
+    ", first in batch {number}. Earlier batches may have different results than on one device: "
+    "run the cell again with a new model to compute all rows from the first batch on"
 )
 _known: set[tuple[int, str]] = set()
-"""Cells and models in which a late batch has shown that all rows are needed."""
+"""Cells and models that needed all rows in a late batch."""
 
 
 def _key(model: Any) -> tuple[int, str]:
@@ -126,8 +126,9 @@ def _is_known(model: Any) -> bool:
 def _note(model: Any, why: str) -> None:
     context.current().reporter.note(
         "batch",
-        f"{type(model).__name__} {why}. So every worker computes all rows, as one device, without "
-        "a speed-up. Use losses and metrics that are means over rows, or a step cell (--data)",
+        f"{type(model).__name__} {why}. Therefore every worker computes all rows, as one device "
+        "would, without a speed-up. Use losses and metrics that are means over rows, or a step "
+        "cell (--data)",
         warning=True,
     )
 
@@ -137,12 +138,12 @@ def _is_stateful(model: Any) -> bool:
 
 
 def _has_separable_layers(model: Any) -> bool:
-    """Whether all operations are layers of Keras's own that treat each row by itself."""
+    """Return True if all operations are layers of Keras that treat each row independently."""
     return all(map(_is_separable_layer, model._flatten_layers()))
 
 
 def _is_separable_layer(layer: Any) -> bool:
-    """Whether it is Keras's own, and so is all that it calls."""
+    """Return True if the layer and all that it calls belong to Keras and keep rows separate."""
     if not is_of_keras(type(layer)) or type(layer).__name__ in _MIXING_LAYERS:
         return False
     values = vars(layer)
@@ -156,14 +157,14 @@ def _is_separable_layer(layer: Any) -> bool:
 
 
 def _is_of_keras_or_data(value: Any) -> bool:
-    """Whether it calls no function of the user's, as an activation or a regularizer would."""
+    """Return True unless the value is a function of the user, such as an activation."""
     if not callable(value) or isinstance(value, keras.layers.Layer):
         return True
     return any(is_of_keras(what) for what in (value, type(value)))
 
 
 def has_separable_step(model: Any) -> bool:
-    """Whether step, losses and metrics are Keras's own, and means or sums over rows."""
+    """Return True if step, losses and metrics are Keras's own, and means or sums over rows."""
     own = any(
         name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
         for name in _OF_STEP

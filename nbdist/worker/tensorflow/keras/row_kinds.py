@@ -1,7 +1,7 @@
-"""Kinds of rows in the batches of a model, by which nbdist chooses rows for trials.
+"""Kinds of rows in the batches of a model, used to choose rows for trials.
 
 Masks depend on values: zeros, negative numbers, NaN, or the largest integer (255 as the label of
-what is ignored). A row with another combination of them than any before is of a new kind.
+ignored pixels). A row with a new combination of them is of a new kind.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ _COMPOSITE = (tf.SparseTensor, tf.RaggedTensor)
 
 
 class RowKinds:
-    """The kinds of rows that batches have contained."""
+    """Kinds of rows that earlier batches contained."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
         self._ends: dict[int, tuple[int, int]] = {}
 
     def look(self, data: Any) -> tuple[bool, np.ndarray | None]:
-        """Look through a batch.
+        """Examine a batch.
 
         Returns:
-            True if the batch contains a new kind, or an integer beyond those before. An order of
-            its rows with rare kinds first: shape (rows,), int64; None for sparse and ragged data.
+            True if the batch contains a new kind of row, or an integer outside of the earlier
+            range. An order of its rows with rare kinds first: shape (rows,), int64, or None for
+            sparse and ragged data.
         """
         flat = tree.flatten(data)
         leaves = [leaf for leaf in flat if _is_read(leaf)]
@@ -47,7 +48,7 @@ class RowKinds:
         return is_new, np.argsort(counts[own.reshape(-1)], kind="stable")
 
     def _grows(self, number: int, rows: np.ndarray) -> bool:
-        """Note the least and the largest integer of a leaf; True if one is beyond those before."""
+        """Record the range of a leaf's integers. Returns True if it has grown."""
         least, most = int(rows.min()), int(rows.max())
         low, high = self._ends.get(number, (least, most))
         self._ends[number] = min(low, least), max(high, most)
@@ -55,7 +56,7 @@ class RowKinds:
 
 
 def _columns(rows: np.ndarray, dtype: tf.DType) -> list[np.ndarray]:
-    """Describe each row: zeros, negative numbers, NaN, the least and the largest integer."""
+    """Describe each row: zeros, negative numbers, NaN, smallest and largest integer."""
     found: list[Any] = [~rows.all(1)]
     if not dtype.is_bool:
         found += [(rows < 0).any(1), (rows != rows).any(1)]

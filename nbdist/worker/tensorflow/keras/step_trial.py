@@ -1,4 +1,4 @@
-"""Trials of a Keras step: a few rows by parts on all replicas, and as a whole on each."""
+"""Trials of a Keras step: parts of a few rows on all replicas, against all these rows on each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TRIED_ROWS = 64
-"""Rows of each replica in a trial, at most."""
+"""Maximum number of rows of each replica in a trial."""
 
 _TOLERANCE = {"float64": 1e-9, "float32": 2e-5}
-"""Relative to the largest number of a value; float32 adds up rows in another order."""
+"""Tolerance relative to the largest number of a value. float32 sums rows in another order."""
 
 _COARSE_TOLERANCE = 5e-2
 
@@ -32,18 +32,18 @@ Results = dict[str, np.ndarray]
 """Gradients over all replicas, results and written variables of a step, by name."""
 
 Trace = Callable[[Batch, bool], Callable[[Any], Results]]
-"""Traces a step for a batch, by parts or as a whole: a function of the batch's data."""
+"""Trace a step for a batch, split or whole. Returns a function of the batch's data."""
 
 _REFUSED = (ValueError, TypeError, tf.errors.InvalidArgumentError)
-"""Errors of TensorFlow for shapes that an operation does not take."""
+"""Errors of TensorFlow for shapes that an operation does not accept."""
 
 
 class Trials:
-    """Compares a step by parts with the same step as a whole.
+    """Comparison of a step on parts of a batch with the same step on the whole batch.
 
     Args:
-        strategy: of the model.
-        trace: makes the step's functions; they leave no trace in the model's variables.
+        strategy: strategy of the model.
+        trace: traces the step's functions. They leave the model's variables unchanged.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, trace: Trace) -> None:
@@ -52,14 +52,15 @@ class Trials:
         self._traced: dict[tuple[int, str], list[Callable[[Any], Results]]] = {}
 
     def difference(self, batch: Batch, order: np.ndarray | None = None) -> str:
-        """Describe what differs by more than rounding.
+        """Describe the first value that differs by more than rounding.
 
         Args:
-            batch: up to `TRIED_ROWS` rows for each replica are used.
-            order: of its rows, on this rank; rank 0's counts. None is that of the batch.
+            batch: batch to try. Up to `TRIED_ROWS` rows of each replica are used.
+            order: order of its rows on this rank (default: the order of the batch). Rank 0's order
+                is used.
 
         Returns:
-            A predicate for the user; empty if all is equal.
+            A predicate for the user. Empty if all values are equal.
         """
         few = self._few(batch, order)
         functions = self._functions(few)
@@ -70,17 +71,20 @@ class Trials:
         found = first_difference(parts, every)
         number = self.agree(names.index(found) + 1 if found else 0)
         return (
-            f"gives another `{names[number - 1]}` for a part of a batch than for all of it"
+            f"computes a different `{names[number - 1]}` for a part of a batch than for all of it"
             if number
             else ""
         )
 
     def agree(self, number: int) -> int:
-        """The largest of the ranks' numbers."""
+        """Return the largest number of all ranks."""
         return int(gather_over(self._strategy)(np.array([number], np.int32)).max())
 
     def _few(self, batch: Batch, order: np.ndarray | None) -> Batch:
-        """The first rows of the order; if there are enough, the replicas do not divide them."""
+        """Return the first rows of the order.
+
+        The number of rows is not divisible by the number of replicas, if there are enough.
+        """
         replicas = int(self._strategy.num_replicas_in_sync)
         rows = min(TRIED_ROWS * replicas, batch.total)
         rows -= rows % replicas == 0 and rows > replicas
@@ -95,7 +99,7 @@ class Trials:
         return Batch(data, rows, batch.spec)
 
     def _functions(self, few: Batch) -> list[Callable[[Any], Results]]:
-        """By parts and as a whole; empty if the step cannot be traced by parts on a rank."""
+        """Trace the step on parts and as a whole. Empty if a rank cannot trace it on parts."""
         key = few.total, str(tree.map_structure(tf.type_spec_from_value, few.data))
         if key not in self._traced:
             with repeatable():
@@ -108,9 +112,10 @@ class Trials:
 
 
 class Recorder(FiniteWatch):
-    """Keeps the gradients of a step that is tried out.
+    """Record the gradients of a step in a trial.
 
-    Of IndexedSlices also the squares of their rows, which Keras makes before it adds up equal ones.
+    For IndexedSlices it also records the squares of their rows. Keras computes these squares before
+    it adds up equal rows.
     """
 
     def __init__(self, *, is_traced: bool) -> None:
@@ -127,7 +132,7 @@ class Recorder(FiniteWatch):
 
 @contextlib.contextmanager
 def unchanged(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Put back the values that variables have now."""
+    """Restore the current values of variables afterwards."""
     before = [(variable, variable.numpy()) for variable in variables]
     try:
         yield
@@ -138,7 +143,7 @@ def unchanged(variables: Sequence[tf.Variable]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """Random operations without a state of TensorFlow's draw the same numbers in each trial."""
+    """Make random operations without TensorFlow state draw the same numbers in each trial."""
     numbers = itertools.count()
 
     def normal(shape: Any, dtype: Any, **_: Any) -> Any:
@@ -167,7 +172,7 @@ def repeatable() -> Iterator[None]:
 
 
 def first_difference(parts: Results, every: Results) -> str:
-    """The name of the first result that differs by more than rounding; empty if none does."""
+    """Return the name of the first result with more than a rounding difference, or ""."""
     gradients = [_size(value) for name, value in every.items() if name.startswith("gradient")]
     floor = 1e-5 * max(gradients, default=0.0)
     for name, one in every.items():

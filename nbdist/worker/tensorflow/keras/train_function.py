@@ -1,10 +1,10 @@
-"""Keras's train, test and predict functions over all replicas, with the numbers of one device.
+"""Keras's train, test and predict functions over all replicas, with the results of one device.
 
-Each takes global batches, gives every replica its rows (`worker/tensorflow/keras/batches.py`), and
-runs Keras's step on them with the arithmetic of one device
-(`worker/tensorflow/replica/single_device_math.py`). A single all-reduce makes the results of a step
-those of all replicas: metrics from the sums of their variables, other scalars as the mean over all
-rows. Keras 3.15; `worker/tensorflow/keras/fit_patch.py` applies it.
+Each function takes global batches and gives every replica its rows
+(`worker/tensorflow/keras/batches.py`). It runs Keras's step on them with the arithmetic of one
+device (`worker/tensorflow/replica/single_device_math.py`). A single all-reduce combines the results
+of a step over all replicas: metrics from the sums of their variables, other scalars as the mean
+over all rows. `worker/tensorflow/keras/fit_patch.py` applies it to Keras 3.15.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.keras.step_trial import Results as TrialResults
 
 COLLECTIVES = "?collectives"
-"""Beside the values that a step returns."""
+"""Name of the timestamps that nbdist adds to the values that a step returns."""
 
 
 class _Took(msgspec.Struct, frozen=True):
-    """The times of one call of a train function.
+    """Times of one call of a train function.
 
     Attributes:
-        inputs: when each batch was asked for and when it was there, on `time.perf_counter`.
+        inputs: request and arrival of each batch, in seconds of `time.perf_counter`.
         stamps: begin and end of each collective of the last step: shape (2 * collectives,).
-        clock: reads the stamps.
+        clock: clock that reads the stamps.
     """
 
     inputs: tuple[tuple[float, float], ...]
@@ -68,11 +68,11 @@ class _Took(msgspec.Struct, frozen=True):
 
 
 class ReplicatedStep:
-    """A step of Keras's on all replicas, as Keras calls it: with an iterator.
+    """Keras step on all replicas. Keras calls it with an iterator.
 
     Args:
-        model: whose step it is.
-        step: takes the rows of a replica: `train_step` or `test_step`.
+        model: model of the step.
+        step: `train_step` or `test_step`, which takes the rows of a replica.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any]) -> None:
@@ -90,10 +90,10 @@ class ReplicatedStep:
         self._traced: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, iterator: Iterator[Any]) -> tuple[Any, Took]:
-        """Run `steps_per_execution` steps, fewer at the end of the data.
+        """Run `steps_per_execution` steps, or fewer at the end of the data.
 
         Raises:
-            StopIteration: there are no data left.
+            StopIteration: no data remain.
         """
         outputs: Any = None
         inputs = []
@@ -114,7 +114,7 @@ class ReplicatedStep:
         return outputs, _Took(tuple(inputs), stamps, self._clock)
 
     def _made(self, batch: Any) -> Any:
-        """One step, on a global batch or on one that the user has distributed."""
+        """Run one step on a global batch, or on a batch that the user has distributed."""
         if not isinstance(batch, Batch):
             if _is_distributed(batch):
                 return self._of_user(batch)
@@ -123,25 +123,25 @@ class ReplicatedStep:
         whole = place.replicas == 1 or total < place.replicas or self._rows.are_all_needed(batch)
         if whole and batch.is_part:
             raise StepError(
-                f"--own-data: every worker has to compute all rows of {type(self._model).__name__}"
-                "'s batches, and has its own only; give all ranks the same data, without --own-data"
+                f"--own-data: every worker must compute all rows of {type(self._model).__name__}'s "
+                "batches, and has only its own: give all ranks the same data and remove --own-data"
             )
         data = batch.data if whole or batch.is_part else place.cut(batch.data, total)
         even = whole or total % place.replicas == 0
         return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
 
     def _of_user(self, parts: Any) -> Any:
-        """A step on parts of a batch, of which nbdist knows neither the whole nor the order."""
+        """Run a step on user-distributed parts of a batch. Its size and order are unknown."""
         if self._place.replicas > 1 and not self._rows.are_apart:
             raise StepError(
                 f"{type(self._model).__name__} is not made of Keras's own layers, losses and "
-                "metrics: nbdist cannot find out whether parts of a distributed data set give the "
-                "numbers of one device. Give `fit` the data set itself, which nbdist divides"
+                "metrics: nbdist cannot test whether parts of a distributed data set give the "
+                "results of one device. Pass the original data set to `fit`: nbdist divides it"
             )
         return self._compiled(parts, None, whole=False, even=False)
 
     def _given(self, data: Any) -> Batch:
-        """A batch of `train_on_batch` or `test_on_batch`, which ranks compare."""
+        """Return the batch of `train_on_batch` or `test_on_batch`. Ranks compare their batches."""
         batch = given(data)
         return batch if self._place.replicas == 1 else agreed(batch, self._strategy)
 
@@ -181,11 +181,11 @@ class ReplicatedStep:
         return first_of(self._strategy, outputs)
 
     def _look(self, results: Results) -> Callable[..., Any] | None:
-        """How results of metrics are made; a step of the user's may compute with them."""
+        """Return how to make results of metrics. None if the user's step may compute with them."""
         return results.of if has_separable_step(self._model) else None
 
     def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
-        """Trace a step of a trial, which leaves the model's variables as they are."""
+        """Trace a step for a trial. The trial leaves the model's variables unchanged."""
         cut = functools.partial(self._place.cut, total=few.total)
 
         def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
@@ -207,7 +207,7 @@ class ReplicatedStep:
         return run
 
     def _written(self) -> TrialResults:
-        """Variables of layers that no optimizer trains, as statistics, on this replica."""
+        """Return this replica's layer variables without an optimizer, such as statistics."""
         counted = {id(v) for metric in self._model.metrics for v in metric.variables}
         return {
             f"variable {n}: {v.path}": first_of(self._strategy, v.value).numpy()
@@ -217,12 +217,12 @@ class ReplicatedStep:
 
 
 class ReplicatedPredict:
-    """A prediction on all replicas, as Keras calls it: with a list of batches.
+    """Prediction on all replicas. Keras calls it with a list of batches.
 
     Every rank gets the predictions for all rows.
 
     Args:
-        model: whose `predict_step` it is.
+        model: model whose `predict_step` is run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -241,13 +241,15 @@ class ReplicatedPredict:
         return tree.map_structure(lambda *parts: keras_trainer.concat(list(parts)), *outputs)
 
     def _made(self, batch: Any) -> Any:
-        if not isinstance(batch, Batch):  # of `predict_on_batch`, or distributed by the user
+        if not isinstance(batch, Batch):  # from `predict_on_batch`, or distributed by the user
             return self._compiled(batch, None, gathers=_is_distributed(batch))
         total = batch.total
         replicas = self._place.replicas
         if batch.is_part:
             if self._place.local > 1:
-                raise StepError("--own-data: predict needs one replica for each rank; leave it out")
+                raise StepError(
+                    "--own-data: predict needs one replica on each rank: remove --own-data"
+                )
             return self._compiled(batch.data, None, gathers=False)
         gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
         data = self._place.cut(batch.data, total) if gathers else batch.data
@@ -267,7 +269,7 @@ class ReplicatedPredict:
         return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
 
     def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
-        """Trace a trial of this rank by itself: predictions for two parts, or for all rows."""
+        """Trace a trial on this rank alone: predictions for two parts, or for all rows."""
         half = 0 if whole else few.total // 2
         ranges = [(first, count) for first, count in ((0, half), (half, few.total - half)) if count]
         predict = tf.function(self._on_replicas, autograph=False)
@@ -290,7 +292,7 @@ class ReplicatedPredict:
 
 
 def _named(outputs: Any, gradients: list[tf.Tensor]) -> TrialResults:
-    """Results and gradients of a step by name, flat."""
+    """Return results and gradients of a step by name, as a flat dict."""
     named = {f"gradient {n}": gradient for n, gradient in enumerate(gradients)}
     if isinstance(outputs, dict):
         named |= {name: value for name, value in outputs.items() if name != COLLECTIVES}
@@ -305,8 +307,8 @@ def _compiled(model: Any, function: Callable[..., Any]) -> Any:
     replicas = model.distribute_strategy.num_replicas_in_sync
     if model.jit_compile and replicas > 1 and not tf.config.list_physical_devices("GPU"):
         raise StepError(
-            "jit_compile=True: TensorFlow's XLA has no collectives between CPUs, and there are "
-            f"{replicas} replicas: leave it out of `compile`, or run the cell with --strategy pjrt"
+            "jit_compile=True: TensorFlow's XLA has no collectives between CPUs, and this model "
+            f"has {replicas} replicas: remove it from `compile`, or use --strategy pjrt"
         )
     if model.run_eagerly:
         return function
@@ -316,13 +318,15 @@ def _compiled(model: Any, function: Callable[..., Any]) -> Any:
 
 
 def _call(function: Any, traced: dict[Any, Any], batch: Batch, data: Any, **kind: bool) -> Any:
-    """Call a function that is traced once for each spec of the data: partial batches share one.
+    """Call a function that is traced once for each spec of the data.
+
+    Partial batches share a trace.
 
     Args:
-        function: takes the data of a rank and the rows of the global batch.
-        traced: what was traced of it.
-        batch: the global batch.
-        data: this rank's rows of it, or all.
+        function: takes the data of a rank and the number of rows of the global batch.
+        traced: existing traces of the function.
+        batch: global batch.
+        data: this rank's rows of the batch, or all rows.
         kind: Python values that the function depends on.
     """
     if batch.spec is None or not isinstance(function, tf.types.experimental.PolymorphicFunction):
@@ -337,12 +341,12 @@ def _call(function: Any, traced: dict[Any, Any], batch: Batch, data: Any, **kind
 
 
 def first_of(strategy: tf.distribute.Strategy, values: Any) -> Any:
-    """What the first replica of this rank has, of values that are the same on all."""
+    """Return the values of this rank's first replica, for values that are equal on all replicas."""
     return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
 
 
 def _of_replica(data: Any, shares: Shares, place: Place) -> Any:
-    """A replica's rows of those of its rank."""
+    """Return a replica's rows out of the rows of its rank."""
     share = shares.here()
     return rows_of(data, share.offset - shares.of(place.first).offset, share.rows)
 

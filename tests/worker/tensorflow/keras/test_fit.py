@@ -82,7 +82,7 @@ def test_a_cell_that_was_found_late_computes_all_rows_from_the_start(
 ) -> None:
     said, code = WHOLE["a mask that begins in a later batch"]
     code += "# a cell of its own\n"
-    for text in (said, "was found to need all rows when this cell ran before"):
+    for text in (said, "needed all rows in an earlier run of this cell"):
         notes = [note.text for note in cluster.run(code).notes]
         assert [text in note for note in notes if "computes all rows" in note] == [True] * len(
             cluster.pull(["rank"])
@@ -338,7 +338,7 @@ outcome = model.fit(DATA, verbose=0).history["loss"]
 
 
 def test_compilation_by_xla_between_cpus_is_refused(cluster: nbdist.Cluster) -> None:
-    with pytest.raises(nbdist.CellError, match=r"jit_compile=True: .* leave it out of `compile`"):
+    with pytest.raises(nbdist.CellError, match=r"jit_compile=True: .* remove it from `compile`"):
         cluster.run(
             START + "model = dense()\nmodel.compile('sgd', 'mse', jit_compile=True)\n"
             "model.fit(x, y, verbose=0)"
