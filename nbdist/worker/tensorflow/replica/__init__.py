@@ -1,4 +1,4 @@
-"""Computation in a replica with the numbers of one device.
+"""Computation in a replica with the results of one device.
 
-Weights, random numbers, reductions, finite checks.
+Weights of batch shares, random numbers, reductions and finite checks.
 """

@@ -1,4 +1,4 @@
-"""The rows of a global batch that a replica computes, and their weight in a mean over replicas."""
+"""Rows of a global batch that a replica computes, and their weight in a mean over replicas."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import msgspec
 import tensorflow as tf
 
 Count = Any
-"""An int, or a scalar int32 tensor where the number of rows is known at run time only."""
+"""Number of rows: an int, or a scalar int32 tensor if it is known at run time only."""
 
 
 class Share(msgspec.Struct, frozen=True):
     """Rows `offset` to `offset + rows` of a global batch of `total` rows, on one replica.
 
     Attributes:
-        total: rows of the global batch.
-        rows: rows of this replica.
+        total: number of rows of the global batch.
+        rows: number of rows of this replica.
         offset: first row of this replica.
-        replicas: how many replicas there are.
-        whole: every replica computes all rows, and all compute the same.
-        even: every replica has the same number of rows.
+        replicas: number of replicas.
+        whole: True if every replica computes all rows.
+        even: True if every replica has the same number of rows.
     """
 
     total: Count
@@ -31,37 +31,37 @@ class Share(msgspec.Struct, frozen=True):
     even: bool
 
     def weight(self, dtype: tf.DType) -> tf.Tensor | None:
-        """Factor that makes a mean over replicas the mean over all rows; None is 1."""
+        """Return the factor from a mean over replicas to the mean over all rows. None means 1."""
         if self.even:
             return None
         return tf.cast(self.rows * self.replicas, dtype) / tf.cast(self.total, dtype)
 
     def part(self, dtype: tf.DType) -> tf.Tensor:
-        """The part of all rows that are this replica's; of a whole batch, one of `replicas`."""
+        """Return this replica's fraction of all rows, or `1 / replicas` for a whole batch."""
         if self.even:
             return tf.constant(1 / self.replicas, dtype)
         kind = dtype if dtype.is_floating else tf.float64
         return tf.cast(tf.cast(self.rows, kind) / tf.cast(self.total, kind), dtype)
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
-        """`value` times `weight`."""
+        """Return `value` times `weight`."""
         weight = self.weight(value.dtype)
         return value if weight is None else value * weight
 
     def summed(self, value: tf.Tensor) -> tf.Tensor:
-        """A sum over own rows, so that its weighted mean over replicas is the sum over all rows."""
+        """Scale a sum over own rows: its weighted mean over replicas is the sum over all rows."""
         if self.whole:
             return value
         return value * (tf.cast(self.total, value.dtype) / tf.cast(self.rows, value.dtype))
 
 
 class Division(Protocol):
-    """How the rows of a global batch are divided over replicas.
+    """Division of the rows of a global batch over replicas.
 
     Attributes:
-        total: rows of the global batch; None if only the parts are known.
-        replicas: how many replicas there are.
-        whole: every replica computes all rows.
+        total: number of rows of the global batch. None if only the parts are known.
+        replicas: number of replicas.
+        whole: True if every replica computes all rows.
     """
 
     @property
@@ -72,21 +72,21 @@ class Division(Protocol):
     def whole(self) -> bool: ...
 
     def here(self) -> Share:
-        """The share of the replica in whose context this is called."""
+        """Return the share of the calling replica."""
         ...
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """A global batch that nbdist divides.
+    """Global batch that nbdist divides.
 
-    The first `total % replicas` replicas have one row more than the others. `Share`s are made in a
-    replica, of its own id.
+    The first `total % replicas` replicas have one row more than the others. Call `here` in a
+    replica.
 
     Attributes:
-        total: rows of the global batch.
-        replicas: how many replicas there are.
-        whole: every replica computes all rows.
-        even: `total` divides by `replicas`.
+        total: number of rows of the global batch.
+        replicas: number of replicas.
+        whole: True if every replica computes all rows.
+        even: True if `total` is divisible by `replicas`.
     """
 
     total: Count
@@ -98,7 +98,7 @@ class Shares(msgspec.Struct, frozen=True):
         return self.of(replica_id())
 
     def of(self, replica: Count, count: int = 1) -> Share:
-        """The share of `count` replicas together, of which `replica` is the first."""
+        """Return the combined share of `count` replicas, starting at `replica`."""
         total = self.total
         if self.whole:
             return Share(total, total, 0, self.replicas, whole=True, even=True)
@@ -113,12 +113,12 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 class CountedShares:
-    """Parts of a global batch that the user has distributed: replicas count their rows.
+    """Parts of a global batch that the user has distributed. Replicas count their rows.
 
-    The rows of the replicas follow one another. Their order in the user's data is unknown.
+    The parts are numbered in the order of the replicas. Their order in the user's data is unknown.
 
     Args:
-        replicas: how many replicas there are.
+        replicas: number of replicas.
     """
 
     total = None
@@ -129,7 +129,7 @@ class CountedShares:
         self._shares: dict[Count, Share] = {}
 
     def count(self, rows: Count) -> None:
-        """Note the rows of the replica in whose context this is called, after those before it."""
+        """Record the number of rows of the calling replica, and their offset."""
         replica = replica_id()
         own = tf.one_hot(replica, self.replicas, rows, 0)
         counts = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
@@ -141,7 +141,7 @@ class CountedShares:
 
 
 def replica_id() -> Count:
-    """The id of the replica, an int if it is known while a step is traced."""
+    """Return the id of the replica, an int if it is static."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     known = tf.get_static_value(replica) if tf.is_tensor(replica) else replica
     return replica if known is None else int(known)

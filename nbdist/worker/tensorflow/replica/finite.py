@@ -1,9 +1,9 @@
-"""Whether a step under the mirrored strategy came out finite: one answer for all replicas.
+"""Agreement of all replicas on whether a step under the mirrored strategy is finite.
 
-Replicas that judged for themselves would part ways: one skips an update or stops, the others wait
-for it in the next all-reduce, for ever. A separate all-reduce of the answer costs nearly a
-millisecond. So the answer travels with the gradients: where the loss is not finite, the smallest of
-them is made so too, and its mean over replicas then is on all of them.
+If each replica decided alone, one could skip an update or stop, and the others would wait for it in
+the next all-reduce forever. A separate all-reduce of a flag costs nearly a millisecond. The flag is
+therefore part of the gradients: if the loss is not finite, the smallest gradient is made
+non-finite, and so is its mean on all replicas.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 INITIAL_SCALE = 2.0**15
 GROWTH_STEPS = 2000
-"""As Keras's LossScaleOptimizer has them."""
+"""Values of Keras's LossScaleOptimizer."""
 
 _apply_upstream = BaseOptimizer.apply
 
 
 class FiniteWatch:
-    """Notes, while a step is traced, whether its losses are finite.
+    """Record of finite losses while a step is traced.
 
-    Several replicas of a rank are traced by a thread each; TensorFlow makes new threads for the
-    branches of a condition around an update. So the notes of a replica are found by its id.
+    A thread traces each replica of a rank, and TensorFlow starts new threads for the branches of a
+    condition around an update. The records are therefore stored by replica id.
 
     Attributes:
-        reason: what else may be wrong where a rank's own values are finite.
-        is_traced: the step runs as a graph, which tells what indices depend on.
+        reason: possible cause if a rank's own values are finite.
+        is_traced: True if the step runs as a graph, so that the inputs of indices are known.
     """
 
     is_traced = True
@@ -50,19 +50,19 @@ class FiniteWatch:
 
     @property
     def has_averaged(self) -> bool:
-        """Whether this replica's step has taken gradients through a tape."""
+        """Return True if this replica's step has computed gradients with a tape."""
         return replica_id() in self._averaged
 
     def variables(self) -> tuple[tf.Variable, ...]:
-        """What it keeps from step to step."""
+        """Return the variables that are kept between steps."""
         return ()
 
     def scaled(self, target: Any) -> Any:
-        """What the gradient of `target` is multiplied by; None leaves it as it is."""
+        """Return the factor for the gradient of `target`. None leaves it unchanged."""
         del target
 
     def before_mean(self, target: Any, gradients: Sequence[Any]) -> list[Any]:
-        """A replica's gradients; one is not finite where the target is not."""
+        """Return a replica's gradients. One is made non-finite if the target is not finite."""
         self._averaged.add(replica_id())
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         if not dense:
@@ -75,7 +75,7 @@ class FiniteWatch:
         return changed
 
     def after_mean(self, means: Sequence[Any]) -> list[Any]:
-        """The gradients for the user."""
+        """Return the gradients for the user."""
         dense = [mean for mean in means if isinstance(mean, tf.Tensor)]
         if dense:
             smallest = min(dense, key=lambda mean: mean.shape.num_elements() or 1 << 62)
@@ -83,19 +83,19 @@ class FiniteWatch:
         return list(means)
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Around the tracing of a step on all replicas."""
+        """Return a context for tracing the step on all replicas."""
         return contextlib.nullcontext()
 
     def begin(self) -> None:
-        """Before the step of a replica."""
+        """Prepare for the step of a replica."""
         self._flags.clear()
         self._averaged.discard(replica_id())
 
     def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Whether all is finite, the same on all replicas.
+        """Return whether all values are finite, the same on all replicas.
 
-        A step that takes no gradient, or takes it within control flow of the graph, has its
-        reported values asked for with an all-reduce.
+        A step without gradients, or with gradients in control flow of the graph, needs an
+        all-reduce for its reported values.
         """
         graph = tf.compat.v1.get_default_graph()
         flags = [flag for flag in self._flags if flag.graph is graph]
@@ -108,13 +108,14 @@ class FiniteWatch:
 
 
 class LossScaling(FiniteWatch):
-    """Multiplies losses so that small gradients do not vanish in float16, and divides them again.
+    """Scaling of losses, so that small gradients do not vanish in float16.
 
-    An update whose gradients are not finite is left out on all replicas, and the factor halved;
-    after `GROWTH_STEPS` good ones it is doubled (Micikevicius et al., 2018, arXiv:1710.03740).
+    The gradients are divided by the scale again. If they are not finite, all replicas skip the
+    update and the scale is halved. After `GROWTH_STEPS` finite steps it is doubled (Micikevicius et
+    al., 2018, arXiv:1710.03740).
     """
 
-    reason = "gradients overflow float16 whatever the loss scale"
+    reason = "gradients overflow float16 at every loss scale"
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class LossScaling(FiniteWatch):
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Optimizers skip the updates of steps whose gradients overflowed."""
+        """Make optimizers skip the updates of steps whose gradients overflow."""
         BaseOptimizer.apply = self._apply_if_finite()
         try:
             yield
@@ -148,7 +149,7 @@ class LossScaling(FiniteWatch):
             BaseOptimizer.apply = _apply_upstream
 
     def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Whether the factor still makes sense: below 1 it is not the gradients that overflow."""
+        """Update the scale. Returns False if it is below 1: smaller scales would not help."""
         finite = super().agreed(report)
         good = tf.where(finite, self._good + 1, 0)
         grown = tf.where(good >= GROWTH_STEPS, self._scale * 2, self._scale)
@@ -173,7 +174,7 @@ class LossScaling(FiniteWatch):
     def _apply_on_all(
         self, strategy: Any, finite: Any, optimizer: Any, grads: Any, variables: Any
     ) -> None:
-        """A condition around an update has to stand outside of the replicas."""
+        """Apply the update in a condition. TensorFlow requires it outside of the replicas."""
         replicas = strategy.extended.call_for_each_replica
         tf.cond(
             strategy.experimental_local_results(finite)[0],
@@ -183,7 +184,7 @@ class LossScaling(FiniteWatch):
 
 
 def _done(_: object) -> tf.Tensor:
-    """A condition's branches must return the same."""
+    """Return a constant, because the branches of a condition must return the same type."""
     return tf.constant(0)
 
 

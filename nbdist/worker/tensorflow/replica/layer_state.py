@@ -1,14 +1,15 @@
-"""Attributes that a layer assigns in a step, kept apart by replica.
+"""Separate layer attributes for each replica of a process.
 
-The replicas of one process are threads that share the layers of a model. They take turns where they
-meet, as in the moments of BatchNormalization. Keras stores the losses of a call in its layers, and
-the first layer of a call clears them. A replica so clears the losses of another, which loses their
-gradients, or counts them too. The dropout masks of recurrent cells, and tensors that a layer of the
-user's assigns to `self`, are mixed up likewise.
+The replicas of one process are threads that share the layers of a model. They take turns at
+synchronization points, such as the moments of BatchNormalization. Keras stores the losses of a call
+in its layers, and the first layer of a call clears them. A replica can therefore clear the losses
+of another, so that their gradients are lost or counted twice. The same happens to dropout masks of
+recurrent cells, and to tensors that a user's layer assigns to `self`.
 
-Here each replica reads what it has assigned itself. After the step, the layers have the values of
-the first replica. A list that was assigned before the step is shared, as upstream. Keras 3.15;
-`tests/worker/tensorflow/keras/test_fit_local.py` fails if the patch is no longer needed.
+In nbdist each replica reads the values that it has assigned itself. After the step, the layers
+contain the values of the first replica. A list that was assigned before the step is shared, as
+upstream. Written for Keras 3.15. `tests/worker/tensorflow/keras/test_fit_local.py` fails if the
+patch is no longer needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _COLLECTIONS: dict[str, Callable[[], Any]] = {"_losses": list, "_loss_ids": set}
-"""Attributes that Keras's layers change in place; a step begins with none."""
+"""Attributes that Keras layers modify in place. They are empty at the start of a step."""
 
 _TENSORS = (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 _set_upstream = keras.layers.Layer.__setattr__
@@ -35,7 +36,7 @@ _set_upstream = keras.layers.Layer.__setattr__
 
 @contextlib.contextmanager
 def apart(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Keep the state of layers apart while a step is traced or run, if a process has replicas."""
+    """Separate layer state while a step is traced or run, if a process has several replicas."""
     if len(strategy.extended.worker_devices) == 1:
         yield
         return
@@ -65,24 +66,24 @@ class _Kept:
         self._values: dict[tuple[int, str], dict[int, Any]] = {}
 
     def of(self, layer: Any, name: str) -> dict[int, Any]:
-        """The values of an attribute by replica."""
+        """Return the values of an attribute by replica."""
         self._layers[id(layer)] = layer
         return self._values.setdefault((id(layer), name), {})
 
     def give_first(self) -> None:
-        """Give layers the values of the first replica."""
+        """Set layers to the values of the first replica."""
         for (layer, name), values in self._values.items():
             if values:
                 vars(self._layers[layer])[name] = values[min(values)]
 
 
 class _Attribute:
-    """An attribute that has the value that the replica has assigned; else that of the layer.
+    """Attribute with a value for each replica. The default is the value of the layer.
 
     Args:
-        kept: the values of the step.
-        owner: the class that gets it.
-        name: of the attribute.
+        kept: values of the step.
+        owner: class that gets the attribute.
+        name: name of the attribute.
     """
 
     def __init__(self, kept: _Kept, owner: type, name: str) -> None:
@@ -124,13 +125,13 @@ class _Attribute:
 
 
 def _replica() -> int | None:
-    """The id of the replica in whose context this is called."""
+    """Return the id of the calling replica. None outside of replicas."""
     is_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
     return replica_id() if is_replica else None
 
 
 def _is_state(value: Any) -> bool:
-    """Return True for tensors, and for collections with tensors or with nothing in them."""
+    """Return True for tensors, for collections with tensors, and for empty collections."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple, set)):

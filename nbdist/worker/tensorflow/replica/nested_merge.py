@@ -1,13 +1,14 @@
-"""Replicas may meet within functions of TensorFlow's, and within conditions of Keras's optimizers.
+"""Synchronization of replicas within TensorFlow functions and conditions of Keras optimizers.
 
-A replica that is alone in its process meets nobody there: what is called for all replicas (an
-optimizer's update, an assignment, an all-reduce with other processes) can be placed in any graph.
-TensorFlow refuses it outside of the replica's own graph, for the sake of several local replicas
-(https://github.com/tensorflow/tensorflow/issues/32498). Keras then cannot accumulate gradients or
-overwrite weights by their average. A condition of an optimizer is the same on all replicas. If a
-process has several, they meet before it: one condition contains the branch of each of them. A
-condition or a loop of the user's is refused as upstream: it may depend on the rows of the replica,
-and then the others wait. TensorFlow 2.21.
+If a process has one replica, a call for all replicas (an optimizer's update, an assignment, an
+all-reduce) can be placed in any graph. TensorFlow rejects it outside of the replica's own graph, to
+protect several local replicas (https://github.com/tensorflow/tensorflow/issues/32498). Keras then
+cannot accumulate gradients or overwrite weights by their average.
+
+A condition of an optimizer is the same on all replicas. If a process has several replicas, they
+synchronize before it, and one condition contains the branch of each replica. A user's condition or
+loop is rejected as upstream: it may depend on the rows of the replica, and the other replicas would
+wait. Written for TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _BRANCHES = (CondBranchFuncGraph, WhileBodyFuncGraph)
 
 
 def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
-    """Let replicas meet while a step is traced: anywhere, if each process has one."""
+    """Allow synchronization while a step is traced: anywhere if each process has one replica."""
     if strategy.num_replicas_in_sync == 1:
         return contextlib.nullcontext()
     if len(strategy.extended.worker_devices) > 1:
@@ -49,7 +50,7 @@ def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManag
 
 @contextlib.contextmanager
 def _joint_conditions() -> Iterator[None]:
-    """Make one condition of an optimizer's conditions on the replicas of a process."""
+    """Merge the conditions of an optimizer on the replicas of a process into one."""
     updating: list[int] = []
 
     def update(self: Any, *args: Any) -> Any:
@@ -73,7 +74,7 @@ def _joint_conditions() -> Iterator[None]:
 
 
 def _cond_of_all(strategy: tf.distribute.Strategy, pred: Any, true_fn: Any, false_fn: Any) -> Any:
-    """A condition outside of the replicas, whose branches contain those of all replicas."""
+    """Create a condition outside of the replicas whose branches contain those of all replicas."""
 
     def branch(functions: Any) -> Callable[[], Any]:
         each = strategy.extended.call_for_each_replica
@@ -121,7 +122,7 @@ def _merge_call(self: Any, function: Any, args: Any, kwargs: Any, *, updated: li
 
 
 def _on(device: str, values: Any) -> Any:
-    """The same values, with tensors on a device: a nested graph has them on none."""
+    """Place tensors on a device, because a nested graph does not place them."""
 
     def one(value: Any) -> Any:
         if not isinstance(value, (tf.Tensor, tf.IndexedSlices)):
@@ -133,6 +134,6 @@ def _on(device: str, values: Any) -> Any:
 
 
 def _own_graph() -> Any:
-    """The graph of the replica's thread."""
+    """Return the graph of the replica's thread."""
     thread: Any = mirrored_run.threading.current_thread()
     return thread.graph

@@ -1,15 +1,18 @@
 """Random numbers in a replica: each row of the global batch has its own, as on one device.
 
-Replicas run the same program with the same seeds, so each would draw the same numbers for other
-rows. Here a draw whose first dimension is this replica's rows is a slice of the draw for the global
-batch. A draw of another shape, such as noise for weights, stays the same on all replicas. If the
-rows are a number in the program, weights may have the same one. `Draws` tells them apart: in a
-trace for another number of rows, the first dimension of the weights stays.
+Replicas run the same program with the same seeds, so each would draw the same numbers for different
+rows. nbdist therefore replaces a draw whose first dimension is the replica's number of rows by a
+slice of the draw for the global batch. A draw of another shape, such as noise for weights, stays
+the same on all replicas.
 
-Philox, TensorFlow's generator, is counter-based: draw i depends on the key and on `counter + i`
-alone (Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of
-the first own row and cost no more than before. Draws by rejection (truncated normal) and those of
-stateful operations (`tf.random.normal`) are made for the global batch and cut. TensorFlow 2.21.
+If the number of rows is static, the first dimension of weights may be equal to it. `Draws` tells
+them apart with a trace for another number of rows: the first dimension of weights stays the same.
+
+Philox, TensorFlow's generator, is counter-based: draw i depends only on the key and on `counter +
+i` (Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of the
+replica's first row and have no extra cost. Draws by rejection (truncated normal) and draws of
+stateful operations (`tf.random.normal`) are made for the global batch and cut. Written for
+TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _COUNTED = (
     "stateless_random_uniform_int_v2",
     "stateless_random_uniform_full_int_v2",
 )
-"""Operations of which draw i is made of its own part of the generator's blocks of 16 bytes."""
+"""Operations whose draw i uses its own part of the generator's blocks of 16 bytes."""
 
 _CUT = {
     gen_stateless_random_ops_v2: ("stateless_truncated_normal_v2",),
@@ -60,11 +63,11 @@ _BY_LOGITS = {gen_random_ops: "multinomial", gen_stateless_random_ops: "stateles
 
 
 class Draws:
-    """The draws of a step, in the order of its trace.
+    """Draws of a step, in the order of its trace.
 
     Attributes:
-        is_ambiguous: code other than a Keras layer has drawn with as many rows as the replica has,
-            and no trace for another number of rows is known.
+        is_ambiguous: True if code outside of Keras layers has drawn with the replica's number of
+            rows, and there is no trace for another number of rows.
     """
 
     def __init__(self) -> None:
@@ -73,18 +76,18 @@ class Draws:
         self._next = 0
 
     def begin(self, *, learns: bool) -> None:
-        """Begin a trace; `learns` if every replica has all rows of another number."""
+        """Begin a trace. Set `learns` if every replica has all rows of a batch of another size."""
         self._next = 0
         if learns:
             self._of_rows = []
 
     def learn(self, first: int | None, rows: Count) -> None:
-        """Note the first dimension of a draw in a trace for another number of rows."""
+        """Record the first dimension of a draw in a trace for another number of rows."""
         if self._of_rows is not None:
             self._of_rows.append(first is None or (isinstance(rows, int) and first == rows))
 
     def are_rows(self) -> bool:
-        """Decide on the next draw, whose first dimension equals the replica's rows."""
+        """Return True if the next draw is for rows, given that its first dimension matches."""
         number, self._next = self._next, self._next + 1
         if self._of_rows is None:
             self.is_ambiguous |= not _is_in_layer()
@@ -92,7 +95,7 @@ class Draws:
         return number >= len(self._of_rows) or self._of_rows[number]
 
     def skip(self) -> None:
-        """Pass over a draw of another shape."""
+        """Skip a draw of another shape."""
         self._next += 1
 
 
@@ -101,8 +104,8 @@ def installed(shares: Division, draws: Draws) -> Iterator[None]:
     """Draw for the rows of the global batch in replicas.
 
     Args:
-        shares: how the batch is divided.
-        draws: of the step; those of a whole batch are noted.
+        shares: division of the global batch over replicas.
+        draws: draws of the step. Draws of a whole batch are recorded.
     """
     if shares.replicas == 1:
         yield
@@ -124,7 +127,7 @@ def installed(shares: Division, draws: Draws) -> Iterator[None]:
 def _counted(
     find: Find, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
 ) -> Any:
-    """Own rows of a draw, with a counter that starts at the first of them."""
+    """Return the replica's rows of a draw, with a counter that starts at its first row."""
     rows = find(shape)
     if rows is None:
         return draw(shape, counter=counter, **given)
@@ -142,7 +145,7 @@ def _counted(
 
 
 def _cut(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
-    """Own rows of a draw for the global batch."""
+    """Return the replica's rows of a draw for the global batch."""
     rows = find(shape)
     if rows is None:
         return draw(shape, *args, **given)
@@ -155,7 +158,7 @@ def _cut(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: 
 
 
 def _padded(find: Find, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any) -> Any:
-    """Own rows of samples, of which each row of logits takes its own part of the draws."""
+    """Return the replica's rows of samples. Each row of logits uses its own part of the draws."""
     logits = tf.convert_to_tensor(logits)
     rows = find(tf.shape(logits))
     if rows is None:
@@ -168,10 +171,10 @@ def _padded(find: Find, draw: Callable[..., Any], logits: Any, *args: Any, **giv
 
 
 def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] | None:
-    """This replica's share, and how often its rows are in the first dimension; None if not at all.
+    """Return this replica's share and the multiple of its rows in the first dimension of `shape`.
 
-    A first dimension that is a number in the program is that of the batch only if the rows of a
-    replica are one too, and equal.
+    Returns None if the first dimension does not belong to rows. A static first dimension belongs to
+    the batch only if the replica's number of rows is static and equal to it.
     """
     if tf.distribute.get_replica_context() is None or not _static(shape):
         return None
@@ -190,7 +193,7 @@ def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] 
 
 
 def _is_in_layer() -> bool:
-    """Return True if a layer of Keras's own draws: it draws for the rows of its inputs."""
+    """Return True if a Keras layer draws. It draws for the rows of its inputs."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
@@ -201,7 +204,7 @@ def _is_in_layer() -> bool:
 
 
 def _static(shape: Any) -> list[int | None]:
-    """The dimensions as far as the program tells them."""
+    """Return the dimensions of a shape. None for those that are not static."""
     dims: list[int | None] = tensor_util.constant_value_as_shape(
         tf.convert_to_tensor(shape)
     ).as_list()

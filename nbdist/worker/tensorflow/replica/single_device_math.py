@@ -1,24 +1,24 @@
-"""TensorFlow and Keras compute in replicas what one device with the global batch would.
+"""Arithmetic of TensorFlow and Keras in replicas, equal to one device with the global batch.
 
-Under MultiWorkerMirroredStrategy a cell written for one device goes wrong wherever something is
-taken over the batch. By convention here, a replica's loss is the mean over its rows, and the
-step's is the mean over all rows: that of the replicas' means, weighted by their rows.
+Under MultiWorkerMirroredStrategy, a cell for one device is wrong wherever it computes over the
+batch. By convention, a replica's loss is the mean over its rows. The loss of the step is the mean
+over all rows: the mean of the replicas' losses, weighted by their rows.
 
-- Keras divides its own losses by the number of replicas, and its optimizers add gradients up, each
-  clipped before. Here every gradient with respect to variables is averaged over replicas where it
-  is taken, in `GradientTape.gradient`. Keras's division and sum are left out. What is then clipped,
-  measured or applied is the global gradient.
-- Keras's losses that divide by a mask's or by weights' sum divide by that of the global batch.
-  Those that add up are sums over the global batch.
-- Batch normalization takes the moments of the global batch, and so do its moving statistics.
-- Random numbers: `worker/tensorflow/replica/sample_random.py`. Keras's metrics:
+- Keras divides its own losses by the number of replicas, and its optimizers sum gradients that each
+  replica has already clipped. nbdist averages every gradient with respect to variables over
+  replicas in `GradientTape.gradient`, and skips Keras's division and sum. The gradient that is then
+  clipped, measured or applied is the global gradient.
+- Keras losses that divide by the sum of a mask or of weights use the sum of the global batch.
+  Losses that sum are sums over the global batch.
+- Batch normalization and its moving statistics use the moments of the global batch.
+- Random numbers: `worker/tensorflow/replica/sample_random.py`. Keras metrics:
   `worker/tensorflow/keras/metrics.py`.
 
-What Keras does not compute stays as it is: a sum over the batch, or moments of it, that a cell
-takes itself are the replica's own, and so is a gradient with respect to something else than
-variables, such as the batch. Gradients that come from no tape are averaged where an optimizer is
-given them, unless the step has also used a tape. Keras 3.15 and TensorFlow 2.21. Outside of step
-cells, `fit`, `evaluate` and `predict`, all is as upstream.
+Computations outside of Keras are unchanged. A sum or moments over the batch in the user's code are
+the replica's own, and so is a gradient with respect to anything but variables, such as the batch.
+Gradients without a tape are averaged when an optimizer receives them, unless the step has also used
+a tape. Everything outside of step cells, `fit`, `evaluate` and `predict` behaves as upstream.
+Written for Keras 3.15 and TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _reduce_upstream = keras_loss.reduce_values
 _mask_upstream = keras_loss.apply_mask
 _moments_upstream = keras.layers.BatchNormalization._moments
 _OF_DATA = ("Iterator", "Random", "StatelessRandom", "Multinomial", "StatelessMultinomial")
-"""What the types of operations begin with that make other values for each batch."""
+"""Prefixes of the types of operations that return other values for each batch."""
 
 
 @contextlib.contextmanager
@@ -61,10 +61,10 @@ def arithmetic(
     """Compute as one device would while a step is traced or run.
 
     Args:
-        shares: how the rows of the global batch are divided over replicas.
-        watch: sees the gradients before and after they are averaged.
-        draws: of random numbers, known from trace to trace.
-        find: looks up attributes of metrics; left out, `result()` is that of all replicas.
+        shares: division of the global batch over replicas.
+        watch: receives the gradients before and after they are averaged.
+        draws: random draws, known from earlier traces.
+        find: looks up attributes of metrics (default: `result()` covers all replicas).
     """
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ def _mean_gradient(
     watch: FiniteWatch,
     **kwargs: Any,
 ) -> Any:
-    """The gradient, averaged over replicas if it is one of variables."""
+    """Return the gradient, averaged over replicas if it is a gradient of variables."""
     replica = tf.distribute.get_replica_context()
     if replica is None or not any(map(_is_variable, tf.nest.flatten(sources))):
         return _gradient_upstream(self, target, sources, *args, **kwargs)
@@ -136,9 +136,9 @@ def _is_variable(source: Any) -> bool:
 
 
 def _part_of_mean(scale: Any, target: Any, share: Share) -> Any:
-    """Factors of targets whose gradients, summed over replicas, are those of the mean.
+    """Return factors of targets, so that gradients summed over replicas are those of the mean.
 
-    The rows of a replica so have the gradients that they have on one device, in float16 too.
+    The rows of a replica then have the same gradients as on one device, in float16 too.
     """
     if scale is None:
         return tf.nest.map_structure(lambda t: tf.fill(tf.shape(t), share.part(t.dtype)), target)
@@ -152,7 +152,7 @@ def _times(gradient: Any, factor: tf.Tensor) -> Any:
 
 
 def _averaged(grads_and_vars: Any, shares: Division) -> Any:
-    """Gradients that no tape has taken, as those of a closed form."""
+    """Average gradients that no tape has computed, such as those of a closed form."""
     pairs = list(grads_and_vars)
     chosen = [i for i, (gradient, _) in enumerate(pairs) if gradient is not None]
     replica = tf.distribute.get_replica_context()
@@ -165,12 +165,12 @@ def _averaged(grads_and_vars: Any, shares: Division) -> Any:
 
 
 def _sums(replica: Any, gradients: list[Any], *, whole: bool, traced: bool = True) -> list[Any]:
-    """Over replicas; IndexedSlices get the rows that one device's would have, in their order.
+    """Sum over replicas. IndexedSlices get the same rows as on one device, in the same order.
 
-    Those of parts of a batch are put one after the other. If each replica has all, of a whole batch
-    or with indices that do not depend on it, they are added up row by row. Repeated rows would
-    change what is a square of theirs (Keras squares the rows of IndexedSlices, for norms and for
-    Adam, before it adds up equal ones).
+    Rows for parts of a batch are concatenated. If each replica has all rows (a whole batch, or
+    indices that do not depend on the batch), they are added row by row. Repeated rows would change
+    the squares of rows: for norms and for Adam, Keras squares the rows of IndexedSlices before it
+    adds equal ones.
     """
     rows = [
         isinstance(g, tf.IndexedSlices) and (whole or (traced and _are_constant(g.indices)))
@@ -190,9 +190,9 @@ def _reduce_values(
     sample_weight: Any = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> Any:
-    """Reduce over own rows, so that the mean over replicas is the reduction over all rows.
+    """Reduce over the replica's rows. The mean over replicas is then the reduction over all rows.
 
-    `mean_with_sample_weight` divides by the mean over replicas of the weights' sum.
+    `mean_with_sample_weight` divides by the mean over replicas of the sum of weights.
     """
     loss = _reduce_upstream(values, sample_weight, reduction)
     if not values.shape.rank or tf.distribute.get_replica_context() is None:
@@ -207,7 +207,7 @@ def _reduce_values(
 def _apply_mask(
     shares: Division, sample_weight: Any, mask: Any, dtype: Any, reduction: str | None
 ) -> Any:
-    """A mask's entries weigh `total / valid`, with the mean over replicas of `valid`."""
+    """Weight a mask's entries by `total / valid`, with `valid` as the mean over replicas."""
     weights = _mask_upstream(sample_weight, mask, dtype, reduction)
     if mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return weights
@@ -217,9 +217,9 @@ def _apply_mask(
 
 
 def _to_global(shares: Division, divisor: Any) -> Any:
-    """Factor that turns a division by this replica's divisor into one by the mean of all.
+    """Return a factor that replaces this replica's divisor by the mean divisor of all replicas.
 
-    The weight of the replica, which its loss gets later, is taken out again.
+    The factor cancels the weight of the replica, because the loss is multiplied by it later.
     """
     replica = tf.distribute.get_replica_context()
     mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, divisor)
@@ -229,7 +229,10 @@ def _to_global(shares: Division, divisor: Any) -> Any:
 
 
 def _moments(self: Any, inputs: Any, mask: Any, *, shares: Division) -> tuple[Any, Any]:
-    """Mean and variance over the global batch, in two passes: E[x²] - E[x]² would lose digits."""
+    """Return mean and variance over the global batch.
+
+    It takes two passes, because E[x²] - E[x]² would lose digits.
+    """
     replica = tf.distribute.get_replica_context()
     if replica is None:
         local: tuple[Any, Any] = _moments_upstream(self, inputs, mask)
@@ -253,15 +256,15 @@ def _moments(self: Any, inputs: Any, mask: Any, *, shares: Division) -> tuple[An
 
 
 def _are_constant(indices: Any) -> bool:
-    """Return whether nothing that the traced function is given determines `indices`.
+    """Return True if no input of the traced function determines `indices`.
 
     The gradient of an embedding is IndexedSlices: a list of indices and values. For tokens, the
-    list of the global batch is those of its parts, one after the other. For positions (`Embedding`
-    of `arange(length)`), the list has each index once, however many rows a batch has. Keras squares
-    the values of a list one by one, so the two lists give other updates.
+    list of the global batch is the concatenation of the lists of its parts. For positions
+    (`Embedding` of `arange(length)`), the list contains each index once for any number of rows.
+    Keras squares the values of a list one by one, so the two lists give different updates.
 
-    The dimensions of a batch, but the first, determine the same on all replicas. Eager tensors do
-    not tell what they were made from.
+    The dimensions of a batch, except the first, are the same on all replicas. Eager tensors do not
+    record their inputs.
     """
     if not tf.is_symbolic_tensor(indices):
         return False
@@ -285,7 +288,7 @@ def _are_constant(indices: Any) -> bool:
 
 
 def _is_inner_dimension(operation: Any) -> bool:
-    """Whether it takes a dimension of a tensor's shape that is not the first."""
+    """Return True if an operation takes a dimension of a tensor's shape other than the first."""
     if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return False
     rank = operation.inputs[0].op.inputs[0].shape.rank

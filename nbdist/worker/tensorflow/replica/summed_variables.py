@@ -1,10 +1,12 @@
-"""Values that a cell gives to variables with one share on each replica, such as those of metrics.
+"""Assignments to variables with one share on each replica, such as the variables of metrics.
 
 The value of such a variable (`ON_READ`, `SUM`) is the sum of the replicas' shares. TensorFlow
-divides an assigned value by the number of replicas, and drops the remainder of integers: 7 becomes
-3 + 3. It gives each replica the whole initial value: 1 becomes 2. Here the first replica gets the
-value and the others get zero. Seen with TensorFlow 2.21.0 and Keras 3.15.1;
-`tests/worker/tensorflow/keras/test_fit.py` fails if the patch is no longer needed.
+divides an assigned value by the number of replicas and drops the remainder of integers: 7 becomes 3
++ 3. It gives each replica the whole initial value: 1 becomes 2. In nbdist the first replica gets
+the value and the others get zero.
+
+Tested with TensorFlow 2.21.0 and Keras 3.15.1. `tests/worker/tensorflow/keras/test_fit.py` fails if
+the patch is no longer needed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _assign_upstream = values_util.on_read_assign_cross_replica
 
 
 def apply() -> None:
-    """Patch the versions that were tested; for another version, log it and change nothing."""
+    """Patch the tested versions. Leave other versions unchanged and log a warning."""
     if not tf.__version__.startswith(PATCHED_SERIES):
         _log.warning(
             "assignments of TensorFlow %s are not patched: only %sx was tested",
@@ -36,7 +38,7 @@ def apply() -> None:
 
 
 def initialized(upstream: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Wrap `keras.Variable._initialize`, so that the shares add up to the initial value."""
+    """Wrap `keras.Variable._initialize` so that the shares add up to the initial value."""
 
     def initialize(self: Any, value: Any) -> None:
         upstream(self, value)
@@ -58,7 +60,7 @@ def is_summed(variable: Any) -> bool:
 
 
 def _assign(var: Any, value: Any, read_value: bool = True) -> Any:
-    """Assign to the first replica, and zero to the others."""
+    """Assign the value on the first replica and zero on the others."""
     if not is_summed(var) or not tf.distribute.in_cross_replica_context():
         return _assign_upstream(var, value, read_value)
     resolver = var.distribute_strategy.cluster_resolver
