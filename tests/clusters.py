@@ -1,6 +1,6 @@
-"""Clusters for the tests: a module's engines are fresh, what they are forked from is kept.
+"""Clusters for the tests. Each module gets fresh engines from kept controllers and fork servers.
 
-Each start costs 10 s of a core, most of them for imports and the controller; a restart one.
+A start takes 10 s of one core, mostly for imports and the controller. A restart takes 1 s.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_KEPT = 6
-"""Each takes about a gigabyte."""
+"""Maximum number of kept clusters. Each uses about 1 GB."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What of this process and below it there is at a moment.
+    """Processes, threads and sockets of this process at one moment.
 
     Attributes:
-        children: processes that it started itself.
-        threads: nbdist's.
-        sockets: addresses that it listens on.
+        children: direct child processes.
+        threads: threads of nbdist.
+        sockets: addresses that the process listens on.
     """
 
     children: frozenset[psutil.Process]
@@ -55,14 +55,14 @@ class Held:
         )
 
     def processes(self) -> set[psutil.Process]:
-        """The children and all below them."""
+        """Return the children and all their descendants."""
         below = [c.children(recursive=True) for c in self.children if c.is_running()]
         return set(self.children).union(*below)
 
 
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """A cell that does not end within so many seconds fails its test, and does not hang it."""
+    """Fail the test if a cell does not end within `seconds`, instead of a hang."""
     late = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
     late.start()
     try:
@@ -78,7 +78,7 @@ _kept: dict[str, tuple[nbdist.Cluster, Held]] = {}
 
 @contextlib.contextmanager
 def cluster(**options: Any) -> Iterator[nbdist.Cluster]:
-    """A cluster with fresh engines, as `nbdist.Cluster` makes it; one that failed is not kept."""
+    """Provide a cluster with fresh engines. It is kept for reuse unless the body fails."""
     key = repr(sorted(options.items()))
     if key in _kept:
         running, held = _kept.pop(key)
@@ -98,7 +98,7 @@ def cluster(**options: Any) -> Iterator[nbdist.Cluster]:
 
 
 def kept() -> list[Held]:
-    """What the clusters hold that wait for the next module."""
+    """Return the resources of the clusters that are kept for the next module."""
     return [held for _, held in _kept.values()]
 
 

@@ -1,4 +1,4 @@
-"""Real engines, shared by the tests of a module; what a module leaves behind fails it."""
+"""Real engines that the tests of a module share. A module that leaves resources behind fails."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ QUICK = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
 }
-"""JAX compiles in a fraction of the time, here and on engines, and the numbers are the same.
+"""Options that make JAX compile faster, here and on engines, with the same numbers.
 
-The first leaves out LLVM's expensive passes, which XLA's fusion emitters run all the same; the
-second has it do without them. JAX reads the first as it is imported, which tests do at once.
-`tests/end_to_end/test_step_options.py` sets both back, and has all that XLA does for a user.
+The first option skips LLVM's expensive passes, but XLA's fusion emitters run them anyway. The
+second option turns these emitters off. JAX reads the first option at its import, which happens at
+the start of the tests. `tests/end_to_end/test_step_options.py` resets both and tests the full
+pipeline of XLA.
 """
 
 
@@ -46,15 +47,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="also what repeats at other sizes, frameworks, and rarer faults",
+        help="also run repetitions at other sizes, in other frameworks, and rare faults",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell has what it runs in the background ignore SIGINT, and with it all that we start."""
+    """Restore SIGINT: a shell ignores it in background jobs and in all their children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(QUICK)
-    # A machine that is busy is no failure.
+    # No deadline: a busy machine is not a failure.
     examples = 100 if config.getoption("--full") else 25
     hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("nbdist")
@@ -69,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Apart from the clusters of other tests, which this process has; a failure leaves nothing."""
+    """Use separate folders from those of other clusters, and stop clusters after a failure."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("NBDIST_RUNS_FOLDER", str(tmp_path / "runs"))
     yield
@@ -78,13 +79,13 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
-    """No process, thread or socket of ours outlives the module that made it, but kept clusters."""
+    """Check that no process, thread or socket outlives its module, except kept clusters."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become our children
     before = Held.now()
     yield
     deadline = time.monotonic() + 5
     while (left := _left_behind(before)) and time.monotonic() < deadline:
-        time.sleep(0.05)  # ZeroMQ closes its sockets on a thread of its own
+        time.sleep(0.05)  # ZeroMQ closes its sockets on its own thread
     assert not left, f"left behind: {left}"
 
 
@@ -101,19 +102,21 @@ def _left_behind(before: Held) -> list[object]:
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """A cell whose end is lost fails its test, and does not hang it."""
+    """Fail the test if a cell does not end, instead of a hang."""
     with clusters.bounded(CELL_ENDS_S):
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Clusters and runs of the tests keep their files apart from the user's."""
+    """Separate the files of the tests' clusters and runs from the user's."""
     folder = tmp_path_factory.mktemp("runtime")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder))
         patch.setenv("NBDIST_RUNS_FOLDER", str(folder / "runs"))
-        patch.setenv("NBDIST_KEPT_RUNS", "0")  # what is removed is said, and tests listen
+        patch.setenv(
+            "NBDIST_KEPT_RUNS", "0"
+        )  # nbdist reports removed runs, and tests check its output
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield folder
         stop_all()
@@ -121,14 +124,14 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """Three light workers, shared by the module's tests: most need no TensorFlow."""
+    """Provide three lightweight workers to the module's tests. Most need no TensorFlow."""
     with clusters.cluster(hosts=3, framework="jax") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Of what `make` has built; it takes no Node."""
+    """Build a wheel from the output of `make`. This needs no Node."""
     folder = tmp_path_factory.mktemp("wheel")
     command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
     root = Path(__file__).parent.parent
@@ -139,7 +142,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """An IPython shell, without a kernel, in which the extension is loaded."""
+    """Provide an IPython shell without a kernel that has the extension loaded."""
     InteractiveShell.clear_instance()
     running = InteractiveShell.instance()
     running.run_line_magic("load_ext", "nbdist")
@@ -152,7 +155,7 @@ def shell() -> Iterator[InteractiveShell]:
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
-    """A real notebook kernel in a process of its own, with two workers started in it."""
+    """Provide a real notebook kernel in its own process, with two workers."""
     with Kernel() as running:
         running.run("%load_ext nbdist\n%dist_start 2 --framework jax --seed 7").check()
         yield running
@@ -160,5 +163,5 @@ def kernel() -> Iterator[Kernel]:
 
 @pytest.fixture(scope="module")
 def form(request: pytest.FixtureRequest) -> training.Form:
-    """The form that `training.forms` asks for."""
+    """Return the form that `training.forms` requests."""
     return training.FORMS[request.param]

@@ -6,6 +6,6 @@ COUNT = 8
 
 
 def set_up() -> None:
-    """Set the number of CPU devices, unless another folder of tests has set it before."""
+    """Set the number of CPU devices, unless another folder of tests has already set it."""
     if jax.config.jax_num_cpu_devices != COUNT:
         jax.config.update("jax_num_cpu_devices", COUNT)

@@ -1,4 +1,4 @@
-"""A small training whose every loss is known, and exact in float32, however many ranks share it."""
+"""Small training with known losses, exact in float32 for any number of ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
 
 
 def setup(batch: int) -> str:
-    """The cell before, for global batches of this size."""
+    """Return the set-up cell for global batches of this size."""
     return f"""
 import numpy as np, jax.numpy as jnp
 w = jnp.zeros(3)
@@ -31,7 +31,7 @@ xs = np.repeat((np.arange(20_000) // {batch} % 7).astype('float32')[:, None], 3,
 
 
 def losses(steps: int) -> np.ndarray:
-    """Those of so many steps."""
+    """Return the losses of the first `steps` steps."""
     return np.cumsum(np.arange(steps) % 7) * 3 / 64
 
 
@@ -42,7 +42,15 @@ def train(
     meanwhile: Callable[[], None] | None = None,
     **saving: object,
 ) -> nbdist.Run:
-    """Saved every 20 steps, in batches of 4; `meanwhile` is done once there are some steps."""
+    """Train in batches of 4 and save every 20 steps.
+
+    Args:
+        cluster: cluster to use.
+        folder: folder of the checkpoints and runs.
+        steps: number of steps.
+        meanwhile: called once the run has 60 steps.
+        **saving: further fields of `Saving`.
+    """
     cluster.run(setup(4))
     options = StepOptions(data="xs", batch=4, steps=steps)
     saved = Saving(folder=str(folder / "saved"), every_steps=20, **saving)  # type: ignore[arg-type]
@@ -53,14 +61,14 @@ def train(
 
 
 def steps_of(folder: Path) -> int:
-    """How many rows the newest run there has; 0 before there is one."""
+    """Return the number of rows of the newest run. 0 if there is no run."""
     for run in kept(folder / "runs")[:1]:
         return max((run.count(table) for table in run.tables()), default=0)
     return 0
 
 
 def after(folder: Path, steps: int, act: Callable[[], None]) -> threading.Thread:
-    """Do something once the run has so many rows."""
+    """Call `act` in a thread once the run has more than `steps` rows."""
 
     def wait() -> None:
         assert repeat_until(lambda: steps_of(folder) > steps, 60)

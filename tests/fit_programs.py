@@ -1,7 +1,7 @@
-"""Cells that call Keras's `fit` the way tutorials do; each assigns `outcome`.
+"""Cells that call Keras's `fit` the way tutorials do. Each assigns `outcome`.
 
-The same text runs on workers and in one plain process. Every one leaves batches that two or four
-replicas do not divide.
+The same text runs on workers and in one plain process. The batches of each cell are not divisible
+by two or four replicas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def plain(value):
     return np.asarray(value, "float64").tolist()
 outcome = plain(outcome)
 """
-"""What a process prints as JSON."""
+"""Code that converts `outcome` to JSON values."""
 
 START = """
 import math
@@ -344,7 +344,7 @@ keras.config.set_dtype_policy("float32")
         keras.config.set_dtype_policy("mixed_float16")
         model = keras.Sequential([
             keras.Input((8,)), layers.Dense(16, "tanh"), layers.Dense(1, dtype="float32")])
-        # A scale with which no gradient overflows on one device, whose sums are larger.
+        # No gradient overflows at this scale on one device, whose sums are larger.
         model.compile(keras.optimizers.LossScaleOptimizer(
             keras.optimizers.SGD(0.01), initial_scale=256.0), "mse")
         history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)

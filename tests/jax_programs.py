@@ -1,4 +1,4 @@
-"""Training with Flax NNX, Equinox and Optax: as step cells, and as plain programs of one device."""
+"""Training with Flax NNX, Equinox and Optax, as step cells and as plain one-device programs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Program(NamedTuple):
     """A training.
 
     Attributes:
-        setup: a cell that runs once.
-        step: the step cell.
-        train_step: the same step as the framework's own documentation would write it.
-        plain: what calls it.
-        weights: an expression of lists of floats, at the end.
+        setup: cell that runs once.
+        step: step cell.
+        train_step: the same step as in the framework's own documentation.
+        plain: code that calls `train_step`.
+        weights: expression for the final weights as lists of floats.
     """
 
     setup: str

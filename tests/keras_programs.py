@@ -1,4 +1,4 @@
-"""Training with Keras 3: the same texts as cells, and as programs of one plain process."""
+"""Training with Keras 3, with the same texts as cells and as programs of one plain process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = textwrap.dedent(f"""
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"])
 """)
-"""961 samples: the last of 11 batches has one, which no number of devices here divides."""
+"""Model for 961 samples. The last of 11 batches has one, so the devices cannot divide it."""
 
 FIT = textwrap.dedent("""
     history = model.fit(images, labels, batch_size=96, epochs=3,
@@ -42,10 +42,10 @@ OUTCOME = textwrap.dedent("""
 """)
 
 FIXED = FIT.replace("verbose=0", "verbose=0, shuffle=False")
-"""An epoch in the order of the data."""
+"""Epochs in the order of the data."""
 
 NO_DROPOUT = MODEL.replace("keras.layers.Dropout(0.2),", "")
-"""A row's place in its batch decides what dropout drops, and parts put rows in other places."""
+"""Model without dropout: its mask depends on a row's position, and parts change positions."""
 
 SINGLE = textwrap.dedent("""
     losses = [model.train_on_batch(images[i : i + 97], labels[i : i + 97])[0] for i in range(3)]
@@ -104,11 +104,11 @@ REFERENCES = {
 
 
 def one_process(programs: dict[str, str]) -> dict[str, Any]:
-    """The outcomes of programs under Keras on JAX, without nbdist."""
+    """Return the outcomes of programs under Keras on JAX, without nbdist."""
     return plainly(programs, "keras", "sklearn.datasets", KERAS_BACKEND="jax")
 
 
 @cache
 def references() -> dict[str, Any]:
-    """What the tests compare with."""
+    """Return the reference outcomes."""
     return one_process(REFERENCES)

@@ -1,4 +1,4 @@
-"""A real Jupyter kernel, as a front end sees it."""
+"""Real Jupyter kernel, used as a front end uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 300
 
 @dataclass
 class Execution:
-    """What came of one cell."""
+    """Outputs of one cell."""
 
     status: str = ""
     stdout: str = ""
@@ -33,7 +33,7 @@ class Execution:
 
 
 class Kernel:
-    """An ipykernel in a process of its own."""
+    """An ipykernel in its own process."""
 
     def __init__(self) -> None:
         self.manager = KernelManager(kernel_name="python3")
@@ -54,7 +54,7 @@ class Kernel:
         self.manager.cleanup_resources()
 
     def send(self, code: str) -> str:
-        """Queue a cell; `collect` has what comes of it."""
+        """Queue a cell. Call `collect` for its outputs."""
         request: str = self.client.execute(code)
         return request
 
@@ -62,10 +62,10 @@ class Kernel:
         return self.collect(self.send(code))
 
     def collect(self, request: str) -> Execution:
-        """Take in all messages of a cell until it is idle and answered.
+        """Collect all messages of a cell until the kernel is idle and has replied.
 
-        Every message that the kernel sent meanwhile counts: ipyparallel streams from a thread,
-        under headers of its own.
+        Count every message that the kernel sends meanwhile, because ipyparallel streams from a
+        thread with its own headers.
         """
         done = Execution()
         deadline = time.monotonic() + TIMEOUT_S
@@ -81,11 +81,11 @@ class Kernel:
         return done
 
     def complete(self, code: str) -> Any:
-        """What the kernel offers at the end of `code`."""
+        """Return the kernel's completions at the end of `code`."""
         return self.reply(self.client.complete(code, len(code)))
 
     def wait_for_text(self, request: str, text: str) -> None:
-        """Wait until a running cell has shown `text` on standard output."""
+        """Wait until a running cell has printed `text` on standard output."""
         seen = ""
         deadline = time.monotonic() + TIMEOUT_S
         while text not in seen:
@@ -97,7 +97,7 @@ class Kernel:
         return self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
 
     def reply(self, request: str) -> Any:
-        """The content of the kernel's answer to a request."""
+        """Return the content of the kernel's reply to a request."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
@@ -107,7 +107,7 @@ class Kernel:
 
     @staticmethod
     def _take(done: Execution, message: Any) -> bool:
-        """Note one message; True when the kernel is idle again."""
+        """Record one message. Returns True when the kernel is idle again."""
         content, kind = message["content"], message["msg_type"]
         if kind == "stream" and content["name"] == "stdout":
             done.stdout += content["text"]

@@ -1,10 +1,12 @@
-"""A double of Kubernetes' API server, as no cluster is at hand, which runs pods on this machine.
+"""Double of the Kubernetes API server, without a cluster. It runs pods on this machine.
 
-Objects are kept, and checked against the schemas of the real API (kubernetes-validate, strict: an
-unknown field is refused, as with `fieldValidation=Strict`). The official client speaks to it over
-HTTP. A pod is a process of this machine: its container's command, with the Job's index in its
-environment and the Secret's volume at a path of its own. Pods that fail have successors, as the
-Job's have.
+It stores objects and validates them against the schemas of the real API. kubernetes-validate runs
+in strict mode: it rejects unknown fields, as `fieldValidation=Strict` does. The official client
+connects over HTTP.
+
+A pod is a process on this machine that runs its container's command. Its environment contains the
+Job's index, and the Secret's volume has its own path. The double replaces failed pods, as the Job
+controller does.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _POLL_S = 0.05
 
 
 class Server:
-    """Runs from `__enter__` on.
+    """API server that runs from `__enter__` on.
 
     Attributes:
-        objects: by kind and name.
-        refused: what was asked for and not granted.
-        is_full: pods wait: there are no nodes for them.
-        image_fault: why no container starts; empty where they do.
+        objects: stored objects by kind and name.
+        refused: rejected requests.
+        is_full: True if there are no nodes for pods, so that they wait.
+        image_fault: reason why containers do not start. Empty if they start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +75,7 @@ class Server:
             self._end(name, signal.SIGKILL)
 
     def kubeconfig(self, namespace: str) -> Path:
-        """A file for `KUBECONFIG`."""
+        """Write a file for `KUBECONFIG` and return its path."""
         file = self.folder / "kubeconfig"
         own = {"name": "double"}
         host, port = self._http.server_address[:2]
@@ -94,12 +96,12 @@ class Server:
         return file
 
     def running(self) -> list[str]:
-        """The names of pods whose process runs."""
+        """Return the names of pods with a running process."""
         with self._lock:
             return [n for n, (_, p) in self._pods.items() if p is not None and p.poll() is None]
 
     def kill(self, name: str, number: signal.Signals) -> None:
-        """As when its node dies (SIGKILL) or it is evicted (SIGTERM)."""
+        """End a pod as when its node dies (SIGKILL) or it is evicted (SIGTERM)."""
         with self._lock:
             process = self._pods[name][1]
             assert process is not None
@@ -198,7 +200,7 @@ class Server:
             pod["status"]["containerStatuses"] = [{**worker, **common}]
             return
         if secret is None:
-            return  # its volume cannot be mounted yet
+            return  # the volume cannot be mounted yet
         name = pod["metadata"]["name"]
         volume = self.folder / name
         volume.mkdir(mode=0o700)

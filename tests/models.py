@@ -1,9 +1,9 @@
 """Six models, each written for one device, in plain Keras and in plain JAX.
 
-No weight here has a gradient that is zero by nature, as a bias before batch normalisation and that
-of an attention's keys have: it would be rounding errors all through.
+No weight has a gradient that is always zero, such as a bias before batch normalization or the bias
+of attention keys. Such a gradient would consist of rounding errors.
 
-A training is a setup and a step, both texts that know nothing of nbdist: run as cells, and run by
+A training is a setup and a step, as texts that do not use nbdist. Tests run them as cells and by
 hand (`tests/references.py`).
 """
 
@@ -14,7 +14,7 @@ import textwrap
 from tests.references import Training
 
 EPOCHS, BATCH = 2, 32
-"""77 samples: the last of 3 batches has 13, which no number of replicas here divides."""
+"""Settings for 77 samples. The last of 3 batches has 13, so the replicas cannot divide it."""
 
 _DATA = textwrap.dedent("""
     import numpy as np
@@ -182,7 +182,7 @@ _MASKS = textwrap.dedent("""
     optimizer = keras.optimizers.SGD(0.02)
     squares = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
 """)
-"""Characters to be told from themselves: losses and moments leave the padding out."""
+"""Classification of characters. Losses and moments skip the padding."""
 
 _MASKS_STEP = textwrap.dedent("""
     x, y = batch
@@ -228,7 +228,7 @@ _JAX_MODELS = {
         def loss_of(params, state, x, y):
             return ((x @ params["w"] + params["b"] - y) ** 2).mean(), state
     """,
-    # A key that is split in every step, and a counter.
+    # Has a key that is split in every step, and a counter.
     "mlp": """
         params = {"w1": normal(64, 24), "b1": zeros(24), "w2": normal(24, 10), "b2": zeros(10)}
         state = {"key": jax.random.key(5), "steps": 0}
@@ -239,7 +239,7 @@ _JAX_MODELS = {
             logits = h @ params["w2"] + params["b2"]
             return cross_entropy(logits, y), {"key": key, "steps": state["steps"] + 1}
     """,
-    # Moments of the batch, and their moving means.
+    # Has moments of the batch and their moving means.
     "cnn": """
         params = {"kernel": 3 * normal(3, 3, 1, 4), "gamma": 1 + zeros(4), "beta": zeros(4),
                   "w": normal(144, 10), "b": zeros(10)}
@@ -350,4 +350,4 @@ KERAS = {
         BATCH,
     ),
 }
-"""What Keras takes over the batch beside gradients and moments."""
+"""Keras trainings that compute metrics and masked losses over the batch."""

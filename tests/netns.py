@@ -1,7 +1,7 @@
-"""Hosts on this machine: network, name and process namespaces of their own, each with an sshd.
+"""Hosts on this machine: separate network, name and process namespaces, each with an sshd.
 
-They share its disk, and nothing else: each has an address on a bridge, a name, a process table.
-Killing a host's first process is pulling its plug.
+Hosts share only the disk of this machine. Each has its own address on a bridge, name and process
+table. Killing a host's first process is like turning off its power.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def program(name: str) -> str | None:
 
 
 def _free_number() -> int:
-    """Of a network that is nobody's, nor was left by a process that was killed."""
+    """Return the number of an unused network, also if a killed process left others behind."""
     numbers = ((os.getpid() + k) % 190 for k in range(190))
     return next(n for n in numbers if not Path(f"/sys/class/net/nb{n}-br").exists())
 
@@ -78,7 +78,7 @@ def _do(*command: str) -> str:
 
 @functools.cache
 def missing() -> str:
-    """What there is not that hosts are made with; empty where all is there."""
+    """Return the reason why hosts cannot be created. Empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     lacking = [name for name in _PROGRAMS if program(name) is None]
@@ -101,12 +101,12 @@ needs_hosts = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 class Host:
-    """One of them.
+    """A host.
 
     Attributes:
-        name: its own, which the others and this machine know too.
-        address: on the bridge.
-        folder: its files.
+        name: name of the host, known to the other hosts and to this machine.
+        address: address on the bridge.
+        folder: folder of its files.
     """
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
@@ -118,7 +118,7 @@ class Host:
         _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
 
     def power_on(self) -> None:
-        """Start its sshd; returns when it answers."""
+        """Start the host's sshd and wait until it responds."""
         assert self._init is None
         config = SSHD.format(address=self.address, folder=self.folder, key=self.folder / "key")
         (self.folder / "sshd_config").write_text(config)
@@ -138,14 +138,14 @@ class Host:
             time.sleep(0.02)
 
     def power_off(self) -> None:
-        """Everything on it ends at once, with nothing said to anybody."""
+        """End all processes of the host at once, without a message to anyone."""
         if self._init is not None:
-            self._init.kill()  # `--kill-child` takes the first process along, and that the others
+            self._init.kill()  # `--kill-child` ends the first process, and so all others
             self._init.wait()
             self._init = None
 
     def processes(self) -> list[psutil.Process]:
-        """All that run on it, as this machine sees them."""
+        """Return all processes on the host, as this machine sees them."""
         return [psutil.Process(int(pid)) for pid in _do("ip", "netns", "pids", self.name).split()]
 
     def freeze(self) -> None:
@@ -157,25 +157,25 @@ class Host:
             process.resume()
 
     def listening(self) -> set[tuple[str, int]]:
-        """Addresses and ports of TCP on which somebody on it listens."""
+        """Return the TCP addresses and ports that processes on the host listen on."""
         lines = _do("ip", "netns", "exec", self.name, "ss", "-Hltn").splitlines()
         ends = (line.split()[3].rpartition(":") for line in lines)
         return {(address.strip("[]"), int(port)) for address, _, port in ends}
 
     def cut(self) -> None:
-        """Pull its cable."""
+        """Disconnect the network cable."""
         _do("ip", "link", "set", self._cable, "down")
 
     def mend(self) -> None:
         _do("ip", "link", "set", self._cable, "up")
 
     def wall_off(self, *, on: bool) -> None:
-        """It reaches this machine, and no other host that is walled off."""
+        """Let the host reach this machine, but no other walled-off host."""
         state = "on" if on else "off"
         _do("ip", "link", "set", "dev", self._cable, "type", "bridge_slave", "isolated", state)
 
     def throttle(self, rate: str) -> None:
-        """What goes to it is slow, as `100mbit`; empty for what the cable gives."""
+        """Limit the rate of data to the host, such as `100mbit`. Empty removes the limit."""
         if rate:
             limits = ("burst", "64kb", "latency", "50ms")
             _do("tc", "qdisc", "add", "dev", self._cable, "root", "tbf", "rate", rate, *limits)
@@ -183,7 +183,7 @@ class Host:
             _do("tc", "qdisc", "del", "dev", self._cable, "root")
 
     def own_disk(self, folder: Path) -> None:
-        """Have it an empty disk of its own there, until it is powered off."""
+        """Mount an empty disk at `folder` on the host until it is powered off."""
         first = next(p for p in self.processes() if "sshd" in p.name())
         _do("nsenter", "-t", str(first.pid), "-m", "mount", "-t", "tmpfs", "tmpfs", str(folder))
 
@@ -192,7 +192,7 @@ class Host:
         return f"{self.name}-v"
 
     def wire(self, bridge: str, hosts: str) -> None:
-        """Give it a network, in which it knows the others by these lines of /etc/hosts."""
+        """Connect the host to a network. `hosts` are the lines of its /etc/hosts."""
         etc = _NETNS_ETC / self.name
         etc.mkdir(parents=True)
         (etc / "hosts").write_text(hosts)
@@ -212,12 +212,12 @@ class Host:
 
 
 class Hosts:
-    """So many hosts, powered on; and this machine, with an address among theirs.
+    """Hosts that are powered on, in one network with this machine.
 
     Attributes:
         each: the hosts.
-        address: this machine's.
-        ssh_config: for `ssh -F`: how to reach them.
+        address: address of this machine.
+        ssh_config: file for `ssh -F` to reach the hosts.
     """
 
     def __init__(self, count: int) -> None:
@@ -265,7 +265,7 @@ class Hosts:
         return Host(name, f"{self._subnet}.{number}", self.folder / name)
 
     def _write_ssh(self) -> Path:
-        """Names are resolved by ssh's own configuration: /etc/hosts is not touched."""
+        """Write an SSH configuration that resolves the names, so /etc/hosts is unchanged."""
         _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "id"))
         shutil.copy(self.folder / "id.pub", self.folder / "authorized_keys")
         keys = [(host, (host.folder / "key.pub").read_text().split()[:2]) for host in self.each]
@@ -279,7 +279,7 @@ class Hosts:
 
 
 def main() -> None:
-    """`python -m tests.netns 4`: hosts to try things on, until Enter is pressed."""
+    """Run `python -m tests.netns 4` for hosts to experiment with, until Enter is pressed."""
     with Hosts(int(sys.argv[1])) as hosts:
         print("ssh -F", hosts.ssh_config, *hosts.names)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,4 +1,4 @@
-"""Steps that keep their state in Python objects, the ways that tutorials of JAX do."""
+"""Steps that keep their state in Python objects, as JAX tutorials do."""
 
 from __future__ import annotations
 

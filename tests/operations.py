@@ -1,6 +1,6 @@
-"""Random operations on a cluster, each with what has to be true after it.
+"""Random operations on a cluster, each with conditions that must hold afterwards.
 
-The same seed gives the same operations; when signals arrive is up to the machine.
+The same seed gives the same operations. The arrival times of signals depend on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nbdist.records import StrategyName
 
 BOUND_S = 90.0
-"""A cell that takes longer has not ended; these machines are busy."""
+"""Time limit of a cell in seconds. It is long because test machines are busy."""
 
 PREPARE = """
 import asyncio, time
@@ -86,15 +86,15 @@ model.fit(x, y, batch_size=12, epochs={epochs}, callbacks=[Bug()], verbose=0)
 
 @dataclass(frozen=True)
 class Operation:
-    """A cell, and what becomes of it if nobody interrupts it.
+    """A cell and its outcome without an interrupt.
 
     Attributes:
-        name: for the log.
-        cell: the code.
-        step: the cell is a step.
-        error: the error that it ends with; empty for none.
-        bad: the ranks that raise it.
-        endless: it has to be ended.
+        name: name in the log.
+        cell: code of the cell.
+        step: options if the cell is a step.
+        error: name of the error that it ends with. Empty for none.
+        bad: ranks that raise the error.
+        endless: True if the cell must be cancelled.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Signals:
-    """When the end of a cell is asked for, in seconds from its beginning.
+    """Requests to end a cell.
 
     Attributes:
         kind: `interrupt` of the kernel, `stop` of a page, or `none`.
-        at_s: each time.
+        at_s: time of each request in seconds since the start of the cell.
     """
 
     kind: str
@@ -122,7 +122,7 @@ class Signals:
 
 
 class Asking:
-    """Asks for the end of the cell that runs within it."""
+    """Request the end of the cell that runs within this context."""
 
     def __init__(self, cluster: nbdist.Cluster, signals: Signals) -> None:
         self._cluster = cluster
@@ -136,7 +136,7 @@ class Asking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """It is called again where an interrupt came before it had begun."""
+        """Stop the thread. Call again if an interrupt arrived before the first call began."""
         with interrupt_held():
             self._over.set()
             self._thread.join()
@@ -152,7 +152,7 @@ class Asking:
                 os.kill(os.getpid(), signal.SIGINT)
 
     def _until_it_ends(self) -> tuple[float, ...]:
-        """Beyond the bound, so that a test fails and does not hang."""
+        """Return times beyond the limit, so that a test fails instead of a hang."""
         return tuple(BOUND_S + 5.0 * i for i in range(100))
 
     def _stop(self) -> None:
@@ -162,12 +162,12 @@ class Asking:
 
 
 class Operator:
-    """Makes random operations, and checks the cluster after each.
+    """Run random operations and check the cluster after each.
 
     Args:
-        cluster: whose workers.
-        strategy: of the cells.
-        seed: of all that is random.
+        cluster: cluster of the workers.
+        strategy: strategy of the cells.
+        seed: seed of all random choices.
         say: takes a line of the log.
     """
 
@@ -186,10 +186,10 @@ class Operator:
         self._must_set_up = True
 
     def operate(self, count: int) -> None:
-        """Make so many operations.
+        """Run `count` operations.
 
         Raises:
-            AssertionError: something is not as it should be; the log says after what.
+            AssertionError: a condition does not hold. The log contains the operations before it.
         """
         for number in range(count):
             if self._must_set_up:
@@ -204,12 +204,12 @@ class Operator:
             self._check_outcome(operation, signals, outcome)
             if operation.step and sum(at_s < took_s for at_s in signals.at_s) <= 1:
                 self._check_steps(outcome)
-            if self._random.random() < 0.3:  # before collectives are made anew, or as they are
+            if self._random.random() < 0.3:  # before or during the restart of collectives
                 self._interrupt_trivial(number)
             self._check_cluster()
 
     def _run(self, cell: str) -> dict[int, str]:
-        """What each rank shows; a cell that does not end fails."""
+        """Return each rank's result. A cell that does not end fails."""
         asking = Asking(self._cluster, Signals("none"))
         try:
             with asking:
@@ -232,7 +232,7 @@ class Operator:
         self._run(SETUP[self._strategy])
         self._must_set_up = False
 
-    # What is drawn.
+    # Random choices.
 
     def _drawn(self) -> tuple[Operation, Signals]:
         draw = self._random
@@ -267,12 +267,12 @@ class Operator:
         at_s = [first]
         for gap in gaps:
             at_s.append(at_s[-1] + gap)
-        if operation.endless:  # a Stop may come before there is a run
+        if operation.endless:  # a Stop may arrive before the run exists
             at_s.extend(at_s[-1] + 3.0 * i for i in range(1, 8))
         return Signals(kind, tuple(at_s))
 
     def _some(self) -> tuple[int, ...]:
-        """All ranks, or one."""
+        """Return all ranks or one."""
         return self._random.choice((self._ranks, (self._random.choice(self._ranks),)))
 
     def _trivial(self) -> Operation:
@@ -343,7 +343,7 @@ class Operator:
         cell = FIT.format(bad=bad, epochs=epochs)
         return Operation(f"fit {epochs} {bad}", cell, error=error, bad=bad, endless=epochs > 1)
 
-    # What is checked.
+    # Checks.
 
     def _make(self, operation: Operation, signals: Signals) -> str:
         asking = Asking(self._cluster, signals)
@@ -377,14 +377,14 @@ class Operator:
             assert outcome in {"ok", "interrupted"}, outcome
 
     def _check_counted(self, operation: Operation, outcome: str) -> None:
-        """Count an error of all ranks on each: no rank was stopped by a request."""
+        """Check that an error of all ranks is counted on each. No rank may be stopped by a request."""
         if operation.bad == self._ranks:
             words = ("the same error", "stopped with it", "waited for it in a collective")
             assert any(word in outcome for word in words), outcome
             assert not re.search(r": stopped(?! with it)", outcome), outcome
 
     def _check_steps(self, outcome: str) -> None:
-        """Of steps that ended, or were stopped once, all ranks have made the same."""
+        """Check that all ranks completed the same steps, if they ended or were stopped once."""
         if outcome in {"ok", "interrupted"}:
             last = {m.rank: m.step for m in self._cluster.last_run.metrics if m.step > 0}
             assert len({*last.values()}) <= 1, f"ranks ended after other steps: {last}"
@@ -394,7 +394,7 @@ class Operator:
         assert is_free, f"in a cell: {self._cluster._runner.busy()}"
         assert self._run("rank") == {rank: str(rank) for rank in self._ranks}
         whole = self._run("{'kept', 'numbers', 'variable'} <= globals().keys()")
-        is_whole = {*whole.values()} == {"True"}  # a step may take its arrays along
+        is_whole = {*whole.values()} == {"True"}  # an aborted step may have lost its arrays
         self._must_set_up = not is_whole
         if self._random.random() < 0.3:
             if self._must_set_up:

@@ -1,4 +1,4 @@
-"""Compilers for hardware that is not there."""
+"""Compilers for hardware that is not present."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 
 
 def there(platform: str) -> pytest.MarkDecorator:
-    """A test that has need of the compiler for `tpu` or `cuda`."""
+    """Skip a test if the compiler for `tpu` or `cuda` is not installed."""
     missing = not is_compiler_installed(platform)
-    return pytest.mark.skipif(missing, reason="its compiler is in nbdist[oracle]: 1.7 GB")
+    return pytest.mark.skipif(missing, reason="needs the compiler of nbdist[oracle] (1.7 GB)")

@@ -1,4 +1,4 @@
-"""A placement of a large model."""
+"""Placement of a large model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PER_RANK = 8
 
 
 def layers(count: int) -> Placement:
-    """`count` arrays, four to a layer, each of a shape of its own, cut over both axes of a mesh."""
+    """Return `count` arrays of different shapes, four per layer, sharded over both mesh axes."""
     rows, columns = AXES
     every = tuple(range(rows * columns))
     layout = Layout(

@@ -1,4 +1,4 @@
-"""Planners' models of steps, traced in this process."""
+"""Planner models of steps, traced in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def traced(step: Callable[..., Any], carried: Any = (), read: Any = (), batch: Any = ()) -> Model:
-    """The model of a step of three pytrees of arrays, or of their shapes."""
+    """Return the model of a step that takes three pytrees of arrays or of shapes."""
     closed = jax.jit(step).trace(carried, read, batch).jaxpr
     roles: list[tuple[Role, Any]] = [("carried", carried), ("read", read), ("batch", batch)]
     inputs = [
@@ -37,7 +37,7 @@ def traced(step: Callable[..., Any], carried: Any = (), read: Any = (), batch: A
 
 @cache
 def model_of_program(name: str) -> Model:
-    """Of one of the eight, as its step cell would be traced."""
+    """Return the model of one of the `PROGRAMS`, traced like its step cell."""
     program = PROGRAMS[name]
     space: dict[str, Any] = {}
     exec(program.setup, space)
@@ -65,7 +65,7 @@ def model_of_program(name: str) -> Model:
 
 
 def tensor(model: Model, path: str) -> Tensor:
-    """The one whose path ends so."""
+    """Return the tensor whose path ends with `path`."""
     (found,) = [t for t in model.tensors if t.path.endswith(path)]
     return found
 
@@ -76,7 +76,7 @@ def hardware(text: str) -> Target:
 
 
 def engines(processes: int, devices: int) -> Target:
-    """Workers of virtual devices on one machine."""
+    """Return workers with virtual devices on one machine."""
     own = LocalDevices(host="here", platform="cpu", kind="cpu", devices=devices, memory_bytes=2**30)
     topology = live([own] * processes)
     return Target(topology, calibration_of(topology.chip), cautious=True)
@@ -85,7 +85,7 @@ def engines(processes: int, devices: int) -> Target:
 def transformer(
     width: int, layers: int, rows: int, length: int = 2048, vocabulary: int = 32768, heads: int = 32
 ) -> Model:
-    """A step of a transformer in bfloat16, of shapes alone, with its layers one by one."""
+    """Return a step of a bfloat16 transformer with separate layers, from shapes only."""
 
     def shape(*sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
@@ -132,7 +132,7 @@ def transformer(
 
 
 def frozen_table(rows: int) -> Model:
-    """A step that looks rows up and trains what they are multiplied by."""
+    """Return a step that looks up rows of a frozen table and trains weights for them."""
 
     def step(weights: Any, table: Any, batch: Any) -> Any:
         error = jax.value_and_grad(lambda weights: jnp.mean((table[batch] @ weights) ** 2))
@@ -144,7 +144,7 @@ def frozen_table(rows: int) -> Model:
 
 
 def regression(rows: int) -> Model:
-    """A step with little to compute for each of its rows, of 1,024 columns."""
+    """Return a step with little computation for each of its rows of 1,024 columns."""
 
     def step(weights: Any, _: Any, batch: Any) -> Any:
         loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(weights)
@@ -155,7 +155,7 @@ def regression(rows: int) -> Model:
 
 
 def table(rows: int) -> Model:
-    """A step of a table of 16 columns and that many rows, of shapes alone."""
+    """Return a step of a table with `rows` rows and 16 columns, from shapes only."""
 
     def step(table: Any, _: Any, batch: Any) -> Any:
         loss, grads = jax.value_and_grad(lambda table: jnp.mean(table[batch] ** 2))(table)

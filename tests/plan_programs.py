@@ -1,6 +1,6 @@
-"""Eight models as their users would write them for one device: small, but shaped like real ones.
+"""Eight models as users write them for one device: small, but with realistic structure.
 
-The CNN is there a second time, with a convolution by groups of features.
+The CNN has a second version with a grouped convolution.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ BATCH, STEPS = 16, 6
 
 
 class Program(NamedTuple):
-    """A training; its set-up cell makes `train`, of `BATCH * STEPS` rows, and all that is carried.
+    """A training whose set-up cell creates `train`, with `BATCH * STEPS` rows, and carried values.
 
     Attributes:
-        setup: a cell that may be run again, to begin anew.
-        step: the step cell, which assigns `loss`.
-        given: names that the step is given beside `batch`.
-        left: those of them that it assigns.
-        jit: what one would compile the step with.
+        setup: set-up cell. Run it again to restart the training.
+        step: step cell that assigns `loss`.
+        given: names that the step takes in addition to `batch`.
+        left: the names among them that the step assigns.
+        jit: decorator that compiles the step.
     """
 
     setup: str
@@ -30,7 +30,7 @@ class Program(NamedTuple):
 
     @property
     def plain(self) -> str:
-        """The training as a program of one device, which leaves `losses`."""
+        """Return the training as a one-device program that assigns `losses`."""
         lines = [
             self.setup,
             f"@{self.jit}",
@@ -268,7 +268,7 @@ EXPERTS = Program(
         picked = jax.nn.one_hot(which, EXPERTS)  # rows, tokens, choice, expert
         inline = picked.astype(jnp.int32).reshape(x.shape[0], -1, EXPERTS)
         place = (jnp.cumsum(inline, axis=1) - inline).reshape(picked.shape)
-        seats = picked[..., None] * jax.nn.one_hot(place, ROOM)  # none where there is no room
+        seats = picked[..., None] * jax.nn.one_hot(place, ROOM)  # zero if there is no room
         sent = seats.sum(2)
         share = picked.mean((0, 1, 2)) * chances.mean((0, 1)) * EXPERTS
         return sent, (seats * best[..., None, None]).sum(2), share.sum()

@@ -1,4 +1,4 @@
-"""Plans: real ones, of a small traced step, and some made by hand."""
+"""Plans of small traced steps, and plans made by hand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
 
 @functools.cache
 def made(name: str) -> Plan:
-    """A real plan of a step with layers in a list, and a hostile name."""
+    """Return a real plan of a step with a list of layers and a hostile name."""
     on, fixed = ASKED[name]
     layer = {"up": shape(WIDE, 4 * WIDE), "down": shape(4 * WIDE, WIDE), "b": shape(4 * WIDE)}
     params = {"layers": [layer] * LAYERS, "<script>alert(1)</script>": shape(WIDE, 8)}
@@ -80,7 +80,7 @@ def stacked_step(params: Any, moments: Any, x: Any, y: Any) -> Any:
 
 
 def stacked_traced(layers: int = 8, wide: int = WIDE, rows: int = ROWS) -> tuple[Any, Any]:
-    """The jaxpr of a step whose layers are in a scan, and what its inputs are."""
+    """Return the jaxpr of a step that scans over its layers, and the roles of its inputs."""
     params = {
         "layers": {
             "up": shape(layers, wide, 4 * wide),
@@ -100,13 +100,13 @@ def stacked_traced(layers: int = 8, wide: int = WIDE, rows: int = ROWS) -> tuple
 
 @functools.cache
 def stacked(layers: int = 8, wide: int = WIDE, rows: int = ROWS) -> Model:
-    """The model of such a step."""
+    """Return the model of such a step."""
     return model_of(*stacked_traced(layers, wide, rows))
 
 
 @functools.cache
 def piped(schedule: Schedule = "gpipe", **fixed: int) -> Plan:
-    """A real plan of such a step, with stages."""
+    """Return a real plan of such a step, with stages."""
     topology = parse("2 hosts x 4 A100")
     target = Target(topology, calibration_of(topology.chip))
     return plan(stacked(), target, Planning(fixed=fixed, schedule=schedule))

@@ -1,4 +1,4 @@
-"""Training by hand on one device: what step cells must equal."""
+"""Reference training by hand on one device. Step cells must produce the same results."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ _PLAIN = textwrap.dedent("""
 
 
 class Training(msgspec.Struct, frozen=True):
-    """Texts: a setup that makes `train`, a step that reads `batch` and assigns its reports.
+    """Texts of a training: a setup that assigns `train`, and a step that reads `batch` and reports.
 
     Attributes:
-        setup: run once.
-        step: run for every batch.
-        after: an expression, JSON for what is to be compared in the end.
-        epochs: how often the data are gone through.
-        batch: samples in a batch.
+        setup: code that runs once.
+        step: code that runs for every batch.
+        after: expression for the JSON values to compare at the end.
+        epochs: number of passes through the data.
+        batch: number of samples in a batch.
         reports: names of the scalars that the step reports.
     """
 
@@ -84,15 +84,15 @@ class Training(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What every step reported, by name, and what `after` gave."""
+    """Values that every step reported, by name, and the value of `after`."""
 
     reports: dict[str, list[float]]
     after: Any
 
 
 def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
-    """All trainings, one after the other, in a process that knows nothing of nbdist."""
-    with tempfile.TemporaryDirectory() as compiled:  # once for all optimizers, and quickly
+    """Run all trainings one after the other in a process without nbdist."""
+    with tempfile.TemporaryDirectory() as compiled:  # compile once for all optimizers
         environment = {
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": compiled,
@@ -113,12 +113,13 @@ def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
 
 
 def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, Any]:
-    """`outcome` of each program, run in a process of its own that has seen no cluster.
+    """Return `outcome` of each program. Each runs in its own process without a cluster.
 
     Args:
-        programs: texts, by any name.
-        modules: what they all import. It is imported once, in the process that forks theirs.
-        env: further environment.
+        programs: program texts by name.
+        modules: modules that all programs import. The parent process imports them once, before it
+            forks.
+        env: further environment variables.
     """
     done = subprocess.run(
         [sys.executable, "-c", _PLAIN, *modules],
@@ -135,7 +136,7 @@ def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, An
 
 
 def reported(run: nbdist.Run) -> dict[str, list[float]]:
-    """What every step of a run reported, by name: the mean over ranks."""
+    """Return the values that every step of a run reported, by name: the mean over ranks."""
     found: dict[str, dict[int, list[float]]] = {}
     for m in run.metrics:
         for name, value in (m.own | m.shared).items():

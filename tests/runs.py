@@ -1,4 +1,4 @@
-"""Runs for tests that need no cluster, and a process that writes one."""
+"""Runs for tests without a cluster, and a process that writes a run."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ LOSS = Columns(own=("loss",))
 
 
 def latest(cluster: nbdist.Cluster) -> StoredRun:
-    """The run that it began last."""
+    """Return the run that the cluster started last."""
     return kept(cluster.settings.runs_path)[0]
 
 
 def ids(cluster: nbdist.Cluster) -> set[str]:
-    """Of all runs that are kept."""
+    """Return the ids of all kept runs."""
     return {run.id for run in kept(cluster.settings.runs_path)}
 
 
 def send(run: LiveRun, record: AnyEvent) -> None:
-    """Pass a record to all that store it, as the receiver does."""
+    """Pass a record to all subscribers, as the receiver does."""
     for subscriber in run.subscribers:
         subscriber(record)
 
 
 def new_state(**changes: object) -> RunState:
-    """A step cell on two ranks that begins now, written by this process."""
+    """Return the state of a step cell on two ranks that starts now, written by this process."""
     fields: dict[str, object] = {
         "id": new_id(time.time()),
         "number": 1,
@@ -69,22 +69,23 @@ def new_run(root: Path, **changes: object) -> RunDirectory:
 
 
 def rows(values: Sequence[Sequence[float]], columns: Columns = LOSS, rank: int = 0) -> Rows:
-    """One message with these rows."""
+    """Return one message with these rows."""
     flat = [value for row in values for value in row]
     return Rows(rank=rank, cell=1, columns=columns, values=struct.pack(f"<{len(flat)}d", *flat))
 
 
 def losses(first: int, last: int, rank: int = 0, lost_s: float = 0.0) -> Rows:
-    """Steps `first` to `last`, each a tenth of a second: the loss of step 4 on rank 1 is 4.1.
+    """Return the rows of steps `first` to `last`, each 0.1 s long. The loss of step 4 on rank 1 is
+    4.1.
 
-    `lost_s` is what the run has lost until then.
+    `lost_s` is the time in seconds that the run has lost before.
     """
     steps = range(first, last + 1)
     return rows([[rank, 1, s, lost_s + s / 10, s + rank / 10] for s in steps], rank=rank)
 
 
 def recover(died: int, step: int, time_s: float, lost_s: float = 1.4) -> RecoveryRecord:
-    """Of rank 1, which died after one step: the run went on after another."""
+    """Return a recovery of rank 1, which died after one step. The run continued after another."""
     reason = f"rank 1 died after step {died}"
     return RecoveryRecord(time_s=time_s, ranks=(1,), reason=reason, step=step, lost_s=lost_s)
 
@@ -97,7 +98,7 @@ def loss(step: int, rank: int = 0) -> Metrics:
 
 @contextlib.contextmanager
 def largest_file(size_bytes: int) -> Iterator[None]:
-    """As on a full disk, writes beyond it fail, the last one in part."""
+    """Limit the file size, as on a full disk. Writes beyond it fail, the last one in part."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     try:
@@ -107,17 +108,17 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 
 
 def reports(run: StoredRun) -> list[np.ndarray]:
-    """The arrays of its tables."""
+    """Return the arrays of the run's tables."""
     return [run.array(table) for table in run.tables()]
 
 
 def read(run: RunDirectory) -> StoredRun:
-    """The run as whoever looks at it finds it."""
+    """Return the run as a reader finds it."""
     return find(run.path.parent, run.state.id)
 
 
 def writing_process(program: str, root: Path) -> subprocess.Popen[str]:
-    """A process that runs the program, in which `root` is the folder of runs."""
+    """Start a process that runs the program. `root` is the folder of runs."""
     begin = "from pathlib import Path\nfrom tests.runs import *\n"
     code = f"{begin}root = Path({str(root)!r})\n{program}"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,7 @@
 """Doubles of PBS, Grid Engine, LSF and HTCondor: commands that run a job's parts on this machine.
 
-They know the few words that nbdist says to the real ones, by their manuals, and print what those
-print. Real are the script that they are given, what it runs, and its end.
+They accept only the commands that nbdist sends, according to the manuals, and print the real
+output. The job script, its processes and their end are real.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _LOOK = {
 }
 _END = {"pbs": ["12[]"], "sge": ["12"], "lsf": ["12"], "htcondor": ["12"]}
 _FORGOTTEN = {"pbs": "qstat: Unknown Job Id 12[]", "lsf": "Job <12> is not found"}
-"""The others print nothing of a job that has ended."""
+"""Messages about a job that has ended. The other schedulers print nothing."""
 
 
 def cancelling() -> list[psutil.Process]:
-    """What ends jobs of this process's clusters, and of those that were its own."""
+    """Return the processes that cancel jobs of this process's current and earlier clusters."""
     return [process for process in psutil.Process().children(recursive=True) if cancels(process)]
 
 
@@ -64,7 +64,7 @@ def cancels(process: psutil.Process) -> bool:
 
 
 def install(folder: Path, launcher: str) -> None:
-    """Put the commands of one in a folder, which is to be first in PATH."""
+    """Write the commands of a scheduler to a folder. Put the folder first in PATH."""
     for name in COMMANDS[launcher]:
         file = folder / name
         said = f'{sys.executable} -m tests.schedulers {folder} {launcher} {name} "$@"'
@@ -133,7 +133,7 @@ def _runs(pid: int) -> bool:
 
 def _end(folder: Path, launcher: str, words: list[str]) -> None:
     assert words == _END[launcher], words
-    if not (folder / "refused").exists():  # a first one fails, as where the server is away
+    if not (folder / "refused").exists():  # the first request fails, as if the server were down
         (folder / "refused").touch()
         sys.exit("cannot connect to server")
     for pid in json.loads((folder / "pids").read_text()):

@@ -1,4 +1,4 @@
-"""Debian's Slurm, for real: a slurmd on each namespaced host, and slurmctld on the first."""
+"""Real Slurm of Debian: a slurmd on each namespaced host, and slurmctld on the first."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PartitionName=shut Nodes=ALL MaxTime=INFINITE State=DOWN
 
 
 def missing() -> str:
-    """What there is not that it needs; empty where all is there."""
+    """Return the reason why Slurm cannot run. Empty if it can."""
     if said := netns.missing():
         return said
     lacking = [name for name in _PROGRAMS if netns.program(name) is None]
@@ -72,16 +72,16 @@ needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 class Slurm:
-    """Of these hosts; its commands find it by `SLURM_CONF`.
+    """Slurm on these hosts. Its commands find it by `SLURM_CONF`.
 
     Attributes:
-        conf: its configuration.
+        conf: configuration file.
     """
 
     def __init__(self, hosts: netns.Hosts) -> None:
         self._hosts = hosts
         self._folder = Path(tempfile.mkdtemp(prefix="nb-slurm-"))
-        self._folder.chmod(0o711)  # munge wants its socket to be reached by all
+        self._folder.chmod(0o711)  # munge requires that all users can reach its socket
         self._undo = contextlib.ExitStack()
         self._entered: list[subprocess.Popen[bytes]] = []
         self.conf = self._folder / "slurm.conf"
@@ -114,12 +114,12 @@ class Slurm:
         self._undo.close()
 
     def power_on(self, host: netns.Host) -> None:
-        """Start its slurmd, which ends with the host."""
+        """Start the host's slurmd. It ends with the host."""
         (self._folder / host.name).mkdir(exist_ok=True)
         self._begin(host, "slurmd", "-D", "-N", host.name, "-f", str(self.conf))
 
     def _begin(self, host: netns.Host, command: str, *words: str) -> None:
-        """Start a program in all the namespaces of a host."""
+        """Start a program in all namespaces of a host."""
         first = next(p for p in host.processes() if "sshd" in p.name())
         with (self._folder / f"{host.name}-{command}.out").open("ab") as log:
             entered = subprocess.Popen(
@@ -144,16 +144,16 @@ class Slurm:
             entered.wait(_END_S)
 
     def idle(self) -> int:
-        """How many hosts have nothing to do."""
+        """Return the number of idle hosts."""
         return int(self._do("sinfo", "-h", "-t", "idle", "-p", "main", "-o", "%D") or 0)
 
     def jobs(self) -> dict[str, str]:
-        """The state of each job that has not ended, by its number."""
+        """Return the state of each unfinished job by its number."""
         lines = self._do("squeue", "-h", "-o", "%i %T").splitlines()
         return dict(line.split() for line in lines)
 
     def occupy(self, hosts: int) -> str:
-        """Submit a job that holds so many; returns its number."""
+        """Submit a job that occupies `hosts` hosts. Returns its number."""
         words = ("--exclusive", f"--nodes={hosts}", "--output=/dev/null", "--wrap", "sleep 600")
         return self._do("sbatch", "--parsable", *words).strip()
 
@@ -164,11 +164,13 @@ class Slurm:
         self._do("scancel", *words, job)
 
     def log(self) -> str:
-        """What slurmctld wrote."""
+        """Return the log of slurmctld."""
         return (self._folder / "ctld.log").read_text(errors="replace")
 
     def _write_conf(self) -> None:
-        (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is looked for
+        (self._folder / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\n"
+        )  # skips the detection of cgroups
         nodes = "\n".join(
             f"NodeName={host.name} NodeAddr={host.address} NodeHostname={host.name} "
             "CPUs=2 RealMemory=2000 State=UNKNOWN"
@@ -230,7 +232,7 @@ class Slurm:
 
 
 def main() -> None:
-    """`python -m tests.slurm 4`: a cluster to try things on, until Enter is pressed."""
+    """Run `python -m tests.slurm 4` for a cluster to experiment with, until Enter is pressed."""
     with netns.Hosts(int(sys.argv[1])) as hosts, Slurm(hosts) as slurm:
         print(f"SLURM_CONF={slurm.conf} listen={hosts.address}", *hosts.names, flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

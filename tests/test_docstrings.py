@@ -1,4 +1,4 @@
-"""Docstrings of public names have the sections of the API reference, and their examples run."""
+"""Docstrings of public names contain the sections of the API reference, and their examples run."""
 
 from __future__ import annotations
 

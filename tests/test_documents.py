@@ -1,4 +1,4 @@
-"""The documents keep their limits, their links lead to files, and the README's cells run."""
+"""Documents keep their limits, their links lead to files, and the README's cells run."""
 
 from __future__ import annotations
 

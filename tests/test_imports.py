@@ -1,4 +1,4 @@
-"""What an import of ours costs is decided by what it pulls in."""
+"""Imports of nbdist load no heavy packages."""
 
 from __future__ import annotations
 

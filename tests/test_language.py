@@ -1,4 +1,4 @@
-"""The language check finds what it is for."""
+"""The language check reports each violation."""
 
 from __future__ import annotations
 

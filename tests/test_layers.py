@@ -1,6 +1,6 @@
-"""Imports between packages follow one table, and no file imports itself through others.
+"""Imports between packages follow one table, and there are no import cycles.
 
-All imports count: those of a module, of a function, and under `TYPE_CHECKING`.
+All imports count: those in modules, in functions, and under `TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOUNDATION: dict[str, set[str]] = {
     "settings": {"errors", "records"},
     "utils": {"errors", "records"},
 }
-"""Any package may import these."""
+"""Packages that all others may import."""
 
 WORKER = (
     {"worker.runtime"},
@@ -83,7 +83,7 @@ PACKAGES: dict[str, set[str]] = {
 
 
 def allowed() -> dict[str, set[str]]:
-    """Return the whole table: for each package, those that it may import beside itself."""
+    """Return the whole table: the packages that each package may import."""
     table = {name: set(may) for name, may in FOUNDATION.items()}
     table |= {name: may | set(FOUNDATION) for name, may in PACKAGES.items()}
     lower = {"jaxpr", "planner", *FOUNDATION}
@@ -105,7 +105,7 @@ def modules() -> Mapping[str, Path]:
 
 @cache
 def imports() -> Mapping[str, frozenset[str]]:
-    """Return the modules of ours that each module imports, wherever the import stands."""
+    """Return the nbdist modules that each module imports anywhere in its code."""
     return {
         module: frozenset(name for node in nodes(path) for name in imported(node))
         for module, path in modules().items()
@@ -128,7 +128,7 @@ def imported(node: ast.AST) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """Return the longest package of the table that the module is in."""
+    """Return the most specific package of the table that contains the module."""
     words = module.split(".")[1:]
     heads = [".".join(words[:n]) for n in range(len(words), 0, -1)]
     return next((head for head in heads if head in allowed()), module)
@@ -221,7 +221,7 @@ def attributes(cls: ast.ClassDef) -> set[str]:
 
 
 def is_mutable_record(cls: ast.ClassDef) -> bool:
-    """Return whether a class is a dataclass or a struct that is not frozen."""
+    """Return True if a class is a dataclass or a struct that is not frozen."""
     makers = [ast.unparse(maker) for maker in (*cls.decorator_list, *cls.bases)]
     is_record = any(re.search(r"\b(dataclass|Struct|Record)\b", maker) for maker in makers)
     options = [ast.unparse(keyword) for keyword in cls.keywords]
@@ -261,7 +261,7 @@ def test_classes_have_few_instance_attributes() -> None:
 
 
 def test_modules_that_strings_name_exist() -> None:
-    """Programs started with `-m`, targets of forks and preloaded modules are named by strings."""
+    """Check the modules of `-m` programs, fork targets and preloads, which strings name."""
     named = re.compile(r"nbdist(\.[a-z_0-9]+)+(:\w+)?(\.[A-Z]\w*)?")
     others = {"nbdist.ipyparallel", "nbdist.options"}  # a logger, and a matcher of completions
     wrong = [

@@ -1,4 +1,4 @@
-"""The notebooks run headless, as `make demo` runs them."""
+"""Notebooks run headless, as `make demo` runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def executed(name: str, folder: Path) -> list[str]:
-    """The text of every output of a notebook that was run, and no error but those it is about."""
+    """Run a notebook and return the text of every output. Unexpected errors fail."""
     execute(ROOT / "notebooks" / name, folder / name)
     cells = nbformat.read(folder / name, as_version=4).cells
     return [
@@ -32,7 +32,7 @@ def executed(name: str, folder: Path) -> list[str]:
 
 
 def pictures_of_runs(notebook: Path) -> Iterator[set[str]]:
-    """The types of each output that is a run's."""
+    """Yield the MIME types of each output of a run."""
     for cell in nbformat.read(notebook, as_version=4).cells:
         for output in cell.get("outputs", ()):
             if RUN_MIME in output.get("data", {}):
@@ -60,7 +60,7 @@ def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_mirrored_notebook(tmp_path: Path) -> None:
-    """A checked network, a mistake that is named, half the bits, sequences."""
+    """Test a checked network, a named mistake, half precision and sequences."""
     text = "\n".join(executed("01_mirrored.ipynb", tmp_path))
     assert "one step of 64 samples on one replica and on 2: the same" in text
     assert "Values are 2 times too small, the number of replicas" in text
@@ -69,14 +69,14 @@ def test_the_mirrored_notebook(tmp_path: Path) -> None:
     assert accuracy is not None
     assert float(accuracy[1]) > 0.9
     losses = re.findall(r"<nbdist run \d+: .*loss ([\d.]+)", text)
-    by_name = [x for x in set(losses) if losses.count(x) == 2]  # below its cell, and once more
+    by_name = [x for x in set(losses) if losses.count(x) == 2]  # below its cell, and shown again
     assert len(by_name) == 2
     assert max(map(float, by_name)) < 0.2
 
 
-@pytest.mark.full  # its cells do what `test_step_jax.py` and `worker/jax/keras/test_fit.py` test
+@pytest.mark.full  # `test_step_jax.py` and `worker/jax/keras/test_fit.py` test the same
 def test_the_pjrt_notebook(tmp_path: Path) -> None:
-    """Keras, Flax and bare pytrees over one mesh."""
+    """Test Keras, Flax and bare pytrees over one mesh."""
     text = "\n".join(executed("02_pjrt.ipynb", tmp_path))
     assert "one step of 60 samples on one replica and on 2: the same" in text
     found = re.search(r"digits: ([\d.]+); predictions: \(297, 10\)", text)
@@ -92,9 +92,9 @@ def test_saved_notebooks_hold_no_outputs() -> None:
         assert not any(cell.get("outputs") for cell in cells), f"{path.name} has outputs"
 
 
-@pytest.mark.full  # its cells do what `test_recovery.py` tests
+@pytest.mark.full  # `test_recovery.py` tests the same
 def test_the_notebook_of_healing(tmp_path: Path) -> None:
-    """A worker of it dies, and it comes to the same bits; it goes on later."""
+    """Test that a run continues bit for bit after a worker dies, and resumes later."""
     outputs = executed("03_recovery.ipynb", tmp_path)
     text = "\n".join(outputs)
     assert re.search(r"recovered: rank 2@\S+ died after step \d+, went on after step \d+", text)
@@ -105,9 +105,9 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
     assert "resumed from the checkpoint of step 228" in text
 
 
-@pytest.mark.full  # its cells do what `test_plan.py` and `test_planned.py` test
+@pytest.mark.full  # `test_plan.py` and `test_planned.py` test the same
 def test_the_notebook_of_plans(tmp_path: Path) -> None:
-    """175 billion parameters are planned, a large table is cut, bytes are predicted exactly."""
+    """Test a plan for 175 billion parameters, a sharded table and exact byte predictions."""
     text = "\n".join(executed("04_plan.ipynb", tmp_path))
     assert "175 billion parameters" in text
     assert re.search(r"on 1,?024 x A100", text)
@@ -120,9 +120,9 @@ def test_the_notebook_of_plans(tmp_path: Path) -> None:
     assert text.count("laid out as data 4 x tensor 2, ZeRO-3") == 2  # the step, and the fit
 
 
-@pytest.mark.full  # its cells do what `placing` and `test_trace.py` test
+@pytest.mark.full  # `placing` and `test_trace.py` test the same
 def test_the_notebook_of_placement(tmp_path: Path) -> None:
-    """Devices are measured, data is where it was put, and a cell's time is at its lines."""
+    """Test measured devices, placed data and the time of each line of a cell."""
     text = "\n".join(executed("05_placement.ipynb", tmp_path))
     assert "nbdist: 8 devices on 1 host" in text
     assert "float32[4096, 256]  4.2 MB  whole  cpu:3" in text

@@ -1,8 +1,8 @@
-"""The same small training in four forms, with all that a checkpoint has to have in it.
+"""The same small training in four forms, with all kinds of state that a checkpoint contains.
 
-Dropout, moments, a running metric, shuffled data, a last batch that cannot be cut evenly. Each form
-is a set-up cell, a cell that trains, and an expression for what is left: a digest of every bit of
-the weights and of the optimizer.
+It has dropout, moments, a running metric, shuffled data, and a last batch that cannot be divided
+evenly. Each form is a set-up cell, a training cell, and an expression for the result: a digest of
+every bit of the weights and of the optimizer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 SAMPLES, BATCH, EPOCHS = 94, 12, 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
-"""The last batch of an epoch has 10 samples."""
+"""Total number of steps. The last batch of an epoch has 10 samples."""
 
 FIT_SAMPLES = 96
-"""Keras weighs a last batch that is smaller wrongly; there are as many steps."""
+"""Number of samples for `fit`. Keras weights a smaller last batch incorrectly."""
 
 _DATA = f"""
 import hashlib, os, signal, time
@@ -64,7 +64,7 @@ with strategy.scope():
 _NORMED = _KERAS.replace(
     "keras.layers.Dropout", "keras.layers.BatchNormalization(), keras.layers.Dropout"
 )
-"""In a `fit`, the moving means are each rank's own."""
+"""Model with moving means. In a `fit`, each rank has its own."""
 
 _OF_KERAS = "digest([v.numpy() for v in (*model.variables, *optimizer.variables)])"
 _FIT = f"""
@@ -80,11 +80,11 @@ class Form:
     """One way to write the training.
 
     Attributes:
-        strategy: it runs under.
-        setup: the cell that makes everything.
-        cell: the cell that trains. It calls `at(step)` before each step, where it can.
-        digest: an expression.
-        is_step: the cell is the body of a step.
+        strategy: strategy of the cells.
+        setup: cell that creates all objects.
+        cell: cell that trains. It calls `at(step)` before each step if it can.
+        digest: expression for the digest.
+        is_step: True if the cell is the body of a step.
     """
 
     strategy: str
@@ -95,13 +95,13 @@ class Form:
 
     @property
     def framework(self) -> str:
-        """What the cluster runs: Keras has one backend."""
+        """Framework of the cluster, because Keras has one backend."""
         return {"mirrored": "tensorflow", "pjrt": "jax"}[self.strategy]
 
     def run(
         self, cluster: nbdist.Cluster, epochs: int = EPOCHS, data: str = "train", **options: Any
     ) -> Run:
-        """Train on arrays, or on `batches`; each rank calls `at` before each step of `batches`."""
+        """Train on arrays, or on `batches`. Each rank calls `at` before each step of `batches`."""
         if data == "train":
             step = StepOptions(data="train", batch=BATCH, epochs=epochs, shuffle=5)
         else:
@@ -114,12 +114,12 @@ class Form:
         )
 
     def digest_of(self, cluster: nbdist.Cluster) -> str:
-        """What the ranks have, one after the other."""
+        """Return the digests of all ranks."""
         return str(sorted(cluster.run(self.digest, strategy=self.strategy).results.items()))
 
 
 def forms(*short: str) -> pytest.MarkDecorator:
-    """A test of each form, through the fixture `form`; all but these only with `--full`."""
+    """Parametrize a test with all forms. Forms other than `short` run only with `--full`."""
     params = [pytest.param(name, marks=() if name in short else pytest.mark.full) for name in FORMS]
     return pytest.mark.parametrize("form", params, indirect=True)
 

@@ -1,4 +1,4 @@
-"""Cells that call Keras's `fit` for steps of which every replica has to compute all rows."""
+"""Cells that call Keras's `fit` for steps in which every replica must compute all rows."""
 
 from __future__ import annotations
 
@@ -258,4 +258,4 @@ WHOLE: dict[str, tuple[str, str]] = {
         ),
     ),
 }
-"""With what a note says: every replica computes all rows."""
+"""Programs with the reason in the note that every replica computes all rows."""
