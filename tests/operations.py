@@ -377,7 +377,7 @@ class Operator:
             assert outcome in {"ok", "interrupted"}, outcome
 
     def _check_counted(self, operation: Operation, outcome: str) -> None:
-        """Check that an error of all ranks is counted on each. No rank may be stopped by a request."""
+        """Check that an error of all ranks counts on each rank, without a stop by request."""
         if operation.bad == self._ranks:
             words = ("the same error", "stopped with it", "waited for it in a collective")
             assert any(word in outcome for word in words), outcome

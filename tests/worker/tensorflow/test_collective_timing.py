@@ -1,4 +1,4 @@
-"""Collectives timed on real engines: the least over ranks is the network's, the rest is waiting."""
+"""Timing of collectives on real engines: the minimum over ranks is network time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_
 
 
 class Heard:
-    """The rows that ranks send, beside what the cluster makes of them."""
+    """Rows that ranks send. The cluster still receives them."""
 
     def __init__(self, cluster: nbdist.Cluster, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[Rows] = []
@@ -168,7 +168,7 @@ class TestMirrored:
 
 
 class TestPjrt:
-    """Collectives are timed at a few steps now and then, the same on all ranks."""
+    """Timing at a few sampled steps, the same on all ranks."""
 
     def test_a_slow_rank_is_the_straggler(self, cluster: nbdist.Cluster, heard: Heard) -> None:
         cluster.run("SLOW = True\n" + JAX_SETUP, strategy="pjrt")
@@ -198,7 +198,7 @@ class TestPjrt:
     def test_what_is_known_at_the_end_is_of_an_epoch_that_was(
         self, cluster: nbdist.Cluster, heard: Heard
     ) -> None:
-        """Steps that are sampled may be a run's last ones."""
+        """The sampled steps may be the last ones of a run."""
         cluster.run(f"SLOW = False\n{JAX_SETUP}tracing.GAP_S = 1e-6", strategy="pjrt")
         for steps in range(SAMPLED_STEPS + 2, SAMPLED_STEPS + 12):
             few = (

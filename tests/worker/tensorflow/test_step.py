@@ -1,7 +1,7 @@
-"""A rank with several replicas, as with several GPUs: here two logical CPUs of one process.
+"""Steps on a rank with several replicas, as with several GPUs: two logical CPUs of one process.
 
-MultiWorkerMirroredStrategy takes one CPU of each worker, so MirroredStrategy stands in for it: the
-step is given a strategy and asks nothing else of it.
+MultiWorkerMirroredStrategy uses one CPU of each worker. MirroredStrategy replaces it here, because
+the step needs only a strategy.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ PRECISIONS = ("", "float16")
 
 @cache
 def outcomes() -> dict[str, dict[str, list[list[float]]]]:
-    """What the program gives in a process of its own, for each number and precision."""
+    """Return the program's outcomes in a separate process, for each number and precision."""
     programs = {
         f"{replicas} {precision}": PROGRAM.replace("REPLICAS", str(replicas)).replace(
             "PRECISION", repr(precision)

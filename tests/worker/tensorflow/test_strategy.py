@@ -1,4 +1,4 @@
-"""TensorFlow on real engines: wiring, and Keras against one process."""
+"""TensorFlow on real engines: wiring, and Keras compared with one process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OPTIMIZERS = {
     "sgd": "keras.optimizers.SGD(0.1, momentum=0.9)",
     "adam": ADAM,
 }
-"""By name."""
+"""Optimizers by name."""
 
 
 def training(optimizer: str) -> str:
-    """With normalization, dropout, and a last batch of one sample for three replicas."""
+    """Return a training with normalization, dropout and a last batch of one sample."""
     return MODEL.replace(ADAM, OPTIMIZERS[optimizer]) + FIT
 
 
@@ -39,7 +39,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 OWN_SAMPLES = (10 * 32 + 1, 10 * 32, 10 * 32)
-"""The last batch has one sample, which every replica computes and rank 0 counts."""
+"""Training whose last batch has one sample. Every replica computes it, and rank 0 counts it."""
 
 
 def close(ours: Any, reference: Any) -> None:
@@ -61,7 +61,7 @@ def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: s
             close(ours, theirs)
 
 
-@pytest.mark.full  # as the notebook of the tour does
+@pytest.mark.full  # the tour notebook tests the same
 def test_fit_shows_each_epoch_with_each_workers_loss(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +82,7 @@ def test_fit_shows_each_epoch_with_each_workers_loss(
 
 @pytest.mark.full
 def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
-    """When this fails, Keras has mended it: take the patch out."""
+    """If this fails, Keras has fixed the issue: remove the patch."""
     undo = (
         "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
         "p.keras_trainer.TFEpochIterator.__init__ = p._init_upstream\n"
@@ -141,7 +141,7 @@ def test_variables_convert_to_numbers(cluster: nbdist.Cluster) -> None:
 
 
 def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
-    """If this fails, TensorFlow converts variables of a strategy itself: take the patch out."""
+    """If this fails, TensorFlow converts a strategy's variables itself: remove the patch."""
     run = cluster.run(
         "import tensorflow as tf\nfrom tensorflow.python.distribute import values\n"
         "own = ('__bool__', '__int__', '__float__', '__complex__')\n"
@@ -169,7 +169,7 @@ left
 
 
 def test_the_memory_of_gpus_is_measured(cluster: nbdist.Cluster) -> None:
-    """TensorFlow does not count a CPU's; what a GPU says is made up."""
+    """TensorFlow does not count CPU memory. The numbers of the GPUs are invented."""
     run = cluster.run(
         "from unittest import mock\n"
         "from nbdist.worker.runtime import context as state\n"
@@ -226,7 +226,7 @@ outcome = gathered, same, former() is None
 
 
 def lone_rank(code: str) -> str:
-    """The program of a process that is the only rank."""
+    """Return the program of a process that is the only rank."""
     key, _ = zmq.curve_keypair()
     config = json.dumps(
         {"cluster": {"worker": ["127.0.0.1:%d"]}, "task": {"type": "worker", "index": 0}}
@@ -235,7 +235,7 @@ def lone_rank(code: str) -> str:
 
 
 def test_a_strategy_is_freed_when_another_is_built() -> None:
-    """Also if its ranks have gathered numbers."""
+    """It is freed even if its ranks have gathered numbers."""
     outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow")["one"]
     assert outcome == [[[3, 4]], True, True]
 

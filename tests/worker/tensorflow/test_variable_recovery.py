@@ -1,4 +1,4 @@
-"""What cells have made with TensorFlow outlives a cancelled collective."""
+"""Recovery of TensorFlow objects after a cancelled collective."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def until_others_wait(bound_s=60.0):
         time.sleep(0.1)
     assert still == 8
 """
-"""Defines what blocks until the other ranks use no processor: they wait in a collective."""
+"""Code that blocks until the other ranks are idle: they wait in a collective."""
 
 
 def alone(where: str = "model.fit(x, y, batch_size=24, shuffle=False, verbose=0)") -> str:
-    """A cell in which rank 1 raises, and the others wait for it in a collective."""
+    """Return a cell in which rank 1 raises while the others wait for it in a collective."""
     raises = "if rank == 1:\n    until_others_wait()\n    raise FileNotFoundError('data.csv')"
     return f"{raises}\n{where}"
 
@@ -127,7 +127,7 @@ def outcomes(cluster: nbdist.Cluster) -> list[Any]:
 
 
 def same(cluster: nbdist.Cluster, expression: str) -> str:
-    """What all ranks show for it."""
+    """Return the result that all ranks show for an expression."""
     (value,) = set(cluster.run(expression).results.values())
     return value
 
@@ -135,7 +135,7 @@ def same(cluster: nbdist.Cluster, expression: str) -> str:
 def test_training_goes_on_with_the_numbers_of_one_process(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three cells in a row fail on one rank; `fit` and a step cell go on in the same objects."""
+    """Three cells in a row fail on one rank. `fit` and a step cell continue with the objects."""
     reference = plainly({"it": MODEL + FIT + AGAIN + STEPS + OUTCOME}, "tensorflow")["it"]
     cluster.run(MODEL + FIT)
     ids = cluster.run("id(model), id(strategy), id(model.optimizer)").results
@@ -181,7 +181,7 @@ def own_step():
 def test_half_a_step_is_taken_back(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 0 has drawn a number and moved a statistic in a step that was cancelled."""
+    """Rank 0 has drawn a number and updated a statistic in a cancelled step."""
     cluster.run(MODEL + OWN_STEP)
     cluster.run("own_step();")
     fails(cluster, alone("own_step()"))
@@ -203,7 +203,7 @@ model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
 def test_what_one_rank_has_built_alone_is_built_again(
     cluster: nbdist.Cluster, lazily: bool
 ) -> None:
-    """An optimizer, or a whole model, that was cancelled in `fit`."""
+    """Test an optimizer, and a whole model, that was cancelled in `fit`."""
     cluster.run(MODEL + LAZY * lazily)
     fails(cluster, alone())
     cluster.run("model.fit(data, verbose=0)")
@@ -213,7 +213,7 @@ def test_what_one_rank_has_built_alone_is_built_again(
 
 
 def test_parts_of_objects_are_left_alone(cluster: nbdist.Cluster) -> None:
-    """Rank 0 is cancelled while it creates them, and keeps what there is."""
+    """Rank 0 is cancelled while it creates them, and keeps the existing parts."""
     cluster.run(MODEL)
     for creates in (
         "model.compile(keras.optimizers.Adam())",
@@ -315,7 +315,7 @@ fitted(model), fitted(twin);
 
 @pytest.mark.full
 def test_four_ranks_go_on_as_if_nothing_had_failed(tmp_path: Path) -> None:
-    """With dropout, batch normalization and a scaled loss, beside a model that never failed."""
+    """Test dropout, batch normalization and a scaled loss, against a model that never failed."""
     with clusters.cluster(hosts=4, framework="tensorflow") as cluster:
         cluster.run(AWAIT.format(folder=str(tmp_path)))
         cluster.run(MODEL + DROPOUT)
@@ -340,7 +340,7 @@ def test_twenty_cancelled_cells_leave_nothing_behind(cluster: nbdist.Cluster) ->
         )
         results = cluster.run(count).results
         found.append([n for rank in sorted(results) for n in ast.literal_eval(results[rank])])
-    spare = (8, 20) * RANKS  # threads of a pool come and go
+    spare = (8, 20) * RANKS  # pool threads start and end
     assert all(
         late <= early + more for early, late, more in zip(found[2], found[-1], spare, strict=True)
     ), found

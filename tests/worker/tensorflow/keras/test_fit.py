@@ -1,4 +1,4 @@
-"""Keras's `fit`, `evaluate` and `predict` on workers give the numbers of one process."""
+"""Keras's `fit`, `evaluate` and `predict` on workers, compared with one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.full)]
 TOLERANCES = {"float64": 1e-9, "float16": 1e-2}
-"""Where it is another than that of float32."""
+"""Tolerances that differ from the tolerance of float32."""
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -38,7 +38,7 @@ def references() -> dict[str, Any]:
 
 
 def assert_close(ours: Any, reference: Any, tolerance: float, path: str = "") -> None:
-    """Relative to the largest number of an array."""
+    """Compare values relative to the largest number of an array."""
     if isinstance(reference, dict):
         assert ours.keys() == reference.keys(), path
         for name, part in reference.items():
@@ -118,7 +118,7 @@ UNSEEDED = START.replace(
     "from nbdist.worker.remote import setup\nfrom nbdist.worker.runtime import context\n"
     "setup.seed(context.current().identity.seed)",
 )
-"""As at the start: other tests of this module have set a seed."""
+"""Program with the initial seed of the workers, because other tests set seeds."""
 
 ONES = """
 model = keras.Sequential([
@@ -144,7 +144,7 @@ SHUFFLED = {
 
 @pytest.mark.parametrize("data", SHUFFLED)
 def test_each_sample_is_used_once_without_a_seed(cluster: nbdist.Cluster, data: str) -> None:
-    """Draws of one rank alone do not shift the others."""
+    """Check that a draw on one rank does not shift the draws of the others."""
     drawn = "np.random.rand(rank + 1)\nif rank == 0:\n    tf.random.normal([1])\n"
     for ours in outcomes(cluster, UNSEEDED + ONES + drawn + SHUFFLED[data] + SEEN + PLAIN):
         assert ours == [1, 1]
@@ -166,14 +166,14 @@ model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=2
           callbacks=[Order()])
 orders[0] != orders[1]
 """
-"""The momentum of a sample's gradient tells when in the epoch it was seen."""
+"""Program that derives the order of samples: momentum shows when a sample was used."""
 
 
 @pytest.mark.parametrize(("start", "differ"), [(UNSEEDED, True), (START, False)])
 def test_epochs_without_a_seed_have_orders_of_their_own(
     cluster: nbdist.Cluster, start: str, differ: bool
 ) -> None:
-    """With a seed of the user's it is Keras's order, which each epoch repeats."""
+    """With a seed of the user, each epoch repeats Keras's order."""
     run = cluster.run(start + ORDERS)
     assert set(run.results.values()) == {str(differ)}
     first, *others = (objects["orders"] for objects in cluster.pull(["orders"]).values())
@@ -233,7 +233,7 @@ def test_inputs_that_differ_between_ranks_are_refused(cluster: nbdist.Cluster, n
 
 
 def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
-    """Parallel calls of a function that draws give each rank other draws; labels are the same."""
+    """Parallel calls of a random function draw differently on each rank. Labels are equal."""
     found = outcomes(
         cluster,
         START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
@@ -268,7 +268,7 @@ model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=3
 def test_a_run_that_continues_keeps_the_order_of_its_samples(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """Of a shuffle without a seed, which the checkpoint contains."""
+    """Test a shuffle without a seed. The checkpoint contains its order."""
     cluster.run(UNSEEDED + "breaks = True\n" + ONES.replace("512", "64"))
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
     with pytest.raises(nbdist.CellError, match="in the second epoch"):
@@ -304,7 +304,7 @@ def test_own_data_of_other_sizes_are_refused(cluster: nbdist.Cluster) -> None:
 
 
 def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> None:
-    """Its parts of the last batch have 4 and 3 rows on 2 replicas; each row weighs the same."""
+    """On 2 replicas, the parts of the last batch have 4 and 3 rows. Each row has equal weight."""
     compiled = START + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
     fit = (
         "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)\n"
@@ -320,7 +320,7 @@ def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> No
 def test_rows_that_the_user_has_distributed_have_their_own_random_numbers(
     cluster: nbdist.Cluster,
 ) -> None:
-    """All rows are alike, so that their order is of no account."""
+    """All rows are equal, so their order does not matter."""
     fit = """
 keras.utils.set_random_seed(5)
 model = keras.Sequential([

@@ -1,7 +1,7 @@
 """Keras's `fit` on a rank with several replicas, as with several GPUs: two logical CPUs.
 
-MultiWorkerMirroredStrategy takes one CPU of each worker, so MirroredStrategy stands in for it, and
-a rank without a notebook for the worker.
+MultiWorkerMirroredStrategy uses one CPU of each worker. MirroredStrategy replaces it here, and a
+rank without a notebook replaces the worker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Between(layers.Layer):
         self.add_loss(ops.mean(ops.abs(x)))
         return x
 """
-"""A layer in whose call replicas meet, between two losses."""
+"""Layer in whose call replicas synchronize between two losses."""
 
 OF_A_PROCESS: dict[str, str] = {
     "losses before and after the moments": program(
@@ -143,7 +143,7 @@ history = model.fit(x, y, batch_size=33, epochs=2, verbose=0)
         after=AFTER + 'outcome["losses"] = losses\n',
     ),
 }
-"""Programs in which replicas of one process can take each other's values."""
+"""Programs in which replicas of one process could overwrite each other's values."""
 
 
 @cache

@@ -1,7 +1,7 @@
 """Random small Keras models with random options of `fit`, on two workers and in one process.
 
-A case is made of its number alone: `pytest -k "[17]"` repeats it. In float64, so that rounding
-does not hide a difference. `make test-full` runs 200 cases.
+The number of a case determines it: `pytest -k "[17]"` repeats it. Cases use float64, so that
+rounding does not hide a difference. `make test-full` runs 200 cases.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ METRICS = ("'mae'", "'mse'", "keras.metrics.RootMeanSquaredError()", "'cosine_si
 
 
 def program(case: int) -> str:
-    """A cell of random choices."""
+    """Return a cell with random choices."""
     pick = random.Random(case)
     of_sequences, classes = pick.random() < 0.3, pick.random() < 0.35
     body = [pick.choice(SEQUENCES)] if of_sequences else []
@@ -125,7 +125,7 @@ keras.config.set_dtype_policy("float32")
 
 
 def _fit(pick: random.Random, batch: int, weights: str) -> str:
-    """Arrays, a data set or a PyDataset."""
+    """Return a `fit` of arrays, a data set or a PyDataset."""
     kind = pick.choice(["arrays", "arrays", "arrays", "tf.data", "PyDataset"])
     weighted = "w" if "sample_weight" in weights else ""
     of_classes = weights if "class_weight" in weights else ""
@@ -161,7 +161,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @cache
 def references(first: int) -> dict[str, Any]:
-    """Of some cases in a row, made by one process."""
+    """Return the outcomes of several consecutive cases from one process."""
     programs = {str(case): program(case) for case in range(first, first + IN_SUITE)}
     return plainly(programs, "tensorflow", "keras")
 

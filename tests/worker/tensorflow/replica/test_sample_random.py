@@ -1,4 +1,4 @@
-"""Random numbers of steps under mirrored: rows have their own, weights the same on all replicas."""
+"""Random numbers of mirrored steps: separate for rows, the same for weights on all replicas."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 def test_noise_for_weights_is_told_from_noise_for_as_many_rows(cluster: nbdist.Cluster) -> None:
-    """Each replica has 8 rows, and the weights have 8, too."""
+    """Each replica has 8 rows, and the weights have 8 rows too."""
     loop = "for batch in data:" + textwrap.indent(STEP, "    ") + OUTCOME
     reference = plainly({"it": MODEL + loop}, "tensorflow", "keras")["it"]
     cluster.run(MODEL)
@@ -64,7 +64,7 @@ loss = tf.reduce_mean(tf.reduce_sum(made, [1, 2]) * rows[:, 0]) + 0 * tf.reduce_
 
 
 def test_a_step_for_one_number_of_rows_keeps_its_trace(cluster: nbdist.Cluster) -> None:
-    """It cannot be traced for another number: each replica draws for its rows."""
+    """The step has no trace for another number, so each replica draws for its own rows."""
     cluster.run(MODEL)
     run = cluster.run(FIXED, step=StepOptions(data="data"))
     assert run.loss.shape == (4,)

@@ -1,7 +1,7 @@
 """Saves with one path on all ranks, on one rank, and on hosts without a shared file system.
 
-Folders of one machine stand in for hosts that share no files: each rank works in a folder of its
-own, and paths are relative.
+Folders on one machine replace hosts without shared files. Each rank works in its own folder, with
+relative paths.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def reference() -> Any:
 
 
 def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = "one folder") -> None:
-    """Have the ranks work in `folder`, or in one folder there for each rank."""
+    """Set the working folder of the ranks to `folder`, or to a separate subfolder for each rank."""
     below = "str(rank)" if layout != "one folder" else "''"
     cluster.run(
         "import os\nfolder = os.path.join("
@@ -71,7 +71,7 @@ def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = "one folder") -
 
 
 def same(results: Mapping[int, str]) -> str:
-    """The one result of all ranks."""
+    """Return the one result that all ranks share."""
     (one,) = set(results.values())
     return one
 
@@ -83,7 +83,7 @@ def left_over(folder: Path) -> list[Path]:
 def test_a_loaded_model_goes_on_as_in_one_process(
     cluster: nbdist.Cluster, tmp_path: Path, reference: Any
 ) -> None:
-    """Optimizer and all: its weights after more training are those of one process."""
+    """Check the weights after more training, so that the optimizer's state is included."""
     work_in(cluster, tmp_path, "a folder for each rank")
     cluster.run("model.save('m.keras')")
     cluster.run("other = keras.models.load_model('m.keras')\nfit(other, epochs=3)")
@@ -134,7 +134,7 @@ found
 def test_a_save_to_hdf5_leaves_the_optimizer(
     cluster: nbdist.Cluster, tmp_path: Path, reference: Any
 ) -> None:
-    """Keras removes it: a later `.keras` file is loaded with RMSprop, and the loss is NaN."""
+    """Keras removes it. A later `.keras` file then loads RMSprop, and the loss is NaN."""
     work_in(cluster, tmp_path)
     run = cluster.run("""
 for name in ("m.keras", "m.h5") * 3:
@@ -274,7 +274,7 @@ epochs, all(map(np.allclose, again.get_weights(), whole.get_weights())), os.path
 def test_a_save_on_one_rank_needs_no_other(
     cluster: nbdist.Cluster, tmp_path: Path, saver: int
 ) -> None:
-    """The ranks train on in the same cell; the models stay."""
+    """All ranks continue training in the same cell, and the models stay equal."""
     work_in(cluster, tmp_path)
     run = cluster.run(f"""
 if rank == {saver}:
@@ -376,9 +376,9 @@ alike(fussy, keras.models.load_model("f.keras", custom_objects={"Fussy": Fussy})
 
 
 def test_exports_to_other_formats(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """Without the package of a format the error is that of one process, on all ranks alike.
+    """If a format's package is missing, all ranks raise the error of one process.
 
-    Ranks have other weights on purpose: the file of rank 0 is that of all.
+    Ranks have different weights on purpose. All use the file of rank 0.
     """
     work_in(cluster, tmp_path, "a folder for each rank")
     run = cluster.run(
@@ -406,7 +406,7 @@ outcome, all(map(np.array_equal, before, other.get_weights()))
 
 
 def test_weights_of_an_exported_model_come_along(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """OpenVINO writes them to a file beside the model's."""
+    """OpenVINO writes them to a file beside the model's file."""
     work_in(cluster, tmp_path, "a folder for each rank")
     run = cluster.run("""
 from nbdist.worker.tensorflow.saving import coordination as saving
@@ -427,7 +427,7 @@ def test_a_cell_on_one_rank_saves_for_itself(cluster: nbdist.Cluster, tmp_path: 
 
 @pytest.mark.full
 def test_four_ranks_save_and_load(tmp_path: Path, reference: Any) -> None:
-    """All of them with one path, and one without the others."""
+    """All ranks save to one path, and one rank saves alone."""
     with clusters.cluster(hosts=4, framework="tensorflow") as four:
         four.run(MODEL)
         work_in(four, tmp_path / "own", "a folder for each rank")
@@ -456,7 +456,7 @@ same
 
 
 def test_libraries_still_need_the_patch(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """If this fails, Keras or TensorFlow has changed: take out what is not needed any more."""
+    """If this fails, Keras or TensorFlow has changed: remove the unnecessary parts."""
     work_in(cluster, tmp_path, "a folder for each rank")
     run = cluster.run("""
 from keras.src.saving import saving_lib
