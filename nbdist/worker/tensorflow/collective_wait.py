@@ -47,8 +47,8 @@ class WaitClock:
         frame = frames[self._main]
         call = (id(frame), frame.f_lasti) if in_collective(frames, self._main) else None
         idle = cpu_s - self._cpu_s <= _NOISE_S + _MOST_BUSY * (now - self._since)
-        goes_on = call is not None and call == self._call and idle
-        if not goes_on or now - self._sampled > _MOST_BETWEEN_S:
+        continues = call is not None and call == self._call and idle
+        if not continues or now - self._sampled > _MOST_BETWEEN_S:
             self._call, self._since, self._cpu_s = call, now, cpu_s
         self._sampled = now
         return now - self._since if call is not None else 0.0

@@ -106,7 +106,7 @@ class CompiledStep:
         kind = batch.whole, kind_of(batch.values)
         if kind in self._traced:
             return self._traced[kind](values, whole=batch.whole)
-        with _told_in_words():
+        with _readable_errors():
             self._run.get_concrete_function(values, whole=batch.whole)
             if self._draws.is_ambiguous:
                 self._learn_draws(values)
@@ -191,7 +191,7 @@ class CompiledStep:
 
 
 @contextlib.contextmanager
-def _told_in_words() -> Iterator[None]:
+def _readable_errors() -> Iterator[None]:
     """Explain TensorFlow's error for replicas that synchronize in control flow or own functions."""
     try:
         yield

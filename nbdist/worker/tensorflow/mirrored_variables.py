@@ -99,10 +99,10 @@ def _variables(name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]
         kinds, described = replica_state.KINDS, replica_state.described
     seen = set()
     for path, owner in reachable([name], namespace, more=_more, most=_MOST_ITEMS):
-        for told, variable in described(path, owner) if isinstance(owner, kinds) else ():
+        for label, variable in described(path, owner) if isinstance(owner, kinds) else ():
             if _is_compared(variable) and id(variable) not in seen:
                 seen.add(id(variable))
-                yield told, variable
+                yield label, variable
 
 
 def _is_compared(variable: Any) -> bool:

@@ -75,7 +75,7 @@ def _checkpointed(write: Callable[..., Any]) -> Callable[..., Any]:
         with own.whole():
             if own.is_chief:
                 return _write_as_chief(own, str(file_prefix), lambda p: write(self, p, options))
-            return _write_in_vain(own, self, str(file_prefix), lambda p: write(self, p, options))
+            return _write_draft(own, self, str(file_prefix), lambda p: write(self, p, options))
 
     return wrapped
 
@@ -87,7 +87,7 @@ def _write_as_chief(own: Saves, prefix: str, write: Callable[[str], str]) -> str
     return path
 
 
-def _write_in_vain(own: Saves, checkpoint: Any, prefix: str, write: Callable[[str], str]) -> str:
+def _write_draft(own: Saves, checkpoint: Any, prefix: str, write: Callable[[str], str]) -> str:
     with own.drafting(prefix) as scratch:
         draft = str(scratch / Path(prefix).name)
         suffix = write(draft)[len(draft) :]
@@ -114,7 +114,7 @@ def _save_managed(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _upstream_manager_save(self, *args, **kwargs)
     with own.whole():
         if not own.is_chief:
-            return _manage_in_vain(own, self, args, kwargs)
+            return _manage_draft(own, self, args, kwargs)
         with own.announced(self._prefix) as entry:
             path = _upstream_manager_save(self, *args, **kwargs)
             if path is None:  # the manager skipped the save: no other rank asks for it
@@ -124,7 +124,7 @@ def _save_managed(self: Any, *args: Any, **kwargs: Any) -> Any:
         return path
 
 
-def _manage_in_vain(own: Saves, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _manage_draft(own: Saves, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Save to a temporary folder, and remove the checkpoints that rank 0 has removed."""
     folder, prefix = manager._directory, manager._prefix
     removed: list[str] = []
