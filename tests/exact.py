@@ -61,7 +61,7 @@ def train(
 
 
 def steps_of(folder: Path) -> int:
-    """Return the number of rows of the newest run. 0 if there is no run."""
+    """Return the number of rows of the newest run. 0 without a run."""
     for run in kept(folder / "runs")[:1]:
         return max((run.count(table) for table in run.tables()), default=0)
     return 0

@@ -85,7 +85,7 @@ def losses(first: int, last: int, rank: int = 0, lost_s: float = 0.0) -> Rows:
 
 
 def recover(died: int, step: int, time_s: float, lost_s: float = 1.4) -> RecoveryRecord:
-    """Return a recovery of rank 1, which died after one step. The run continued after another."""
+    """Return a recovery of rank 1 after step `died`. The run continued after `step`."""
     reason = f"rank 1 died after step {died}"
     return RecoveryRecord(time_s=time_s, ranks=(1,), reason=reason, step=step, lost_s=lost_s)
 

@@ -1,4 +1,4 @@
-"""Imports between packages follow one table, and there are no import cycles.
+"""Imports between packages follow one table, without import cycles.
 
 All imports count: those in modules, in functions, and under `TYPE_CHECKING`.
 """
@@ -261,7 +261,7 @@ def test_classes_have_few_instance_attributes() -> None:
 
 
 def test_modules_that_strings_name_exist() -> None:
-    """Check the modules of `-m` programs, fork targets and preloads, which strings name."""
+    """Check names in strings: programs of `-m`, fork targets and preloaded modules."""
     named = re.compile(r"nbdist(\.[a-z_0-9]+)+(:\w+)?(\.[A-Z]\w*)?")
     others = {"nbdist.ipyparallel", "nbdist.options"}  # a logger, and a matcher of completions
     wrong = [

@@ -155,7 +155,7 @@ class CompiledStep:
         return run
 
     def _learn_draws(self, values: tuple[Any, ...]) -> None:
-        """Trace the step for one more row, to tell random draws for rows from draws for weights.
+        """Trace the step for one more row, to separate draws for rows from draws for weights.
 
         A step that works for only one number of rows keeps its trace.
         """

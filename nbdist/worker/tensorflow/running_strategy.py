@@ -74,7 +74,7 @@ def apply() -> None:
 
 
 def running() -> Any:
-    """Return the mirrored strategy of a cell that runs on all ranks. None if there is none."""
+    """Return the mirrored strategy of a cell that runs on all ranks, else None."""
     strategy = context.cell_strategy()
     return strategy if isinstance(strategy, tf.distribute.Strategy) else None
 

@@ -40,7 +40,7 @@ def apply() -> None:
 
 
 def _check_destinations(destinations: Any) -> bool:
-    """Return True if there are destinations. A variable is one, whatever its value."""
+    """Return True for given destinations. A variable is one, whatever its value."""
     if isinstance(destinations, values.DistributedVariable):
         return True
     given: bool = _check_upstream(destinations)

@@ -83,7 +83,7 @@ class Trials:
     def _few(self, batch: Batch, order: np.ndarray | None) -> Batch:
         """Return the first rows of the order.
 
-        The number of rows is not divisible by the number of replicas, if there are enough.
+        If the batch has enough rows, their number is not divisible by the number of replicas.
         """
         replicas = int(self._strategy.num_replicas_in_sync)
         rows = min(TRIED_ROWS * replicas, batch.total)

@@ -72,7 +72,7 @@ class ReplicatedStep:
 
     Args:
         model: model of the step.
-        step: `train_step` or `test_step`, which takes the rows of a replica.
+        step: `train_step` or `test_step`. It takes the rows of a replica.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any]) -> None:

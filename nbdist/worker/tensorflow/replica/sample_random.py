@@ -5,11 +5,12 @@ rows. nbdist therefore replaces a draw whose first dimension is the replica's nu
 slice of the draw for the global batch. A draw of another shape, such as noise for weights, stays
 the same on all replicas.
 
-If the number of rows is static, the first dimension of weights may be equal to it. `Draws` tells
-them apart with a trace for another number of rows: the first dimension of weights stays the same.
+If the number of rows is static, the first dimension of weights may be equal to it. `Draws`
+distinguishes them by a trace for another number of rows: the first dimension of weights stays the
+same.
 
-Philox, TensorFlow's generator, is counter-based: draw i depends only on the key and on `counter +
-i` (Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of the
+Philox, TensorFlow's generator, is counter-based: draw i depends only on the key and `counter + i`
+(Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of the
 replica's first row and have no extra cost. Draws by rejection (truncated normal) and draws of
 stateful operations (`tf.random.normal`) are made for the global batch and cut. Written for
 TensorFlow 2.21.
@@ -67,7 +68,7 @@ class Draws:
 
     Attributes:
         is_ambiguous: True if code outside of Keras layers has drawn with the replica's number of
-            rows, and there is no trace for another number of rows.
+            rows, and no trace for another number of rows exists.
     """
 
     def __init__(self) -> None:

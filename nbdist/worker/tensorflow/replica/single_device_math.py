@@ -15,7 +15,7 @@ over all rows: the mean of the replicas' losses, weighted by their rows.
   `worker/tensorflow/keras/metrics.py`.
 
 Computations outside of Keras are unchanged. A sum or moments over the batch in the user's code are
-the replica's own, and so is a gradient with respect to anything but variables, such as the batch.
+the replica's own. So is a gradient with respect to anything but variables, such as the batch.
 Gradients without a tape are averaged when an optimizer receives them, unless the step has also used
 a tape. Everything outside of step cells, `fit`, `evaluate` and `predict` behaves as upstream.
 Written for Keras 3.15 and TensorFlow 2.21.
