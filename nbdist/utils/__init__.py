@@ -1,4 +1,1 @@
-"""Helpers for files, processes, sockets and signals of the operating system.
-
-They know nothing of clusters or cells.
-"""
+"""Helpers for files, processes, sockets and signals, without knowledge of clusters or cells."""

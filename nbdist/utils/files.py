@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, and read without following links."""
+"""Atomic replacement of files, and reads that do not follow links."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLACEMENT_FILE = "placement.html"
-"""In a cluster's folder: where arrays were when `%dist_show` last looked, as HTML."""
+"""File in a cluster's folder: the HTML of the array placement that `%dist_show` drew last."""
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write the file: who opens it finds the old content or the new.
+    """Replace a file atomically: a reader finds the old content or the new content.
 
     Args:
         path: the file.
-        content: all of it.
-        mode: who may read it, less what the process's mask takes.
+        content: the whole new content.
+        mode: permission bits, before the process's umask is applied.
 
     Raises:
-        OSError: it could not be written; the old content is still there.
+        OSError: the file cannot be written. Its old content remains.
     """
     temporary = path.with_name(f".{path.name}.new")
 
@@ -37,9 +37,10 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 class LateFiles:
-    """Replaces files on a thread, in the order asked for: nobody waits for the disk.
+    """Writer that replaces files on a thread, in the order of the calls.
 
-    What cannot be written, as on a full disk, is left out.
+    The caller does not wait for the disk. Writes that fail, for example on a full disk, are
+    ignored.
     """
 
     def __init__(self) -> None:
@@ -49,11 +50,11 @@ class LateFiles:
         self._thread.submit(_try_to_replace, path, content, mode)
 
     def settle(self) -> None:
-        """Wait until all is written."""
+        """Wait until all submitted writes are done."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Write what is left; nothing is taken any more."""
+        """Finish the submitted writes and accept no more."""
         self._thread.shutdown()
 
 
@@ -63,10 +64,10 @@ def _try_to_replace(path: Path, content: bytes, mode: int) -> None:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """The content of a file, where neither it nor its folder is a link.
+    """Return the content of a file, without following a link to it or to its folder.
 
     Raises:
-        OSError: there is none, one of the two is a link, or it is longer than the limit.
+        OSError: the file does not exist, it or its folder is a link, or it exceeds the limit.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 

@@ -10,7 +10,7 @@ _NVIDIA_SMI_TIMEOUT_S = 10
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The NVIDIA GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
         return tuple(word.strip() for word in allowed.split(",") if word.strip() not in ("", "-1"))

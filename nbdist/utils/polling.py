@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def repeat_until(done: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:
-    """Call `done` until it returns true or the time is over, and return its last result."""
+    """Call `done` until it returns true or the time runs out, and return its last result."""
     deadline = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() > deadline:

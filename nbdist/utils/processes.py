@@ -1,4 +1,4 @@
-"""Which process keeps a run, and whether it is still there."""
+"""Identity, liveness and end of processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_TOLERANCE_S = 0.5  # between two looks at a clock that is being set
+_TOLERANCE_S = 0.5  # start times are computed from a clock that may be adjusted in between
 
 
 def this_process() -> Writer:
-    """This process, as the writer of what it keeps."""
+    """Return the identity of this process."""
     return _this(os.getpid())
 
 
@@ -33,7 +33,7 @@ def _this(pid: int) -> Writer:
 
 
 def process_of(pid: int) -> Writer | None:
-    """The process that has this pid now; None where none has."""
+    """Return the identity of the process with this pid; None if there is none."""
     try:
         return Writer(host=socket.gethostname(), pid=pid, started=_started(psutil.Process(pid)))
     except psutil.NoSuchProcess:
@@ -49,9 +49,9 @@ def wait_or_kill(process: subprocess.Popen[bytes], wait_s: float) -> None:
 
 
 def is_gone(writer: Writer) -> bool:
-    """Whether the writer has ended; nobody can tell of one on another host, and it counts as there.
+    """Return whether the process has ended. A zombie counts as ended.
 
-    A process that has ended and waits for its parent counts as gone.
+    Returns False for a process on another host, because its state is unknown here.
     """
     if writer.host != socket.gethostname():
         return False
@@ -65,7 +65,7 @@ def is_gone(writer: Writer) -> bool:
 
 
 def _started(process: psutil.Process) -> float:
-    """Seconds after the machine came up: the same however its clock is set later."""
+    """Return the start time in seconds after boot, which later clock changes do not affect."""
     return float(process.create_time() - psutil.boot_time())
 
 
@@ -73,7 +73,7 @@ _POLL_S = 0.02
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether the very process still runs, and is not only waited for by its parent."""
+    """Return whether the same process still runs. A zombie or a reused pid does not count."""
     with contextlib.suppress(psutil.NoSuchProcess):
         if process.is_running():
             return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -81,10 +81,10 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def await_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those that still run when the time is over.
+    """Wait until processes end, and return those that still run after the timeout.
 
-    psutil waits until a process has vanished: that of a parent that died is left to `init`, which
-    may take seconds to see to it.
+    `psutil.wait_procs` also waits until zombies are reaped. `init` may take seconds to reap a
+    process whose parent died.
     """
     deadline = time.monotonic() + timeout_s
     running = list(filter(is_alive, processes))
@@ -95,9 +95,9 @@ def await_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[ps
 
 
 def cause_of(code: int) -> str:
-    """How a process ended, by its exit status."""
+    """Describe how a process ended, from its exit code (negative: minus the signal's number)."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     if code == -signal.SIGKILL:
-        return "its process was killed (SIGKILL), as when a machine has no memory left"
+        return "its process was killed (SIGKILL), possibly because the machine ran out of memory"
     return f"its process was killed by signal {-code} ({signal.strsignal(-code)})"

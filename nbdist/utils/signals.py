@@ -1,4 +1,4 @@
-"""An interrupt of the kernel waits for what must not be left half done."""
+"""Deferral of SIGINT during critical sections."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def interrupt_held() -> Iterator[threading.Event]:
-    """Within it, an interrupt is held; it comes at the end, to whoever handled it before.
+    """Defer SIGINT until the block ends, then raise it for the former handler.
 
-    On another thread than the main one nothing is held: no interrupt comes there.
+    Python runs signal handlers on the main thread only, so other threads defer nothing.
 
     Yields:
-        What is set when one came.
+        An event that is set when a SIGINT arrives.
     """
     came = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""The sockets of the notebook's that engines connect to: opened anew, or as they were before."""
+"""Encrypted ZeroMQ sockets of the notebook to which engines connect."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 _HOST = "tcp://127.0.0.1"
 _PORTS = (61000, 65536)
-"""Above those that Linux gives to whoever asks for any: a port stays free for another time."""
+"""Range above Linux's ephemeral ports: a successor of this process can bind the same port."""
 
 _FORMER_S = 5.0
 _POLL_S = 0.02
 
 
 def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> BoundSocket:
-    """Encrypt a socket and bind it.
+    """Encrypt a socket with CURVE and bind it on loopback.
 
     Args:
-        socket: has to be new.
-        bound_socket: as it was bound before; None for a port and keys of its own.
+        socket: a socket that is not bound yet.
+        bound_socket: the former port and keys; None for a random port and new keys.
 
     Returns:
-        How to bind it again.
+        The port and the keys, to bind the socket again later.
 
     Raises:
-        StartError: the port is taken.
+        StartError: another process uses the port.
     """
     keys = (
         (bound_socket.public_key, bound_socket.secret_key) if bound_socket else zmq.curve_keypair()
@@ -48,7 +48,7 @@ def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> Bo
 
 
 def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
-    """Who had it before may be ending."""
+    """Bind a former port. Retry for a few seconds, because its former owner may be ending."""
     deadline = time.monotonic() + _FORMER_S
     while True:
         try:
@@ -56,8 +56,8 @@ def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
         except zmq.ZMQError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise StartError(
-                    f"port {port}, to which the workers speak, cannot be had ({error}): "
-                    "type %dist_stop --all to end them"
+                    f"cannot bind port {port}, to which the workers connect ({error}): "
+                    "run %dist_stop --all to end them"
                 ) from None
             time.sleep(_POLL_S)
         else:
