@@ -146,9 +146,9 @@ def test_a_host_that_cannot_be_reached(hosts: Hosts, least: int) -> None:
 @pytest.mark.parametrize(
     ("host", "says"),
     [
-        (Host(python="/no/such/python"), "there is no /no/such/python: type --python PATH"),
+        (Host(python="/no/such/python"), "/no/such/python does not exist: use --python PATH"),
         (Host(python="/usr/bin/env"), "/usr/bin/env failed there"),
-        (Host(python="/bin/echo"), "and not where the seed is"),
+        (Host(python="/bin/echo"), "instead of the fork server's location"),
         (Host(user="nobody"), "[Pp]ermission denied"),
     ],
 )
@@ -273,7 +273,7 @@ def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=[here, Host(name=hosts.names[0])], framework="none") as cluster:
         said = cluster.run("import os\nos.environ.get('SAID', '')").results
         assert said == {0: "'here'", 1: "''"}
-    with pytest.raises(StartError, match="there is no folder /no/such/folder"):
+    with pytest.raises(StartError, match="folder /no/such/folder does not exist"):
         nbdist.Cluster(hosts=[Host(name=hosts.names[0], folder="/no/such/folder")])
 
 

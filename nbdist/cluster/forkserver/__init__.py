@@ -1,1 +1,1 @@
-"""The preloaded process that forks the engines of a host, and its client in the notebook."""
+"""Fork server: a process with preloaded modules that forks engines, and its client."""

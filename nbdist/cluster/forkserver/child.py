@@ -1,8 +1,8 @@
-"""A child of a fork server: what it runs, in a session and with a log of its own.
+"""Child of a fork server, with its own session and log.
 
-A forked child is here at once. Where the fork server may not fork, `python -m
-nbdist.cluster.forkserver.child FOLDER DESCRIPTOR` is one that begins from nothing, and reads its
-order from standard input.
+A forked child calls `become` directly. If forking is unsafe, the fork server starts a new Python,
+`python -m nbdist.cluster.forkserver.child FOLDER DESCRIPTOR`, which reads its command from standard
+input.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def become(order: Event, folder: Path, announce: Callable[[Event], None]) -> NoReturn:
-    """Run the order's target to its end, and end with it.
+    """Run the target of a `spawn` command, and exit with its status.
 
     Args:
-        order: as the fork server got it.
-        folder: the cluster's.
-        announce: tells the fork server's owner an event.
+        order: the command that the fork server received.
+        folder: the cluster's folder.
+        announce: sends an event to the owner of the fork server.
     """
     code = 1
     try:
@@ -57,7 +57,7 @@ def become(order: Event, folder: Path, announce: Callable[[Event], None]) -> NoR
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the fork server is gone, however it went."""
+    """Let Linux kill this process when its parent, the fork server, ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

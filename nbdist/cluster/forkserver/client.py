@@ -1,7 +1,7 @@
-"""The notebook's clients of fork servers (`nbdist.cluster.forkserver.server`).
+"""Clients of fork servers (`nbdist.cluster.forkserver.server`).
 
-`ForkServerClient` is what orders go into and events come out of; `ForkServerProcess` is the fork
-server on this machine, and `away.RemoteForkServer` one on another host.
+`ForkServerClient` sends commands and receives events. `ForkServerProcess` is the fork server on
+this machine, and `ssh.remote_forkserver.RemoteForkServer` is one on another host.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ END_TIMEOUT_S = 10.0
 _BEGIN_TIMEOUT_S = 60.0
 _ANSWERED: Event = {"event": ""}
 _LOOK_S = 1.0
-"""A fork server answers at once, unless it is frozen, or still imports."""
+"""Time to wait for a response. Only a stopped or importing fork server takes longer."""
 
 
 class ForkServerState:
-    """The state of a fork server, from its events. Thread-safe.
+    """State of a fork server, computed from its events. Thread-safe.
 
     Attributes:
-        pid: its process on its own host; 0 before the first event.
+        pid: the pid of the fork server on its host; 0 before the first event.
         gpus: the NVIDIA GPUs of its host; empty before it is ready.
-        cores: the cores that its children may use.
-        versions: the versions of the modules that it has imported.
-        is_ready: it has imported them.
-        is_wanted: a notebook asks for the cluster of a detached runner.
-        is_over: it has ended, or cannot be reached any more.
-        changed: is notified after each change.
+        cores: the CPU cores that its children may use.
+        versions: the versions of the imported modules.
+        is_ready: whether the fork server has imported its modules.
+        is_wanted: whether a notebook asks a detached runner to leave the cluster.
+        is_over: whether the fork server has ended or is lost.
+        changed: the condition that each change notifies.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ForkServerState:
             return dict(self._pids)
 
     def knows(self, name: str) -> bool:
-        """Return whether there is, or was, a child of this name."""
+        """Return whether a child of this name runs or has ended."""
         with self.changed:
             return name in self._pids or name in self._codes
 
@@ -85,15 +85,15 @@ class ForkServerState:
             return self._codes.get(name)
 
     def count(self) -> int:
-        """Return the number of events: a mark to wait from."""
+        """Return the number of events, for use as the mark `since` of `wait_event`."""
         with self.changed:
             return len(self._events)
 
     def wait_event(self, kind: str, timeout_s: float, since: int = 0) -> Event | None:
-        """Wait for the first event of a kind after mark `since`, for a failure, or for the end.
+        """Wait for the first event of a kind after mark `since`, a failure, or the end.
 
         Returns:
-            None if there is no such event in time.
+            The event; None if none arrives in time.
         """
 
         def found() -> Event | None:
@@ -105,12 +105,12 @@ class ForkServerState:
             return self.changed.wait_for(found, timeout_s)
 
     def drop(self, answer: Event, since: int) -> None:
-        """Drop an event that was the answer to one command."""
+        """Delete the event that responded to a command."""
         with self.changed:
             self._events[self._events.index(answer, since)] = _ANSWERED
 
     def wait_gone(self, names: Sequence[str], timeout_s: float) -> bool:
-        """Wait until none of these children runs. Return whether this is so in time."""
+        """Wait until none of these children runs, and return whether all ended in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._pids.keys().isdisjoint(names), timeout_s)
 
@@ -120,7 +120,7 @@ class ForkServerState:
             self.changed.wait_for(lambda: self.is_over, timeout_s)
 
     def note(self, event: Event) -> None:
-        """Store an event."""
+        """Store an event, and update the state."""
         with self.changed:
             self._events.append(event)
             if event["event"] == "spawned":
@@ -150,21 +150,21 @@ class ForkServerState:
 
 
 class ForkServerClient(abc.ABC):
-    """A connection to a fork server: sends commands, and stores events in its state.
+    """Owner's connection to a fork server: sends commands, and stores events in its state.
 
     Args:
-        peer: the connection, on which nothing has been said.
+        peer: the new connection.
         role: `KERNEL` or `DETACHED_RUNNER`.
-        timeout_s: how long another owner may take to leave.
-        key: knows this owner again, when it connects once more; empty where it never does.
+        timeout_s: the seconds to wait for another owner to leave.
+        key: the key that identifies this owner when it reconnects; empty if it never does.
 
     Attributes:
-        role: as given.
+        role: the role of this process.
         state: the state of the fork server.
 
     Raises:
-        OwnedError: a notebook's kernel is there that orders the fork server about.
-        StartError: there is no answer.
+        OwnedError: the kernel of another notebook owns the fork server.
+        StartError: the fork server does not respond.
     """
 
     def __init__(self, peer: Peer, role: str, timeout_s: float, key: str = "") -> None:
@@ -191,23 +191,30 @@ class ForkServerClient(abc.ABC):
         peer.close()
         if answer and answer[0]["event"] == "refused":
             raise OwnedError(answer[0]["pid"])
-        raise StartError(f"{self} did not answer:\n{self.log_tail('seed')}".rstrip(":\n"))
+        raise StartError(f"{self} did not respond:\n{self.log_tail('seed')}".rstrip(":\n"))
 
     def spawn(self, name: str, target: str, args: dict[str, Any], env: dict[str, str]) -> None:
-        """Fork a child that runs `target`; its output goes to `<name>.log`."""
+        """Fork a child that runs `target` and writes its output to `<name>.log`.
+
+        Args:
+            name: the name of the child.
+            target: the function to call, as `module:function`.
+            args: the arguments of the function, as JSON.
+            env: the environment variables to add.
+        """
         self._order(op="spawn", id=name, target=target, args=args, env=env)
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a child, if it still runs; returns when it has been sent.
+        """Send a signal to a child if it still runs, and wait until it has been sent.
 
-        So an interrupt of one cell cannot arrive in the next.
+        Because of the wait, an interrupt of one cell cannot arrive in the next.
         """
         self._ask("signalled", END_TIMEOUT_S, op="signal", id=name, signal=int(number))
 
     def look(self) -> dict[str, tuple[int, bool]]:
-        """Of the children that run: how many bytes of memory each takes, and whether it is frozen.
+        """Return the memory in bytes of each running child, and whether a signal has stopped it.
 
-        Empty where the fork server does not answer.
+        Empty if the fork server does not respond.
         """
         try:
             seen = self._ask("seen", _LOOK_S, op="look")
@@ -216,68 +223,69 @@ class ForkServerClient(abc.ABC):
         return {name: (size, frozen) for name, (size, frozen) in seen["children"].items()}
 
     def guard(self, pid: int) -> None:
-        """Have the fork server end this process too when the notebook's kernel is gone."""
+        """Let the fork server end this process too when the notebook's kernel is gone."""
         self._order(op="guard", pid=pid)
 
     def runs(self) -> bool:
-        """Whether the fork server itself still runs."""
+        """Return whether the fork server itself still runs."""
         return not self.state.is_over
 
     def preload(self, module: str) -> None:
-        """Import it too, where it is installed."""
+        """Let the fork server import a module, if it is installed."""
         self._order(op="preload", module=module)
 
     def detach(self, *, on: bool) -> None:
-        """Whether engines outlive this process: a detached runner is started then."""
+        """Set whether engines outlive this process. If so, a detached runner will follow them."""
         self._order(op="detach", on=on)
 
     def await_ready(self, timeout_s: float) -> dict[str, str]:
-        """Wait until it has imported what it imports; returns the versions of that.
+        """Wait until the fork server has imported its modules, and return their versions.
 
         Raises:
-            StartError: as `wait_event`.
+            StartError: see `wait_event`.
         """
         if not self.state.is_ready:
             self.wait_event("ready", timeout_s)
         return self.state.versions
 
     def wait_event(self, kind: str, timeout_s: float, since: int = 0) -> Event:
-        """The first event of a kind after mark `since`.
+        """Return the first event of a kind after mark `since`.
 
         Raises:
-            StartError: the time is over, or the fork server ended or failed to import a module.
+            StartError: no such event arrived in time, or the fork server ended or failed to import
+                a module.
         """
         event = self.state.wait_event(kind, timeout_s, since)
         if event is None:
-            raise StartError(f"no {kind!r} from {self} within {timeout_s:g} s")
+            raise StartError(f"no event {kind!r} from {self} within {timeout_s:g} s")
         if event["event"] == "failed":
             raise StartError(f"{event['module']} could not be imported: {event['error']}")
         if event["event"] == "ended":
-            raise StartError(f"{self} ended; its log says:\n{self.log_tail('seed')}")
+            raise StartError(f"{self} ended; the last lines of its log:\n{self.log_tail('seed')}")
         return event
 
     def wait_gone(self, names: Sequence[str], timeout_s: float) -> None:
         """Wait until none of these children runs.
 
         Raises:
-            StartError: one still runs when the time is over.
+            StartError: a child still runs after the timeout.
         """
         if not self.state.wait_gone(names, timeout_s):
             raise StartError(f"{', '.join(names)} did not end within {timeout_s:g} s")
 
     @abc.abstractmethod
     def log_tail(self, name: str, lines: int = 20) -> str:
-        """The last lines that a child wrote outside of cells, as far as they can be had."""
+        """Return the last lines that a child wrote outside of cells; empty if not available."""
 
     def last_words(self, name: str, lines: int) -> str:
-        """How a child ended that runs no more, as far as is known, and the end of its log."""
+        """Describe how a child ended, if known, with the last lines of its log."""
         code = self.state.code(name)
         log = self.log_tail(name, lines)
         said = [cause_of(code)] if code is not None else []
         return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
 
     def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
-        """Order something, and wait for the event that answers it, which is not kept."""
+        """Send a command, wait for the event that responds to it, and delete that event."""
         mark = self.state.count()
         self._order(**order)
         answer = self.wait_event(kind, timeout_s, since=mark)
@@ -289,7 +297,7 @@ class ForkServerClient(abc.ABC):
             with self._sending:
                 self._peer.send(order)
         except OSError:
-            raise StartError(f"{self} is gone; its log says:\n{self.log_tail('seed')}") from None
+            raise StartError(f"{self} is gone; its log:\n{self.log_tail('seed')}") from None
 
     def _end_connection(self) -> None:
         self._peer.shut()
@@ -305,32 +313,32 @@ class ForkServerClient(abc.ABC):
             self.state.note({"event": "ended"})
 
     def _hear(self) -> None:
-        """Take in events until the connection ends."""
+        """Store events until the connection ends."""
         with contextlib.suppress(EOFError):
             while True:
                 for event in self._peer.read():
                     self.state.note(event)
 
     def _connects_again(self) -> bool:
-        """Whether there is another connection, once one has ended."""
+        """Reconnect after the connection has ended, and return whether this succeeded."""
         return False
 
 
 class ForkServerProcess(ForkServerClient):
-    """The fork server on this machine.
+    """Fork server on this machine.
 
-    When this process ends in order, or forgets the fork server, the fork server ends too (`close`).
+    It ends when this process exits normally, or when this object is garbage-collected or closed.
 
     Args:
-        peer: the connection, on which nothing has been said.
+        peer: the new connection.
         role: `KERNEL` or `DETACHED_RUNNER`.
-        folder: the cluster's; the fork server and its children write in its `log`.
-        timeout_s: how long another owner may take to leave.
-        process: the fork server's, where it is a child of this one.
+        folder: the cluster's folder. Its subfolder `log` contains the logs.
+        timeout_s: the seconds to wait for another owner to leave.
+        process: the process of the fork server, if it is a child of this process.
 
     Raises:
-        OwnedError: a notebook's kernel is there that orders the fork server about.
-        StartError: there is no answer.
+        OwnedError: the kernel of another notebook owns the fork server.
+        StartError: the fork server does not respond.
     """
 
     def __init__(
@@ -347,7 +355,7 @@ class ForkServerProcess(ForkServerClient):
         self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid(), leaves=True)
 
     def __str__(self) -> str:
-        return "the preloaded parent"
+        return "the fork server"
 
     @classmethod
     def start(
@@ -358,14 +366,14 @@ class ForkServerProcess(ForkServerClient):
         grace_s: float,
         role: str = KERNEL,
     ) -> Self:
-        """Start a fork server, and own it.
+        """Start a fork server and become its owner.
 
         Args:
-            modules: what it imports before it forks.
-            env: environment added to this process's own.
-            folder: the cluster's, with a folder `log`.
-            grace_s: how long it waits for another owner when this process has died.
-            role: this process's.
+            modules: the modules that it imports before it forks.
+            env: the environment variables to add to those of this process.
+            folder: the cluster's folder, with a subfolder `log`.
+            grace_s: the seconds that it waits for another owner after this process has died.
+            role: the role of this process.
         """
         path = folder / FORK_SERVER_SOCKET
         with listen(path) as listener, log_file(folder, "seed").open("ab") as log:
@@ -389,16 +397,16 @@ class ForkServerProcess(ForkServerClient):
 
     @classmethod
     def take_over(cls, folder: Path, role: str) -> Self:
-        """Own the fork server of a cluster whose owner is gone, or is a detached runner.
+        """Become the owner of a fork server whose owner is gone or is a detached runner.
 
         Raises:
-            OwnedError: a notebook's kernel owns it.
-            StartError: there is none.
+            OwnedError: the kernel of another notebook owns the fork server.
+            StartError: there is no fork server.
         """
         try:
             peer = connect(folder / FORK_SERVER_SOCKET)
         except OSError as error:
-            raise StartError(f"nothing of the cluster in {folder} runs any more") from error
+            raise StartError(f"the cluster in {folder} has ended: no fork server runs") from error
         return cls(peer, role, folder, LEAVE_S + END_TIMEOUT_S)
 
     def runs(self) -> bool:
@@ -408,7 +416,7 @@ class ForkServerProcess(ForkServerClient):
         return read_tail(self.folder, name, lines)
 
     def leave(self) -> None:
-        """Go without a farewell: the fork server waits for another owner."""
+        """Disconnect without a farewell: the fork server waits for another owner."""
         self._farewell.detach()
         self._end_connection()
 
@@ -417,21 +425,21 @@ class ForkServerProcess(ForkServerClient):
         if self._farewell.detach() is None:
             return
         _say_farewell(self._peer, os.getpid(), leaves=False)
-        for process in await_ends([self._process], END_TIMEOUT_S):  # frozen
+        for process in await_ends([self._process], END_TIMEOUT_S):  # a signal has stopped it
             process.kill()  # its children die with it (server.py)
             await_ends([process], END_TIMEOUT_S)
-        if isinstance(self._process, psutil.Popen):  # its threads may take a moment
+        if isinstance(self._process, psutil.Popen):  # its threads may end slightly later
             self._process.wait(END_TIMEOUT_S)
         self._end_connection()
 
 
 def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
-    """Said by the owner, not by a process that was forked from it.
+    """Tell the fork server to end. Do nothing in a process that was forked from the owner.
 
     Args:
-        peer: the fork server.
-        pid: the owner's.
-        leaves: it does not remove the cluster's folder itself, as it ends.
+        peer: the connection to the fork server.
+        pid: the pid of the owner.
+        leaves: whether the fork server removes the cluster's folder, because the owner does not.
     """
     if os.getpid() == pid:
         with contextlib.suppress(OSError):

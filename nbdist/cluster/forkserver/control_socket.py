@@ -1,20 +1,20 @@
-"""Whose orders the fork server takes: one owner at a time, over a socket in the cluster's folder.
+"""Control socket of the fork server: one owner at a time, over a socket in the cluster's folder.
 
-Whoever connects says so (`own`), as a notebook's kernel or as the detached runner; one JSON object
-a line:
+A client asks for ownership with `own`, as a notebook's kernel or as the detached runner. Each line
+is one JSON object:
 
-    newcomer → fork server                     fork server → newcomer
+    client → fork server                       fork server → client
     {"op": "own", "role", "key"}        {"event": "owned", "pid", "children", "versions", "gpus"}
                                         {"event": "refused", "pid"}
 
-A kernel keeps its place until its connection closes; a detached runner is asked to leave it to a
-kernel (`{"event": "leave"}`), and is killed where it does not. When the owner goes without a
-farewell, the seat stays free for a while. While the owner's run is detached, a detached runner is
-started to follow it.
+A kernel remains the owner until its connection closes. When a kernel asks while a detached runner
+is the owner, the fork server asks the runner to leave (`{"event": "leave"}`). It kills a runner
+that does not. If the owner disconnects without a farewell, the fork server waits for a new owner
+for some time. If the run is detached, it starts a detached runner.
 
-An owner on another host comes through ssh, whose connections may be cut without a word to either
-end. So it beats, is gone when it does not, and is known by its key when it comes once more: what
-is left of its former connection is ended then, and so all that went through it.
+An owner on another host connects through ssh, whose connections may break unnoticed. It therefore
+sends heartbeats, and counts as gone without them. Its key identifies it when it reconnects. The
+fork server then ends the former connection, with everything that went through it.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ Event = dict[str, Any]
 FORK_SERVER_SOCKET = "seed.sock"
 KERNEL, DETACHED_RUNNER = "kernel", "detached runner"
 LEAVE_S = 20.0
-"""Time for a detached runner to leave before it is killed. It may be replacing a worker."""
+"""Time for a detached runner to leave before it is killed. It may still be replacing a worker."""
 
 MAX_DETACHED_RUNNERS = 3
-"""Keepers that are started one after the other, when each goes, before nobody is waited for."""
+"""Number of detached runners that are started in a row, each after the former has ended."""
 
 SILENCE_S = 30.0
-"""An owner on another host that has said nothing for so long is gone; its death is seen at once."""
+"""Time without a message after which an owner on another host counts as gone."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Peer:
-    """One end of a connection on which JSON objects travel, one a line.
+    """One end of a connection that transfers JSON objects, one in a line.
 
     Attributes:
-        role: of a newcomer that has said it.
-        process: a descriptor that is readable when the process at the other end has ended, also
-            where another one, forked from it, holds the connection; -1 where that is not watched.
-        key: of a newcomer that has said it.
+        role: the role that the client has sent; empty before.
+        process: the pidfd of the process at the other end; -1 if it is not watched. It becomes
+            readable when that process ends, even if a process forked from it keeps the connection.
+        key: the key that the client has sent; empty before.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -72,24 +72,24 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """The process that connected, by the kernel's own account."""
+        """The pid of the process that connected, as reported by Linux."""
         size = _CREDENTIALS.size
         content = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         return int(_CREDENTIALS.unpack(content)[0])
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether there is something to read within the time."""
+        """Wait for data, and return whether any arrived in time."""
         return bool(select.select([self], [], [], timeout_s)[0])
 
     def send(self, message: Event) -> None:
-        """Raises OSError when the other end is gone."""
+        """Send a message. Raise OSError if the other end is gone."""
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[Event]:
-        """What has come, waiting for the first of it.
+        """Wait for data, and return the complete messages.
 
         Raises:
-            EOFError: the other end is gone, or sends what is no message.
+            EOFError: the other end is gone, or sent an invalid message.
         """
         try:
             chunk = self._connection.recv(1 << 16)
@@ -104,7 +104,7 @@ class Peer:
         return messages
 
     def shut(self) -> None:
-        """End the connection, whoever else holds it: who reads it on another thread is woken."""
+        """Shut the connection down. This wakes a thread that reads from it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -116,14 +116,14 @@ class Peer:
 
     def watch(self) -> None:
         """Open `process`."""
-        with contextlib.suppress(ProcessLookupError):  # gone: so is its end of the connection
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and so has the connection
             self.process = os.pidfd_open(self.pid)
 
     def end_process(self) -> None:
-        """End the process at the other end, which is watched.
+        """End the watched process at the other end.
 
-        What started this one finds out by itself that nobody answers
-        (`cluster/schedulers/dial_in.py`).
+        Spare the parent of this process (`cluster/schedulers/dial_in.py`): it detects broken
+        connections itself.
         """
         if self.process >= 0 and self.pid != os.getppid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -131,8 +131,8 @@ class Peer:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that only this user can connect to."""
-    path.unlink(missing_ok=True)  # of a fork server that is gone
+    """Listen on a socket to which only this user can connect."""
+    path.unlink(missing_ok=True)  # a fork server that is gone may leave it
     listener = socket.socket(socket.AF_UNIX)
     with _short(path) as address:
         listener.bind(address)
@@ -145,7 +145,7 @@ def connect(path: Path) -> Peer:
     """Connect to a fork server.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens at the path.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -159,7 +159,7 @@ def connect(path: Path) -> Peer:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """An address of a socket has room for 108 bytes, however long its folder's path is."""
+    """Yield a short name of a socket's path, because Linux limits socket addresses to 108 bytes."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -168,18 +168,18 @@ def _short(path: Path) -> Iterator[str]:
 
 
 class ControlSocket:
-    """The fork server's side.
+    """Fork server's side of the connection to its owner.
 
     Args:
-        listener: where owners connect.
-        folder: the cluster's, for the detached runner.
-        grace_s: how long the seat stays free for a new owner.
-        describe: what a new owner is told.
-        is_remote: owners are on another host.
+        listener: the socket to which owners connect.
+        folder: the cluster's folder, for the detached runner.
+        grace_s: the seconds to wait for a new owner.
+        describe: returns the state to send to a new owner.
+        is_remote: whether owners are on another host.
 
     Attributes:
-        over: the owner has ended it, or nobody has come: everything has to end.
-        left: nobody is there to remove the cluster's folder.
+        over: whether the fork server must end: the owner said farewell, or no owner came.
+        left: whether the fork server must remove the cluster's folder, because no owner does.
     """
 
     def __init__(
@@ -211,18 +211,18 @@ class ControlSocket:
         return self._owner is not None
 
     def announce(self, event: Event) -> None:
-        """Tell the owner, if there is one; who comes later is told how it is then."""
+        """Send an event to the owner, if there is one. A later owner receives the whole state."""
         if self._owner is not None:
-            with contextlib.suppress(OSError):  # its end is seen when it is read
+            with contextlib.suppress(OSError):  # the next read detects its end
                 self._owner.send(event)
 
     def waits_on(self) -> list[socket.socket | Peer | int]:
-        """What to wait for something to read on."""
+        """Return the sockets and descriptors to wait on for data."""
         peers = [peer for peer in (*self._guests, self._owner, self._heir) if peer is not None]
         return [self._listener, *peers, *(p.process for p in peers if p.process >= 0)]
 
     def timeout_s(self) -> float | None:
-        """How long to wait before `serve` is called in any case; None is for ever."""
+        """Return the seconds until `serve` must be called at the latest; None for no limit."""
         until = self._deadline
         if self._owner is not None and self._heir is None:
             if not self._is_remote:
@@ -231,7 +231,7 @@ class ControlSocket:
         return max(0.0, until - time.monotonic())
 
     def serve(self, readable: list[Any]) -> Iterator[Event]:
-        """Take in what there is, each only once; yields the owner's orders."""
+        """Process the readable sockets, one read of each, and yield the owner's commands."""
         if self._owner is not None and self._owner in readable:
             yield from self._orders(self._owner)
         elif self._owner is not None and self._owner.process in readable:
@@ -245,20 +245,20 @@ class ControlSocket:
         self._look()
 
     def close(self) -> None:
-        """Close this process's descriptors; the detached runner goes on."""
+        """Close this process's descriptors. The detached runner continues."""
         self._listener.close()
         for peer in (*self._guests, self._owner, self._heir):
             if peer is not None:
                 peer.close()
 
     def end(self) -> None:
-        """Leave no detached runner."""
+        """Kill the detached runner if it is not the owner yet."""
         if self._detached_runner is not None and self._owner is None:
             self._detached_runner.kill()
             self._detached_runner.wait()
 
     def _hear(self, guest: Peer) -> None:
-        """Whoever says anything but `own` first is sent away."""
+        """Process the first message of a client. Disconnect it unless the message is `own`."""
         self._guests.remove(guest)
         try:
             order = guest.read()[0]
@@ -282,7 +282,7 @@ class ControlSocket:
             self._refuse(guest)
 
     def _cut(self, owner: Peer, but: int = 0) -> None:
-        """End what is left of a connection, and all that goes through it; `but` goes on."""
+        """End an owner's connection, and its process unless the pid is `but`."""
         if owner.pid != but:
             owner.end_process()
         owner.close()
@@ -304,7 +304,7 @@ class ControlSocket:
         guest.close()
 
     def _wait_for_detached_runner(self, guest: Peer, detached_runner: Peer) -> None:
-        """It has to be gone before somebody else binds the sockets that it has."""
+        """Ask the detached runner to leave. The client binds the same sockets after that."""
         if self._heir is not None:
             self._refuse(guest)
             return
@@ -314,7 +314,7 @@ class ControlSocket:
             detached_runner.send({"event": "leave"})
 
     def _drop_heir(self, heir: Peer) -> None:
-        """It says nothing before it is the owner: it is gone."""
+        """Remove a waiting client: it became readable, and so it has disconnected."""
         heir.close()
         self._heir = None
         if self._owner is None:
@@ -343,11 +343,11 @@ class ControlSocket:
 
     def _replace(self) -> None:
         """Start a detached runner if a run continues, else wait for a new owner."""
-        if not self._describe()["children"] and not self._detached:  # nothing to come back to
+        if not self._describe()["children"] and not self._detached:  # nothing left to own
             self.over = self.left = True
             return
         self._deadline = time.monotonic() + self._grace_s
-        keeps = self._detached and not self._is_remote  # that of another host is there
+        keeps = self._detached and not self._is_remote  # for a remote one, it runs on its host
         if (
             keeps
             and self._detached_runners < MAX_DETACHED_RUNNERS
@@ -357,7 +357,7 @@ class ControlSocket:
             self._detached_runner = _start_detached_runner(self._folder)
 
     def _look(self) -> None:
-        """What became of the detached runner, and of the time that there was."""
+        """Check the detached runner, the heartbeats of a remote owner, and the deadlines."""
         if self._detached_runner is not None and self._detached_runner.poll() is not None:
             self._detached_runner = None
             if self._owner is None and self._heir is None:

@@ -1,4 +1,4 @@
-"""What the children of a fork server write outside of cells: a file for each, in its folder."""
+"""Log files of a fork server and its children, with their output outside of cells."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LOG_FOLDER = "log"
 
 
 def log_file(folder: Path, name: str) -> Path:
-    """That of a child, or of the fork server itself (`fork_server`); `folder` is the cluster's."""
+    """Return the log file of a child or of the fork server (`seed`) in the cluster's folder."""
     return folder / LOG_FOLDER / f"{name}.log"
 
 
 def read_tail(folder: Path, name: str, lines: int) -> str:
-    """The last lines of it; empty where there are none."""
+    """Return the last lines of a log; empty if there is no log."""
     path = log_file(folder, name)
     if not path.exists():
         return ""

@@ -1,9 +1,9 @@
-"""Starts a fork server on this host for a notebook on another, over ssh.
+"""Start of a fork server on this host for a notebook on another host, over ssh.
 
-Run as `python -m nbdist.cluster.forkserver.remote_start`.
-What it is to do comes in as JSON (`ForkServerRequest`), so that no shell sees it; what it did goes
-out as JSON (`ForkServerLocation`), on the last line. The fork server outlives the connection: who
-gives it orders connects to its socket, which ssh brings to the notebook's machine.
+Run as `python -m nbdist.cluster.forkserver.remote_start`. It reads a `ForkServerRequest` as JSON
+from standard input, which no shell interprets. It prints a `ForkServerLocation` as JSON on the last
+line. The fork server outlives the ssh connection: its owner connects to its socket, which ssh
+forwards to the notebook's machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import socket
 
 ROOT = Path("/tmp")  # noqa: S108 - the folder is made here, for this user only
-"""Short, for a socket's path has room for 108 bytes; and there after the user has logged out."""
+"""Folder with a short path (Linux limits socket paths to 108 bytes) that outlives the login."""
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     work = Path(start_request.work).expanduser()
     if start_request.must_work_there and not work.is_dir():
         shutil.rmtree(folder)
-        sys.exit(f"there is no folder {start_request.work}")
+        sys.exit(f"folder {start_request.work} does not exist")
     os.chdir(work if work.is_dir() else Path.home())
     listener = listen(folder / FORK_SERVER_SOCKET)
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
@@ -50,7 +50,7 @@ def main() -> None:
 def _become_fork_server(
     listener: socket.socket, folder: Path, start_request: ForkServerRequest
 ) -> None:
-    """Never returns: leaves the connection's session, and what it is read on."""
+    """Run the fork server, detached from the session and streams of ssh. Never returns."""
     os.setsid()
     log = os.open(log_file(folder, "seed"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)

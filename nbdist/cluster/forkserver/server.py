@@ -1,11 +1,11 @@
-"""The preloaded parent: imports once, then forks engines that are ready at once.
+"""Fork server: imports the frameworks once, then forks engines that start immediately.
 
-Run as `python -m nbdist.cluster.forkserver.server DESCRIPTOR FOLDER SECONDS MODULE...`, and on
-other hosts by `remote_start.py`. It listens on a socket in the cluster's folder, which it is
-handed, for whoever is to give it orders (`control_socket.py`). It imports the modules, runs no op
-of theirs and touches no device, then takes orders and tells events, one JSON object a line:
+Run as `python -m nbdist.cluster.forkserver.server DESCRIPTOR FOLDER SECONDS MODULE...`. On other
+hosts, `remote_start.py` runs it. It inherits the socket (`DESCRIPTOR`) on which it listens for its
+owner (`control_socket.py`). It imports the modules without executing ops or touching devices. Then
+it receives commands and sends events, one JSON object in a line:
 
-    order                                             event
+    command                                           event
     {"op": "spawn", "id", "target", "args", "env"}    {"event": "spawned", "id", "pid"}
     {"op": "signal", "id", "signal"}                  {"event": "signalled", "id"}
     {"op": "look"}                                    {"event": "seen", "children"}
@@ -21,19 +21,20 @@ of theirs and touches no device, then takes orders and tells events, one JSON ob
                                                       {"event": "failed", "module", "error"}
                                                       {"event": "ended"}
 
-What `preload` names is imported on a thread, and `spawn` waits for it; the other orders do not.
+`preload` imports the module on a thread. `spawn` and another `preload` wait for it, other commands
+do not.
 
-`target` is "module:function", called in the child with `args` and an `announce` function that
-tells the owner an event of the child's own. Each child leads a session of its own.
+`target` is "module:function". The child calls it with `args` and a function `announce`, which sends
+the owner an event. Each child leads its own session.
 
-Being told to end (SIGTERM), one on another host tells its children, and ends with the last. At the
-owner's farewell, or when an owner that died has had no successor for `SECONDS`, the fork server
-kills every child and every guarded process, and ends. Only the fork server signals its children: as
-their parent, it knows that a pid still means the process it started.
+A fork server on another host passes SIGTERM on to its children, and ends after the last of them. At
+the owner's farewell, or `SECONDS` after the owner died without a successor, the fork server kills
+every child and every guarded process, and ends. Only the fork server signals its children: as their
+parent, it knows that a pid still belongs to the process that it started.
 
-Forking is safe as long as the parent has started no framework runtime: a TensorFlow op or a
-JAX backend in the parent hangs or crashes the children. Where there is one, children begin from
-nothing, and its log says why.
+Forking is safe only if the parent has started no framework runtime. A TensorFlow op or a JAX
+backend in the parent hangs or crashes the children. In that case the fork server starts each child
+as a new Python, and its log contains the reason.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ from nbdist.utils.processes import await_ends
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/accel")
 IF_THERE = "?"
-"""After the name of a module that need not be installed."""
+"""Suffix of the name of a module that is imported only if it is installed."""
 
 _GUARD_GRACE_S = 3.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Pipe:
-    """Writes one event a line; a line under PIPE_BUF is never torn by another writer."""
+    """Pipe for events, one in a line. Writes of up to PIPE_BUF bytes are atomic."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -86,7 +87,7 @@ class _Pipe:
         return self._write
 
     def __call__(self, event: Event) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the fork server is gone, and so are we
+        with contextlib.suppress(BrokenPipeError):  # the fork server is gone, and its children end
             os.write(self._write, json.dumps(event).encode() + b"\n")
 
     def read(self) -> list[Event]:
@@ -95,13 +96,13 @@ class _Pipe:
 
 
 class ForkServer:
-    """The parent's loop.
+    """Event loop of the fork server.
 
     Args:
-        listener: where owners connect.
-        folder: the cluster's.
-        grace_s: how long an owner that died may have no successor.
-        is_remote: the owner is on another host.
+        listener: the socket to which owners connect.
+        folder: the cluster's folder.
+        grace_s: the seconds to wait for a successor after an owner has died.
+        is_remote: whether the owner is on another host.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ForkServer:
             signal.signal(signal.SIGTERM, self._tell_children)
 
     def _tell_children(self, _signal: int, _frame: object) -> None:
-        """Its host, or whoever gave it, wants it back: engines may save first what they do."""
+        """Pass SIGTERM on, as after a preemption. The engines save a checkpoint before they end."""
         self._is_told_to_end = True
         for pid in list(self._children.values()):
             with contextlib.suppress(ProcessLookupError):
@@ -147,9 +148,9 @@ class ForkServer:
         }
 
     def preload(self, modules: list[str]) -> None:
-        """Import `modules`; one that fails is reported, and ends the fork server."""
+        """Import modules. If one fails, report it to the owner and exit."""
         while not (self._control_socket.is_taken or self._control_socket.over):
-            self._wait()  # the first owner is on the way
+            self._wait()  # the first owner is about to connect
         for name in modules:
             try:
                 self._import(name)
@@ -159,11 +160,11 @@ class ForkServer:
                 self._control_socket.announce({"event": "failed", "module": module, "error": said})
                 self._end_everything()
                 raise SystemExit(1) from error
-        gc.freeze()  # no engine looks through what is imported, or copies the pages it is on
+        gc.freeze()  # the engines' garbage collection neither traverses nor copies these pages
         self._gpus = visible_gpus()
         self._unsafe = _why_not_fork()
         if self._unsafe:
-            sys.stderr.write(f"children are not forked, but begin from nothing: {self._unsafe}\n")
+            sys.stderr.write(f"children start as new processes, without a fork: {self._unsafe}\n")
         self._is_ready = True
         ready = {"event": "ready", "versions": self._versions, "gpus": self._gpus}
         self._control_socket.announce(ready)
@@ -175,25 +176,26 @@ class ForkServer:
             self._versions[wanted] = getattr(module, "__version__", "")
 
     def _begin_import(self, name: str) -> None:
-        """Import what cells have come to use, on a thread: it takes seconds, and signals do not.
+        """Import a module on a thread, because it takes seconds and signals must not wait.
 
-        What is to be forked waits: a child would have the locks of the import, and not its thread.
+        Forks wait for it: a child would inherit the import locks, but not the thread that holds
+        them.
         """
         self._is_imported = False
         self._importing = threading.Thread(target=self._import_later, args=(name,), daemon=True)
         self._importing.start()
 
     def _import_later(self, name: str) -> None:
-        """The failure of what cells have come to use is theirs."""
+        """Import a module if it is installed, and ignore its failure."""
         try:
             self._import(name + IF_THERE)
-        except Exception:  # noqa: BLE001 - what is forked imports it itself, and says so
+        except Exception:  # noqa: BLE001 - engines import it themselves and report the error
             traceback.print_exc()
         self._is_imported = True
         os.write(self._wake_write, b"\0")
 
     def _end_import(self) -> None:
-        """Obey what has waited for the import, if that is done."""
+        """Execute the commands that waited for the import, if it is done."""
         if self._importing is None or not self._is_imported:
             return
         self._importing.join()
@@ -205,7 +207,7 @@ class ForkServer:
             self._obey(order)
 
     def serve(self) -> None:
-        """Obey orders until all is over; then leave nothing running."""
+        """Execute commands until the end, then end all children and guarded processes."""
         try:
             while not self._control_socket.over:
                 self._wait()
@@ -216,7 +218,7 @@ class ForkServer:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait(self) -> None:
-        """Take in the next thing that happens."""
+        """Wait for the next events and commands, and process them."""
         waits_on = [*self._control_socket.waits_on(), self._of_children, self._wake]
         readable: list[Any] = select.select(waits_on, [], [], self._control_socket.timeout_s())[0]
         if self._of_children in readable:
@@ -259,7 +261,7 @@ class ForkServer:
         self._control_socket.announce({"event": "spawned", "id": order["id"], "pid": pid})
 
     def _become_child(self, order: Event) -> NoReturn:
-        """What was forked leaves what is the fork server's."""
+        """Release the fork server's handlers and descriptors in a forked child, then run it."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -272,7 +274,7 @@ class ForkServer:
         become(order, self._folder, self._of_children)
 
     def _begin(self, order: Event) -> int:
-        """A child that imports everything itself; returns its pid."""
+        """Start a child as a new Python that imports everything itself, and return its pid."""
         descriptor = self._of_children.write_end
         process = subprocess.Popen(
             [
@@ -289,11 +291,11 @@ class ForkServer:
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(order).encode())
-        process.returncode = 0  # it is waited for with the others
+        process.returncode = 0  # `_reap` waits for it, as for forked children
         return process.pid
 
     def _look(self) -> dict[str, tuple[int, bool]]:
-        """Of each child that runs, its memory in bytes, and whether it is frozen."""
+        """Return the memory in bytes of each child, and whether a signal has stopped it."""
         return {child: _state_of(pid) for child, pid in self._children.items()}
 
     def _signal(self, child: str, number: int) -> None:
@@ -325,7 +327,7 @@ class ForkServer:
         known = {process.pid for process in self._guarded}
         for process in self._guarded:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.ppid() not in known:  # the others are ended by these, and sooner so
+                if process.ppid() not in known:  # a guarded parent ends its children itself, faster
                     process.terminate()
         for process in await_ends(family, _GUARD_GRACE_S):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -333,17 +335,22 @@ class ForkServer:
 
 
 def _state_of(pid: int) -> tuple[int, bool]:
-    """Memory in bytes, and whether it is frozen; read at once, for there may be hundreds.
+    """Return the memory of a child in bytes, and whether a signal has stopped it.
+
+    This reads one file, because there may be hundreds of children.
 
     Args:
-        pid: of a child that has not been waited for, and so is there, if only as a zombie.
+        pid: the pid of a child that has not been reaped, so that its entry in `/proc` exists.
     """
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # from the state on
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # field 3 and later
     return int(fields[21]) * _PAGE_BYTES, fields[0] == "T"
 
 
 def _with_children(process: psutil.Process) -> list[psutil.Process]:
-    """But those in sessions of their own, as what cancels jobs: they go on by themselves."""
+    """Return a process and its descendants in the same session.
+
+    Descendants in other sessions, such as the process that cancels jobs, must continue.
+    """
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         session = os.getsid(process.pid)
         below = process.children(recursive=True)
@@ -352,12 +359,13 @@ def _with_children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _why_not_fork() -> str:
-    """What has begun to run in this process, and would hang or crash what is forked from it.
+    """Return the reason why forked children would hang or crash; empty if forking is safe.
 
-    Nothing of what a fork server imports does; what a user has Python import at its start may.
+    The modules that a fork server imports are safe. Modules that the user's Python imports at
+    startup may not be.
     """
     for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             if str(file.readlink()).startswith(_DEVICES):
                 return f"{file.readlink()} is open"
     bridge = sys.modules.get("jax._src.xla_bridge")

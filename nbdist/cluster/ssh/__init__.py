@@ -1,1 +1,1 @@
-"""Connections to other hosts over ssh, and the fork servers that they reach."""
+"""Connections to other hosts over ssh, and the fork servers there."""

@@ -1,9 +1,9 @@
-"""One connection to a host, through the user's own `ssh`, which carries all that goes there.
+"""Connection to a host through the user's `ssh`.
 
-A master (`ssh -M -N`) is started for each host; programs run over it, and ports of this machine are
-brought to Unix sockets in a folder of the host's, which only its user can open: nothing of it
-listens on a network. The command line has names that were checked (`inventory.py`) and paths of our
-own; all else goes through standard input, so that no shell sees it.
+Each host has one ssh master (`ssh -M -N`), which carries all programs and forwards. Ports of this
+machine are forwarded to Unix sockets in a folder of the host that only its user can open. Nothing
+listens on a network. The command line contains only checked names (`inventory.py`) and paths chosen
+by nbdist. All other data goes through standard input, which no shell interprets.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
     from nbdist.records import Host
 
 CONNECT_S = 10.0
-"""How long a host may take to answer."""
+"""Time for a host to respond."""
 
 ALIVE_S, ALIVE_TIMES = 2, 5
-"""A connection on which so many questions, so far apart, had no answer is over."""
+"""Interval of keepalive messages in seconds, and the number of missing responses to disconnect."""
 
 _END_S = 2.0
 _START_FORK_SERVER_S = 30.0
 _POLL_S = 0.02
 _OPTIONS = {
-    "BatchMode": "yes",  # there is nobody who could type a password
+    "BatchMode": "yes",  # nobody can enter a password
     "ConnectTimeout": str(int(CONNECT_S)),
     "ServerAliveInterval": str(ALIVE_S),
     "ServerAliveCountMax": str(ALIVE_TIMES),
     "StreamLocalBindUnlink": "yes",
-    "ClearAllForwardings": "yes",  # those of the user's own configuration
+    "ClearAllForwardings": "yes",  # ignore forwards of the user's configuration
     "ForwardX11": "no",
     "ForwardAgent": "no",
     "RequestTTY": "no",
-    "ControlPersist": "no",  # else another process than the one that was started has it
+    "ControlPersist": "no",  # else ssh moves the master to another process
     "RemoteCommand": "none",
     "LogLevel": "ERROR",
 }
 
 
 class Connection:
-    """A connection to one host, with what comes and goes through it.
+    """Connection to one host, with its forwards.
 
     Args:
-        host: which.
-        folder: of this machine, for its sockets; paths of sockets are relative to it.
-        name: of this connection among those of the folder.
-        config: of ssh; empty for the user's own.
+        host: the host.
+        folder: the local folder for sockets. Paths of sockets are relative to it.
+        name: the name of the connection, unique in the folder.
+        config: the path of an ssh configuration; empty for the user's default.
 
     Attributes:
-        host: which.
-        name: of this connection.
+        host: the host.
+        name: the name of the connection.
     """
 
     def __init__(self, host: Host, folder: Path, name: str, config: str = "") -> None:
@@ -72,10 +72,10 @@ class Connection:
         self._process: subprocess.Popen[bytes] | None = None
 
     def open(self) -> int:
-        """Connect; returns the pid of what holds the connection.
+        """Connect, and return the pid of the ssh master.
 
         Raises:
-            StartError: the host cannot be reached; it says why.
+            StartError: the host cannot be reached. The message contains ssh's reason.
         """
         options = [word for pair in _OPTIONS.items() for word in ("-o", "=".join(pair))]
         with self._log.open("wb") as log:
@@ -98,22 +98,22 @@ class Connection:
         return process.pid
 
     def is_open(self) -> bool:
-        """Whether there is a master that answers here, of this process or another."""
+        """Return whether an ssh master responds. Another process may have started it."""
         return (self._folder / self._control).exists() and self._do("-O", "check").returncode == 0
 
     def start_fork_server(self, content: bytes) -> bytes:
-        """Start a fork server there.
+        """Start a fork server on the host.
 
         Args:
-            content: what it is to be like, for standard input.
+            content: the `ForkServerRequest` as JSON.
 
         Returns:
-            What it said of itself.
+            The output of the start. Its last line is a `ForkServerLocation` as JSON.
 
         Raises:
-            StartError: it failed, or took too long; it says what to do.
+            StartError: the start failed or took too long. The message contains a remedy.
         """
-        python = self.host.python or sys.executable  # nothing in it means anything to a shell
+        python = self.host.python or sys.executable  # checked: no special characters of a shell
         command = [f"exec {python} -m nbdist.cluster.forkserver.remote_start"]
         done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
         if done.returncode:
@@ -122,22 +122,22 @@ class Connection:
         return done.stdout
 
     def why_lost(self) -> str:
-        """What there is to say of a host that is lost, beside that: nothing."""
+        """Return the reason why the host is lost. It is unknown for ssh, and so empty."""
         return ""
 
     def bring_here(self, there: str, here: str) -> None:
-        """A socket of the host's is reached as `here`, in the folder.
+        """Forward a socket of the host to the path `here` in the local folder.
 
         Raises:
-            StartError: ssh refuses.
+            StartError: ssh refuses the forward.
         """
         self._forward("-L", f"./{_escaped(here)}:{_escaped(there)}")
 
     def bring_there(self, ports: Iterable[int], prefix: str) -> None:
-        """Ports of this machine's loopback are reached there as `<prefix>:<port>`.
+        """Forward loopback ports of this machine to sockets `<prefix>:<port>` on the host.
 
         Raises:
-            StartError: ssh, or the host's sshd, refuses.
+            StartError: ssh or the host's sshd refuses the forward.
         """
         ends = (f"{_escaped(f'{prefix}:{port}')}:127.0.0.1:{port}" for port in ports)
         self._forward(*(word for end in ends for word in ("-R", end)))
@@ -148,11 +148,11 @@ class Connection:
             said = done.stderr.decode(errors="replace").strip()
             raise StartError(
                 f"its sshd forwards no sockets ({said}): "
-                "AllowTcpForwarding and AllowStreamLocalForwarding have to be `yes` there"
+                "set AllowTcpForwarding and AllowStreamLocalForwarding to `yes` there"
             )
 
     def close(self) -> None:
-        """End it, and all that goes through it, whoever has begun it."""
+        """End the connection with all programs and forwards, even if another process opened it."""
         with contextlib.suppress(StartError):
             self._do("-O", "exit", timeout_s=_END_S)
         if self._process is not None:
@@ -171,7 +171,7 @@ class Connection:
         command: Sequence[str] = (),
         timeout_s: float = CONNECT_S,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Over the master, which has what was configured; never with a connection of its own."""
+        """Run ssh over the existing master. It never opens a connection of its own."""
         alone = ["-F", "none", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
         try:
             return subprocess.run(
@@ -183,23 +183,23 @@ class Connection:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise StartError(f"no answer within {timeout_s:g} s") from None
+            raise StartError(f"no response within {timeout_s:g} s") from None
 
     def _why(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "ssh ended without a word"
+        return lines[-1] if lines else "ssh ended without output"
 
 
 def _advice(said: str, python: str) -> str:
-    """What to do about a program that failed."""
-    last = said.splitlines()[-1] if said else "no word"
+    """Return the remedy for a failed start of Python on a host."""
+    last = said.splitlines()[-1] if said else "no output"
     if "No module named" in said and "nbdist" in last:
-        return f"nbdist is not installed for {python} there: install it, or type --python PATH"
+        return f"nbdist is not installed for {python} there: install it, or use --python PATH"
     if "not found" in last or "No such file" in last or last == "127":
-        return f"there is no {python}: type --python PATH, or name it in hosts.toml"
+        return f"{python} does not exist: use --python PATH, or set `python` in hosts.toml"
     return f"{python} failed there: {last}"
 
 
 def _escaped(path: str) -> str:
-    """A path as ssh's forwards take it: its colons are not theirs."""
+    """Escape the colons of a path, which separate the parts of ssh's forwards."""
     return path.replace(":", "\\:")

@@ -1,4 +1,4 @@
-"""The fork server of another host, over an ssh connection that reconnects when it breaks."""
+"""Fork server on another host, over a connection that reconnects after it breaks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from nbdist.records import ForkServerRequest
 
 LOST_S = 5.0
-"""A host whose connection is gone for so long is lost, and its engines count as dead."""
+"""Time without a connection after which a host is lost, and its engines count as dead."""
 
 BEAT_S = 1.0
-"""Often enough for the fork server's `SILENCE_S`."""
+"""Interval of heartbeats to the fork server, well below its `SILENCE_S`."""
 
 SOCKET_PREFIX = "n"
 _OWN_S = 10.0
@@ -41,16 +41,16 @@ _FAREWELL = {"op": "farewell", "leaves": True}
 
 
 class RemoteForkServer(ForkServerClient):
-    """A running fork server on another host; made by `start` or `take_over`.
+    """Running fork server on another host. Create it with `start` or `take_over`.
 
     Args:
-        link: the connection, which is open.
-        location: where the fork server is.
-        home: this machine's, which ends connections with the cluster.
+        link: the open connection to the host.
+        location: the location of the fork server.
+        home: this machine's fork server, which ends connections with the cluster.
 
     Attributes:
-        host: which.
-        location: where it is.
+        host: the host.
+        location: the location of the fork server.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class RemoteForkServer(ForkServerClient):
         self.location = location
         self._link = link
         self._home = home
-        self._ports: set[int] = set()  # that are to be there
-        self._is_bare = False  # none of them is: the connection is another one
+        self._ports: set[int] = set()  # to be forwarded to the host
+        self._is_bare = False  # whether the connection is new and none is forwarded yet
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
         self._closing = threading.Event()
@@ -76,7 +76,7 @@ class RemoteForkServer(ForkServerClient):
         self._beating.start()
 
     def __str__(self) -> str:
-        return f"the preloaded parent on {self.host.key}"
+        return f"the fork server on {self.host.key}"
 
     @classmethod
     def take_over(
@@ -86,10 +86,16 @@ class RemoteForkServer(ForkServerClient):
         home: ForkServerProcess,
         ports: Iterable[int],
     ) -> Self:
-        """Own a fork server that another process has started; `ports` were brought there.
+        """Become the owner of a fork server that another process has started.
+
+        Args:
+            link: the connection to the host, open or not.
+            location: the location of the fork server.
+            home: this machine's fork server.
+            ports: the ports of this machine that are forwarded to the host.
 
         Raises:
-            StartError: it cannot be reached.
+            StartError: the fork server cannot be reached.
         """
         was_open = link.is_open()
         if not was_open:
@@ -109,10 +115,10 @@ class RemoteForkServer(ForkServerClient):
         start_request: ForkServerRequest,
         home: ForkServerProcess,
     ) -> Self:
-        """Connect to the host, start a fork server there, and own it.
+        """Connect to the host, start a fork server there, and become its owner.
 
         Raises:
-            StartError: that failed; it says why, and what to do.
+            StartError: the connection or the start failed. The message contains a remedy.
         """
         try:
             home.guard(link.open())
@@ -125,14 +131,14 @@ class RemoteForkServer(ForkServerClient):
             link.close()
             raise
 
-    # Where things are, as its engines see them.
+    # Addresses as the engines of the host see them.
 
     def prefix(self) -> str:
-        """Ports of this machine's are Unix sockets there: `<prefix>:<port>`."""
+        """Return the prefix of the host's sockets for ports of this machine: `<prefix>:<port>`."""
         return f"{self.location.folder}/{SOCKET_PREFIX}"
 
     def bring(self, ports: Sequence[int]) -> None:
-        """See that its engines reach these ports of this machine."""
+        """Forward these ports of this machine to the host."""
         fresh = sorted(set(ports) - self._ports)
         if fresh:
             self._await_connection()
@@ -140,18 +146,22 @@ class RemoteForkServer(ForkServerClient):
             self._ports.update(fresh)
 
     def _bring_all(self) -> None:
-        """Over a connection that is new; what the former one has left there is gone."""
+        """Forward all ports over a new connection, after the old sockets have been removed."""
         if self._ports:
             self._link.bring_there(sorted(self._ports), self.prefix())
         self._is_bare = False
 
     def introduce(self, controller: dict[str, Any]) -> None:
-        """Tell it of ipyparallel's controller, as the controller's file for engines has it."""
+        """Make ipyparallel's controller reachable from the host.
+
+        Args:
+            controller: the content of its connection file for engines.
+        """
         self.bring(ports_of(controller))
         self._connection = {**controller, "interface": f"ipc://{self.prefix()}"}
 
     def env(self) -> dict[str, str]:
-        """What an engine is told there of the controller, and what the host has for it."""
+        """Return the variables of engines: the connection to the controller, and the host's own."""
         return {
             "IPP_CONNECTION_INFO": json.dumps(self._connection),
             "IPP_PROFILE_DIR": self.location.folder,
@@ -167,7 +177,7 @@ class RemoteForkServer(ForkServerClient):
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         if self.state.is_over or threading.current_thread() is self._thread:
-            return ""  # there is no answer, or nobody would hear it
+            return ""  # no response can arrive: this thread itself would have to receive it
         try:
             text: str = self._ask("tail", END_TIMEOUT_S, op="tail", id=name, lines=lines)["text"]
         except StartError:
@@ -178,19 +188,19 @@ class RemoteForkServer(ForkServerClient):
 
     @property
     def is_cut(self) -> bool:
-        """Whether its connection is gone, and is being made again."""
+        """True while the connection is broken and being restored."""
         return self._cut_at > 0
 
     def _reach(self) -> Peer:
-        """A connection to the fork server over a link that is open."""
+        """Connect to the fork server over the open link."""
         here = self._home.folder / f"{self._link.name}.sock"
         with contextlib.suppress(OSError):
-            return connect(here)  # it was brought here before
+            return connect(here)  # the socket was forwarded before
         self._link.bring_here(f"{self.location.folder}/{FORK_SERVER_SOCKET}", here.name)
         try:
             return connect(here)
         except OSError as error:
-            raise StartError(f"its preloaded parent cannot be reached: {error}") from error
+            raise StartError(f"its fork server cannot be reached: {error}") from error
 
     def _beat(self) -> None:
         while not self._closing.wait(BEAT_S):
@@ -198,14 +208,14 @@ class RemoteForkServer(ForkServerClient):
                 self._peer.send({"op": "beat"})
 
     def _order(self, **order: Any) -> None:
-        """While the connection is made again, orders wait for it."""
+        """Send a command. While the connection is being restored, wait for it."""
         for _ in range(_TRIES):
             self._await_connection()
             peer = self._peer
             with contextlib.suppress(OSError), self._sending:
                 peer.send(order)
                 return
-            self._await_other(peer)  # the listening thread is about to find out, too
+            self._await_other(peer)  # the listening thread is about to detect the break, too
         raise StartError(f"{self.host.key} cannot be reached")
 
     def _await_connection(self) -> None:
@@ -213,14 +223,17 @@ class RemoteForkServer(ForkServerClient):
             self.state.changed.wait_for(lambda: not self.is_cut or self.state.is_over, 2 * LOST_S)
 
     def _await_other(self, peer: Peer) -> None:
-        """Wait until the connection to the fork server is another one, or there will be none."""
+        """Wait until a new connection to the fork server exists, or the host is lost."""
         with self.state.changed:
             self.state.changed.wait_for(
                 lambda: self.state.is_over or self._peer is not peer, 2 * LOST_S
             )
 
     def _connects_again(self) -> bool:
-        """Whether it worked before the host is lost; not where this process lets go of it."""
+        """Reconnect within `LOST_S`, and return whether this succeeded.
+
+        Returns False if this process is closing the connection.
+        """
         if self._closing.is_set() or self.state.is_over:
             return False
         self._cut_at = time.monotonic()
@@ -237,10 +250,10 @@ class RemoteForkServer(ForkServerClient):
         return False
 
     def _reconnect(self) -> None:
-        """Have a connection to the fork server again, and all ports there.
+        """Try once to reconnect to the fork server and to forward all ports.
 
         Raises:
-            NbdistError, OSError: not yet.
+            NbdistError, OSError: the host cannot be reached yet.
         """
         if not self._link.is_open():
             self._link.close()
@@ -251,13 +264,13 @@ class RemoteForkServer(ForkServerClient):
         with self._sending:
             self._peer.close()
             self._peer = self._current[0] = peer
-        if self._is_bare:  # sockets that the former connection has left are in the way
+        if self._is_bare:  # sockets of the former connection block the new forwards
             peer.send({"op": "unlink", "name": SOCKET_PREFIX})
             self._hear_until("unlinked")
             self._bring_all()
 
     def _hear_until(self, kind: str) -> None:
-        """On the listening thread: take in events until one of this kind has come."""
+        """Store events until one of this kind arrives. For the listening thread only."""
         try:
             while self._peer.wait(_OWN_S):
                 events = self._peer.read()
@@ -266,18 +279,18 @@ class RemoteForkServer(ForkServerClient):
                 if any(event["event"] == kind for event in events):
                     return
         except EOFError as error:
-            raise StartError("the connection was cut again") from error
-        raise StartError("the preloaded parent does not answer")
+            raise StartError("the connection broke again") from error
+        raise StartError("the fork server does not respond")
 
     def leave(self) -> None:
-        """Go without a farewell: the fork server waits for another owner; the connection stays."""
+        """Disconnect without a farewell. The fork server waits for an owner, and the link stays."""
         self._farewell.detach()
         self._end()
 
     def close(self) -> None:
-        """End every child there, then the fork server, and the connection.
+        """End every child on the host, then the fork server and the connection.
 
-        A host that cannot be reached does so by itself.
+        The fork server of an unreachable host ends its children and itself.
         """
         if self._farewell.detach() is None:
             return
@@ -288,7 +301,7 @@ class RemoteForkServer(ForkServerClient):
         self._end()
 
     def bid_farewell(self) -> None:
-        """`close` is about to be called, of others first: it need not wait then."""
+        """Send the farewell before `close`, so that several fork servers can end in parallel."""
         self._closing.set()
         with contextlib.suppress(OSError), self._sending:
             self._peer.send(_FAREWELL)
@@ -300,17 +313,22 @@ class RemoteForkServer(ForkServerClient):
 
 
 def _parsed_location(output: bytes) -> ForkServerLocation:
-    """Where a fork server is, by what started it; a shell's start-up files may print, too."""
+    """Parse the location of a fork server from the last line of its start.
+
+    The startup files of a shell may print lines before it.
+    """
     lines = output.strip().splitlines()
     try:
         return msgspec.json.decode(lines[-1] if lines else b"", type=ForkServerLocation)
     except msgspec.DecodeError:
         said = output.decode(errors="replace").strip()[-200:]
-        raise StartError(f"Python said {said!r} there, and not where the seed is") from None
+        raise StartError(
+            f"Python printed {said!r} there instead of the fork server's location"
+        ) from None
 
 
 def ports_of(controller: dict[str, Any]) -> list[int]:
-    """Those of ipyparallel's controller, by its file for engines."""
+    """Return the ports of ipyparallel's controller from its connection file for engines."""
     values = (value for name, value in controller.items() if name != "ssh")
     lists = (value if isinstance(value, list) else [value] for value in values)
     return [port for ports in lists for port in ports if isinstance(port, int)]
@@ -319,9 +337,10 @@ def ports_of(controller: dict[str, Any]) -> list[int]:
 def _say_farewell(
     current: list[Peer], pid: int, closing: threading.Event, state: ForkServerState
 ) -> None:
-    """Said by the owner, not by a process that was forked from it; returns when it was heeded.
+    """Tell the fork server to end, and wait until it has ended.
 
-    Also as Python ends, and before this machine's fork server ends the connections.
+    Do nothing in a process that was forked from the owner. `weakref.finalize` also calls this
+    when Python exits, before this machine's fork server ends the connections.
     """
     if os.getpid() == pid:
         closing.set()

@@ -1,4 +1,4 @@
-"""The preloaded parent: what it starts ends with it, however it ends."""
+"""Fork server: its children end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
     child = start_sleeper(running)
     os.kill(running.state.pid, signal.SIGKILL)
     assert repeat_until(lambda: is_gone(child), 10)
-    with pytest.raises(StartError, match="preloaded parent"):
+    with pytest.raises(StartError, match="the fork server"):
         running.wait_event("never", 10, since=running.state.count())
     running.close()
 
@@ -158,7 +158,7 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
     assert second.wait_event("exited", 10, since=mark)["pid"] == child
     second.close()
     first._process.poll()  # it is a child of this process
-    with pytest.raises(StartError, match="nothing of the cluster"):
+    with pytest.raises(StartError, match="no fork server runs"):
         ForkServerProcess.take_over(tmp_path, KERNEL)
 
 
@@ -263,7 +263,7 @@ def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -
         assert "nbdist.cluster.forkserver.child" in psutil.Process(pid).cmdline()
         assert os.getsid(pid) == pid
         assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
-        assert "begin from nothing: JAX has a backend" in seed.log_tail("seed")
+        assert "without a fork: JAX has a backend" in seed.log_tail("seed")
         seed.signal("one", signal.SIGINT)
         seed.wait_gone(["one"], 10)
         assert "KeyboardInterrupt" in seed.last_words("one", 20)
