@@ -116,7 +116,7 @@ def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixtur
         ),
         pytest.param(
             {"image_fault": "InvalidImageName"},
-            r"gives no hosts: .*InvalidImageName: no such image",
+            r"provides no hosts: .*InvalidImageName: no such image",
             marks=pytest.mark.full,
         ),
     ],
@@ -135,14 +135,16 @@ def test_a_pod_whose_program_fails(server: Server, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(reverse_connection, "CALL_S", 1.0)
     wrong = msgspec.structs.replace(BATCH, python=shutil.which("false") or "")
-    with pytest.raises(StartError, match=r"no host of it has called 127\.0\.0\.1:\d+ within 1 s"):
+    with pytest.raises(
+        StartError, match=r"none of its hosts has connected to 127\.0\.0\.1:\d+ within 1 s"
+    ):
         nbdist.Cluster(1, batch=wrong, framework="none")
 
 
 def test_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(StartError, match="no Kubernetes is configured"):
+    with pytest.raises(StartError, match="Kubernetes is not configured"):
         nbdist.Cluster(1, batch=BATCH, framework="none")
 
 

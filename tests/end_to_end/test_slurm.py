@@ -178,7 +178,7 @@ def test_a_queue_that_takes_too_long(
             r"(?s)FAILED.*No such file or directory",
             marks=pytest.mark.full,
         ),
-        ({"listen": "192.0.2.7"}, r"(?s)hosts cannot call this machine:.*192\.0\.2\.7"),
+        ({"listen": "192.0.2.7"}, r"(?s)the rendezvous process failed to start:.*192\.0\.2\.7"),
     ],
 )
 def test_what_slurm_refuses(
@@ -190,7 +190,7 @@ def test_what_slurm_refuses(
 
 
 def test_more_hosts_than_there_are(slurm: Slurm, batch: nbdist.Batch) -> None:
-    with pytest.raises(StartError, match=r"gives no hosts: PENDING \(PartitionConfig\)"):
+    with pytest.raises(StartError, match=r"provides no hosts: PENDING \(PartitionConfig\)"):
         nbdist.Cluster(9, batch=batch, framework="none")
     assert repeat_until(lambda: not slurm.jobs(), END_S)
 
@@ -296,7 +296,7 @@ def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
         cluster.resize(3)
         assert cluster.run("world_size").results == dict.fromkeys(range(3), "3")
         assert len(slurm.jobs()) == 2, "a job for the one that is new"
-        with pytest.raises(UsageError, match=r"gives no hosts: PENDING \(PartitionConfig\)"):
+        with pytest.raises(UsageError, match=r"provides no hosts: PENDING \(PartitionConfig\)"):
             cluster.resize(9)
         assert repeat_until(lambda: len(slurm.jobs()) == 2, END_S), "nobody waits for more"
         assert cluster.run("world_size").results == dict.fromkeys(range(3), "3"), "all is as it was"

@@ -1,4 +1,1 @@
-"""Hosts from batch schedulers and Kubernetes.
-
-Job submission, allocations, and the connection back to the notebook.
-"""
+"""Hosts from batch schedulers and Kubernetes: jobs, and their connections to the notebook."""

@@ -1,4 +1,4 @@
-"""Which job is to give which rank its host, from before it is submitted until it is cancelled."""
+"""Assignment of jobs to the places of ranks, from submission to cancellation."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from nbdist.records import Batch, DialInTicket
 
 RENDEZVOUS_SOCKET = "switch.sock"
-"""On which the switchboard is asked, in the cluster's folder."""
+"""Socket of the rendezvous process, in the cluster's folder."""
 
 LOOK_S = 2.0
-"""Between two looks at a job."""
+"""Interval between two queries of a job's state."""
 
 _KINDS: dict[str, type[Job]] = {"mpi": MpiJob, "kubernetes": PodsJob}
 _LEDGER = "jobs.json"
 _SETTLE_S = 45.0
-"""Longer than Slurm waits by default before it kills what was told to end (`KillWait`)."""
+"""Time for an ending job to settle. It exceeds the default of Slurm's `KillWait` (30 s)."""
 
 _ENDING = ("COMPLETING",)
 _BEGIN_AGAIN_S = 15.0
@@ -39,13 +39,13 @@ _SUBMIT_END_S = 2.0
 
 
 class Allocations:
-    """The jobs of one cluster.
+    """Jobs of one cluster.
 
     Args:
-        batch: how hosts are asked for.
-        folder: the cluster's, in which a switchboard of before may have left what it had.
-        called: whether the host of a place is connected.
-        write: what hosts of a job read, by its number; to be put into a file.
+        batch: the options for the scheduler.
+        folder: the cluster's folder. It may contain the ledger of a former rendezvous process.
+        called: returns whether the host of a place is connected.
+        write: returns the ticket that the hosts of a job read, given the number of the job.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Allocations:
         self._called = called
         self._write = write
         self._jobs: dict[int, Job] = {}
-        self._owners: dict[int, int] = {}  # of each place, the number of its job
+        self._owners: dict[int, int] = {}  # the number of each place's job
         self._looks: dict[int, tuple[float, JobState]] = {}
         self._looking: dict[int, asyncio.Lock] = {}
-        self._restarts: dict[int, int] = {}  # of jobs, how often they had been queued again
+        self._restarts: dict[int, int] = {}  # how often each job had been requeued
         self._submitting = asyncio.Lock()
         self._last = self._end_former()
 
     def place(self, job: int, task: int) -> int | None:
-        """That of a part of a job; None where another job has it, or none."""
+        """Return the place of a task of a job; None if the job does not provide it any more."""
         places = self._jobs[job].places[task : task + 1] if job in self._jobs else ()
         return places[0] if places and self._owners.get(places[0]) == job else None
 
     def of(self, places: Iterable[int]) -> dict[int, list[int]]:
-        """The numbers of their jobs, and which places each of them has."""
+        """Group places by the number of the job that provides them."""
         found: dict[int, list[int]] = {}
         for place in places:
             if place in self._owners:
@@ -81,17 +81,17 @@ class Allocations:
         return found
 
     def named(self, number: int) -> str:
-        """A job, as people call it."""
+        """Return the display name of a job."""
         return str(self._jobs[number]) if number in self._jobs else "a job that was cancelled"
 
     async def book(self, places: Collection[int]) -> str:
-        """Ask for hosts for those of these places that are not about to have one.
+        """Submit a job for the places that have no host and no job that will provide one.
 
         Returns:
-            The job that was submitted for that, in words; empty where none had to be.
+            The name of the submitted job; empty if none was necessary.
 
         Raises:
-            StartError: the scheduler refuses, or is not there.
+            StartError: the scheduler refuses the job, or is not available.
         """
         async with self._submitting:
             absent = [place for place in places if not self._called(place)]
@@ -107,7 +107,7 @@ class Allocations:
         kind = _KINDS.get(self._batch.launcher, BatchJob)
         job = self._jobs[number] = kind(self._batch, number, places, self._folder)
         before = {place: self._owners.get(place) for place in places}
-        self._owners |= dict.fromkeys(places, number)  # its hosts may call before it is known
+        self._owners |= dict.fromkeys(places, number)  # hosts may connect before `submit` returns
         self._keep()
         try:
             await asyncio.to_thread(job.submit, self._file(number))
@@ -123,14 +123,14 @@ class Allocations:
         return str(job)
 
     async def release(self, places: Iterable[int]) -> None:
-        """Nobody wants hosts for these any more: jobs that have no others are cancelled."""
+        """Give places up, and cancel the jobs that provide no other places."""
         async with self._submitting:
             for place in places:
                 self._owners.pop(place, None)
             self._end_unowned()
 
     async def end(self) -> None:
-        """Cancel all; nothing is waited for but a job that is being submitted, for a moment."""
+        """Cancel all jobs without waiting, except briefly for a submission in progress."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._submitting.acquire(), _SUBMIT_END_S)
         self._owners.clear()
@@ -142,10 +142,15 @@ class Allocations:
         for job in idle:
             del self._jobs[job.number]
 
-    # What becomes of them.
+    # States of jobs.
 
     async def look(self, number: int, *, afresh: bool = False) -> JobState:
-        """What the scheduler says; what it said last, where it does not answer just now."""
+        """Query the state of a job. Return the last known state if the scheduler fails to respond.
+
+        Args:
+            number: the number of the job.
+            afresh: whether to query even if the last query is recent.
+        """
         async with self._looking.setdefault(number, asyncio.Lock()):
             loop = asyncio.get_running_loop()
             at, state = self._looks.get(number, (-LOOK_S, SUBMITTED))
@@ -162,23 +167,23 @@ class Allocations:
             return state
 
     def known(self, number: int) -> JobState:
-        """What the scheduler said last."""
+        """Return the last known state of a job."""
         return self._looks.get(number, (0.0, SUBMITTED))[1]
 
     async def comes_again(self, places: Collection[int]) -> bool:
-        """Whether hosts that were taken away for some of these places are asked for again."""
+        """Return whether the scheduler replaces lost hosts of these places."""
         jobs = [self._jobs[number] for number in self.of(places)]
         states = await asyncio.gather(*map(self._settled, jobs))
         return any(map(self._is_again, jobs, states))
 
     def _is_again(self, job: Job, state: JobState) -> bool:
-        """Whether it waits once more, or has even begun once more since that was asked last."""
+        """Return whether a job waits again, or has restarted since the last call."""
         before = self._restarts.get(job.number, 0)
         self._restarts[job.number] = state.restarts
         return not state.over and (state.waits or job.has_successors or state.restarts > before)
 
     async def _goes_on(self, job: Job, places: Collection[int]) -> bool:
-        """Whether it was queued again, or has even begun again, with hosts for these places."""
+        """Return whether a requeued or restarted job will provide hosts for these places."""
         state = await self._settled(job)
         if state.over or state.waits or job.has_successors:
             return not state.over
@@ -187,12 +192,12 @@ class Allocations:
         others = set(job.places) - set(places)
         while not any(map(self._called, places)):
             if loop.time() > until or any(map(self._called, others)):
-                return False  # they are gone, and it goes on without
+                return False  # the job continues without the lost hosts
             await asyncio.sleep(LOOK_S / 4)
         return True
 
     async def _settled(self, job: Job) -> JobState:
-        """What becomes of a job whose hosts are gone; a scheduler may not know it at once."""
+        """Wait until the scheduler has noticed a loss of hosts, and return the job's state."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -204,27 +209,27 @@ class Allocations:
             await asyncio.sleep(LOOK_S / 4)
 
     def words(self, number: int) -> str:
-        """What hosts of a job wrote last."""
+        """Return the last output of a job's hosts; empty if unknown."""
         return self._jobs[number].words() if number in self._jobs else ""
 
     # Files.
 
     def _file(self, job: int) -> Path:
-        """What hosts of this job read; nobody else can."""
+        """Write the ticket of a job to a file that only this user can read."""
         file = self._folder / f"job-{job}.json"
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(msgspec.json.encode(self._write(job)))
         return file
 
     def _keep(self) -> None:
-        """What a successor of this process has to know: how all jobs are ended."""
+        """Save the commands that cancel all jobs, for a successor of this process."""
         commands = [command for job in self._jobs.values() if (command := job.ending())]
         draft = self._folder / f"{_LEDGER}.new"
         draft.write_text(json.dumps({"last": self._last, "commands": commands}))
         draft.replace(self._folder / _LEDGER)
 
     def _end_former(self) -> int:
-        """Cancel what a process before this one had; returns the number of its last job."""
+        """Cancel the jobs of a former process, and return the number of its last job."""
         try:
             former = json.loads((self._folder / _LEDGER).read_text())
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Ends jobs, in a process that nobody waits for: schedulers may be slow, or not there just now.
+"""Cancellation of jobs in a separate process, because schedulers may be slow or unavailable.
 
-`python -m nbdist.cluster.schedulers.cancel` reads commands from standard input, a JSON list of
-lists of words.
+`python -m nbdist.cluster.schedulers.cancel` reads a JSON list of commands, each a list of words,
+from standard input.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PAUSES_S = (0, 2, 5, 15, 30, 60)
-"""Before each try, until two in turn have worked: one may come before the job is known."""
+"""Pauses before each attempt. The first may succeed before the scheduler knows the job."""
 
-_ENOUGH = 2
+_ENOUGH = 2  # successes in a row
 _COMMAND_S = 60.0
 
 
 def cancel(commands: Sequence[Sequence[str]]) -> None:
-    """Have these run; returns at once."""
+    """Run commands in a separate process, and return immediately."""
     if commands:
         process = subprocess.Popen(
             [sys.executable, "-m", "nbdist.cluster.schedulers.cancel"],
@@ -36,7 +36,7 @@ def cancel(commands: Sequence[Sequence[str]]) -> None:
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(list(map(list, commands))).encode())
-        process.returncode = 0  # it outlives this process, or is a zombie until that ends
+        process.returncode = 0  # nobody waits for it, so `Popen` must not warn
 
 
 def _run(command: list[str]) -> None:

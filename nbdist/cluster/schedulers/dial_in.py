@@ -1,14 +1,13 @@
-"""Connect a scheduler's host to the notebook's machine: `... dial_in FILE [TASK]`.
+"""Connection of a scheduler's host to the notebook's machine: `... dial_in FILE [TASK]`.
 
-It connects to where the file (`DialInTicket`) says, and is an SSH server on that connection:
-whoever has the one key that it trusts may start a fork server here
-(`cluster/forkserver/remote_start.py`), and have the sockets of the cluster's folder brought here
-and there; nothing else, and nothing of it listens on a network. A connection that breaks is made
-again. It ends once its fork server has, or when nobody has answered for a while.
+This process runs on the host. It connects to the address in the file (`DialInTicket`), and acts as
+an SSH server on that connection. The holder of the one trusted key may start a fork server here
+(`cluster/forkserver/remote_start.py`) and forward the sockets of the cluster's folder, but nothing
+else. Nothing listens on a network. The process reconnects after a broken connection. It ends after
+its fork server, or when it cannot connect for some time.
 
-Being told to end (SIGTERM), it tells the fork server, and that its engines, which save what they
-do; it goes on until they have ended, for their words pass through it, and ends as one that was
-lost.
+It passes SIGTERM on to the fork server and so to the engines, which save a checkpoint. It continues
+until they have ended, because their messages pass through it. Its exit code then reports a failure.
 """
 
 from __future__ import annotations
@@ -45,29 +44,29 @@ CONNECTION: dict[str, Any] = {
 """Options of the SSH connection on both of its sides."""
 
 WHO, START_FORK_SERVER, END = "who", "start_fork_server", "end"
-"""What it does when it is asked to."""
+"""Commands that the notebook's machine may run here."""
 
 PATIENCE_S = 60.0
-"""How long it tries to reach the notebook's machine while it has no fork server."""
+"""Time to try to reach the notebook's machine while no fork server runs."""
 
 _AGAIN_S = 0.3
 _PR_SET_CHILD_SUBREAPER = 36
 _TASKS = (
-    "OMPI_COMM_WORLD_RANK",  # before Slurm's own, by which mpiexec may start its helpers
+    "OMPI_COMM_WORLD_RANK",  # before Slurm's variable, which helpers of mpiexec may set
     "PMIX_RANK",
     "PMI_RANK",
     "SLURM_PROCID",
     "JOB_COMPLETION_INDEX",
 )
 _TASKS_FROM_1 = ("PBS_ARRAYID", "PBS_ARRAY_INDEX", "SGE_TASK_ID", "LSB_JOBINDEX")
-"""Variables in which launchers say which part of a job a process is."""
+"""Variables with the index of a process in its job, counted from 1. Those above count from 0."""
 
 
 class _HostServer(asyncssh.SSHServer):
-    """Lets in whoever has the key, to the sockets of one cluster's seeds.
+    """SSH server that forwards only the sockets of one cluster's fork servers.
 
     Args:
-        cluster: which.
+        cluster: the id of the cluster.
     """
 
     def __init__(self, cluster: str) -> None:
@@ -85,24 +84,24 @@ class _HostServer(asyncssh.SSHServer):
 
 
 class _Host:
-    """This one.
+    """This host, with its connection and its fork server.
 
     Args:
-        calling: where to connect.
-        task: which part of its job this process is.
+        calling: the address to connect to, and the keys.
+        task: the index of this process in its job, from 0.
     """
 
     def __init__(self, calling: DialInTicket, task: int) -> None:
         self._calling = calling
         self._who = DialedHost(job=calling.job, task=task)
-        self._ends: tuple[str, str] = "", ""  # of the connection: that machine, this one
+        self._ends: tuple[str, str] = "", ""  # addresses of the connection: remote, local
         self._fork_server = 0
         self._is_told_to_end = False
         self._over = asyncio.Event()
         self._until = time.monotonic() + PATIENCE_S
 
     async def serve(self) -> str:
-        """Serve until the fork server ends or nobody answers in time; return the reason."""
+        """Serve until the fork server ends or the connection times out, and return the reason."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._notify_fork_server)
         calls = asyncio.ensure_future(self._call())
@@ -112,11 +111,11 @@ class _Host:
         over.cancel()
         if calls.done():
             return calls.result()
-        return "it was told to end (SIGTERM)" if self._is_told_to_end else ""
+        return "received SIGTERM" if self._is_told_to_end else ""
 
     async def _call(self) -> str:
-        """Have a connection, again and again; says why there is none any more."""
-        said = "nobody answered"
+        """Connect, reconnect after each break, and return the reason for giving up."""
+        said = "no response"
         while self._fork_server or time.monotonic() < self._until:
             try:
                 connection = await self._connect()
@@ -157,7 +156,7 @@ class _Host:
             process.exit(1)
 
     async def _start_fork_server(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
-        """Start a fork server, as ssh would. It becomes this process's child."""
+        """Start a fork server as ssh would. It becomes a child of this process."""
         content = await process.stdin.read()
         client, server = self._ends
         starter = await asyncio.create_subprocess_exec(
@@ -175,14 +174,14 @@ class _Host:
         process.exit(starter.returncode or 0)
 
     def _follow(self, pid: int) -> None:
-        """Notice the end of the fork server."""
+        """Watch for the end of the fork server."""
         self._fork_server = pid
         descriptor = os.pidfd_open(pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, self._reap, pid, descriptor)
 
     def _reap(self, pid: int, descriptor: int) -> None:
-        """A fork server that was told to end took its leave; one that died may have a successor."""
+        """Reap the fork server. End after a normal exit; after a crash, wait for a successor."""
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
@@ -205,7 +204,7 @@ def _address(connection: asyncssh.SSHServerConnection, end: str) -> str:
 
 
 def task_of(environment: Mapping[str, str]) -> int:
-    """Which part of its job a process is, from 0; 0 where no variable of a launcher says."""
+    """Return the index of a process in its job, from 0; 0 if no launcher's variable is set."""
     found = [int(environment[n]) for n in _TASKS if environment.get(n, "").isdecimal()]
     found += [int(environment[n]) - 1 for n in _TASKS_FROM_1 if environment.get(n, "").isdecimal()]
     return found[0] if found else 0

@@ -1,4 +1,4 @@
-"""What is particular to each scheduler that takes scripts: its words, and those of its jobs."""
+"""Options, commands and job states of each scheduler that accepts scripts."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ HOPELESS = {
     "PartitionNodeLimit",
     "PartitionTimeLimit",
 }
-"""Slurm's reasons for which a job waits for ever, unless somebody changes the cluster."""
+"""Slurm's reasons for which a job waits forever, unless an administrator changes the cluster."""
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """What is particular to one.
+    """Properties of a scheduler.
 
     Attributes:
-        title: what people call a job of it.
-        launcher: ipyparallel's.
-        mark: with which lines for it begin in a script.
-        template: of the script, as ipyparallel fills it in.
-        queue, time, gpus: the words for each.
-        look: the command that shows a job; `{id}` and `{user}` stand for what they say.
-        word: finds its state in what that prints; once for each part of it.
-        waiting, over, hopeless: states in which it has no hosts yet, none any more, or never will.
-        traits: of ipyparallel's launcher.
-        words: for states that are told in signs.
-        is_silent_of_old: it prints nothing of a job that has ended.
+        title: the display name of its jobs.
+        launcher: ipyparallel's launcher class.
+        mark: the prefix of the scheduler's lines in a script.
+        template: the template of the script, which ipyparallel fills in.
+        queue, time, gpus: the templates of its options; empty if not supported.
+        look: the command that shows a job, with the fields `{id}` and `{user}`.
+        word: the regular expression of a job's state in the output, one match for each part.
+        waiting, over, hopeless: the states of a job that has no hosts yet, has ended, or will
+            never get hosts.
+        traits: the traits to set on ipyparallel's launcher.
+        words: the readable names of states with short codes.
+        is_silent_of_old: whether the command prints nothing about a job that has ended.
     """
 
     title: str
@@ -72,7 +73,7 @@ _SLURM = """\
 {options}
 srun --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered {program_and_args}
 """
-"""A host that is lost leaves the others; a job that is preempted is queued again."""
+"""Script that survives the loss of a host, and that Slurm requeues after a preemption."""
 
 _CONDOR = """\
 universe = vanilla
@@ -118,7 +119,7 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         look=("qstat", "-f", "-t", "{id}"),
         word=r"job_state = ([A-Z])",
         waiting=_words("Q H W T"),
-        over=_words("C E F X B"),  # B: an array, of which other parts tell more
+        over=_words("C E F X B"),  # B: an array, whose parts are listed too
         traits={"job_id_regexp": r"\d+(\[\])?"},
         words={"Q": "queued", "H": "held", "W": "waiting", "T": "moved", "R": "running"},
     ),
@@ -167,21 +168,24 @@ SCHEDULERS: dict[Launcher, Scheduler] = {
         is_silent_of_old=True,
     ),
 }
-"""Those that take scripts."""
+"""Schedulers that accept scripts, by launcher."""
 
 _WHOLE = 4
-"""Days, hours, minutes and seconds."""
+"""Number of fields in days, hours, minutes and seconds."""
 
 
 def seconds(time: str) -> int:
-    """A time as Slurm takes it, in seconds: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`.
+    """Convert Slurm's format of a time to seconds.
+
+    Args:
+        time: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`.
 
     Raises:
-        StartError: it is none of these.
+        StartError: the time has another format.
     """
     days, dash, rest = time.rpartition("-")
     numbers = [int(part) if part.isdecimal() else -1 for part in (days or "0", *rest.split(":"))]
     units = (86400, 3600, 60, 1) if dash or len(numbers) == _WHOLE else (86400, 60, 1)
     if min(numbers) < 0 or len(numbers) > len(units):
-        raise StartError(f"--time {time}: type it as 2:00:00")
+        raise StartError(f"--time {time}: use the format 2:00:00")
     return sum(number * unit for number, unit in zip(numbers, units, strict=False))

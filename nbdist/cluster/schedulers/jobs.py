@@ -1,7 +1,7 @@
-"""Jobs of schedulers, through ipyparallel's launchers: submitted, looked at, cancelled.
+"""Submission, state and cancellation of jobs through ipyparallel's launchers.
 
-What runs in each is a caller (`dial_in.py`) for each host. ipyparallel knows how a scheduler is
-given a script, and told to end a job; what the script says, and what became of the job, is here.
+Each host of a job runs `dial_in.py`. ipyparallel provides the commands that submit and cancel jobs.
+This module provides the content of the script and the state of the job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbdist.records import Batch
 
 COMMAND_S = 30.0
-"""How long a scheduler may take to answer."""
+"""Time for a scheduler to respond."""
 
 _END_S = 2.0
 LOG_LINES = 5
@@ -41,41 +41,41 @@ LOG_LINES = 5
 _ANOTHERS = re.compile(
     r"SLURM_(?!CONF$|JWT$|CLUSTERS$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_"
 )
-"""Variables of the job that the notebook itself may run in: they are not those of its own jobs."""
+"""Variables of a job in which the notebook itself runs. They must not reach the jobs it submits."""
 
 _RANKS = re.compile(r"OMPI_COMM_|PMIX?_|SLURM_PROCID$")
-"""Likewise; what else there is of a job tells mpiexec which hosts it has."""
+"""Rank variables of such a job. mpiexec needs its other variables to find the hosts."""
 
 _FORGOTTEN = re.compile(
     r"(?i)invalid job id|unknown job|jobs? .*(does|do) not exist|job .*not found"
 )
-"""What schedulers say of a job that ended a while ago."""
+"""Messages of schedulers about a job that ended some time ago."""
 
 SUBMITTED = JobState(word="submitted", waits=True)
-"""As far as is known before the scheduler has answered."""
+"""State of a job before the scheduler has responded."""
 
 _NOTHING = {"N/A", "None", "Unknown", "(null)", ""}
 
 
 class Job(abc.ABC):
-    """One job, with a caller on each of its hosts.
+    """Job of a cluster. Each of its hosts runs `dial_in.py`.
 
     Args:
-        batch: how the scheduler is asked.
-        number: of the job among those of the cluster.
-        places: of the ranks, that of each caller.
-        folder: the cluster's, which the hosts share with this machine.
+        batch: the options for the scheduler.
+        number: the number of the job in the cluster.
+        places: the place of each host's rank.
+        folder: the cluster's folder, which the hosts share with this machine.
 
     Attributes:
-        number: of the job among those of the cluster.
-        places: of the ranks, that of each caller.
+        number: the number of the job in the cluster.
+        places: the place of each host's rank.
     """
 
     title: str
-    """What people call it."""
+    """Display name of the kind of job."""
 
     has_successors = False
-    """Hosts of it that are lost are replaced, while it goes on."""
+    """True if a running job replaces lost hosts."""
 
     def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
         self.number = number
@@ -89,33 +89,33 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, calling: Path) -> None:
-        """Ask for the hosts.
+        """Submit the job.
 
         Args:
-            calling: the file that callers read.
+            calling: the file with the ticket that the hosts read.
 
         Raises:
-            StartError: the scheduler refuses, or is not there; it says why.
+            StartError: the scheduler refuses the job, or is not available.
         """
 
     @abc.abstractmethod
     def state(self) -> JobState:
-        """What the scheduler says of it.
+        """Query the state of the job.
 
         Raises:
-            StartError: it does not answer.
+            StartError: the scheduler does not respond.
         """
 
     @abc.abstractmethod
     def ending(self) -> list[str]:
-        """The command that ends it, which may be given more than once; empty where none does."""
+        """Return the command that cancels the job; empty if none does. It is safe to repeat."""
 
     def end(self) -> list[str]:
-        """End it here and now, or return the command that does (`ending`)."""
+        """End the job directly, or return the command that cancels it (`ending`)."""
         return self.ending()
 
     def words(self) -> str:
-        """The last lines that one of its hosts wrote; empty where there are none."""
+        """Return the last lines of output of the hosts; empty if there are none."""
         return read_tail(self._folder, f"job-{self.number}", LOG_LINES)
 
     @property
@@ -129,7 +129,7 @@ class Job(abc.ABC):
 
 
 class BatchJob(Job):
-    """A job of one of `SCHEDULERS`."""
+    """Job of one of `SCHEDULERS`."""
 
     def __init__(self, batch: Batch, number: int, places: tuple[int, ...], folder: Path) -> None:
         super().__init__(batch, number, places, folder)
@@ -153,7 +153,7 @@ class BatchJob(Job):
             **self._scheduler.traits,
         )
         self._delete = list(launcher.delete_command)
-        # Its own drops what the command says, and gives LSF a line for a shell.
+        # ipyparallel's `start` drops the error output, and builds a shell command for LSF.
         launcher.write_batch_script(len(self.places))
         script = self._folder / file
         command = list(launcher.submit_command)
@@ -168,11 +168,11 @@ class BatchJob(Job):
 
     @property
     def _name(self) -> str:
-        """Unlike that of any other job, so that one can be cancelled that has no number yet."""
+        """Unique name, by which a job can be cancelled before it has an id."""
         return f"nbdist-{self._folder.name}-{self.number}"
 
     def _lines(self) -> list[str]:
-        """What the script tells the scheduler."""
+        """Return the scheduler's lines of the script."""
         asked = self._scheduler
         given = (
             (asked.queue, self._batch.queue),
@@ -180,14 +180,14 @@ class BatchJob(Job):
             (asked.gpus, self._batch.gpus),
         )
         words = [word.format(value) for word, value in given if value]
-        if self._batch.time and self._batch.launcher == "lsf":  # it takes minutes
+        if self._batch.time and self._batch.launcher == "lsf":  # LSF expects minutes
             words = [
                 w.replace(self._batch.time, str(-(-seconds(self._batch.time) // 60))) for w in words
             ]
         return [f"{asked.mark}{word}" for word in (*self._parts(), *words, *self._batch.options)]
 
     def _parts(self) -> tuple[str, ...]:
-        """Of a job that has a part for each host."""
+        """Return the options of an array job with one part for each host."""
         count = len(self.places)
         if self._batch.launcher == "pbs":
             array = (f"-{'J' if _is_pbs_pro() else 't'} 1-{count}",) if count > 1 else ()
@@ -230,7 +230,7 @@ class BatchJob(Job):
 
 
 class MpiJob(Job):
-    """`mpiexec` on this machine, which starts the callers; it has no queue."""
+    """`mpiexec` on this machine, which starts `dial_in.py` on the hosts, without a queue."""
 
     title = "mpiexec"
 
@@ -247,7 +247,7 @@ class MpiJob(Job):
         )
         launcher.n = len(self.places)
         if _is_missing(launcher.mpi_cmd[0]):
-            raise StartError(f"there is no {launcher.mpi_cmd[0]} here")
+            raise StartError(f"{launcher.mpi_cmd[0]} is not installed here")
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 launcher.find_args(),
@@ -266,7 +266,7 @@ class MpiJob(Job):
         return JobState(word=word, over=code is not None)
 
     def ending(self) -> list[str]:
-        return []  # it ends with the switchboard, whose child it is
+        return []  # it is a child of the rendezvous process and ends with it
 
     def end(self) -> list[str]:
         if self._process is not None and self._process.poll() is None:
@@ -276,12 +276,12 @@ class MpiJob(Job):
 
 
 def _reason(said: str) -> tuple[str, str]:
-    """Slurm's, and with it when it thinks that the job begins."""
+    """Return Slurm's reason, and the reason in words with the expected start time."""
     found = dict(re.findall(r"(Reason|StartTime)=(\S*)", said))
     reason, begins = found.get("Reason", ""), found.get("StartTime", "")
     parts = [reason.replace("_", " ")] if reason not in _NOTHING else []
     if "JobState=PENDING" in said and begins not in _NOTHING:
-        parts.append(f"is to begin {begins.replace('T', ' ')}")
+        parts.append(f"expected start {begins.replace('T', ' ')}")
     return reason, ", ".join(parts)
 
 
@@ -300,20 +300,20 @@ def _is_missing(program: str) -> bool:
 
 @functools.cache
 def _is_pbs_pro() -> bool:
-    """Torque's own arrays are asked for in another way."""
+    """Return whether PBS is PBS Pro. Torque has another option for arrays."""
     with contextlib.suppress(StartError):
         return "pbs" in _run(["qstat", "--version"]).lower()
     return False
 
 
 def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - as subprocess
-    """What a command of the scheduler's prints.
+    """Run a command of the scheduler, and return its output.
 
     Raises:
-        StartError: it is not there, fails, or does not answer in time.
+        StartError: the command is not installed, fails, or does not end in time.
     """
     if _is_missing(command[0]):
-        raise StartError(f"there is no {command[0]} here")
+        raise StartError(f"{command[0]} is not installed here")
     try:
         done = subprocess.run(
             command,
@@ -326,7 +326,9 @@ def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - a
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise StartError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+        raise StartError(f"{command[0]} did not end within {COMMAND_S:g} s") from None
     if done.returncode:
-        raise StartError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
+        raise StartError(
+            done.stderr.strip() or f"{command[0]} ended with exit code {done.returncode}"
+        )
     return done.stdout

@@ -1,7 +1,7 @@
-"""Hosts that Kubernetes gives: the pods of one indexed Job, with a headless Service.
+"""Hosts from Kubernetes: the pods of one indexed Job, with a headless Service.
 
-Kubernetes starts another pod in the place of one that is lost, which calls as that did. What
-belongs to the Job goes with it, also when nobody is there to say so.
+Kubernetes replaces a lost pod by a new one with the same index, which connects in its place. The
+Service and the Secret belong to the Job, and Kubernetes removes them with it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _WORKER = "worker"
 _LABEL = "nbdist/job"
 _GPU = "nvidia.com/gpu"
 _GRACE_S = 120
-"""How long engines have to save what they do when their pod is taken away."""
+"""Time for engines to save a checkpoint when Kubernetes ends their pod."""
 
 _KEPT_S = 300
-"""A Job that ended without anybody there to remove it is removed after so long."""
+"""Time after which Kubernetes removes a Job that has ended, if nbdist does not."""
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _HOPELESS = {"InvalidImageName", "ErrImageNeverPull"}
 
 
 class PodsJob(Job):
-    """An indexed Job; see `Job`."""
+    """Indexed Job; see `Job`."""
 
     title = "Kubernetes job"
     has_successors = True
@@ -47,7 +47,7 @@ class PodsJob(Job):
         super().__init__(batch, number, places, folder)
         self._api: Any = None
         self._is_made = False
-        self._where = "", ""  # namespace and context, as they were when it was submitted
+        self._where = "", ""  # namespace and context at the submission
         self._name = f"nbdist-{folder.name}-{number}"
 
     def submit(self, calling: Path) -> None:
@@ -55,7 +55,7 @@ class PodsJob(Job):
         batch, core = self._api.BatchV1Api(), self._api.CoreV1Api()
         job = job_object(self._name, len(self.places), self._batch, self._pod_of_user())
         self._where = self._batch.namespace or namespace, context
-        self._id = self._name  # also where it is not told that it was made
+        self._id = self._name  # set first: the Job may exist even if the call fails
         made = self._make(batch.create_namespaced_job, job)
         self._is_made = True
         owned = {
@@ -98,11 +98,11 @@ class PodsJob(Job):
                 return ""
             read, name = core.read_namespaced_pod_log, ended[-1].metadata.name
             return str(self._ask(read, name, self._namespace, tail_lines=LOG_LINES)).rstrip()
-        except StartError:  # its container was not started
+        except StartError:  # the container has not started
             return ""
 
     def _pods(self) -> list[Any]:
-        """Those that are not being removed."""
+        """Return the pods that are not being deleted."""
         found = self._ask(
             self._api.CoreV1Api().list_namespaced_pod,
             self._namespace,
@@ -111,7 +111,7 @@ class PodsJob(Job):
         return [pod for pod in found.items if pod.metadata.deletion_timestamp is None]
 
     def ending(self) -> list[str]:
-        """As a command: this process may end before Kubernetes has answered."""
+        """Return the command that deletes the Job: this process may end before a response."""
         if not self._id:
             return []
         return [
@@ -127,11 +127,11 @@ class PodsJob(Job):
         return self._where[0]
 
     def _make(self, create: Any, given: dict[str, Any]) -> Any:
-        """Fields that the API does not know are refused, not dropped."""
+        """Create an object. The API refuses unknown fields instead of dropping them."""
         return self._ask(create, self._namespace, given, field_validation="Strict")
 
     def _ask(self, call: Any, *args: Any, **options: Any) -> Any:
-        """Raises StartError in the words of the API's server, or of what keeps it away."""
+        """Call the API. Raise StartError with its message, or with the connection error."""
         from pydantic import ValidationError
         from urllib3.exceptions import HTTPError
 
@@ -157,41 +157,46 @@ class PodsJob(Job):
         except (OSError, yaml.YAMLError) as error:
             raise StartError(f"--pod {self._batch.pod}: {error}") from None
         if not isinstance(content, dict):
-            raise StartError(f"--pod {self._batch.pod}: it has no fields of a pod, as `spec:`")
+            raise StartError(
+                f"--pod {self._batch.pod}: use a YAML mapping with fields such as `spec:`"
+            )
         return content
 
 
 class _GoneError(StartError):
-    """There is no such object any more."""
+    """The object does not exist any more."""
 
 
 _NOT_FOUND = 404
 
 
 def _message(error: Any) -> str:
-    """What the API's server says in a `Status`."""
+    """Return the message of the `Status` that the API returned."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return str(json.loads(error.body)["message"])
     return f"{error.status} {error.reason}"
 
 
 def _api(context: str = "") -> tuple[Any, str, str]:
-    """The official client, with the configuration that there is.
+    """Load the official client with the available configuration.
 
     Args:
-        context: of the configuration; empty for the current one, or for the pod that this is.
+        context: the context of the configuration; empty for the current one. Inside a pod, the
+            client uses the pod's own configuration.
 
     Returns:
-        The client, the namespace that is meant where none is said, and the context.
+        The client, the default namespace, and the context.
 
     Raises:
-        StartError: it is not installed, or there is no configuration.
+        StartError: the client is not installed, or there is no configuration.
     """
     try:
         from kubernetes import client, config
         from kubernetes.config.config_exception import ConfigException
     except ImportError:
-        raise StartError('type %pip install "nbdist[kubernetes]"') from None
+        raise StartError(
+            'the Kubernetes client is not installed: run %pip install "nbdist[kubernetes]"'
+        ) from None
     try:
         if _OWN_NAMESPACE.exists():
             config.load_incluster_config()
@@ -201,17 +206,17 @@ def _api(context: str = "") -> tuple[Any, str, str]:
         config.load_kube_config(context=context)
         return client, str(current["context"].get("namespace", "default")), context
     except (ConfigException, OSError) as error:
-        raise StartError(f"no Kubernetes is configured: {error}") from None
+        raise StartError(f"Kubernetes is not configured: {error}") from None
 
 
 def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict[str, Any]:
-    """The Job, as Kubernetes' API takes it (batch/v1).
+    """Build the Job for the API of Kubernetes (batch/v1).
 
     Args:
-        name: its own, and its Service's and Secret's.
-        count: how many pods.
-        batch: what they are to be like.
-        pod: what the user wants them to have beside (`metadata`, `spec`).
+        name: the name of the Job, its Service and its Secret.
+        count: the number of pods.
+        batch: the options of the pods.
+        pod: additional fields of the pods from the user (`metadata`, `spec`).
     """
     resources = {"limits": {_GPU: str(batch.gpus)}} if batch.gpus else {}
     worker = {
@@ -260,7 +265,7 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
             "completionMode": "Indexed",
             "completions": count,
             "parallelism": count,
-            "backoffLimit": 1000,  # a pod that is lost has a successor
+            "backoffLimit": 1000,  # replace lost pods
             "ttlSecondsAfterFinished": _KEPT_S,
             **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
             "template": {
@@ -272,7 +277,7 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
 
 
 def service_object(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The headless Service, by which pods find each other's names also before they are ready."""
+    """Build the headless Service, which resolves the names of pods even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -286,7 +291,7 @@ def service_object(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def secret_object(metadata: dict[str, Any], calling: str) -> dict[str, Any]:
-    """What the pods read, to call."""
+    """Build the Secret with the ticket that the pods read to connect."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -298,7 +303,7 @@ def secret_object(metadata: dict[str, Any], calling: str) -> dict[str, Any]:
 
 
 def _merged(theirs: Any, ours: Any) -> Any:
-    """Both; where they say different things of one, ours. First containers are the same one."""
+    """Merge two objects. `ours` takes precedence, and the first containers are merged."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         both = {key: _merged(theirs[key], ours[key]) for key in theirs.keys() & ours.keys()}
         merged = {**theirs, **ours, **both}
@@ -338,7 +343,7 @@ def _why_waiting(pod: Any) -> str:
 
 
 def main() -> None:
-    """Delete a Job, and what is its own: `… cluster.pods NAME NAMESPACE CONTEXT`."""
+    """Delete a Job with its objects: `... schedulers.kubernetes NAME NAMESPACE CONTEXT`."""
     name, namespace, context = sys.argv[1:]
     client, _, _ = _api(context)
     try:

@@ -1,13 +1,12 @@
-"""Where hosts that a scheduler has given call: `… cluster.switchboard FOLDER PID`.
+"""Rendezvous process, to which a scheduler's hosts connect: `... rendezvous FOLDER PID`.
 
-A process of the cluster's, beside the notebook's kernel, which it outlives as the fork server
-(`PID`) does. It has the jobs submitted (`allocations.py`), takes the calls of their hosts over one
-port, and does for each of them what an ssh master does: starts the fork server there, and brings
-sockets here and there. Whoever calls has to have the key that the jobs were given, and is given
-orders only with the other one, which never leaves this process. When it is told to end, or the fork
-server is gone, it has the jobs cancelled.
+It runs beside the notebook's kernel, and outlives it like the fork server (`PID`). It submits jobs
+(`allocations.py`), accepts the connections of their hosts on one port, and serves each host like an
+ssh master: it starts the fork server there, and forwards sockets in both directions. A host must
+have the key that the jobs received. It executes commands only for the holder of another key, which
+never leaves this process. On SIGTERM, or when the fork server ends, the process cancels the jobs.
 
-It is asked over a socket in the cluster's folder, one JSON object for each connection:
+It accepts requests on a socket in the cluster's folder, one JSON object for each connection:
 
     {"op": "book", "places"}                    {"new"}
     {"op": "release", "places"}                 {}
@@ -22,7 +21,7 @@ It is asked over a socket in the cluster's folder, one JSON object for each conn
     {"op": "there", "place", "ports", "prefix"} {}
     {"op": "close", "place"}                    {}
 
-An answer with "error" says why it could not.
+An answer with "error" contains the reason of a failure.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ _START_FORK_SERVER_S = 30.0
 _END_S = 2.0
 _MOST_BYTES = 1 << 24
 _ANYWHERE = ("192.0.2.1", 9)
-"""An address of nobody's (RFC 5737): what leads there shows the address of this machine."""
+"""Reserved address (RFC 5737). The route to it determines the address of this machine."""
 
 _Answer = dict[str, Any]
 
 
 class Rendezvous:
-    """Its state, on one event loop.
+    """Connected hosts and their jobs, on one event loop.
 
     Args:
-        batch: how hosts are asked for.
-        folder: the cluster's, which is the working one.
+        batch: the options for the scheduler.
+        folder: the cluster's folder, which is the working directory.
     """
 
     def __init__(self, batch: Batch, folder: Path) -> None:
@@ -81,7 +80,7 @@ class Rendezvous:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def serve(self, fork_server: int) -> None:
-        """Until it is told to end, or the fork server of this pid has ended."""
+        """Serve until SIGTERM or SIGINT, or until the fork server with this pid ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._over.set)
@@ -99,10 +98,10 @@ class Rendezvous:
             connection.abort()
         await self._allocations.end()
 
-    # Calls.
+    # Connections of hosts.
 
     async def _listen(self) -> asyncssh.SSHAcceptor:
-        is_here = self._batch.launcher == "mpi"  # unless its words name other hosts
+        is_here = self._batch.launcher == "mpi"  # by default, mpiexec starts processes here
         self._address = self._batch.listen or (LOOPBACK if is_here else own_address())
         acceptor = await asyncssh.listen_reverse(
             self._address,
@@ -119,11 +118,11 @@ class Rendezvous:
         return acceptor
 
     async def _hear(self, connection: asyncssh.SSHClientConnection) -> None:
-        """A host has called: it takes its place; one that has called from there is gone."""
+        """Assign a new connection to its place, instead of a former connection from there."""
         done = await connection.run(WHO, encoding=None)
         caller = msgspec.json.decode(done.stdout or b"", type=DialedHost)
         place = self._allocations.place(caller.job, caller.task)
-        if place is None:  # another one was asked for in its place, or nobody wants it any more
+        if place is None:  # another job provides the place now, or nobody needs it any more
             self._let_go(connection)
             return
         if place in self._calls:
@@ -135,7 +134,7 @@ class Rendezvous:
             del self._calls[place]
 
     def _let_go(self, connection: asyncssh.SSHClientConnection) -> None:
-        """A host is to end; one that is cut off is not waited for."""
+        """End a host, without waiting for one that does not respond."""
 
         async def end() -> None:
             with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
@@ -147,7 +146,7 @@ class Rendezvous:
         task.add_done_callback(self._leaving.discard)
 
     def _calling(self, job: int) -> DialInTicket:
-        """What hosts of this job read."""
+        """Create the ticket that the hosts of a job read."""
         return DialInTicket(
             address=self._address,
             port=self._port,
@@ -159,7 +158,7 @@ class Rendezvous:
 
     def _called(self, place: int) -> asyncssh.SSHClientConnection:
         if place not in self._calls:
-            raise StartError("it has not called")
+            raise StartError("the host has not connected")
         return self._calls[place]
 
     # Requests.
@@ -170,7 +169,7 @@ class Rendezvous:
                 request = json.loads(await reader.readline())
                 does: Callable[..., Awaitable[_Answer]] = getattr(self, f"_do_{request.pop('op')}")
                 answer = await does(**request)
-            except Exception as error:  # noqa: BLE001 - whoever asked is told
+            except Exception as error:  # noqa: BLE001 - the answer contains the error
                 answer = {"error": str(error) or type(error).__name__}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
@@ -190,7 +189,7 @@ class Rendezvous:
         return {"again": await self._allocations.comes_again(places)}
 
     async def _do_state(self, places: list[int]) -> _Answer:
-        """Who has called of these, and what the jobs of the others do."""
+        """Return the connected places, and the states of the jobs of the others."""
         called = sorted(place for place in places if place in self._calls)
         jobs = self._allocations.of(place for place in places if place not in self._calls)
         states = await asyncio.gather(*(self._allocations.look(number) for number in jobs))
@@ -201,16 +200,16 @@ class Rendezvous:
         return {"called": called, "jobs": said, "address": f"{self._address}:{self._port}"}
 
     async def _do_fate(self, place: int) -> _Answer:
-        """What the scheduler says of this place's job; it may not answer at once."""
+        """Return the state of a place's job; the last known state if the query takes long."""
         for number in self._allocations.of([place]):
             look = asyncio.ensure_future(self._allocations.look(number))
             await asyncio.wait([look], timeout=LOOK_S)
             state = msgspec.to_builtins(self._allocations.known(number))
             return {"job": self._allocations.named(number), "state": state}
-        raise StartError("no job was asked for")
+        raise StartError("no job provides this place")
 
     async def _do_words(self, place: int) -> _Answer:
-        """What hosts of this place's job wrote last."""
+        """Return the last output of the hosts of a place's job."""
         for number in self._allocations.of([place]):
             return {"words": await asyncio.to_thread(self._allocations.words, number)}
         return {"words": ""}
@@ -229,7 +228,7 @@ class Rendezvous:
             done = await asyncio.wait_for(run, _START_FORK_SERVER_S)
         except TimeoutError:
             raise StartError(
-                f"Python did not begin there within {_START_FORK_SERVER_S:g} s"
+                f"Python did not start there within {_START_FORK_SERVER_S:g} s"
             ) from None
         output, said = done.stdout or b"", done.stderr or b""
         assert isinstance(output, bytes)
@@ -251,7 +250,7 @@ class Rendezvous:
         return {}
 
     async def _do_close(self, place: int) -> _Answer:
-        """End what goes over the connection; one on which nothing does goes on."""
+        """Close a connection that has been used. Keep an unused one for the next `open`."""
         if place in self._used and place in self._calls:
             self._used.discard(place)
             self._calls.pop(place).abort()
@@ -259,7 +258,7 @@ class Rendezvous:
 
 
 def own_address() -> str:
-    """This machine's, on the network by which it reaches others; loopback where it has none."""
+    """Return this machine's address on its default network; loopback if there is no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ANYWHERE)
@@ -270,7 +269,7 @@ def own_address() -> str:
 
 def main() -> None:
     folder, fork_server = Path(sys.argv[1]), int(sys.argv[2])
-    os.chdir(folder)  # a socket's path has room for 108 bytes
+    os.chdir(folder)  # socket paths are limited to 108 bytes
     batch = msgspec.json.decode(sys.stdin.buffer.read(), type=Batch)
     logging.basicConfig(level=logging.WARNING)
 

@@ -1,4 +1,4 @@
-"""A connection that a host has made to this machine, in the place of one that `ssh` makes to it."""
+"""Connection that a host opens to this machine, as an alternative to ssh."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nbdist.records import Batch, Host
 
 CALL_S = 60.0
-"""How long hosts of a job that has begun may take to call."""
+"""Time for the hosts of a started job to connect."""
 
 _BEGIN_S = 30.0
 _END_S = 5.0
@@ -39,18 +39,18 @@ _ANSWERS_S = {
     "words": 40.0,
     "release": 60.0,
 }
-"""Where others are asked first."""
+"""Timeouts of the operations that query a scheduler or a host."""
 
 _POLL_S = 0.05
 
 
 class Exchange:
-    """The switchboard (`rendezvous.py`) of one cluster, as its owner asks it.
+    """Client of the rendezvous process (`rendezvous.py`) of one cluster.
 
     Args:
-        batch: how hosts are asked for.
-        home: this machine's fork server, which ends it.
-        wait_s: how long a job may be queued.
+        batch: the options for the scheduler.
+        home: this machine's fork server, which ends the rendezvous process.
+        wait_s: the seconds that a job may be queued.
     """
 
     def __init__(self, batch: Batch, home: ForkServerProcess, wait_s: float) -> None:
@@ -60,23 +60,23 @@ class Exchange:
         self._process: subprocess.Popen[bytes] | None = None
 
     def link(self, host: Host, place: int) -> ReverseConnection:
-        """The connection of the host that has this place."""
+        """Create the connection of the host at a place."""
         return ReverseConnection(self, host, place, f"b{place}")
 
     def call(self, places: Sequence[int], say: Callable[[str], None]) -> tuple[str, bool]:
-        """Ask the scheduler for hosts for these places, and wait until they have called.
+        """Request hosts for places from the scheduler, and wait until they have connected.
 
-        Where that fails, or is broken off, nobody asks for them any more.
+        After a failure or an interrupt, this releases the places.
 
         Args:
-            places: of ranks, none of which has a host.
-            say: is told how it goes.
+            places: the places, none of which has a host.
+            say: receives progress messages.
 
         Returns:
-            What became of it, in words, and whether all have called.
+            A description of the outcome, and whether all hosts have connected.
 
         Raises:
-            StartError: the scheduler refuses, or the job ended, or was queued for too long.
+            StartError: the scheduler refuses, or the job ended or was queued for too long.
         """
         self._start()
         try:
@@ -102,7 +102,7 @@ class Exchange:
             for job, state in jobs:
                 if state.over and job in fresh:
                     raise StartError(self._why_over(job, state, places))
-                if state.over:  # its hosts were about to go when it was asked for them
+                if state.over:  # an older job was already ending: submit another one
                     fresh.add(self._book(places))
                 if state.waits and now > began + self._wait_s:
                     if there:
@@ -116,28 +116,28 @@ class Exchange:
             if begun_at and now > begun_at + CALL_S:
                 if not there:
                     raise StartError(self._why_silent(answer, *jobs[0], places))
-                return f"{there} of {len(places)} have called within {CALL_S:g} s", False
+                return f"{there} of {len(places)} connected within {CALL_S:g} s", False
             time.sleep(LOOK_S / 2 if waits and not there else LOOK_S / 10)
 
     def _book(self, places: list[int]) -> str:
         return str(self.ask("book", places=places)["new"])
 
     def release(self, places: Sequence[int]) -> None:
-        """Nobody wants hosts for these places any more; those that there are end."""
+        """Give places up, and end their hosts."""
         with contextlib.suppress(StartError):
             self.ask("release", places=list(places))
 
     def _why_over(self, job: str, state: JobState, places: Sequence[int]) -> str:
         log = self._last_lines(places, "; ")
-        return f"{job} gives no hosts: {state.word}{_detail(state)}{log}"
+        return f"{job} provides no hosts: {state.word}{_detail(state)}{log}"
 
     def _why_silent(
         self, answer: dict[str, Any], job: str, state: JobState, places: Sequence[int]
     ) -> str:
         log = self._last_lines(places, "\n")
         return (
-            f"{job} is {state.word.lower()}, and no host of it has called "
-            f"{answer['address']} within {CALL_S:g} s: let hosts connect to it there, or name "
+            f"{job} is {state.word.lower()}, but none of its hosts has connected to "
+            f"{answer['address']} within {CALL_S:g} s: allow connections to this address, or set "
             f"another address of this machine with --listen{log}"
         )
 
@@ -149,18 +149,18 @@ class Exchange:
         return f"{before}the last lines of its log:\n{log}" if log else ""
 
     def comes_again(self, places: Sequence[int]) -> bool:
-        """Whether a job of these places has been queued again."""
+        """Return whether the scheduler replaces lost hosts of these places."""
         try:
             return bool(self.ask("comes_again", places=list(places))["again"])
         except StartError:
             return False
 
     def job(self, place: int) -> str:
-        """The job of a place, in words."""
+        """Return the name of a place's job."""
         return self.fate(place).partition(":")[0] or "nobody"
 
     def fate(self, place: int) -> str:
-        """What the scheduler says of the job of a place, in words; empty where nobody knows."""
+        """Describe the state of a place's job; empty if unknown."""
         try:
             answer = self.ask("fate", place=place)
         except StartError:
@@ -169,11 +169,11 @@ class Exchange:
         return f"{answer['job']}: {state.word or 'it has ended'}{_detail(state)}"
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """Raises StartError where it refuses, or is not there."""
+        """Send a request, and return the answer. Raise StartError if it fails."""
         try:
             peer = connect(self._home.folder / RENDEZVOUS_SOCKET)
         except OSError as error:
-            raise StartError("what the hosts call is gone: type %dist_restart") from error
+            raise StartError("the rendezvous process is gone: run %dist_restart") from error
         deadline = time.monotonic() + _ANSWERS_S.get(op, _ANSWER_S)
         answers: list[dict[str, Any]] = []
         try:
@@ -181,20 +181,22 @@ class Exchange:
             while not answers and peer.wait(max(0.0, deadline - time.monotonic())):
                 answers = peer.read()
         except (OSError, EOFError) as error:
-            raise StartError("what the hosts call has ended") from error
+            raise StartError("the rendezvous process has ended: run %dist_restart") from error
         finally:
             peer.close()
         if not answers or "error" in answers[0]:
-            raise StartError(answers[0]["error"] if answers else "what hosts call does not answer")
+            raise StartError(
+                answers[0]["error"] if answers else "the rendezvous process does not respond"
+            )
         return answers[0]
 
     def close(self) -> None:
-        """It ends with the fork server, and has its jobs cancelled."""
+        """Wait for the end of the rendezvous process, which follows that of the fork server."""
         if self._process is not None:
             wait_or_kill(self._process, _END_S)
 
     def _start(self) -> None:
-        """Have a switchboard."""
+        """Start the rendezvous process if none responds."""
         folder = self._home.folder
         try:
             connect(folder / RENDEZVOUS_SOCKET).close()
@@ -223,18 +225,18 @@ class Exchange:
         while not (self._home.folder / RENDEZVOUS_SOCKET).exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 said = read_tail(self._home.folder, "switchboard", LOG_LINES)
-                raise StartError(f"hosts cannot call this machine:\n{said}")
+                raise StartError(f"the rendezvous process failed to start:\n{said}")
             time.sleep(_POLL_S)
 
 
 class ReverseConnection:
-    """One of them; it is as `ssh.Connection`.
+    """Connection opened by a host, with the interface of `ssh.connection.Connection`.
 
     Args:
-        exchange: which has it.
-        host: which.
-        place: of its rank.
-        name: of this connection among those of the cluster.
+        exchange: the client of the rendezvous process.
+        host: the host.
+        place: the place of the host's rank.
+        name: the name of the connection, unique in the cluster.
     """
 
     def __init__(self, exchange: Exchange, host: Host, place: int, name: str) -> None:
@@ -244,10 +246,10 @@ class ReverseConnection:
         self._place = place
 
     def open(self) -> int:
-        """Have it, once the host has called; returns the pid of what holds it.
+        """Wait until the host has connected, and return the pid of the rendezvous process.
 
         Raises:
-            StartError: it does not call.
+            StartError: the host does not connect in time.
         """
         deadline = time.monotonic() + CONNECT_S
         while True:
@@ -260,38 +262,38 @@ class ReverseConnection:
             time.sleep(_POLL_S)
 
     def is_open(self) -> bool:
-        """Whether the host is connected."""
+        """Return whether the host is connected."""
         try:
             return bool(self._ask("is_open")["open"])
         except StartError:
             return False
 
     def start_fork_server(self, content: bytes) -> bytes:
-        """Start a fork server there; returns what it said of itself.
+        """Start a fork server on the host; see `Connection.start_fork_server`.
 
         Raises:
-            StartError: it failed.
+            StartError: the start failed.
         """
         return str(self._ask("run", content=content.decode())["output"]).encode()
 
     def bring_here(self, there: str, here: str) -> None:
-        """A socket of the host's is reached as `here`, in the cluster's folder."""
+        """Forward a socket of the host to the path `here` in the cluster's folder."""
         self._ask("here", there=there, here=here)
 
     def bring_there(self, ports: Iterable[int], prefix: str) -> None:
-        """Ports of this machine's loopback are reached there as `<prefix>:<port>`."""
+        """Forward loopback ports of this machine to sockets `<prefix>:<port>` on the host."""
         self._ask("there", ports=list(ports), prefix=prefix)
 
     def why_lost(self) -> str:
-        """What there is to say of a host that is lost, beside that."""
+        """Return the reason why the host is lost; empty if unknown."""
         return self._exchange.fate(self._place)
 
     def close(self) -> None:
-        """End it, and all that goes through it."""
+        """Close the connection, with all programs and forwards."""
         try:
             self._ask("close")
         except StartError:
-            return  # it has ended with the switchboard
+            return  # it has ended with the rendezvous process
 
     def _ask(self, op: str, **request: Any) -> dict[str, Any]:
         return self._exchange.ask(op, place=self._place, **request)
