@@ -1,4 +1,1 @@
-"""Engines, controller, collectives, heartbeats.
-
-How the workers of a cluster start, connect and end.
-"""
+"""Start, connection and end of the workers: engines, controller, collectives, heartbeats."""

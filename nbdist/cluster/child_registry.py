@@ -1,4 +1,4 @@
-"""What the fork servers of all hosts have forked, by name, wherever it is."""
+"""Children of the fork servers of all hosts, addressed by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nbdist.records import Host
 
 HOME = ""
-"""The key of this machine among hosts."""
+"""Key of this machine among hosts."""
 
 _OF_RANK, _SPARE = "rank-", "spare-"
 
@@ -37,11 +37,11 @@ def is_engine(name: str) -> bool:
 
 
 class Children:
-    """Of a fleet, which has the fork servers.
+    """Operations on the children of all fork servers. `Fleet` provides the fork servers.
 
     Attributes:
         home: this machine's fork server.
-        unreached: why hosts were not reached when that was last tried, by their keys.
+        unreached: the reason of the last failed connection, by host key.
     """
 
     home: ForkServerProcess
@@ -50,15 +50,15 @@ class Children:
     _remote: dict[str, RemoteForkServer]
 
     def lost(self) -> list[str]:
-        """The hosts that have no fork server."""
+        """Return the hosts that have no running fork server."""
         return [key for key in self._hosts if not self._runs(key)]
 
     def raise_for_lost(self, keys: Iterable[str]) -> None:
-        """Raises StartError where one of these hosts has no fork server."""
+        """Raise StartError if one of these hosts has no running fork server."""
         for key in self.lost():
             if key in keys:
                 raise StartError(
-                    f"{key} cannot be reached: {self.unreached.get(key, 'it is gone')}"
+                    f"{key} cannot be reached: {self.unreached.get(key, 'its fork server is gone')}"
                 )
 
     def _runs(self, key: str) -> bool:
@@ -70,18 +70,18 @@ class Children:
     def spawn(
         self, host: str, name: str, target: str, args: dict[str, Any], env: dict[str, str]
     ) -> None:
-        """Fork a child there."""
+        """Fork a child on a host; see `ForkServerClient.spawn`."""
         self._fork_servers()[host].spawn(name, target, args, env)
 
     def preload(self, module: str) -> None:
         """Tell fork servers to import a module, if installed, for later forks. Does not wait."""
         for key, fork_server in self._fork_servers().items():
             if key not in self.cut() and any(map(is_engine, fork_server.state.pids())):
-                with contextlib.suppress(StartError):  # it is gone, and what it would fork
+                with contextlib.suppress(StartError):  # it is gone, and forks no more
                     fork_server.preload(module)
 
     def pids(self) -> dict[str, int]:
-        """The children that run, by name."""
+        """Return the pids of the children that run, by name."""
         return {
             name: pid
             for fork_server in self._fork_servers().values()
@@ -89,7 +89,7 @@ class Children:
         }
 
     def look(self) -> dict[str, tuple[int, bool]]:
-        """See `ForkServerClient.look`; of hosts that can be reached."""
+        """Return the state of children on reachable hosts; see `ForkServerClient.look`."""
         found: dict[str, tuple[int, bool]] = {}
         for key, fork_server in self._fork_servers().items():
             if key not in self.cut() and fork_server.state.pids():
@@ -97,14 +97,14 @@ class Children:
         return found
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a child was stopped by a signal."""
+        """Return whether a signal has stopped a child (state T)."""
         for key, fork_server in self._fork_servers().items():
             if name in fork_server.state.pids() and key not in self.cut():
                 return fork_server.look().get(name, (0, False))[1]
         return False
 
     def cut(self) -> list[str]:
-        """The hosts whose connections are gone, for good or for the moment."""
+        """Return the hosts whose connections are broken or being restored."""
         return [
             key
             for key, fork_server in self._remote.items()
@@ -112,9 +112,9 @@ class Children:
         ]
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a child, if it still runs; returns when it has been sent.
+        """Send a signal to a child, and return when it has been sent.
 
-        On a host that cannot be reached, none hears it.
+        Do nothing if the child has ended, or if its host cannot be reached.
         """
         for key, fork_server in self._fork_servers().items():
             if name in fork_server.state.pids() and key not in self.cut():
@@ -122,13 +122,13 @@ class Children:
                     fork_server.signal(name, number)
                 except StartError:
                     if key == HOME:
-                        raise  # others are cut off just now
+                        raise  # another host has just lost its connection
 
     def kill(self, names: Sequence[str], timeout_s: float) -> None:
-        """Kill these, and wait until they are gone; they are when their fork server is.
+        """Kill children, and wait until they are gone. Children of a lost fork server are gone.
 
         Raises:
-            StartError: one still runs when the time is over.
+            StartError: a child still runs after the timeout.
         """
         for fork_server in self._fork_servers().values():
             own = [name for name in names if name in fork_server.state.pids()]
@@ -141,11 +141,11 @@ class Children:
             fork_server.wait_gone(own, timeout_s)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
-        """See `ForkServerClient.log_tail`."""
+        """Return the end of a child's log; see `ForkServerClient.log_tail`."""
         return next((s.log_tail(name, lines) for s in self._knowing(name)), "")
 
     def last_words(self, name: str, lines: int) -> str:
-        """See `ForkServerClient.last_words`."""
+        """Describe the end of a child; see `ForkServerClient.last_words`."""
         return next((s.last_words(name, lines) for s in self._knowing(name)), "")
 
     def _knowing(self, name: str) -> list[ForkServerClient]:
@@ -156,7 +156,7 @@ class Children:
         ]
 
     def raise_for_ended(self) -> None:
-        """Raises StartError where this machine's fork server has ended, with its last words."""
+        """Raise StartError with the end of its log if this machine's fork server has ended."""
         if not self.home.runs():
             self.home.wait_event("ended", 1.0)
-            raise StartError(f"the preloaded parent ended:\n{self.home.log_tail('seed')}")
+            raise StartError(f"the fork server ended:\n{self.home.log_tail('seed')}")

@@ -39,13 +39,13 @@ RESTORED: dict[StrategyName, str] = {
     ),
     "pjrt": "nbdist restores JAX's collectives before the next cell, and keeps its arrays",
 }
-"""The message about cancelled collectives, by strategy."""
+"""Message about cancelled collectives, by strategy."""
 
 MAX_RECOVERIES_IN_PLACE = 10
-"""The number of times that JAX may be connected again in the same processes.
+"""Limit on the number of times that JAX reconnects in the same processes.
 
-Each time, a rank that stays may keep objects of the cancelled step. These keep a connection to the
-old coordinator, and its process must continue to run.
+Each time, a surviving rank may keep objects of the cancelled step. They keep a connection to the
+old coordinator, whose process must then continue to run.
 """
 
 CLOSED = (
@@ -54,7 +54,7 @@ CLOSED = (
 )
 
 _SETTLE_S = 1.0
-"""The time that collectives of all ranks have to end on all ranks."""
+"""Time to wait until no rank is in a collective any more."""
 
 _POLL_S = 0.02
 
@@ -70,7 +70,7 @@ def _nowhere(_names: Iterable[str]) -> str:
 
 
 class Collectives:
-    """Connects the engines of one cluster.
+    """Collectives between the engines of one cluster.
 
     Args:
         request: the request for the cluster.
@@ -259,11 +259,14 @@ class Collectives:
 def mirrored_wiring(
     addresses: Sequence[str], communication: Communication
 ) -> dict[int, MirroredWiring]:
-    """TF_CONFIG for every rank; index 0 is the chief.
+    """Build TF_CONFIG for every rank. Rank 0 is the chief.
 
     Args:
         addresses: host:port of each rank's TensorFlow server, in rank order.
-        communication: how collectives are made.
+        communication: the implementation of the collectives.
+
+    Returns:
+        The wiring of each rank.
     """
     cluster = {"worker": list(addresses)}
     return {
@@ -276,19 +279,19 @@ def mirrored_wiring(
 
 
 def told_of(ranks: Sequence[Restored], source: int, places: Places) -> list[str]:
-    """Describe changed values, variables of some ranks only, and iterators.
+    """Describe the effects of a restoration on the variables and iterators of the ranks.
 
     Args:
-        ranks: what each rank has found.
-        source: the rank whose values all have now.
-        places: gives the cells that have bound names, as in `[3]`; empty if there are none.
+        ranks: the result of each rank.
+        source: the rank whose values all ranks have now.
+        places: returns the cells that bound given names, as in `[3]`; empty if there are none.
     """
     told = []
     changed = sorted({name for restored in ranks for name in restored.changed})
     if changed:
         told.append(
-            f"{_quoted(changed)} set to the values of rank {source}, as another rank was within a "
-            "step"
+            f"{_quoted(changed)} set to the values of rank {source}, because another rank was "
+            "within a step"
         )
     for number, restored in enumerate(ranks):
         if restored.alone:

@@ -1,4 +1,4 @@
-"""ipyparallel's controller of one cluster, and this process's client of it."""
+"""ipyparallel's controller of one cluster, and the client that connects to it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from nbdist.cluster.fleet import Fleet
 
 CONTROLLER_ARGS = (
-    "--HeartMonitor.period=100",  # an engine is registered a beat after its first
+    "--HeartMonitor.period=100",  # the hub registers an engine one heartbeat after the first
     "--HeartMonitor.max_heartmonitor_misses=100",
-    # A busy machine answers late; the defaults (5 s and 10 s) then lose engines for good:
+    # Engines on a busy machine respond late. With the defaults (5 s, 10 s) the hub drops them:
     # https://github.com/ipython/ipyparallel/issues/700
     "--IPController.registration_timeout=300",
     "--IPController.broadcast_scheduler_depth=0",
@@ -35,15 +35,15 @@ _SCHEDULERS_S = 0.5
 
 
 class Controller:
-    """It has processes of its own, which the fork server ends with the rest.
+    """The controller's processes and the client. The fork server ends the processes at exit.
 
     Args:
-        folder: for connection files and logs.
-        fleet: ends it when this process is gone, and is told of it.
+        folder: the folder for connection files and logs.
+        fleet: the fork servers. They end the controller when this process is gone.
 
     Attributes:
-        cluster: ipyparallel's own account of it all.
-        client: None where there is no controller.
+        cluster: ipyparallel's `Cluster`.
+        client: ipyparallel's client; None if there is no controller.
     """
 
     def __init__(self, folder: Path, fleet: Fleet) -> None:
@@ -65,34 +65,34 @@ class Controller:
 
     @property
     def pids(self) -> list[int]:
-        """The controller's, then those of its schedulers."""
+        """The pids of the controller (first) and of its schedulers."""
         return [process.pid for process in self._processes]
 
     @property
     def runs(self) -> bool:
-        """Whether there is a client, and what it speaks to."""
+        """True if the client is connected and the controller's process runs."""
         return self.client is not None and any(map(is_alive, self._processes[:1]))
 
     def start(self) -> str:
-        """Start it, and connect to it."""
+        """Start the controller, connect to it, and return a text with its pid."""
         for stale in (self._folder / "security").glob(f"ipcontroller-{_CLUSTER_ID}-*.json"):
-            stale.unlink()  # of one that was killed
+            stale.unlink()  # a killed controller leaves its file
         self.cluster.start_controller_sync()
         process = psutil.Process(self.cluster.controller.pid)
         self._guard(process)
         try:
             self.client = self.cluster.connect_client_sync()
         except Exception as error:
-            raise StartError(f"the controller did not answer: {error}") from error
+            raise StartError(f"the controller did not respond: {error}") from error
         self._fleet.introduce(self.file("engine"))
         return f"pid {process.pid}"
 
     def take_over(self, pids: list[int], *, answers: bool) -> None:
-        """Use the one that another process has started; of one that is gone, end what is left.
+        """Use the controller that another process has started.
 
         Args:
-            pids: its processes that run.
-            answers: the controller is the first of these.
+            pids: its processes that still run.
+            answers: whether the controller itself runs; it is the first pid then.
         """
         missing = psutil.NoSuchProcess, OSError, ipyparallel.TimeoutError
         with contextlib.suppress(*missing):
@@ -101,11 +101,11 @@ class Controller:
                 self.client = ipyparallel.Client(str(self.file("client")), timeout=_CLIENT_S)
 
     def file(self, whose: str) -> Path:
-        """How `engine` or `client` reach it."""
+        """Return the path of the connection file for `engine` or `client`."""
         return self._folder / "security" / f"ipcontroller-{_CLUSTER_ID}-{whose}.json"
 
     def guard_schedulers(self) -> None:
-        """They are processes of their own, which outlive it when it is killed."""
+        """Let the fork server end the controller's schedulers: they outlive a killed controller."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in self._processes[0].children(recursive=True):
                 if process not in self._processes:
@@ -116,7 +116,7 @@ class Controller:
         self._processes.append(process)
 
     def new_launcher(self, **own: Any) -> ForkServerEngineSetLauncher:
-        """What drives engines that are there, as ipyparallel makes it for those that it starts."""
+        """Create a launcher for engines that already run, and register it with ipyparallel."""
         cluster = self.cluster
         launcher = ForkServerEngineSetLauncher(
             work_dir=".",
@@ -134,7 +134,7 @@ class Controller:
             self.client.close()
 
     def close(self) -> None:
-        """End it and the engines that it knows, also when parts have died."""
+        """End the controller and its engines, even if some of them have died."""
         with contextlib.ExitStack() as steps:
             steps.callback(self._end_schedulers)
             steps.callback(self.cluster.stop_controller_sync)
@@ -142,7 +142,7 @@ class Controller:
             steps.callback(self.close_client)
 
     def _end_schedulers(self) -> None:
-        """They are left when it was killed, and the fork server that would end them too."""
+        """Kill schedulers that remain if the controller and the fork server were killed."""
         for process in await_ends(self._processes, _SCHEDULERS_S):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -1,4 +1,4 @@
-"""What is wrong with hosts, by what was looked at: each trouble, where, and what to type."""
+"""Diagnosis of hosts: the problems in the facts of a preflight, with their remedies."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from nbdist.records import ClusterRequest, HostFacts, Reach
 
 SKEW_S = 1.0
-"""Clocks that differ by more say wrongly in logs what came first."""
+"""Tolerated difference of clocks in seconds. Beyond it, log entries of hosts sort wrongly."""
 
 SLOW_BYTES_PER_S = 1e9 / 8
 LEAST_DISK_BYTES = 2 << 30
 LEAST_SHM_BYTES = 64 << 20
-"""What NCCL takes of it for two GPUs, and some to spare; containers are given so much."""
+"""Shared memory that NCCL needs for two GPUs, with a margin; the default of containers."""
 
 BUSY = 0.1
 MANY_WORKERS = 50
-"""Beyond it, a ring's latency shows: its steps are as many as workers."""
+"""Number of workers beyond which the latency of a ring matters: its steps grow with the workers."""
 
 _FEWER = 0.75
 _MUST_AGREE = ("nbdist", "ipyparallel")
@@ -41,14 +41,14 @@ def find(
     skew_s: Mapping[int, float],
     request: ClusterRequest,
 ) -> tuple[Trouble, ...]:
-    """What is wrong, fatal troubles first.
+    """Return the problems, fatal ones first.
 
     Args:
-        facts: of each rank.
-        addresses: to which the others connect, likewise.
-        reaches: how ranks reach each other.
-        skew_s: by how much each one's clock is ahead of this machine's.
-        request: what was asked for.
+        facts: the facts of each rank's host, in rank order.
+        addresses: the address to which other ranks connect, in rank order.
+        reaches: the connections from each rank to others.
+        skew_s: the seconds by which the clock of each rank is ahead of this machine's.
+        request: the request for the cluster.
     """
     found = [
         *_unreached(facts, addresses, reaches),
@@ -87,16 +87,16 @@ def _unreached(
     if 0 < len(loops) < len(facts):  # else all of them are on one machine
         yield Trouble(
             where=_named(loops),
-            what="others would connect to it at an address of the loopback interface",
-            advice='give it `address = "..."` in hosts.toml',
+            what="its address belongs to the loopback interface, which other hosts cannot reach",
+            advice='set `address = "..."` in hosts.toml',
             is_fatal=True,
         )
 
 
 def _how_to_reach(host: str, address: str) -> str:
     return (
-        f"let the hosts reach each other's ports (a firewall?), or name another network: "
-        f'`address = "..."` for {host} in hosts.toml, as {address} is where ssh found it'
+        f"open the ports between the hosts in the firewall, or set another network with "
+        f'`address = "..."` for {host} in hosts.toml (ssh found it at {address})'
     )
 
 
@@ -131,7 +131,7 @@ def _differing(
         yield Trouble(
             where=_named(one for one in facts if of(one) and one not in most),
             what=f"{name} differs: {said}",
-            advice="install the same on all, or type --python PATH of one environment",
+            advice="install the same on all, or use --python PATH with one environment",
             is_fatal=fatal,
         )
 
@@ -144,7 +144,7 @@ def _clocks(facts: Sequence[HostFacts], skew_s: Mapping[int, float]) -> Iterator
                 where=one.host,
                 what=f"its clock is {formatting.duration(abs(skew))} "
                 f"{'ahead' if skew > 0 else 'late'}",
-                advice="have it set by NTP: logs and files say wrongly what came first",
+                advice="synchronize it with NTP: the times in logs and files are wrong",
             )
 
 
@@ -153,20 +153,19 @@ def _room(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
         if one.disk_bytes < LEAST_DISK_BYTES:
             yield Trouble(
                 where=one.host,
-                what=f"{formatting.memory(one.disk_bytes)} of disk are free in {one.folder}",
-                advice='free some, or give it another `folder = "..."` in hosts.toml',
+                what=f"only {formatting.memory(one.disk_bytes)} of disk are free in {one.folder}",
+                advice='free disk space, or set another `folder = "..."` in hosts.toml',
             )
         if len(one.gpus) > 1 and one.shm_bytes < LEAST_SHM_BYTES:
             yield Trouble(
                 where=one.host,
-                what=f"{formatting.memory(one.shm_bytes)} of shared memory are free, "
-                "which NCCL uses",
-                advice="in a container: --shm-size=1g; else free some in /dev/shm",
+                what=f"only {formatting.memory(one.shm_bytes)} of shared memory are free for NCCL",
+                advice="use --shm-size=1g for a container, or free space in /dev/shm",
             )
 
 
 def _each_host(facts: Sequence[HostFacts]) -> list[HostFacts]:
-    """One rank's for each host."""
+    """Return the facts of one rank for each host."""
     return list({one.host: one for one in reversed(facts)}.values())[::-1]
 
 
@@ -184,7 +183,7 @@ def _gpus(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
             yield Trouble(
                 where=one.host,
                 what=f"GPU {formatting.ranks(busy)} in use: "
-                f"{formatting.memory(used)} are taken there",
+                f"{formatting.memory(used)} of its memory are allocated",
                 advice=f"wait, or use the others: {env}" if free else "wait, or use another host",
             )
     asked: Counter[str] = Counter()
@@ -196,8 +195,8 @@ def _gpus(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
             yield Trouble(
                 where=one.host,
                 what=f"it has {formatting.count(len(one.gpus), 'GPU')}, "
-                f"and {wanted} were asked for",
-                advice=f"type {one.host}:{len(one.gpus)}",
+                f"and {wanted} were requested",
+                advice=f"use {one.host}:{len(one.gpus)}",
                 is_fatal=True,
             )
 
@@ -210,15 +209,15 @@ def _slow(facts: Sequence[HostFacts], reaches: Mapping[int, Sequence[Reach]]) ->
                 takes = formatting.duration(2 * 100e6 / reach.bytes_per_s)
                 yield Trouble(
                     where=facts[rank].host,
-                    what=f"{speed} to {facts[reach.rank].host}: to sum up gradients of 100 MB "
-                    f"takes {takes}",
-                    advice='name the fast network, if there is one: `address = "..."` in '
-                    "hosts.toml; else a larger --batch",
+                    what=f"{speed} to {facts[reach.rank].host}: an all-reduce of 100 MB of "
+                    f"gradients takes {takes}",
+                    advice='set the fast network, if there is one, with `address = "..."` in '
+                    "hosts.toml, or use a larger --batch",
                 )
 
 
 def _unlike(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
-    """Each step waits for the slowest."""
+    """Find devices of different speed. Each step waits for the slowest."""
     kinds: dict[str, list[HostFacts]] = defaultdict(list)
     for one in facts:
         kinds[", ".join(dict.fromkeys(gpu.name for gpu in one.gpus)) or "no GPU"].append(one)
@@ -227,7 +226,7 @@ def _unlike(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
         yield Trouble(
             where=said,
             what=f"devices of {len(kinds)} kinds{_cost(kinds)}",
-            advice="leave out the slower hosts, or train on each kind by itself",
+            advice="leave out the slower hosts, or train on each kind separately",
         )
     elif "no GPU" in kinds:
         cores = [one.cpus for one in facts]
@@ -235,19 +234,19 @@ def _unlike(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
         if slow:
             yield Trouble(
                 where=_named(slow),
-                what=f"{min(cores)} cores, and {max(cores)} on others: each step waits for these",
-                advice="leave them out, or name hosts that are alike",
+                what=f"{min(cores)} cores, but {max(cores)} on others: each step waits for these",
+                advice="leave them out, or use hosts with equal hardware",
             )
 
 
 def _cost(kinds: Iterable[str]) -> str:
-    """How much of the faster ones is lost, where the table knows both."""
+    """Describe the loss on the fastest devices, if the hardware table contains all kinds."""
     chips = [hardware_lookup.find(re.sub(r"^NVIDIA\s+", "", kind)) for kind in kinds]
     peaks = [max(chip.flops.values()) for chip in chips if chip is not None]
     if len(peaks) < 2 or None in chips:
         return ": each step waits for the slowest"
     return (
-        f": each step waits for the slowest, so that the fastest, with "
+        f": each step waits for the slowest, and the fastest, with "
         f"{max(peaks) / min(peaks):.1f} times its peak, idle for {1 - min(peaks) / max(peaks):.0%}"
     )
 
@@ -256,9 +255,9 @@ def _many(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
     has_gpus = all(one.gpus for one in facts)
     is_ring = request.communication == "ring" or not has_gpus
     if len(facts) > MANY_WORKERS and is_ring and "tensorflow" in request.frameworks:
-        better = "type --communication nccl, which sums up in a host first, then in trees"
+        better = "use --communication nccl: it reduces within each host first, then in trees"
         yield Trouble(
             where=f"{len(facts)} workers",
-            what=f"a ring goes {2 * len(facts) - 2} times round for each sum: latency adds up",
+            what=f"a ring takes {2 * len(facts) - 2} steps for each all-reduce: latency adds up",
             advice=better if has_gpus else "use fewer, larger hosts, or a larger --batch",
         )

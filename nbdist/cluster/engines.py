@@ -1,4 +1,4 @@
-"""The running cluster: ipyparallel's controller and one engine for each rank."""
+"""Engines of a running cluster, one for each rank, with ipyparallel's controller."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ if TYPE_CHECKING:
 
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
-    "--IPEngine.enable_nanny=False",  # the fork server is the engines' parent and sees each end
-    "--IPEngine.max_heartbeat_misses=50",  # each of 0.1 + 0.5 s
+    "--IPEngine.enable_nanny=False",  # the fork server is the parent and notices each end
+    "--IPEngine.max_heartbeat_misses=50",  # one takes 0.1 + 0.5 s
     "--IPEngine.out_stream_factory=nbdist.worker.runtime.output.EngineStream",
     "--log-level=WARN",
 )
-_NO_CONTROLLER = "the cluster's controller is gone: type %dist_restart"
+_NO_CONTROLLER = "the cluster's controller is gone: run %dist_restart"
 
 
 class Engines:
-    """Controller, fork server and engines of one cluster.
+    """Controller, fork servers and engines of one cluster.
 
     Args:
-        request: what was asked for.
-        folder: for connection files and logs; must exist.
-        timeout_s: bound on each phase of the start.
-        fleet: what engines are forked from.
+        request: the request for the cluster.
+        folder: an existing folder for connection files and logs.
+        timeout_s: the limit of each phase of the start, in seconds.
+        fleet: the fork servers of all hosts.
 
     Attributes:
-        places: of the ranks, among the hosts that were asked for.
-        folder: the cluster's.
-        timeout_s: bound on what engines are asked.
-        controller: ipyparallel's.
-        coordinators: JAX's.
-        fleet: what engines are forked from, by host.
+        request: the request for the cluster.
+        places: the place of each rank among the requested hosts.
+        folder: the cluster's folder.
+        timeout_s: the limit of each call on engines, in seconds.
+        controller: ipyparallel's controller.
+        coordinators: JAX's coordination services.
+        fleet: the fork servers of all hosts.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Engines:
         self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
         self._former_ids: set[int] = set()
-        self._spares: dict[int, str] = {}  # by the place that each says it has
+        self._spares: dict[int, str] = {}  # names by the place that each spare reports
         self._spares_made = 0
 
     @property
@@ -78,7 +79,7 @@ class Engines:
     # Starting.
 
     def ledger(self) -> EngineLedger:
-        """What there is to know of the engines, for a process that takes them over."""
+        """Return the state that another process needs to take over the engines."""
         return EngineLedger(
             names=dict(self._names),
             ids=dict(self._engine_ids),
@@ -91,12 +92,13 @@ class Engines:
         )
 
     def take_over(self, ledger: EngineLedger, controllers: list[int], *, answers: bool) -> None:
-        """Use what another process has started.
+        """Use the engines that another process has started.
 
         Args:
-            ledger: what that knew of it.
-            controllers: the controller and its schedulers, those that run.
-            answers: the controller is the first of them; without it, cells run, and nothing else.
+            ledger: the state of the other process.
+            controllers: the pids of the controller and its schedulers that still run.
+            answers: whether the controller itself runs; it is the first pid then. Without it,
+                cells can run, but no other operation.
         """
         self._names, self._engine_ids = dict(ledger.names), dict(ledger.ids)
         self._former_ids, self.places.numbers = set(ledger.former_ids), ledger.places
@@ -115,19 +117,19 @@ class Engines:
         )
 
     def resize(self, request: ClusterRequest) -> None:
-        """Other hosts are asked for; no engine runs."""
+        """Change the requested hosts while no engine runs."""
         self.request = request
         self.fleet.resize(request)
         self.places.resize(request)
 
     def reach(self, say: Callable[[str], None], *, leaves_out: bool, waits: bool) -> str:
-        """Connect to hosts that were lost, and have what engines are forked from there again."""
+        """Reconnect to lost hosts and start their fork servers; see `Places.reach`."""
         reached = self.places.reach(say, leaves_out=leaves_out, least=1, waits=waits)
         self.await_imports()
         return reached
 
     def await_imports(self) -> str:
-        """Wait until the fork servers have imported the frameworks."""
+        """Wait until the fork servers have imported the frameworks, and return the versions."""
         found = self.fleet.await_imports(self.timeout_s)
         alike = {
             ", ".join(f"{name} {versions.get(name, '')}" for name in self.request.frameworks)
@@ -136,7 +138,7 @@ class Engines:
         return " | ".join(sorted(alike))
 
     def launch(self) -> str:
-        """Fork the engines."""
+        """Fork the engines, and return a text with their pids."""
         self._names = {rank: engine_name(rank) for rank in range(self.world_size)}
         on, own_env, cores = zip(*self.places.own(), strict=True)
         self._engine_set = self.controller.cluster.start_engines_sync(
@@ -152,7 +154,7 @@ class Engines:
         return f"pids {' '.join(map(str, self.pids().values()))}"
 
     def fork_spares(self) -> None:
-        """As many as were asked for, with those that there are; they are not waited for."""
+        """Fork spares up to the requested number, without waiting for them."""
         there, known = self._live_spares(), self._engine_ids
         self._spares = {p: n for p, n in self._spares.items() if p in there or p not in known}
         lost = self.fleet.lost()
@@ -175,16 +177,16 @@ class Engines:
         return launcher
 
     def connect(self) -> str:
-        """Wait until every engine has registered, spares too, and learn which rank it is."""
+        """Wait until all engines and spares have registered, and learn the rank of each."""
         self._learn([*range(self.world_size), *self._spares])
         self.controller.guard_schedulers()
         beside = f", and {len(self._spares)} spare" if self._spares else ""
         return f"{self.world_size} of {self.world_size}{beside}"
 
     def _learn(self, places: Collection[int]) -> None:
-        """Wait until the engines that have these places, ranks or spares, have said so.
+        """Wait until the engines of these ranks and spares have reported their places.
 
-        The hub still lists engines that were killed a moment ago; it never gives their ids again.
+        The hub still lists engines that were killed just before, but never reuses their ids.
         """
 
         def known() -> bool:
@@ -197,7 +199,7 @@ class Engines:
             raise StartError(f"{count} of {len(places)} engines registered in {self.timeout_s:g} s")
 
     def _ask_places(self) -> None:
-        """Ask engines that have registered, and are new, for their places; the dead have none."""
+        """Ask newly registered engines for their places. Ignore engines that fail to respond."""
         fresh = sorted(
             set(self.controller.client.ids) - self._former_ids - set(self._engine_ids.values())
         )
@@ -208,12 +210,12 @@ class Engines:
             self._engine_ids |= {int(a): engine for a, engine in answers if isinstance(a, str)}
 
     def replace(self, ranks: Sequence[int]) -> list[int]:
-        """Put other engines in the place of those of these ranks, which are killed if need be.
+        """Kill the engines of these ranks, and replace each by a spare or by a new engine.
 
-        Spares first: see `fork_spares` for others in their place. The other ranks keep theirs.
+        `fork_spares` replaces the spares that this uses up.
 
         Returns:
-            The ranks that have a spare now, which was forked for none.
+            The ranks that a spare has taken. Its environment and cores must still be set.
         """
         old = {rank: self._names[rank] for rank in ranks}
         self.fleet.kill(list(old.values()), self.timeout_s)
@@ -233,16 +235,21 @@ class Engines:
         return list(taken)
 
     def can_replace(self, ranks: Sequence[int]) -> bool:
-        """Whether for each of these ranks an engine waits, on its host."""
+        """Return whether each of these ranks has a running spare on its host."""
         return len(self.places.fitting(self._live_spares(), ranks)) == len(ranks)
 
     def ask_spares(
         self, function: Callable[..., Any], *args: Any, but: Collection[int] = ()
     ) -> set[int]:
-        """Have spares call a function; they are not waited for.
+        """Call a function on spares, without waiting for them.
+
+        Args:
+            function: an importable function.
+            args: its arguments.
+            but: the places of spares to leave out.
 
         Returns:
-            The places of those that were asked: not `but`, and none that has not registered yet.
+            The places of the spares that were called. Unregistered spares are left out.
         """
         spares = set(self._live_spares()).difference(but)
         if not spares or not self.can_restart():
@@ -254,79 +261,79 @@ class Engines:
         return asked
 
     def _live_spares(self) -> list[int]:
-        """The places of spares that run."""
+        """Return the places of the spares that run."""
         running = self.fleet.pids()
         return [place for place, name in self._spares.items() if name in running]
 
     def restart(self) -> None:
-        """Kill every engine; `launch` and `connect` come next."""
+        """Kill every engine. Call `launch` and `connect` afterwards."""
         self.coordinators.end(self.timeout_s)
         self.controller.cluster.stop_engines_sync()
         self._former_ids |= set(self.controller.client.ids) | set(self._engine_ids.values())
         self._engine_ids = {}
 
     def stop(self) -> None:
-        """End everything; safe at any point of a start, when parts have died, when interrupted."""
+        """End all processes, also in the middle of a start or after parts have died."""
         with contextlib.closing(self.fleet):
             self.controller.close()
 
     def leave(self) -> None:
-        """Let go of everything; it goes on for another owner."""
+        """Disconnect from all processes. They continue to run for another owner."""
         self.controller.close_client()
         self.fleet.leave()
 
     def detach(self, *, on: bool) -> None:
-        """Whether engines outlive this process."""
+        """Set whether engines outlive this process."""
         self.fleet.detach(on=on)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a notebook asks for the cluster that this process keeps."""
+        """True if a notebook asks this process, a detached runner, to leave the cluster."""
         return self.fleet.home.state.is_wanted
 
     def can_restart(self) -> bool:
-        """Whether what engines are made with still runs: the fork server and the controller."""
+        """Return whether the fork server and the controller, which new engines need, still run."""
         return self.fleet.home.runs() and self.controller.runs
 
     # Using.
 
     def pids(self) -> dict[int, int]:
-        """The pid of every rank that runs."""
+        """Return the pid of every rank that runs."""
         running = self.fleet.pids()
         return {rank: running[name] for rank, name in self._names.items() if name in running}
 
     def dead(self) -> list[int]:
-        """The ranks whose process has ended."""
+        """Return the ranks whose process has ended."""
         running = self.pids()
         return [rank for rank in range(self.world_size) if rank not in running]
 
     def memory(self) -> dict[int, int]:
-        """How many bytes each rank takes whose host answers."""
+        """Return the memory of each rank in bytes. Ranks on unresponsive hosts are left out."""
         seen = self.fleet.look()
         return {rank: seen[name][0] for rank, name in self._names.items() if name in seen}
 
     def frozen(self, rank: int) -> bool:
-        """Whether its process was stopped by a signal, and does nothing until it is continued."""
+        """Return whether a signal has stopped the rank's process (state T)."""
         return self.fleet.is_frozen(self._names[rank])
 
     def unreachable(self, rank: int) -> bool:
-        """Whether the connection to its host is gone, for good or for the moment."""
+        """Return whether the connection to the rank's host is broken or being restored."""
         return self.places.host(rank) in self.fleet.cut()
 
     def fate(self, rank: int) -> str:
-        """What became of a rank that is dead."""
+        """Describe the end of a dead rank, for use after "rank N"."""
         return "was lost with its host" if self.unreachable(rank) else "died"
 
     def why_silent(self, rank: int) -> str:
-        """What there is to say of a rank that is not dead, and says nothing."""
+        """Describe the state of a rank that is not dead but sends nothing."""
         if self.unreachable(rank):
-            return "its host cannot be reached, and is tried again"
-        return "its process runs, and is waited for"
+            return "its host cannot be reached, and nbdist tries again"
+        return "its process runs, and nbdist waits for it"
 
     def raise_for_dead(self) -> None:
-        """Raises StartError with the last words of the first rank that died."""
+        """Raise StartError with the last log lines of the first dead rank, if there is one."""
         for rank in self.dead()[:1]:
-            raise StartError(f"rank {rank} died while it was started: {self.last_words(rank)}")
+            raise StartError(f"rank {rank} died during its start: {self.last_words(rank)}")
 
     def log_tail(self, rank: int) -> str:
         return self.fleet.log_tail(self._names[rank])
@@ -335,21 +342,26 @@ class Engines:
         return self.fleet.last_words(self._names[rank], lines)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
-        """SIGINT: stops Python, not a collective."""
+        """Send SIGINT to ranks. It interrupts Python code, but not a collective."""
         for rank in ranks:
             self.fleet.signal(self._names[rank], signal.SIGINT)
 
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> list[Any]:
-        """Call an importable function on ranks, all at once.
+        """Call an importable function on ranks in parallel.
+
+        Args:
+            function: an importable function.
+            args: its arguments.
+            ranks: the ranks; None for all.
 
         Returns:
-            What each rank returned, in the order of `ranks`.
+            The result of each rank, in the order of `ranks`.
 
         Raises:
-            WorkerError: the function raised (names the first rank, and what it said), a rank or
-                the controller died meanwhile, or the time is over.
+            WorkerError: the function raised on a rank, a rank or the controller died, or the time
+                ran out.
         """
         chosen = list(range(self.world_size)) if ranks is None else list(ranks)
         return self._gather(self._view(chosen).apply_async(function, *args), chosen)
@@ -373,7 +385,7 @@ class Engines:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Meanwhile, nothing that engines are asked may take longer."""
+        """Limit each call on engines to this many seconds within the block."""
         before, self.timeout_s = self.timeout_s, seconds
         try:
             yield
@@ -381,11 +393,11 @@ class Engines:
             self.timeout_s = before
 
     def refuse_dead(self, ranks: Sequence[int]) -> None:
-        """Raises WorkerError when one of these ranks is dead."""
+        """Raise WorkerError if one of these ranks is dead."""
         lost = [rank for rank in self.dead() if rank in ranks]
         if lost:
             raise WorkerError(
-                f"rank {', '.join(map(str, lost))} is dead: type %dist_restart for new workers"
+                f"rank {', '.join(map(str, lost))} is dead: run %dist_restart for new workers"
             )
 
     def _view(self, ranks: Sequence[int]) -> Any:

@@ -1,4 +1,4 @@
-"""The environment of the engines: what all share, and what is each rank's own."""
+"""Environment variables of the engines, shared and individual."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _THREADS = (
     "TF_NUM_INTEROP_THREADS",
 )
 FIRST_SPARE = 1 << 20
-"""More ranks than there will be."""
+"""Place of the first spare. It exceeds every rank."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def shared(request: ClusterRequest) -> dict[str, str]:
-    """What must be set before a framework is imported; the user's own `--env` wins."""
+    """Return the variables to set before a framework is imported. `--env` takes precedence."""
     values = {
         "TF_CPP_MIN_LOG_LEVEL": "1",
-        # Engines and frameworks may share a GPU: none takes all of its memory at once.
+        # Engines and frameworks may share a GPU, so none may allocate all of its memory at once.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    if len(request.frameworks) < len(resources.FRAMEWORKS):  # else the first cell decides
+    if len(request.frameworks) < len(resources.FRAMEWORKS):  # else the first cell selects it
         values["KERAS_BACKEND"] = next(iter(request.frameworks), "jax")
     if request.cpus_per_worker:
         values |= dict.fromkeys(_THREADS, str(request.cpus_per_worker))
@@ -40,18 +40,18 @@ def shared(request: ClusterRequest) -> dict[str, str]:
 
 
 def of_spare(number: int) -> dict[str, str]:
-    """Of an engine that waits for a rank: it has a place beyond those of the ranks."""
+    """Return the variables of a spare engine. Its place is beyond those of the ranks."""
     return {RANK_VARIABLE: str(FIRST_SPARE + number)}
 
 
 def of_places(
     request: ClusterRequest, gpus: Callable[[str], Sequence[str]]
 ) -> list[dict[str, str]]:
-    """What a rank has for itself, by its place.
+    """Return the individual variables of the ranks, by place.
 
     Args:
-        request: what was asked for.
-        gpus: the NVIDIA GPUs of a host, by its key.
+        request: the request for the cluster.
+        gpus: returns the NVIDIA GPUs of a host, given its key.
     """
     own: list[dict[str, str]] = [{} for _ in request.hosts]
     for key in {host.key for host in request.hosts}:

@@ -1,4 +1,4 @@
-"""The fork servers of all hosts: the host of each engine, and the connections to it."""
+"""Fork servers of all hosts, and the connections to them."""
 
 from __future__ import annotations
 
@@ -39,23 +39,26 @@ _STEPS: dict[Framework, tuple[str, ...]] = {
     "jax": ("nbdist.worker.jax.backend", "nbdist.worker.jax.step.step"),
 }
 _KERAS = (f"keras{IF_THERE}",)
-"""Engines with TensorFlow alone use it in any case; those with JAX alone, once a cell does
-(`preload`). Those with both do not have it from here: a cell decides its backend."""
+"""Keras for fork servers with TensorFlow alone, whose engines always use it.
+
+Fork servers with JAX alone import Keras when a cell uses it (`preload`). Fork servers with both
+frameworks never do, because a cell selects the Keras backend.
+"""
 
 _AT_ONCE = 32
 
 
 class Fleet(Children):
-    """Made by `start` or `take_over`.
+    """Fork servers of one cluster. Create it with `start`, or call `take_over` afterwards.
 
     Args:
-        home: this machine's fork server, which is there also where no engine is on this machine.
-        request: what was asked for.
-        settings: of fork servers, ssh, and queues.
+        home: this machine's fork server. It also runs if no engine is on this machine.
+        request: the request for the cluster.
+        settings: the settings of fork servers, ssh and queues.
 
     Attributes:
         home: this machine's fork server.
-        unreached: why hosts were not reached when that was last tried, by their keys.
+        unreached: the reason of the last failed connection, by host key.
     """
 
     def __init__(
@@ -81,13 +84,13 @@ class Fleet(Children):
         settings: Settings,
         role: str = KERNEL,
     ) -> Self:
-        """Start this machine's fork server; `reach` the others next.
+        """Start this machine's fork server. Call `reach` next to start the others.
 
         Args:
-            request: what was asked for.
-            folder: the cluster's, with a folder `log`.
-            settings: of fork servers, ssh, and queues.
-            role: this process's.
+            request: the request for the cluster.
+            folder: the cluster's folder, with a subfolder `log`.
+            settings: the settings of fork servers, ssh and queues.
+            role: the role of this process.
         """
         here = any(not host.name for host in request.hosts)
         modules = _modules(request) if here else ()
@@ -96,19 +99,22 @@ class Fleet(Children):
         return cls(home, request, settings)
 
     def lacks(self, request: ClusterRequest) -> list[str]:
-        """The hosts of a request that are new."""
+        """Return the hosts of a request that this fleet does not contain."""
         return [key for key in _others(request) if key not in self._hosts]
 
     def require(self, request: ClusterRequest, timeout_s: float, say: Callable[[str], None]) -> str:
-        """Connect to hosts that are new in a request, before those that there are let go.
+        """Connect to the new hosts of a request, before `resize` removes the old ones.
 
         Args:
-            request: in the place of the one that there is.
-            timeout_s: bound on imports there.
-            say: is told how it goes.
+            request: the request that will replace the current one.
+            timeout_s: the limit of the imports on a host, in seconds.
+            say: receives progress messages.
+
+        Returns:
+            The new hosts, as text.
 
         Raises:
-            UsageError: one cannot be reached; all is as it was.
+            UsageError: a host cannot be reached. The fleet is unchanged.
         """
         before, fresh = self._hosts, self.lacks(request)
         self._hosts = {**before, **_others(request)}
@@ -129,7 +135,7 @@ class Fleet(Children):
         self._remote[key].await_ready(timeout_s)
 
     def _let_go(self, keys: Iterable[str], hosts: dict[str, Host]) -> None:
-        """Hosts that were about to be added."""
+        """Disconnect from hosts that `require` was about to add."""
         self._hosts = hosts
         for key in keys:
             if key in self._remote:
@@ -137,7 +143,7 @@ class Fleet(Children):
         self._release(keys)
 
     def resize(self, request: ClusterRequest) -> None:
-        """Other hosts are asked for; those that are not any more are let go."""
+        """Change the requested hosts, and disconnect from those that are no longer requested."""
         self._request = request
         before, self._hosts = self._hosts, _others(request)
         others = [
@@ -147,7 +153,7 @@ class Fleet(Children):
         self._release(before.keys() - self._hosts.keys())
 
     def _release(self, keys: Iterable[str]) -> None:
-        """A scheduler that was asked for these hosts has them back."""
+        """Return hosts to the scheduler, if one provides them."""
         if self._exchange is not None and (places := [self._place(key) for key in keys]):
             self._exchange.release(places)
 
@@ -157,15 +163,17 @@ class Fleet(Children):
         open_ports: Iterable[int],
         controller: Path,
     ) -> None:
-        """Own the fork servers of other hosts that another process has started; some may be gone.
+        """Become the owner of the fork servers that another process has started on other hosts.
+
+        `unreached` contains the hosts whose fork servers are gone.
 
         Args:
-            locations: of the fork servers, by host.
-            open_ports: ports of this machine that engines there reach.
-            controller: ipyparallel's file for engines.
+            locations: the location of each fork server, by host key.
+            open_ports: the ports of this machine that are forwarded to the hosts.
+            controller: the path of ipyparallel's connection file for engines.
         """
         self._open_ports.update(open_ports)
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # the controller is gone
             self._controller = json.loads(controller.read_text())
         ports = [*self._open_ports, *ports_of(self._controller)]
 
@@ -180,23 +188,23 @@ class Fleet(Children):
         self.unreached = self._each([key for key in self._hosts if key in locations], own)
 
     def reach(self, say: Callable[[str], None], *, waits: bool = True) -> str:
-        """Connect to all hosts that are not connected, at once, and start fork servers there.
+        """Connect to all lost hosts in parallel, and start fork servers there.
 
         Args:
-            say: is told how it goes.
-            waits: for a scheduler, in whose queue this may be; in any case where all are lost.
+            say: receives progress messages.
+            waits: whether to wait in a scheduler's queue. If all hosts are lost, this always waits.
 
         Returns:
-            What came of it, in words. Why hosts were not reached is in `unreached`.
+            A description of the outcome. `unreached` contains the reason for each failed host.
 
         Raises:
-            StartError: a scheduler gives none.
+            StartError: the scheduler provides no hosts.
         """
         lost = self.lost()
-        may_wait = waits or len(lost) == len(self._hosts)  # else nobody would be left
+        may_wait = waits or len(lost) == len(self._hosts)  # without hosts, nothing can continue
         job, have_called = self._call(lost, say) if may_wait else ("", False)
         self.unreached = self._each(lost, self._start)
-        if self.unreached and have_called:  # they were about to be taken away
+        if self.unreached and have_called:  # the scheduler took these hosts away meanwhile
             job, _ = self._call(list(self.unreached), say)
             self.unreached = self._each(list(self.unreached), self._start)
         reached = len(self._hosts) - len(self.unreached)
@@ -205,15 +213,15 @@ class Fleet(Children):
         return words + (f" ({failed})" if failed else "")
 
     def _call(self, keys: Sequence[str], say: Callable[[str], None]) -> tuple[str, bool]:
-        """Have a scheduler give hosts, where one does; see `Exchange.call`."""
+        """Request hosts from the scheduler, if one is used; see `Exchange.call`."""
         if self._exchange is None or not keys:
             return "", False
         return self._exchange.call([self._place(key) for key in keys], say)
 
     def are_given_again(self, keys: Collection[str]) -> bool:
-        """Whether a scheduler takes these hosts away to give them, or others, later.
+        """Return whether a scheduler replaces these hosts, for example after a preemption.
 
-        Returns when they are gone.
+        If so, wait until the hosts are gone.
         """
         if self._exchange is None:
             return False
@@ -222,7 +230,7 @@ class Fleet(Children):
         return repeat_until(lambda: set(keys) <= set(self.lost()), 4 * LOST_S)
 
     def _place(self, key: str) -> int:
-        """Of the rank on a host that a scheduler gives: its name here ends with it."""
+        """Return the place of a scheduler's host. The name of its placeholder ends with it."""
         return int(key.rpartition("-")[2])
 
     def _start(self, key: str) -> None:
@@ -237,7 +245,7 @@ class Fleet(Children):
         )
         if key in self._remote:
             self._remote.pop(key).close()
-        link.close()  # what a former process may have left
+        link.close()  # a former process may have left a connection
         with contextlib.ExitStack() as undo:
             fork_server = RemoteForkServer.start(link, start_request, self.home)
             undo.callback(fork_server.close)
@@ -248,7 +256,7 @@ class Fleet(Children):
         self._remote[key] = fork_server
 
     def _link(self, key: str) -> Connection | ReverseConnection:
-        """A connection, which need not be open; it has the same name in whoever comes later."""
+        """Create a connection to a host without opening it. A successor uses the same name."""
         host = self._hosts[key]
         if self._exchange is not None:
             return self._exchange.link(host, self._place(key))
@@ -256,7 +264,7 @@ class Fleet(Children):
         return Connection(host, self.home.folder, name, self._settings.ssh_config)
 
     def _each(self, keys: Iterable[str], work: Callable[[str], None]) -> dict[str, str]:
-        """Do it for each, all at once; what went wrong, by key."""
+        """Call `work` for all keys in parallel, and return the error messages by key."""
 
         def attempt(key: str) -> str:
             try:
@@ -274,22 +282,22 @@ class Fleet(Children):
 
     @property
     def open_ports(self) -> tuple[int, ...]:
-        """Ports of this machine, beside the controller's, that engines of other hosts reach."""
+        """Ports of this machine, besides the controller's, that are forwarded to other hosts."""
         return tuple(sorted(self._open_ports))
 
     @property
     def locations(self) -> dict[str, ForkServerLocation]:
-        """Where the fork servers of other hosts are."""
+        """The locations of the fork servers on other hosts, by host key."""
         return {key: fork_server.location for key, fork_server in self._remote.items()}
 
     def await_imports(self, timeout_s: float) -> dict[str, dict[str, str]]:
-        """Wait until all fork servers have imported what they import.
+        """Wait until all fork servers have imported their modules.
 
         Returns:
-            The versions of that, by the keys of the hosts that have engines.
+            The versions of the modules, by the keys of the hosts that have engines.
 
         Raises:
-            StartError: one could not, or has ended; it names the host.
+            StartError: a fork server failed to import a module, or has ended.
         """
         found: dict[str, dict[str, str]] = {}
         for key, fork_server in self._fork_servers().items():
@@ -299,48 +307,52 @@ class Fleet(Children):
                 except StartError as error:
                     raise StartError(f"{key}: {error}" if key else str(error)) from None
         if not any(not host.name for host in self._request.hosts):
-            del found[HOME]  # it has no engines
+            del found[HOME]  # no engines run here
         return found
 
-    # Where things are, as the engines of a host see them.
+    # Addresses as the engines of a host see them.
 
     def introduce(self, controller: Path) -> None:
-        """Tell all of ipyparallel's controller, by its file for engines."""
+        """Make ipyparallel's controller reachable from all hosts.
+
+        Args:
+            controller: the path of its connection file for engines.
+        """
         self._controller = json.loads(controller.read_text())
         self._at_once(lambda fork_server: fork_server.introduce(self._controller))
 
     def add_open_ports(self, ports: Sequence[int]) -> None:
-        """See that engines of all hosts reach these ports of this machine."""
+        """Forward these ports of this machine to all hosts."""
         self._open_ports.update(ports)
         self._at_once(lambda fork_server: fork_server.bring(ports))
 
     def _at_once(self, work: Callable[[RemoteForkServer], None]) -> None:
         there = [key for key in self._remote if self._runs(key)]
         for key, reason in self._each(there, lambda key: work(self._remote[key])).items():
-            if self._runs(key):  # it was lost meanwhile
+            if self._runs(key):  # else the host was lost meanwhile
                 raise StartError(reason)
 
     def folder(self, host: str) -> str:
-        """Of the cluster, on this host."""
+        """Return the path of the cluster's folder on a host."""
         return self._remote[host].location.folder if host else str(self.home.folder)
 
     def env(self, host: str) -> dict[str, str]:
-        """What engines are told on this host."""
+        """Return the environment variables of engines that are specific to a host."""
         return self._remote[host].env() if host else _env_here(self._request)
 
     def bound_socket(self, host: str, bound_socket: BoundSocket) -> SocketAddress:
-        """A socket of this machine, as ZeroMQ reaches it from there."""
+        """Return the ZeroMQ address of a socket of this machine, as seen from a host."""
         if host == HOME:
             return bound_socket.address
         url = f"ipc://{self._remote[host].prefix()}:{bound_socket.port}"
         return SocketAddress(url=url, server_key=bound_socket.public_key)
 
     def service(self, host: str, port: int) -> str:
-        """A port of this machine, as gRPC reaches it from there."""
+        """Return the gRPC address of a port of this machine, as seen from a host."""
         return f"unix:{self._remote[host].prefix()}:{port}" if host else f"{LOOPBACK}:{port}"
 
     def address(self, host: str) -> str:
-        """To which engines of other hosts connect."""
+        """Return the address of a host to which engines of other hosts connect."""
         if host:
             return self._hosts[host].address or self._remote[host].location.address or host
         given = [h.address for h in self._request.hosts if not h.name and h.address]
@@ -348,42 +360,42 @@ class Fleet(Children):
         return next(filter(None, (*given, *seen)), LOOPBACK)
 
     def connection(self, host: str) -> str:
-        """How this machine reaches it, in words."""
+        """Describe the connection from this machine to a host, with its round-trip time."""
         if host == HOME:
             return "this machine"
         by = "ssh" if self._exchange is None else self._exchange.job(self._place(host))
         began = time.perf_counter()
         answered = bool(self._runs(host) and self._remote[host].look())
         round_ms = 1000 * (time.perf_counter() - began)
-        return f"{by}, answers in {round_ms:.1f} ms" if answered else "cannot be reached"
+        return f"{by}, responds in {round_ms:.1f} ms" if answered else "cannot be reached"
 
     def cores(self, host: str) -> tuple[int, ...]:
-        """The cores of it that engines may use."""
+        """Return the CPU cores of a host that engines may use; empty if unknown."""
         return self._fork_servers()[host].state.cores if host in self._fork_servers() else ()
 
     def gpus(self, host: str) -> tuple[str, ...]:
-        """The NVIDIA GPUs that it has."""
+        """Return the NVIDIA GPUs of a host; empty if unknown."""
         return self._fork_servers()[host].state.gpus if host in self._fork_servers() else ()
 
     # Owners.
 
     def leave(self) -> None:
-        """Go without a farewell: the fork servers wait for another owner."""
+        """Disconnect without a farewell: the fork servers wait for another owner."""
         for fork_server in self._remote.values():
             fork_server.leave()
         self.home.leave()
 
     def detach(self, *, on: bool) -> None:
-        """Whether engines outlive this process."""
+        """Set whether engines outlive this process."""
         for key, fork_server in self._remote.items():
             if key not in self.cut():
                 fork_server.detach(on=on)
         self.home.detach(on=on)
 
     def close(self) -> None:
-        """End every child of every fork server, and these. May be called more than once.
+        """End all fork servers and their children. Safe to call more than once.
 
-        No thread is started for it: there is none any more as Python ends.
+        This starts no threads, because Python cannot start any during its exit.
         """
         with contextlib.ExitStack() as steps:
             if self._exchange is not None:
@@ -395,7 +407,7 @@ class Fleet(Children):
 
 
 def _modules(request: ClusterRequest) -> tuple[str, ...]:
-    """What a fork server imports whose engines load these frameworks."""
+    """Return the modules that a fork server imports for the frameworks of a request."""
     frameworks = request.frameworks
     if len(frameworks) == len(_STEPS):
         return _ALONE, *frameworks, *PRELOADED, _MIRRORED, *_STEPS["jax"], _KERAS_NEEDS
@@ -404,10 +416,10 @@ def _modules(request: ClusterRequest) -> tuple[str, ...]:
 
 
 def _others(request: ClusterRequest) -> dict[str, Host]:
-    """The hosts that are not this machine, by their keys."""
+    """Return the hosts other than this machine, by key."""
     return {host.key: host for host in request.hosts if host.name}
 
 
 def _env_here(request: ClusterRequest) -> dict[str, str]:
-    """What the inventory has for this machine."""
+    """Return the environment variables that the inventory sets for this machine."""
     return next((host.env for host in request.hosts if not host.name), {})

@@ -1,4 +1,4 @@
-"""The state that an owner of a cluster leaves to its successor, and its use.
+"""Handover state: the data that a successor needs to take over a running cluster.
 
 Only this user can read its file.
 """
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 
 HANDOVER_FILE = "handover.json"
-"""It holds the secret keys of the sockets that engines speak to."""
+"""File of the handover state. It contains the secret keys of the engines' sockets."""
 
 _OLD_FILE = "estate.json"
-"""Written before nbdist 0.2.0."""
+"""Name of the file before nbdist 0.2.0."""
 
 _MOST_BYTES = 64_000_000
 
 
 class _Origin(msgspec.Struct):
-    """The fields that every format has."""
+    """Fields that every version of the format contains."""
 
     version: int
     nbdist: str = ""
 
 
 class HandoverFile:
-    """`handover.json` in the cluster's folder, with which it goes.
+    """The file `handover.json` in the cluster's folder.
 
     Args:
-        folder: the cluster's.
-        handover: as it is now; it is written.
-        files: write it.
+        folder: the cluster's folder.
+        handover: the current state. The constructor writes it.
+        files: the writer of files.
 
     Attributes:
-        handover: as it is, or is being, written.
+        handover: the current state. A change may be written later.
     """
 
     def __init__(self, folder: Path, handover: HandoverState, files: LateFiles) -> None:
@@ -61,40 +61,40 @@ class HandoverFile:
         self.update()
 
     def update(self, **changes: object) -> None:
-        """Change fields, and write them all."""
+        """Change fields of the state, and write the file."""
         self.handover = msgspec.structs.replace(self.handover, **changes)
         self._files.replace(self._folder / HANDOVER_FILE, msgspec.json.encode(self.handover), 0o600)
 
     def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
-        """A cell is under way; it is written once it is `sent`, which is soon.
+        """Set the running cell. `sent` writes the file soon afterwards.
 
         Args:
-            cell: which.
-            ran: the texts of all cells so far, this one too.
+            cell: the running cell.
+            ran: the sources of all cells so far, including this one.
         """
         self.handover = msgspec.structs.replace(self.handover, cell=cell, ran=ran)
 
     def opened(self, saved: tuple[str, ...]) -> None:
-        """The checkpoints of the cell under way have the values of these names."""
+        """Set the names whose values the checkpoints of the running cell contain."""
         cell = self.handover.cell
         if cell is not None:
             self.update(cell=msgspec.structs.replace(cell, saved=saved))
 
     def shrunk(self, ranks: tuple[int, ...]) -> None:
-        """The cell under way goes on with these alone; it is written once it is `sent`."""
+        """Set the ranks that continue the running cell. `sent` writes the file."""
         if self.handover.cell is not None:
             cell = msgspec.structs.replace(self.handover.cell, ranks=ranks)
             self.handover = msgspec.structs.replace(self.handover, cell=cell)
 
     def lose(self, loss: Loss) -> None:
-        """Ranks are about to be replaced: it is known from here on, until a cell is `sent`."""
+        """Record, on disk, that ranks are about to be replaced. `sent` clears the record."""
         self.update(loss=loss)
         self._files.settle()
 
     def sent(self, request: CellRequest, **changes: object) -> None:
-        """The cell under way is about to be sent, as it is here: again, where it was recovered.
+        """Record that the running cell is about to be sent, for the first time or after a recovery.
 
-        Of one that may outlive this process, it is known from here on.
+        If the cell may outlive this process, wait until the file is on disk.
         """
         cell = self.handover.cell
         if cell is not None:
@@ -104,7 +104,7 @@ class HandoverFile:
             self._files.settle()
 
     def settle(self, **changes: object) -> None:
-        """There is no cell under way any more."""
+        """Record that no cell runs any more."""
         former = self.handover
         self.update(cell=None, last=former.cell or former.last, **changes)
 
@@ -113,16 +113,16 @@ def read_handover(folder: Path) -> HandoverState:
     """Read the handover state in a cluster's folder.
 
     Raises:
-        OSError: no file, or another user's.
+        OSError: there is no file, or it belongs to another user.
         VersionError: another version of nbdist started the cluster.
-        msgspec.DecodeError: not a handover state, or that of another cluster.
+        msgspec.DecodeError: the content is invalid, or belongs to another cluster.
     """
     path = folder / HANDOVER_FILE
     if not path.exists() and (folder / _OLD_FILE).exists():
         raise VersionError(folder.name, "", __version__)
     content = read_file(path, _MOST_BYTES)
     if path.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path} is another user's")
+        raise PermissionError(f"{path} belongs to another user")
     origin = msgspec.json.decode(content, type=_Origin)
     if (origin.version, origin.nbdist) != (HANDOVER_VERSION, __version__):
         raise VersionError(folder.name, origin.nbdist, __version__)
@@ -133,12 +133,12 @@ def read_handover(folder: Path) -> HandoverState:
 
 
 def clusters_folder() -> Path:
-    """Where each cluster of this user has a folder."""
+    """Return the folder that contains the folder of each cluster of this user."""
     return Path(jupyter_runtime_dir()) / "nbdist"
 
 
 def new_folder() -> Path:
-    """A folder for one cluster, open to this user only."""
+    """Create a folder for one cluster, accessible to this user only."""
     folder = clusters_folder() / secrets.token_hex(6)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "log").mkdir(mode=0o700)
@@ -147,7 +147,7 @@ def new_folder() -> Path:
 
 
 def new_handover(folder: Path, request: ClusterRequest, worker_group: WorkerGroup) -> HandoverState:
-    """Of a cluster that is about to be started."""
+    """Create the handover state of a cluster that is about to start."""
     return HandoverState(
         id=folder.name,
         nbdist=__version__,
@@ -159,7 +159,7 @@ def new_handover(folder: Path, request: ClusterRequest, worker_group: WorkerGrou
 
 
 def of_worker_group(worker_group: WorkerGroup) -> dict[str, object]:
-    """What of the handover state is another whenever engines, or their collectives, are."""
+    """Return the fields of the handover state that change with the engines or collectives."""
     return {
         "hellos": tuple(worker_group.hellos[rank] for rank in sorted(worker_group.hellos)),
         "ledger": worker_group.engines.ledger(),
@@ -168,33 +168,33 @@ def of_worker_group(worker_group: WorkerGroup) -> dict[str, object]:
 
 
 def controllers_of(worker_group: WorkerGroup) -> dict[str, object]:
-    """What of the handover state is another after each start."""
+    """Return the fields of the handover state that change with each start of the controller."""
     pids = worker_group.engines.controller.pids
     return {"controllers": tuple(filter(None, map(process_of, pids)))}
 
 
 def inherit(folder: Path, *, detached_runner: bool) -> HandoverState:
-    """What the former owner left, with this process as the owner.
+    """Read the handover state of the former owner, and set this process as the owner.
 
     Raises:
-        StartError: it cannot be read, or the cluster had not been started yet.
+        StartError: the state cannot be read, or the start of the cluster had not finished.
     """
     try:
         handover = read_handover(folder)
     except (OSError, msgspec.DecodeError) as error:
         raise StartError(
-            f"the cluster in {folder} cannot be taken over ({error}): type %dist_stop --all"
+            f"the cluster in {folder} cannot be taken over ({error}): run %dist_stop --all"
         ) from None
     if not handover.hellos:
         raise StartError(
-            f"the cluster in {folder} had not been started when its notebook ended: "
-            "type %dist_stop --all"
+            f"the start of the cluster in {folder} had not finished when its notebook ended: "
+            "run %dist_stop --all"
         )
     return msgspec.structs.replace(handover, owner=this_process(), detached_runner=detached_runner)
 
 
 def take_up(handover: HandoverState, worker_group: WorkerGroup) -> None:
-    """Use the processes that there are, each only if it is the very one."""
+    """Take over the processes of the cluster that still run."""
     controllers = [process.pid for process in handover.controllers if not is_gone(process)]
     there = bool(handover.controllers) and not is_gone(handover.controllers[0])
     worker_group.hellos = {hello.rank: hello for hello in handover.hellos}

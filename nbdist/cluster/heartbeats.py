@@ -1,4 +1,4 @@
-"""What is known of the ranks while they run a cell: who is alive, and how far each is."""
+"""Heartbeats and progress of the ranks while they run a cell."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from nbdist.records import Event
 
 SILENT_S = 5.0
-"""An engine beats once a second (`worker/watchdog.py`); one that misses five does not run."""
+"""Time without a record after which a rank is silent: five heartbeats of `worker/watchdog.py`."""
 
 HANG_STEPS = 10
-"""A step that takes so many times as long as the others hangs."""
+"""Multiple of the median step time after which a step counts as hanging."""
 
 HANG_S = 30.0
 FIRST_STEP_HANGS_S = 600.0
-"""The first step is compiled, which may take minutes."""
+"""Limit of the first step, in seconds. Its compilation may take minutes."""
 
 _PACES = 64
 
 
 class Vitals:
-    """The last that was heard of each rank in one cell.
+    """Time and step of the last record of each rank in one cell.
 
     Args:
-        ranks: those that run the cell.
-        hang_after_s: to stand still for so long is a hang; 0 for the time of `HANG_STEPS` steps,
-            and `HANG_S` at least.
+        ranks: the ranks that run the cell.
+        hang_after_s: the seconds without progress that count as a hang; 0 for the time of
+            `HANG_STEPS` steps, at least `HANG_S`.
     """
 
     def __init__(self, ranks: Iterable[int], hang_after_s: float = 0.0) -> None:
@@ -47,12 +47,12 @@ class Vitals:
         self._told: set[int] = set()
 
     def begin_steps(self) -> None:
-        """From here on, steps are awaited."""
+        """Start to expect steps."""
         if self._moved_at is None:
             self._moved_at = self._stepped_at = time.monotonic()
 
     def hear(self, record: Event) -> None:
-        """Take in when a rank said something; whatever it is, but that it lives, is progress."""
+        """Process a record of a rank. Every record counts as progress, except signs of life."""
         now = time.monotonic()
         self._heard_at[record.rank] = now
         self._told.discard(record.rank)
@@ -77,29 +77,29 @@ class Vitals:
             self._stepped_at = now
 
     def step(self, rank: int) -> int:
-        """The last one that it is known to have begun; 0 is none."""
+        """Return the last step that a rank is known to have begun; 0 if none."""
         return self._steps[rank]
 
     def silent(self, ranks: Iterable[int]) -> list[int]:
-        """Those of the ranks that have said nothing for `SILENT_S`."""
+        """Return the ranks that have sent no record for `SILENT_S`."""
         now = time.monotonic()
         return [rank for rank in ranks if now - self._heard_at[rank] > SILENT_S]
 
     def newly(self, silent: Iterable[int]) -> list[int]:
-        """Of silent ranks, those that had said something since this was asked last."""
+        """Return the silent ranks that this method has not returned since their last record."""
         fresh = sorted(set(silent) - self._told)
         self._told.update(fresh)
         return fresh
 
     def still_s(self) -> float:
-        """For how long all steps have stood still, where that is too long; else 0."""
+        """Return the seconds without progress on any rank, if they count as a hang; else 0."""
         if self._moved_at is None:
             return 0.0
         still_s = time.monotonic() - self._moved_at
         return still_s if still_s > self._patience_s() else 0.0
 
     def look_again(self) -> None:
-        """There is a reason to wait on: as if there had been a step."""
+        """Restart the wait for progress, as after a step."""
         self._moved_at = time.monotonic()
 
     def _patience_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What may be asked of a scheduler, and the hosts that it is to give."""
+"""Validation of requests to a scheduler, and placeholders for the hosts that it provides."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - refused
 _MEASURED = ("lsf", KUBERNETES)
-"""Those that are told a time in their own units."""
+"""Launchers for which nbdist converts `--time` to their own units."""
 
 
 def chosen(hosts: object, batch: Batch | None) -> tuple[Host, ...]:
-    """The hosts as Python's callers ask for them.
+    """Return the hosts of a Python call.
 
     Raises:
-        UsageError: they cannot be had so.
+        UsageError: the request is invalid.
     """
     return inventory.of(hosts) if batch is None else hosts_of(hosts, batch)
 
 
 def resized(request: ClusterRequest, hosts: object) -> ClusterRequest:
-    """The same with other hosts, or more or fewer.
+    """Return the request with other hosts.
 
     Raises:
-        UsageError: they cannot be had so.
+        UsageError: the hosts are invalid.
     """
     batch = request.batch
     asked = inventory.resized(request.hosts, hosts) if batch is None else hosts_of(hosts, batch)
@@ -53,19 +53,19 @@ def resized(request: ClusterRequest, hosts: object) -> ClusterRequest:
 
 
 def hosts_of(count: object, batch: Batch) -> tuple[Host, ...]:
-    """So many hosts, each with the name that it has here before anybody knows its own.
+    """Return placeholders for hosts of a scheduler, whose real names are not known yet.
 
     Raises:
-        UsageError: it is no number; or the scheduler cannot be asked so, with a line for each
-            fault.
+        UsageError: the count is not a positive number, or the request has faults. The message
+            contains one line for each fault.
     """
     if type(count) is not int:
         raise UsageError(
-            f"{batch.launcher} chooses the hosts: type how many, and what they are to be like "
-            'in its own words, as in --sbatch "--nodelist=gpu1,gpu2"'
+            f"{batch.launcher} chooses the hosts: use a number of hosts, and select hosts with "
+            'its own options, as in --sbatch "--nodelist=gpu1,gpu2"'
         )
     if count < 1:
-        raise UsageError(f"{count} hosts is too few: type a number from 1")
+        raise UsageError(f"need at least 1 host, got {count}")
     if faults := list(_faults(batch)):
         raise UsageError("\n".join(faults))
     return tuple(Host(name=f"{batch.launcher}-{n}", python=batch.python) for n in range(count))
@@ -78,18 +78,18 @@ def _faults(batch: Batch) -> Iterator[str]:
         return
     yield from _misspelt(batch)
     if batch.listen in _ANY:
-        yield f"--listen {batch.listen}: type the one address that hosts connect to"
+        yield f"--listen {batch.listen}: use one address of this machine that hosts can reach"
     yield from _OPTIONS["gpus_per_host"].faults(batch.gpus)
     for line in batch.options:
         if not line.strip() or not line.isprintable():
-            yield f"--submit {line!r}: type words for the scheduler, on one line"
+            yield f"--submit {line!r}: use options of the scheduler, on one line"
         elif launcher == "mpi" and not _are_words(line):
-            yield f"--submit {line!r}: a quote is not closed"
+            yield f"--submit {line!r}: close the quote"
     yield from _needless(batch)
     if launcher == KUBERNETES and not batch.image:
-        yield "--launcher kubernetes needs --image: one that has Python, nbdist and the framework"
+        yield "--launcher kubernetes needs --image with Python, nbdist and the framework"
     if batch.pod and not Path(batch.pod).expanduser().is_file():
-        yield f"--pod {batch.pod}: there is no such file"
+        yield f"--pod {batch.pod}: file not found"
 
 
 def _misspelt(batch: Batch) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _misspelt(batch: Batch) -> Iterator[str]:
         option = _OPTIONS[name]
         value = getattr(batch, option.field)
         if value and not form.fullmatch(value):
-            yield f"{option.flag} {value!r}: it has signs that do not belong there"
+            yield f"{option.flag} {value!r}: invalid characters"
     if batch.time and _TIME.fullmatch(batch.time) and batch.launcher in _MEASURED:
         try:
             seconds(batch.time)
@@ -121,7 +121,7 @@ def _are_words(line: str) -> bool:
 
 
 def _needless(batch: Batch) -> Iterator[str]:
-    """What this one has no use for."""
+    """Yield a fault for each option that the launcher does not support."""
     scheduler = SCHEDULERS.get(batch.launcher)
     is_kubernetes = batch.launcher == KUBERNETES
     uses = {
@@ -136,4 +136,4 @@ def _needless(batch: Batch) -> Iterator[str]:
     for name, has_use in uses.items():
         option = _OPTIONS[name]
         if getattr(batch, option.field) and not has_use:
-            yield f"{option.flag}: {batch.launcher} has no such thing"
+            yield f"{option.flag}: not supported by {batch.launcher}"

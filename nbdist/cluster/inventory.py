@@ -1,4 +1,4 @@
-"""Which hosts there are: named in the line, in a file, or in a profile."""
+"""Selection of hosts: from the command line, an inventory file, or a profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 HERE = ("localhost", "here")
-"""Names of this machine, to which no ssh is needed."""
+"""Names of this machine, which needs no ssh."""
 
 _WORD = "[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _HOST = re.compile(
@@ -27,7 +27,7 @@ _HOST = re.compile(
     re.ASCII,
 )
 PATH = re.compile(r"[~/A-Za-z0-9_][A-Za-z0-9_./+-]*", re.ASCII)
-"""A program's path goes through a shell on the host: no sign in it means anything there."""
+"""Form of a program's path. A shell on the host reads it, so it contains no special characters."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 ADDRESS = re.compile(rf"{_WORD}|[0-9A-Fa-f:.]+", re.ASCII)
@@ -35,7 +35,7 @@ _PROFILE = re.compile(_WORD, re.ASCII)
 _MOST_PORT = 65535
 _DEFAULTS, _HOSTS, _NAME = "defaults", "hosts", "host"
 _Fault = tuple[tuple[str, ...], str]
-"""The names that lead to it in the file, and what is wrong."""
+"""Path of keys in the file, and the description of the fault."""
 
 _KEYS = ("user", "port", "devices", "python", "folder", "address", "env")
 
@@ -47,21 +47,21 @@ def choose(
     profile: str | None = None,
     python: str | None = None,
 ) -> tuple[Host, ...]:
-    """The hosts that were asked for, one for each engine.
+    """Return the requested hosts, one for each engine.
 
     Args:
         words: `4 hosts`, `4`, or the names of hosts: `gpu1`, `gpu2:8` (8 devices), `me@gpu3:2222`
             (a port), `me@gpu3:2222:8`.
-        number: the same as a number.
-        file: an inventory (`read`); with a number, its first hosts.
-        profile: the name of an inventory among the user's own (`profile_path`).
-        python: for all other machines than this one, whose own does not say.
+        number: the number of hosts, as an alternative to a number in `words`.
+        file: the path of an inventory (`read`). A number selects its first hosts.
+        profile: the name of an inventory of the user (`profile_path`).
+        python: the path of Python on hosts for which the inventory sets none.
 
     Raises:
-        UsageError: nothing, or something else, was named.
+        UsageError: the arguments select no hosts, or are invalid.
     """
     if file is not None and profile is not None:
-        raise UsageError(f"--hosts {file} and --profile {profile}: type one of them")
+        raise UsageError(f"--hosts {file} and --profile {profile} exclude each other: use one")
     path = Path(file).expanduser() if file is not None else None
     if profile is not None:
         path = profile_path(profile)
@@ -70,34 +70,39 @@ def choose(
     count = count_of(words, number)
     if count is not None:
         if count > len(known) > 0:
-            raise UsageError(f"{count} hosts: there are {len(known)} in {path}")
+            raise UsageError(f"{count} hosts requested, but only {len(known)} are in {path}")
         hosts = known[: max(0, count)] or _here(count)
     elif words:
         hosts = tuple(_named(word, by_name, path) for word in words)
     elif known:
         hosts = known
     else:
-        raise UsageError("how many hosts? Type %dist_start 4 hosts, or %dist_start gpu1 gpu2")
+        raise UsageError(
+            "no hosts requested: run %dist_start 4 hosts, or name hosts as in %dist_start gpu1 gpu2"
+        )
     if python is not None:
         hosts = tuple(_with_python(host, python) for host in hosts)
     return hosts
 
 
 def of(hosts: object) -> tuple[Host, ...]:
-    """Hosts as Python's callers name them: a number of them here, or names and records.
+    """Return the hosts of a Python call.
+
+    Args:
+        hosts: a number of engines on this machine, or a sequence of names and `Host` records.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: the hosts are invalid.
     """
     if type(hosts) is int:
         return _here(hosts)
     if not isinstance(hosts, Sequence) or isinstance(hosts, (str, bytes)):
-        raise UsageError(f"hosts {hosts!r}: type a whole number, or a list of names")
+        raise UsageError(f"hosts {hosts!r}: use a whole number, or a list of names")
     return tuple(_checked(host) if isinstance(host, Host) else parse_host(host) for host in hosts)
 
 
 def _checked(host: Host) -> Host:
-    """A record, of which nothing may mean anything to a shell, or be an option."""
+    """Return the record. Refuse values that a shell would interpret or ssh read as options."""
     given = {key: value for key in _KEYS if (value := getattr(host, key))}
     faults = [
         f"{key} = {value!r}: {said}"
@@ -105,57 +110,64 @@ def _checked(host: Host) -> Host:
         if (said := _value_fault(key, value))
     ]
     if host.name and not re.fullmatch(rf"{_WORD}|[0-9A-Fa-f:.]+", str(host.name), re.ASCII):
-        faults.append(f"name = {host.name!r}: no host is called so")
+        faults.append(f"name = {host.name!r}: not a valid host name")
     if faults:
         raise UsageError("\n".join(faults))
     return host
 
 
 def resized(before: tuple[Host, ...], hosts: object) -> tuple[Host, ...]:
-    """Hosts in the place of others; a number is of those, or of workers on this machine.
+    """Return the hosts of a resized cluster.
+
+    Args:
+        before: the current hosts.
+        hosts: the new hosts. A number selects the first of `before` if these have names, else it
+            is a number of engines on this machine.
 
     Raises:
-        UsageError: so many have no names.
+        UsageError: the hosts are invalid, or the number exceeds the named hosts.
     """
     if type(hosts) is not int or not any(host.name for host in before):
         return of(hosts)
     if not 0 < hosts <= len(before):
-        raise UsageError(f"{hosts} hosts: there are {len(before)}; type the names of all")
+        raise UsageError(
+            f"{hosts} hosts requested, but {len(before)} have names: list the names of all hosts"
+        )
     return before[:hosts]
 
 
 def _here(count: int) -> tuple[Host, ...]:
-    """So many engines on this machine."""
+    """Return this machine `count` times, once for each engine."""
     if count < 1:
-        raise UsageError(f"{count} hosts is too few: type a number from 1")
+        raise UsageError(f"need at least 1 host, got {count}")
     return (Host(),) * count
 
 
 def count_of(words: Sequence[str], number: int | None) -> int | None:
-    """The number in `4 hosts`, `4` or `-n 4`; None where hosts are named, or none are."""
+    """Return the number in `4 hosts`, `4` or `-n 4`; None if hosts are named or none are given."""
     plain = [word for word in words if word not in ("host", "hosts")]
     if number is not None:
         if plain:
             named = " ".join(plain)
-            raise UsageError(f"-n {number} and {named!r} both say which hosts: type one of them")
+            raise UsageError(f"-n {number} and {named!r} both select hosts: use one of them")
         return number
     if len(plain) == 1 and plain[0].removeprefix("-").isdecimal():
         return int(plain[0])
     if words and not plain:
-        raise UsageError("how many hosts? Type %dist_start 4 hosts")
+        raise UsageError("the number of hosts is missing: run %dist_start 4 hosts")
     return None
 
 
 def parse_host(word: object) -> Host:
-    """A host as it is typed.
+    """Parse a host: `[USER@]NAME[:PORT][:DEVICES]`. Without a user, one number is the devices.
 
     Raises:
-        UsageError: it is no name that a host could have.
+        UsageError: the word is not a valid host.
     """
     found = _HOST.fullmatch(word) if isinstance(word, str) else None
     if found is None:
         raise UsageError(
-            f"unknown host {word!r}: type a number, or names as in gpu1 gpu2:8 me@gpu3:2222"
+            f"invalid host {word!r}: use a number, or names as in gpu1 gpu2:8 me@gpu3:2222"
         )
     user, name = found["user"] or "", found["name"].strip("[]")
     first, second = found["first"], found["second"]
@@ -163,55 +175,58 @@ def parse_host(word: object) -> Host:
     devices = second or (None if user else first)
     host = Host(name=name, user=user, port=int(port or 0), devices=int(devices or 0))
     if port is not None and not 0 < host.port <= _MOST_PORT:
-        raise UsageError(f"host {word!r}: there is no port {port}")
+        raise UsageError(f"host {word!r}: port {port} is invalid, use 1 to 65535")
     if devices is not None and not host.devices:
-        raise UsageError(f"host {word!r}: type a number of devices from 1")
+        raise UsageError(f"host {word!r}: need at least 1 device")
     if name in HERE and not user and not port:
         return msgspec.structs.replace(host, name="")
     return host
 
 
 def _named(word: str, known: dict[str, Host], path: Path | None) -> Host:
-    """With what the inventory knows of it; the word goes before."""
+    """Return a host with the inventory's values. The values in the word take precedence."""
     typed = parse_host(word)
     if path is None or not typed.name:
         return known.get(HERE[0], typed)
     host = known.get(typed.name)
     if host is None:
-        raise UsageError(f"host {word!r}: {path} has {', '.join(known)}")
+        raise UsageError(f"host {word!r} is not in {path}, which contains {', '.join(known)}")
     said = {n: v for n in ("user", "port", "devices") if (v := getattr(typed, n))}
     return msgspec.structs.replace(host, **said)
 
 
 def _with_python(host: Host, python: str) -> Host:
     if not PATH.fullmatch(python):
-        raise UsageError(f"--python {python!r}: type a path without spaces or signs of a shell")
+        raise UsageError(
+            f"--python {python!r}: use a path without spaces or special characters of a shell"
+        )
     return msgspec.structs.replace(host, python=host.python or python)
 
 
 def profile_path(name: str) -> Path:
-    """Where the inventory of this name is: among Jupyter's configuration.
+    """Return the path of a profile: an inventory in the folder of Jupyter's configuration.
 
     Raises:
-        UsageError: there is none, or it is no name; those that there are are named.
+        UsageError: the name is invalid, or there is no such profile. The message lists all
+            profiles.
     """
     folder = Path(jupyter_config_dir()) / "nbdist"
     path = folder / f"{name}.toml"
     if not _PROFILE.fullmatch(name) or not path.is_file():
         there = ", ".join(sorted(file.stem for file in folder.glob("*.toml"))) or "none"
-        raise UsageError(f"--profile {name}: there is no {path}; profiles: {there}")
+        raise UsageError(f"--profile {name}: {path} does not exist (profiles: {there})")
     return path
 
 
 def read(path: Path) -> tuple[Host, ...]:
-    """The hosts of an inventory, in its order; see `read_named`."""
+    """Return the hosts of an inventory, in its order; see `read_named`."""
     return tuple(read_named(path).values())
 
 
 def read_named(path: Path) -> dict[str, Host]:
-    """The hosts of an inventory, by the names that they have there, in its order.
+    """Return the hosts of an inventory by their names in it, in its order.
 
-    It is a file in TOML:
+    The inventory is a TOML file:
 
         [defaults]
         python = "~/envs/train/bin/python"
@@ -225,7 +240,8 @@ def read_named(path: Path) -> dict[str, Host]:
         env = {NCCL_SOCKET_IFNAME = "ib0"}
 
     Raises:
-        UsageError: with one line for each fault, and where it is in the file.
+        UsageError: the file has faults. The message contains one line for each, with its line in
+            the file.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -233,7 +249,7 @@ def read_named(path: Path) -> dict[str, Host]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
     faults = [f"{path}:{_line(text, *where)}: {said}" for where, said in _faults(content)]
     if faults:
         raise UsageError("\n".join(faults))
@@ -251,21 +267,21 @@ def _host(name: str, own: dict[str, Any], defaults: dict[str, Any]) -> Host:
 
 def _faults(content: dict[str, Any]) -> Iterator[_Fault]:
     for name in content.keys() - {_DEFAULTS, _HOSTS}:
-        yield (name,), f"unknown {name!r}: there are [defaults] and [hosts.NAME]"
+        yield (name,), f"unknown {name!r}: use [defaults] or [hosts.NAME]"
     hosts = content.get(_HOSTS)
     if not isinstance(hosts, dict) or not hosts:
-        yield (_HOSTS,), "no hosts: type [hosts.gpu1], and what is particular to it below"
+        yield (_HOSTS,), "no hosts: add a section such as [hosts.gpu1], with its settings below"
         hosts = {}
     for name, own in hosts.items():
         where = _HOSTS, name
         if not isinstance(own, dict):
-            yield where, f"{name} = {own!r}: type [hosts.{name}]"
+            yield where, f"{name} = {own!r}: use a section [hosts.{name}]"
             continue
         yield from _name_faults(where, own)
         yield from _key_faults(where, own, (*_KEYS, _NAME))
     defaults = content.get(_DEFAULTS, {})
     if not isinstance(defaults, dict):
-        yield (_DEFAULTS,), f"defaults = {defaults!r}: type [defaults]"
+        yield (_DEFAULTS,), f"defaults = {defaults!r}: use a section [defaults]"
     else:
         yield from _key_faults((_DEFAULTS,), defaults, _KEYS)
 
@@ -276,7 +292,7 @@ def _name_faults(
     typed = own.get(_NAME, where[1])
     place = (*where, _NAME) if _NAME in own else where
     if not isinstance(typed, str):
-        yield place, f"host = {typed!r}: type a name in quotes"
+        yield place, f"host = {typed!r}: use a name in quotes"
         return
     try:
         parse_host(typed)
@@ -289,26 +305,26 @@ def _key_faults(
 ) -> Iterator[_Fault]:
     for key, value in given.items():
         if key not in keys:
-            yield (*where, key), f"unknown key {key!r}: there are {', '.join(keys)}"
+            yield (*where, key), f"unknown key {key!r}: use {', '.join(keys)}"
         elif said := _value_fault(key, value):
             yield (*where, key), f"{key} = {value!r}: {said}"
 
 
 def _value_fault(key: str, value: Any) -> str:
-    """What is wrong with it; empty where nothing is."""
+    """Return the remedy for an invalid value; empty if the value is valid."""
     if key in ("port", "devices"):
         most = _MOST_PORT if key == "port" else 1 << 20
         whole = type(value) is int and 0 < value <= most
-        return "" if whole else f"type a whole number from 1 to {most}"
+        return "" if whole else f"use a whole number from 1 to {most}"
     if key == "env":
         pairs = value.items() if isinstance(value, dict) else [("", "")]
         good = all(_VARIABLE.fullmatch(n) and _is_line(v) for n, v in pairs)
-        return "" if good else 'type {NAME = "value"}'
+        return "" if good else 'use {NAME = "value"}'
     if not _is_line(value):
-        return "type text in quotes, on one line"
+        return "use text in quotes, on one line"
     forms = {"python": PATH, "address": ADDRESS, "user": _PROFILE}
     if key in forms and not forms[key].fullmatch(value):
-        return "it has signs that mean something to a shell, or begins with one"
+        return "remove special characters of a shell, also at the start"
     return ""
 
 
@@ -317,7 +333,7 @@ def _is_line(value: object) -> bool:
 
 
 def _line(text: str, *where: str) -> int:
-    """The line of the file where what these names lead to is, as near as can be told."""
+    """Return the line of the file with the value at this path of keys, as a best guess."""
     last = 1
     lines = text.splitlines()
     for name in where:

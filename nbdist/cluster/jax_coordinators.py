@@ -1,4 +1,4 @@
-"""JAX's coordination services, each in a process of its own beside the engines."""
+"""JAX's coordination services, each in its own process beside the engines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _NAME = "coordinator"
 
 
 class Coordinators:
-    """Those of one cluster.
+    """Coordination services of one cluster.
 
-    Whoever still holds an array of before holds a client of the service of before, and its process
-    would end with that: so services end once nobody is connected to them.
+    A rank that keeps an array from before a reconnection also keeps a client of the former
+    service. Its process would end with that service. A service therefore runs until no rank is
+    connected to it.
 
     Args:
-        fleet: they are on this machine, and engines of all hosts reach them.
+        fleet: the fork servers. The services run on this machine, and engines of all hosts reach
+            them.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -32,11 +34,7 @@ class Coordinators:
         self._ports: dict[str, int] = {}
 
     def start(self, world_size: int, timeout_s: float) -> int:
-        """One more, for so many processes.
-
-        Returns:
-            Its port.
-        """
+        """Start a service for `world_size` processes, and return its port."""
         mark = self._fork_server.state.count()
         name = f"{_NAME}{mark}"
         self._fork_server.spawn(name, _TARGET, {"host": LOOPBACK, "world_size": world_size}, {})
@@ -46,14 +44,14 @@ class Coordinators:
         return port
 
     def end_unused(self, ports: Collection[int]) -> None:
-        """End those on other ports than these, which nobody waits for."""
+        """End the services on other ports than these, without waiting for their end."""
         for name, port in list(self._ports.items()):
             if port not in ports:
                 self._fork_server.signal(name, signal.SIGKILL)
                 del self._ports[name]
 
     def end(self, timeout_s: float) -> None:
-        """End all."""
+        """End all services, and wait until they are gone."""
         there = [name for name in self._fork_server.state.pids() if name.startswith(_NAME)]
         for name in there:
             self._fork_server.signal(name, signal.SIGKILL)

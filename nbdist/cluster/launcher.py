@@ -1,4 +1,4 @@
-"""Engines behind ipyparallel's launcher interface: forks of the fork servers, one a rank."""
+"""ipyparallel launcher that forks one engine for each rank from the fork servers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ ENGINE_TARGET = "nbdist.worker.engine:main"
 
 
 class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
-    """Forks engines from the fork servers of their hosts, each under a name of its own.
+    """Launcher of engines as children of their hosts' fork servers.
 
-    Its own attributes come as keyword arguments of `Cluster.start_engines`: for each engine that
-    is started first, in the order of `names`, the key of its host, its environment, its cores.
+    `Cluster.start_engines` passes the keyword arguments.
+
+    Args:
+        fleet: the fork servers.
+        names: the names of the first engines.
+        on: the key of each engine's host, in the order of `names`.
+        own_env: the environment variables of each engine.
+        cores: the CPU cores of each engine.
     """
 
     def __init__(
@@ -59,7 +65,7 @@ class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
         self.notify_start({"pids": [self._fleet.pids()[name] for name in first]})
 
     def fork(self, name: str, host: str, env: dict[str, str], cores: tuple[int, ...]) -> None:
-        """Order one more engine; nothing is waited for. On a host that is lost, there is none."""
+        """Request one more engine without waiting for it. Do nothing if its host is lost."""
         if host in self._fleet.lost():
             return
         self._names.append(name)
@@ -74,11 +80,11 @@ class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
             if time.monotonic() > deadline:
                 self._fleet.raise_for_ended()
                 said = self._fleet.log_tail(lacking[0])
-                raise StartError(f"{lacking[0]} ended at once:\n{said}")
+                raise StartError(f"{lacking[0]} ended during its start:\n{said}")
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Kill every engine and wait until all are gone; they are when the fork server is."""
+        """Kill every engine and wait until all are gone."""
         self._fleet.kill(self._names, END_TIMEOUT_S)
         self.notify_stop({"exit_code": 0})
 

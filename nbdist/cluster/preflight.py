@@ -1,4 +1,4 @@
-"""Looks at the hosts before a run, all at once, within seconds."""
+"""Preflight check of all hosts and their network, in parallel and within seconds."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from nbdist.records import ClusterRequest, HostFacts
 
 BOUND_S = 5.0
-"""For what all ranks are asked at once."""
+"""Limit of each call on all ranks, in seconds."""
 
 
 def examine(
     engines: Engines, request: ClusterRequest, *, measure: bool, data: str = "", folder: str = ""
 ) -> Examination:
-    """Look at the hosts of all ranks, and at the network between them.
+    """Examine the hosts of all ranks, and the network between them.
 
     Args:
-        engines: none is in a cell.
-        request: what was asked for.
-        measure: also how fast each rank sends to the next.
-        data: a pattern of files that all hosts should have alike.
-        folder: of checkpoints, which all hosts should share.
+        engines: the engines. None of them may be running a cell.
+        request: the request for the cluster.
+        measure: whether to measure the bandwidth from each rank to the next.
+        data: a glob pattern of files that should be equal on all hosts; empty for no check.
+        folder: the folder of checkpoints that all hosts should share; empty for no check.
 
     Raises:
-        WorkerError: a rank did not answer in time, or died.
+        WorkerError: a rank did not respond in time, or died.
     """
     began = time.monotonic()
     addresses = [engines.places.address(rank) for rank in range(engines.world_size)]
@@ -65,31 +65,31 @@ def examine(
 
 
 def check(engines: Engines, request: ClusterRequest) -> str:
-    """Before collectives are wired: what is fatal ends the start, and the rest is told.
+    """Check the hosts before the collectives are connected.
 
     Returns:
-        What was found, in words.
+        A description of the problems that are not fatal.
 
     Raises:
-        StartError: with one line for each fatal trouble.
+        StartError: there are fatal problems. The message contains one line for each.
     """
     try:
         examination = examine(engines, request, measure=False)
     except WorkerError as error:
-        return f"not all could be looked at: {error}"
+        return f"not all hosts could be checked: {error}"
     fatal = [trouble for trouble in examination.troubles if trouble.is_fatal]
     if fatal:
         raise StartError("\n".join(map(in_words, fatal)))
-    return "; ".join(map(in_words, examination.troubles)) or "all well"
+    return "; ".join(map(in_words, examination.troubles)) or "no problems"
 
 
 def in_words(trouble: Trouble) -> str:
-    """A trouble in a line."""
+    """Describe a problem in one line."""
     return f"{trouble.where}: {trouble.what}: {trouble.advice}"
 
 
 def require_shared(engines: Engines, folder: str) -> None:
-    """Raises UsageError where ranks on several hosts do not share the folder of checkpoints."""
+    """Raise UsageError if ranks on several hosts do not share the folder of checkpoints."""
     if len({*_keys(engines)}) > 1:
         for trouble in _folder(engines, folder):
             raise UsageError(f"--checkpoint {folder}: {in_words(trouble)}")
@@ -100,7 +100,7 @@ def _keys(engines: Engines) -> list[str]:
 
 
 def _named(facts: HostFacts, key: str) -> HostFacts:
-    """Hosts may have the same name for themselves: what was typed tells them apart."""
+    """Set the requested name as the host's name, because hosts may report equal names."""
     return structs.replace(facts, host=key or facts.host)
 
 
@@ -126,7 +126,7 @@ def _reaches(
 
 
 def _data(engines: Engines, pattern: str) -> list[Trouble]:
-    """Of files that hosts do not have alike."""
+    """Return the problems of files that are unreadable, missing or different between hosts."""
     if not pattern:
         return []
     found = engines.apply(rank_preflight.files, pattern)
@@ -135,7 +135,7 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
         Trouble(
             where=host,
             what=f"{formatting.count(len(unread), 'file')} cannot be read: {unread[0]}",
-            advice="see to its mode and owner",
+            advice="correct its mode or its owner",
             is_fatal=True,
         )
         for host, (_, _, unread) in zip(hosts, found, strict=True)
@@ -144,15 +144,15 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
     kinds = {(count, size) for count, size, _ in found}
     if len(kinds) > 1 or (0, 0) in kinds:
         said = "; ".join(
-            f"{host} has {formatting.count(count, 'file')} ({formatting.size(size)})"
+            f"{host} contains {formatting.count(count, 'file')} ({formatting.size(size)})"
             for host, (count, size, _) in zip(hosts, found, strict=True)
         )
         differ = f"the files of {pattern} differ: {said}"
         troubles.append(
             Trouble(
                 where=", ".join(dict.fromkeys(hosts)),
-                what=differ if len(kinds) > 1 else f"there are no files {pattern}",
-                advice="copy them to all hosts, or name a folder that all share",
+                what=differ if len(kinds) > 1 else f"no files match {pattern}",
+                advice="copy the files to all hosts, or use a folder that all hosts share",
                 is_fatal=True,
             )
         )
@@ -160,14 +160,14 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
 
 
 def _folder(engines: Engines, folder: str) -> list[Trouble]:
-    """Of a folder that hosts should share."""
+    """Return the problems of a folder that all hosts should share."""
     if not folder:
         return []
     mark = f".nbdist-{secrets.token_hex(8)}"
     why = engines.apply(rank_preflight.leave_mark, folder, mark, ranks=[0])[0]
     hosts = [key or "this machine" for key in _keys(engines)]
     if why:
-        what, advice = f"{folder} cannot be written to: {why}", "name another"
+        what, advice = f"{folder} is not writable: {why}", "use another folder"
         return [Trouble(where=hosts[0], what=what, advice=advice, is_fatal=True)]
     try:
         sees = engines.apply(rank_preflight.sees_mark, folder, mark)
@@ -177,5 +177,5 @@ def _folder(engines: Engines, folder: str) -> list[Trouble]:
     if not blind:
         return []
     what = f"{folder} is not the folder that {hosts[0]} writes to"
-    where, advice = ", ".join(dict.fromkeys(blind)), "name a folder that all hosts share"
+    where, advice = ", ".join(dict.fromkeys(blind)), "use a folder that all hosts share"
     return [Trouble(where=where, what=what, advice=advice, is_fatal=True)]

@@ -1,4 +1,4 @@
-"""Where each rank is, and what it has there."""
+"""Assignment of ranks to hosts, and the environment, cores and address of each rank."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class Places:
-    """The places of the ranks, among the hosts that were asked for.
+    """Places of the ranks. A place is a position in the list of requested hosts.
 
-    What a rank has of a machine is its place's. Those who begin anew may be fewer.
+    A rank uses the GPUs and cores of its place. After a restart without lost hosts, there are
+    fewer ranks than places.
 
     Args:
-        request: what was asked for.
-        fleet: knows the hosts.
+        request: the request for the cluster.
+        fleet: the fork servers of the hosts.
 
     Attributes:
-        numbers: of each rank's place, in the order of ranks.
+        numbers: the place of each rank, in rank order.
     """
 
     def __init__(self, request: ClusterRequest, fleet: Fleet) -> None:
@@ -34,7 +35,7 @@ class Places:
         self.resize(request)
 
     def resize(self, request: ClusterRequest) -> None:
-        """Other hosts are asked for; each is a rank's place."""
+        """Change the requested hosts, with one rank at each place."""
         self._request = request
         self.numbers = tuple(range(len(request.hosts)))
 
@@ -49,41 +50,42 @@ class Places:
         """Connect to the hosts that are not connected.
 
         Args:
-            say: is told how it goes.
-            leaves_out: there is no rank on those that cannot be reached, if that is allowed.
-            least: so many ranks do, where no other number was asked for; 0 for all of them.
-            waits: for a scheduler.
+            say: receives progress messages.
+            leaves_out: whether to continue without hosts that cannot be reached.
+            least: the smallest number of ranks to continue with, if the request sets no
+                `--min-hosts`; 0 for all ranks.
+            waits: whether to wait in the queue of a scheduler.
 
         Returns:
-            What came of it, in words.
+            A description of the outcome.
 
         Raises:
-            StartError: more hosts are needed.
+            StartError: too few hosts can be reached.
         """
         reached = self._fleet.reach(say, waits=waits)
         lost = self._fleet.unreached if leaves_out else {}
         there = tuple(n for n in self.numbers if self._request.hosts[n].key not in lost)
         if lost and not 0 < (self._request.min_hosts or least) <= len(there):
             why = "\n".join(f"  {key}: {reason}" for key, reason in lost.items())
-            without = f"\ntype --min-hosts {len(there)} to start without" if there else ""
+            without = f"\nuse --min-hosts {len(there)} to start without them" if there else ""
             raise StartError(f"{len(lost)} of the hosts cannot be reached:\n{why}{without}")
         self.numbers = there
         return reached
 
     def host(self, rank: int) -> str:
-        """The key of the host that a rank is on."""
+        """Return the key of a rank's host."""
         return self._request.hosts[self.numbers[rank]].key
 
     def are_given_again(self, ranks: Sequence[int]) -> bool:
-        """See `Fleet.are_given_again`."""
+        """Return whether a scheduler provides the hosts of these ranks again; see `Fleet`."""
         return self._fleet.are_given_again({self.host(rank) for rank in ranks})
 
     def of_spare(self, number: int) -> str:
-        """The key of the host that a spare is on: they are dealt in turn."""
+        """Return the key of a spare's host. Spares are assigned to hosts round-robin."""
         return self._request.hosts[number % len(self._request.hosts)].key
 
     def fitting(self, spares: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
-        """A spare for each rank, by the place that it says it has, as far as one is on its host."""
+        """Return the place of a spare on the same host for each rank that has one."""
         free, found = list(spares), {}
         for rank in ranks:
             host = self.host(rank)
@@ -94,18 +96,18 @@ class Places:
         return found
 
     def address(self, rank: int) -> str:
-        """To which other ranks connect."""
+        """Return the address to which other ranks connect."""
         return LOOPBACK if self._request.is_local else self._fleet.address(self.host(rank))
 
     def cpu_devices(self, rank: int) -> int:
-        """How many virtual ones a rank has under JAX; 0 leaves it to that."""
+        """Return the number of a rank's virtual CPU devices in JAX; 0 for JAX's default."""
         host = self._request.hosts[self.numbers[rank]]
         if self._fleet.gpus(host.key):
             return 0
         return host.devices or self._request.devices_per_host
 
     def own(self) -> list[tuple[str, dict[str, str], tuple[int, ...]]]:
-        """Of each rank: its host's key, the environment that it has by itself, its cores."""
+        """Return the host key, the own environment variables and the cores of each rank."""
         envs = environment.of_places(self._request, self._fleet.gpus)
         each = self._request.cpus_per_worker
         return [
@@ -114,7 +116,7 @@ class Places:
         ]
 
     def _cores(self, number: int, each: int) -> tuple[int, ...]:
-        """Those that a place stays on: the places of a host are dealt its cores in turn."""
+        """Return the cores that a place is pinned to; empty for no pinning."""
         keys = [host.key for host in self._request.hosts]
         before = keys[:number].count(keys[number])
         there = self._fleet.cores(keys[number])

@@ -1,4 +1,4 @@
-"""What may be asked of the machine that engines start on, and what each of them may use."""
+"""Validation of a cluster request, and the division of GPUs and cores among engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FRAMEWORKS: tuple[Framework, ...] = ("tensorflow", "jax")
 FRAMEWORK_CHOICES = ("tensorflow", "jax", "both")
 NO_FRAMEWORK = "none"
-"""For those who only look."""
+"""Choice of a cluster that loads no framework."""
 
 _OPTIONS = options_of(ClusterRequest).values()
 _NUMBERS = [o for o in _OPTIONS if o.record is ClusterRequest and o.least is not None]
@@ -30,14 +30,14 @@ _COMMUNICATIONS = get_args(Communication)
 def choose_frameworks(
     choice: str | None, chosen: Sequence[Host] = (Host(),)
 ) -> tuple[Framework, ...]:
-    """The frameworks to load: those named, or all that are installed on this machine.
+    """Return the frameworks to load.
 
     Args:
-        choice: one of `FRAMEWORK_CHOICES`.
-        chosen: the hosts; where none is this machine, it need not have them.
+        choice: one of `FRAMEWORK_CHOICES` or `NO_FRAMEWORK`; None for all that are installed here.
+        chosen: the hosts. Frameworks must be installed here only if one of them is this machine.
 
     Raises:
-        UsageError: one is not installed, or there is no such framework.
+        UsageError: a framework is unknown, or is not installed.
     """
     if choice == NO_FRAMEWORK:
         return ()
@@ -54,16 +54,20 @@ def choose_frameworks(
     if missing and (here or choice is None):
         raise UsageError(
             f"{' and '.join(missing)} cannot be imported here: "
-            f'type %pip install "nbdist[{",".join(missing)}]"'
+            f'run %pip install "nbdist[{",".join(missing)}]"'
         )
     return wanted
 
 
 def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
-    """Refuse what cannot be started, every reason at once.
+    """Check that a request can be started.
+
+    Args:
+        request: the request.
+        worker_memory_bytes: the memory that one engine needs.
 
     Raises:
-        UsageError: with one line for each fault.
+        UsageError: the request has faults. The message contains one line for each.
     """
     faults = [
         f"env {name!r}={value!r}: both must be text"
@@ -83,14 +87,15 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
     cores = len(os.sched_getaffinity(0))
     if here and request.cpus_per_worker > cores:
         faults.append(
-            f"--cpus-per-worker {request.cpus_per_worker}: this machine gives 1 to {cores} cores"
+            f"--cpus-per-worker {request.cpus_per_worker}: use 1 to {cores} (the cores of this "
+            "machine)"
         )
     gpus = len(visible_gpus()) if here else 0
     if request.communication not in _COMMUNICATIONS:
         choices = ", ".join(_COMMUNICATIONS)
         faults.append(f"--communication {request.communication}: choose from {choices}")
     if request.communication == "nccl" and here and not gpus:
-        faults.append("--communication nccl needs NVIDIA GPUs, and none is visible: type ring")
+        faults.append("--communication nccl needs NVIDIA GPUs, and none is visible: use ring")
     if gpus and here * request.devices_per_host > gpus:
         faults.append(
             f"{here} hosts x --devices-per-host {request.devices_per_host} need "
@@ -109,34 +114,35 @@ def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str
         needed, free = engines * worker_memory_bytes / 1e9, memory / 1e9
         yield (
             f"{len(request.hosts)} hosts{spares} need about {needed:,.1f} GB here, and "
-            f"{free:,.1f} GB are free: type a number up to {fitting}"
+            f"{free:,.1f} GB are free: use at most {fitting}"
         )
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:
-    """`K=V` words as a dict; a value with spaces is typed as `"K=V W"`.
+    """Parse `K=V` words. A value with spaces is quoted: `"K=V W"`.
 
     Raises:
-        UsageError: a word has no `=` or no name; all such words are named.
+        UsageError: words have no `=` or no name. The message lists them.
     """
     pairs = [pair[1:-1] if pair[:1] in "'\"" and pair[-1:] == pair[:1] else pair for pair in pairs]
     bad = [pair for pair in pairs if "=" not in pair or pair.startswith("=") or "\0" in pair]
     if bad:
-        raise UsageError(f"--env {' '.join(map(repr, bad))}: type NAME=VALUE")
+        raise UsageError(f"--env {' '.join(map(repr, bad))}: use NAME=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, ...]]:
-    """Give every local engine GPUs of its own.
+    """Divide the GPUs of a host among its engines.
 
     Args:
         gpus: the visible GPUs.
-        hosts: number of engines.
-        each: GPUs for each engine; 0 divides them evenly, the first engines taking the rest.
+        hosts: the number of engines on the host.
+        each: the number of GPUs for each engine; 0 divides them evenly. The first engines then
+            take the remainder.
 
     Returns:
-        The GPUs of each rank. With fewer GPUs than engines they are shared in turn, so that no
-        rank is left on the CPU while others compute on a GPU.
+        The GPUs of each engine. If there are fewer GPUs than engines, engines share them
+        round-robin, and none computes on the CPU.
     """
     if not gpus:
         return [()] * hosts
@@ -148,11 +154,11 @@ def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, .
 
 
 def share_cores(cores: Sequence[int], before: int, each: int) -> tuple[int, ...]:
-    """The cores that an engine stays on.
+    """Return the cores that an engine is pinned to, dealt round-robin to the engines of a host.
 
     Args:
-        cores: of its host.
-        before: how many engines of that come before it; they are dealt in turn.
-        each: for each engine.
+        cores: the cores of the host.
+        before: the number of engines on the host with a lower place.
+        each: the number of cores for each engine.
     """
     return tuple(sorted({cores[(before * each + i) % len(cores)] for i in range(each)}))

@@ -1,8 +1,8 @@
-"""Pairs the variables of TensorFlow across ranks after a cancelled collective.
+"""Pairing of TensorFlow variables across ranks after a cancelled collective.
 
 A rank that waited in a collective may have executed part of a step. A rank may have created
-variables that another has not. nbdist pairs variables by the order of their creation, by name, type
-and shape.
+variables that another rank has not. nbdist pairs variables by order of creation, name, type and
+shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def agree(surveys: Sequence[Survey]) -> tuple[Agreement, ...]:
     collective may have executed part of a step.
 
     Args:
-        surveys: the surveys of all ranks.
+        surveys: the surveys of all ranks, in rank order.
+
+    Returns:
+        The changes of each rank, in rank order.
     """
     source = next((rank for rank, survey in enumerate(surveys) if survey.is_between_steps), 0)
     known = surveys[source].variables
@@ -58,7 +61,7 @@ def pair(known: Sequence[SeenVariable], own: Sequence[SeenVariable]) -> Pairs:
     """Pair the variables of two ranks.
 
     Returns:
-        Positions in `own` by positions in `known`, without variables that have no partner.
+        Positions in `own` by positions in `known`. Variables without a partner are left out.
     """
     kinds, own_kinds = ([(v.kind, v.shape) for v in variables] for variables in (known, own))
     if kinds == own_kinds:
@@ -93,7 +96,7 @@ def _differs(position: int, surveys: Sequence[Survey], pairs: Sequence[Pairs]) -
 
 
 def _half_built(source: int, surveys: Sequence[Survey], pairs: Sequence[Pairs]) -> Iterable[int]:
-    """The positions of `iterations` of optimizers that are not built on all ranks."""
+    """Yield the position of `iterations` of each optimizer that not all ranks have built."""
     built: list[dict[int, int]] = [
         {optimizer.variable: optimizer.built for optimizer in survey.optimizers}
         for survey in surveys

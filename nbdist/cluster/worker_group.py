@@ -1,4 +1,4 @@
-"""The workers of one cluster as ranks: started, met, wired, replaced, ended."""
+"""Workers of one cluster: start, identification, wiring, replacement and end of the ranks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 _BEGINS_S = 5.0
-"""Within it, ranks that were replaced make the next step, as a rule."""
+"""Time in which replaced ranks usually complete the next step. Spares are forked afterwards."""
 
 _TEND_S = 1.0
 _SPARES_S = 2.0
-"""How long a cell waits for the answer of spares; they may be asked again."""
+"""Time that a running cell may spend on calls to spares. A later call retries."""
 
 _ALONE = (
-    "ipyparallel's controller has died: the cell goes on, for it does not pass through it; what "
-    "needs it is refused from here on, until you type %dist_restart"
+    "ipyparallel's controller has died. The running cell continues without it. Operations that "
+    "need the controller fail until you run %dist_restart"
 )
 
 
@@ -47,25 +47,25 @@ _log = logging.getLogger(__name__)
 def new_fleet(
     request: ClusterRequest, folder: Path, settings: Settings, role: str = KERNEL
 ) -> Fleet:
-    """What engines are forked from; see `Fleet.start`."""
+    """Start the fork server of this machine; see `Fleet.start`."""
     return Fleet.start(request, folder, settings, role)
 
 
 class WorkerGroup:
-    """Engines and what ties them to the notebook.
+    """Engines of one cluster, with their collectives and their sockets in the notebook.
 
     Args:
-        request: what was asked for.
-        folder: for connection files and logs; must exist.
-        settings: the bounds on waiting.
-        fleet: what engines are forked from.
+        request: the request for the cluster.
+        folder: an existing folder for connection files and logs.
+        settings: the timeouts.
+        fleet: the fork servers.
 
     Attributes:
-        engines: the processes.
-        collectives: between them.
-        receiver: receives their records, once `open` was called.
-        dispatcher: sends them cells, likewise.
-        hellos: what each rank has said of itself.
+        engines: the processes of the ranks.
+        collectives: the collectives between the ranks.
+        receiver: the receiver of their records; set by `open`.
+        dispatcher: the sender of cells; set by `open`.
+        hellos: the self-description of each rank.
     """
 
     receiver: Receiver
@@ -83,7 +83,7 @@ class WorkerGroup:
         self.collectives = Collectives(request, self.engines)
         self._sockets = contextlib.ExitStack()
         self._modules: dict[str, None] = {}
-        self._warm: set[int] = set()  # of spares, the places of those that import these
+        self._warm: set[int] = set()  # places of the spares that have been told to import these
         self._hurries_until = 0.0
         self._has_controller = True
         self._tended_at = 0.0
@@ -106,16 +106,16 @@ class WorkerGroup:
         return self.engines.world_size
 
     def detach(self, *, on: bool) -> None:
-        """Whether engines outlive this process, and those that come in their place."""
+        """Set whether engines, including later replacements, outlive this process."""
         self._detached = on
         self.engines.detach(on=on)
 
     def close_sockets(self) -> None:
-        """Nobody is heard any more, once what has come is taken in. May be called twice."""
+        """Process the records that have arrived, and close the sockets. Safe to call twice."""
         self._sockets.close()
 
     def leave(self) -> None:
-        """Let go of everything: it goes on for another owner."""
+        """Disconnect from the workers. They continue to run for another owner."""
         self.close_sockets()
         self.engines.leave()
 
@@ -125,7 +125,7 @@ class WorkerGroup:
         return Engines(self._request, self._folder, self._settings.start_timeout_s, fleet)
 
     def start(self, phases: StartView) -> None:
-        """From nothing to ranks that have answered; `close` ends what there is, also halfway."""
+        """Start the controller and all ranks. After a failure, `close` ends what was started."""
         if not self._request.is_local:
             reach = functools.partial(self.engines.places.reach, phases.say, leaves_out=True)
             phases.run("hosts reached", reach)
@@ -141,16 +141,15 @@ class WorkerGroup:
         in_haste: bool = False,
         waits: bool = True,
     ) -> None:
-        """Replace every engine by a fresh one.
+        """Replace every engine by a new one.
 
-        The frameworks are not imported again, unless the parent that has imported them, or the
-        controller, is gone.
+        This imports the frameworks again only if the fork server or the controller is gone.
 
         Args:
-            phases: shows how it goes.
-            places: of the ranks from here on: see `Places`.
-            in_haste: a run waits for it: spares come later.
-            waits: for a scheduler, where hosts are lost.
+            phases: shows the progress.
+            places: the new places of the ranks; see `Places`.
+            in_haste: whether a run waits for the restart. Spares are then forked later.
+            waits: whether to wait for a scheduler if hosts are lost.
         """
         self._hurries_until = time.monotonic() + _BEGINS_S if in_haste else 0.0
         if self.engines.can_restart():
@@ -159,7 +158,7 @@ class WorkerGroup:
                 self.engines.resize(self._request)
             self.engines.places.numbers = tuple(places)
             if self.engines.fleet.lost():
-                leaves_out = not in_haste  # else who waits for it says what is done without
+                leaves_out = not in_haste  # a recovery decides itself which ranks to leave out
                 reach = functools.partial(
                     self.engines.reach, phases.say, leaves_out=leaves_out, waits=waits
                 )
@@ -173,13 +172,13 @@ class WorkerGroup:
             self.start(phases)
 
     def resize(self, phases: StartView, request: ClusterRequest) -> None:
-        """Have fresh workers on these hosts; those that had hosts which go on end, too."""
+        """Start new workers on these hosts. All old workers end, also on hosts that remain."""
         self._request = request
         self.dispatcher.is_remote = not request.is_local
         self.restart(phases, range(len(request.hosts)))
 
     def _bring_up(self, phases: StartView) -> None:
-        """From forked engines to ranks that have answered."""
+        """Fork the engines, identify the ranks, and connect their collectives."""
         phases.run("launched", self.engines.launch)
         self._warm.clear()
         self._has_controller = True
@@ -188,17 +187,17 @@ class WorkerGroup:
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
         if self._request.frameworks and not self._request.is_local:
-            phases.run("hosts looked at", lambda: check(self.engines, self._request))
+            phases.run("hosts checked", lambda: check(self.engines, self._request))
         former, ranks = self.collectives.bench, len(self.collectives.devices)
         self.collectives = Collectives(self._request, self.engines)
         self.collectives.bench = former if ranks == self.world_size else None
         self.collectives.wire(phases)
 
     def replace(self, ranks: Sequence[int]) -> str:
-        """Put engines in the place of ranks that are dead, or are to be; they are not wired yet.
+        """Replace the engines of these ranks. Their collectives are not connected yet.
 
         Returns:
-            Which, in words.
+            A description with the pid of each new engine.
         """
         self._hurries_until = time.monotonic() + _BEGINS_S
         spares = self.engines.replace(ranks)
@@ -212,13 +211,13 @@ class WorkerGroup:
         return ", ".join(named) + (", spare" if spares else "")
 
     def use_keras(self) -> None:
-        """A cell has: what is forked later, and spares, are to have it imported."""
+        """Import Keras in spares and in fork servers, because a cell uses it."""
         if "tensorflow" not in self._request.frameworks and "keras" not in self._modules:
             self.warm_spares(["keras"])
             self.engines.fleet.preload("keras")
 
     def warm_spares(self, modules: Iterable[str]) -> None:
-        """Have spares import what ranks have imported; they are not waited for."""
+        """Import in spares the modules that ranks have imported, without waiting."""
         fresh = dict.fromkeys(modules).keys() - self._modules.keys()
         if fresh:
             self._modules |= dict.fromkeys(sorted(fresh))
@@ -228,38 +227,38 @@ class WorkerGroup:
             self._warm |= asked
 
     def tend(self, say: Callable[[str], None]) -> None:
-        """Look after what is beside the ranks; to be called now and then while they are at work.
+        """Maintain spares and check the controller. Call it regularly while a cell runs.
 
         Args:
-            say: tells who watches them.
+            say: receives messages for the user.
         """
         now = time.monotonic()
         if now < self._tended_at + _TEND_S:
             return
         self._tended_at = now
-        with interrupt_held():  # an engine that is half forked is nobody's
+        with interrupt_held():  # an interrupt here would leave an engine that nobody ends
             try:
                 with self.engines.within(_SPARES_S):
                     self._tend_spares()
-            except Exception as error:  # noqa: BLE001 - whatever becomes of spares, the cell goes on
-                _log.warning("spares were not looked after: %s", error)
+            except Exception as error:  # noqa: BLE001 - the cell continues without spares
+                _log.warning("spares could not be maintained: %s", error)
             runs = self.engines.controller.runs
         if self._has_controller and not runs:
             self._has_controller = False
             say(_ALONE)
 
     def _tend_spares(self) -> None:
-        """Have as many as were asked for. Who begins again has the cores for itself at first."""
+        """Fork missing spares, but not shortly after a recovery, when ranks need the cores."""
         if time.monotonic() > self._hurries_until:
             self.engines.fork_spares()
             self.warm_spares(())
 
     def seed(self) -> None:
-        """Seed the generators of all ranks as at the start."""
+        """Seed the random generators of all ranks as at the start."""
         self.engines.apply(engine_setup.seed, self._request.seed)
 
     def _address(self, bound_socket: BoundSocket, rank: int) -> SocketAddress:
-        """Where a rank finds it."""
+        """Return the address of a socket of this machine, as seen from a rank."""
         return self.engines.fleet.bound_socket(self.engines.places.host(rank), bound_socket)
 
     def _meet(self, ranks: Sequence[int]) -> str:
@@ -284,7 +283,12 @@ class WorkerGroup:
         return ", ".join(sorted({hello.host for hello in hellos}))
 
     def states(self, busy: Collection[int], *, measure: bool) -> tuple[WorkerState, ...]:
-        """Every rank, as it is now; `busy` are those in a cell."""
+        """Return the state of every rank.
+
+        Args:
+            busy: the ranks that run a cell.
+            measure: whether to measure the memory of each rank.
+        """
         pids, devices = self.engines.pids(), self.collectives.devices
         memory = self.engines.memory() if measure else {}
         return tuple(
@@ -301,6 +305,6 @@ class WorkerGroup:
         )
 
     def close(self) -> None:
-        """End every process. May be called more than once."""
+        """End every process. Safe to call more than once."""
         with self._sockets:
             self.engines.stop()

@@ -18,7 +18,7 @@ def test_nothing_is_said_if_nothing_changed() -> None:
 
 def test_names_of_all_ranks_are_said_once() -> None:
     assert told(Restored(changed=("seeds", "model")), Restored(changed=("model",))) == [
-        "`model`, `seeds` set to the values of rank 1, as another rank was within a step"
+        "`model`, `seeds` set to the values of rank 1, because another rank was within a step"
     ]
 
 

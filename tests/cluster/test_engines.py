@@ -63,7 +63,7 @@ def test_without_the_cure_the_engine_is_lost(
 ) -> None:
     uncured = [a for a in engines_module.ENGINE_ARGS if not a.startswith("--IPEngine.timeout")]
     monkeypatch.setattr(engines_module, "ENGINE_ARGS", tuple(uncured))
-    with pytest.raises(StartError, match="rank 0 died while it was started") as error:
+    with pytest.raises(StartError, match="rank 0 died during its start") as error:
         bring_up(tmp_path, freeze=True)
     assert "Registration timed out" in str(error.value)
 
@@ -125,7 +125,7 @@ def test_an_engine_that_dies_before_it_says_its_place_is_told_of(
         assert repeat_until(lambda: len(engines.controller.client.ids) == 2, 25)
         monkeypatch.setattr(engines, "_ask_places", asks_a_deaf_one)
         monkeypatch.setattr(engines, "_await", kills_it)
-        with pytest.raises(StartError, match="rank 1 died while it was started"):
+        with pytest.raises(StartError, match="rank 1 died during its start"):
             engines.connect()
     finally:
         engines.stop()

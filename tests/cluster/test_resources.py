@@ -24,7 +24,7 @@ def request(**changes: object) -> ClusterRequest:
 
 
 def test_far_too_many_hosts_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"10000 hosts .*type a number"):
+    with pytest.raises(UsageError, match=r"10000 hosts .*use at most"):
         resources.check(request(hosts=10_000), 400_000_000)
 
 
@@ -60,7 +60,7 @@ def test_an_unknown_framework_names_the_choices() -> None:
 
 def test_env_words() -> None:
     assert resources.parse_env(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
-    with pytest.raises(UsageError, match=r"'C' '=d': type NAME=VALUE"):
+    with pytest.raises(UsageError, match=r"'C' '=d': use NAME=VALUE"):
         resources.parse_env(["A=1", "C", "=d"])
 
 

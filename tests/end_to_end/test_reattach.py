@@ -352,7 +352,7 @@ def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
         let_go()
         step = nbdist.records.StepOptions(data="train", steps=STEPS)
         np.testing.assert_array_equal(cluster.run(STEP["jax"], step=step).loss, LOSSES)
-        assert capsys.readouterr().err.count("controller has died: the cell goes on") == 1
+        assert capsys.readouterr().err.count("controller has died") == 1
         assert not cluster.is_whole
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
@@ -365,7 +365,7 @@ def test_engines_end_by_themselves_without_any_process_of_the_controller() -> No
         for pid in cluster._worker_group.engines.controller.pids:
             psutil.Process(pid).kill()
         assert not await_ends(engines, 50)
-        with pytest.raises(nbdist.WorkerError, match="type %dist_restart"):
+        with pytest.raises(nbdist.WorkerError, match="%dist_restart"):
             cluster.run("1")
 
 

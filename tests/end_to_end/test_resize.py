@@ -94,7 +94,11 @@ def test_a_stopped_run_goes_on_with_more_and_then_fewer(
 
 def test_what_cannot_be(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     cluster.run("x = 1")
-    for wrong, says in ((0, "0 hosts is too few"), ("gpu1", "a list of names"), (10_000, "GB")):
+    for wrong, says in (
+        (0, "need at least 1 host, got 0"),
+        ("gpu1", "a list of names"),
+        (10_000, "GB"),
+    ):
         with pytest.raises(UsageError, match=says):
             cluster.resize(wrong)
     with pytest.raises(UsageError, match="no run had --checkpoint"):

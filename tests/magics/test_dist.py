@@ -43,12 +43,12 @@ def test_a_cell_before_the_start_says_what_to_type(shell: InteractiveShell) -> N
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "how many hosts"),
-        ("gpu1 gpu$", "unknown host 'gpu\\$'"),
+        ("", "no hosts requested"),
+        ("gpu1 gpu$", "invalid host 'gpu\\$'"),
         ("--hosts no/such/file", "no/such/file cannot be read"),
-        ("0", "0 hosts is too few"),
+        ("0", "need at least 1 host, got 0"),
         ("10000 hosts", "10000 hosts need about"),
-        ("2 --env NOVALUE", "'NOVALUE': type NAME=VALUE"),
+        ("2 --env NOVALUE", "'NOVALUE': use NAME=VALUE"),
     ],
 )
 def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: str) -> None:

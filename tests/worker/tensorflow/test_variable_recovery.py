@@ -188,7 +188,7 @@ def test_half_a_step_is_taken_back(
     assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 1]"
     assert same(cluster, "float(statistic.numpy())") == f"{1.0}"
     said = capsys.readouterr().out
-    assert "set to the values of rank 1, as another rank was within a step" in said
+    assert "set to the values of rank 1, because another rank was within a step" in said
     cluster.run("own_step();")
     assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 2]"
 
